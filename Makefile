@@ -26,8 +26,8 @@ TORCH_WHEEL ?= +cpu
 TORCH_INDEX ?=
 
 SETUP_DONE := $(VENV)/.setup-done
-CORE_DONE := transports/native/.built
-CORE_SOURCES := $(wildcard transports/native/*.pyx transports/native/*.pxd transports/native/*.h)
+CORE_DONE := transports/core/native/.built
+CORE_SOURCES := $(wildcard transports/core/native/*.pyx transports/core/native/*.pxd transports/core/native/*.h)
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
@@ -97,7 +97,7 @@ check: setup
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/native
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/core/native
 	$(BIN)/codespell
 
 format: setup
@@ -109,5 +109,5 @@ bench: setup
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	rm -f transports/native/*.so transports/native/*.c transports/native/.built
+	rm -f transports/core/native/*.so transports/core/native/*.c transports/core/native/.built
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

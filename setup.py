@@ -1,7 +1,7 @@
 """Builds the compiled core, if it can. All else stands in pyproject.toml.
 
 Without Cython, a C compiler or Python's headers the install goes through, prints one warning, and
-the Python twin (`transports/twin`) does the work.
+the Python twin (`transports/core/pure`) does the work.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-NATIVE = Path("transports/native")
+#: by the link in `transfer/`, as the modules are named
+NATIVE = Path("transfer/transports/core/native")
 #: set to 1 to install the Python twin only
 SWITCH = "TRANSFER_NO_NATIVE"
 #: the compiler's flags; those of the sanitizers take their place (tests/sanitizers)
@@ -52,7 +53,10 @@ def extensions() -> list[Any]:
     """The compiled modules, translated to C if their sources changed."""
     sources = sorted(ROOT.joinpath(NATIVE).glob("*.pyx"))
     if not sources:
-        return []
+        raise SystemExit(
+            f"{NATIVE} has no sources. `transfer/transports` and `transfer/patterns` are links to folders\n"
+            "beside `transfer`: was it unpacked or cloned without links (git config core.symlinks)?"
+        )
     if os.environ.get(SWITCH) == "1":
         warn(f"{SWITCH}=1")
         return []

@@ -55,9 +55,9 @@ def _processor() -> str:
 
 def _core() -> str:
     try:
-        with warnings.catch_warnings():  # the word "twin" says what the warning would
+        with warnings.catch_warnings():  # the word "pure" says what the warning would
             warnings.simplefilter("ignore")
-            from transports import core
+            from transfer.transports import core
     except ImportError:
         return "none"
     return str(core.IMPLEMENTATION)

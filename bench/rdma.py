@@ -27,17 +27,17 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from transports import core
-from transports.errors import Broken
-from transports.reactor import READABLE, Reactor
-from transports.upgrade import Surroundings
-from transports.verbs.choosing import choose_route
-from transports.verbs.domain import Domains
-from transports.verbs.driver import Destination, load
-from transports.verbs.memory import address_of
-from transports.verbs.rendezvous import CHUNK, WINDOW
-from transports.verbs.upgrade import VerbsUpgrade
-from transports.wire import SocketType
+from transfer.transports import core
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken
+from transfer.transports.handshake.upgrade import Surroundings
+from transfer.transports.rdma.device_selection import choose_route
+from transfer.transports.rdma.domain import Domains
+from transfer.transports.rdma.driver import Destination, load
+from transfer.transports.rdma.memory import address_of
+from transfer.transports.rdma.rendezvous import CHUNK, WINDOW
+from transfer.transports.rdma.upgrade import VerbsUpgrade
+from transfer.transports.reactor import READABLE, Reactor
 
 Pipe = Any
 
@@ -160,8 +160,8 @@ class End:
     """One stream of ours, with a reactor as a context has one."""
 
     def __init__(self, link: Pipe, connection: Any, connecting: bool) -> None:
-        from transports.choice import Choice
-        from transports.hello import Agreement, Hello
+        from transfer.transports.handshake.choice import Choice
+        from transfer.transports.handshake.hello import Agreement, Hello
 
         self.reactor, self.flusher, self.pool = Reactor(), core.Flusher(), core.Pool()
         self.domains = Domains(core.copy_into)

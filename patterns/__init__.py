@@ -1,19 +1,22 @@
 """The ZeroMQ modes as pure state: who gets this message, what is legal now.
 
-No sockets, no threads, no clocks: peers are opaque, frames are only looked at. `transfer.socket`
+No sockets, no threads, no clocks: peers are opaque, frames are only looked at. `transfer.sockets.socket`
 drives these classes; the compiled core does the common case by the same rules.
 """
 
 from __future__ import annotations
 
-from patterns.base import Pattern, ReceiveMode, SendMode
-from patterns.pair import Pair
-from patterns.pipelined import PipelinedReplier, PipelinedRequester
-from patterns.pub_sub import Publisher, Subscriber
-from patterns.push_pull import Puller, Pusher
-from patterns.req_rep import Replier, Requester
-from patterns.router_dealer import Dealer, Router
-from transports.wire import SocketType
+if __name__ != "transfer.patterns":
+    raise ImportError("the package is transfer.patterns: `from transfer.patterns import ...`")
+
+from transfer.patterns.base import Pattern, ReceiveMode, SendMode
+from transfer.patterns.pair import Pair
+from transfer.patterns.pipelined import PipelinedReplier, PipelinedRequester
+from transfer.patterns.pub_sub import Publisher, Subscriber
+from transfer.patterns.push_pull import Puller, Pusher
+from transfer.patterns.req_rep import Replier, Requester
+from transfer.patterns.router_dealer import Dealer, Router
+from transfer.transports.core.wire import SocketType
 
 PATTERNS: dict[SocketType, type[Pattern]] = {
     cls.socket_type: cls

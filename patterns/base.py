@@ -10,9 +10,9 @@ from collections.abc import Collection, Hashable, Iterable, Sequence
 from enum import IntEnum
 from typing import Any, ClassVar, Protocol
 
-from transports.errors import HandshakeError, NotSupported
-from transports.turn import Turn
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import HandshakeError, NotSupported
+from transfer.transports.turn import Turn
 
 Peer = Hashable
 OutFrame = tuple[int, int, bytes | None, bytes | None, Any]

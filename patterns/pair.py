@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from patterns.base import Pattern, ReceiveMode, SendMode
-from transports.errors import HandshakeError
-from transports.wire import SocketType
+from transfer.patterns.base import Pattern, ReceiveMode, SendMode
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import HandshakeError
 
 
 class Pair(Pattern):

@@ -11,11 +11,21 @@ from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
-from patterns.base import ANYONE, Admitted, Anyone, InFrame, OutFrame, Pattern, Peer, ReceiveMode, SendMode
-from patterns.req_rep import CORRELATED, cut_envelope
-from transports.errors import Broken, StateError
-from transports.turn import Turn
-from transports.wire import SocketType
+from transfer.patterns.base import (
+    ANYONE,
+    Admitted,
+    Anyone,
+    InFrame,
+    OutFrame,
+    Pattern,
+    Peer,
+    ReceiveMode,
+    SendMode,
+)
+from transfer.patterns.req_rep import CORRELATED, cut_envelope
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, StateError
+from transfer.transports.turn import Turn
 
 
 class PipelinedRequester(Pattern):

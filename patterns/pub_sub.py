@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import struct
 
-from patterns.base import Pattern, Peer, ReceiveMode, SendMode
-from patterns.subscriptions import Subscriptions
-from transports.errors import ProtocolError, UsageError
-from transports.wire import MAX_CONTROL, MAX_TOPIC, Control, SocketType
+from transfer.patterns.base import Pattern, Peer, ReceiveMode, SendMode
+from transfer.patterns.subscriptions import Subscriptions
+from transfer.transports.core.wire import MAX_CONTROL, MAX_TOPIC, Control, SocketType
+from transfer.transports.errors import ProtocolError, UsageError
 
 _ORDER = struct.Struct("<BI")
 #: bytes of a subscription: a control frame has room for so many

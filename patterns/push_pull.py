@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from patterns.base import Pattern, ReceiveMode, SendMode
-from transports.wire import SocketType
+from transfer.patterns.base import Pattern, ReceiveMode, SendMode
+from transfer.transports.core.wire import SocketType
 
 
 class Pusher(Pattern):

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import Any
 
-from patterns.base import (
+from transfer.patterns.base import (
     ANYONE,
     Admitted,
     Anyone,
@@ -21,9 +21,9 @@ from patterns.base import (
     ReceiveMode,
     SendMode,
 )
-from transports.errors import Broken, StateError
-from transports.turn import Turn
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, StateError
+from transfer.transports.turn import Turn
 
 #: set in the number of a request whose sender wants it in the envelope that a ROUTER shows
 #: (ZeroMQ's REQ_CORRELATE); below the sign bit, so that every language can hold it

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from patterns.base import (
+from transfer.patterns.base import (
     Admitted,
     Anyone,
     InFrame,
@@ -21,9 +21,9 @@ from patterns.base import (
     ReceiveMode,
     SendMode,
 )
-from patterns.req_rep import CORRELATED
-from transports.errors import Unroutable, UsageError, not_a_buffer
-from transports.wire import SocketType
+from transfer.patterns.req_rep import CORRELATED
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Unroutable, UsageError, not_a_buffer
 
 _NUMBER = struct.Struct("<Q")
 #: more than messages can wait in the core when their peer goes

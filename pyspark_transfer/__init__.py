@@ -6,7 +6,7 @@ PySpark imports every top-level module whose name begins with `pyspark_` and reg
 
 import logging
 
-from transports.errors import MissingLibrary
+from transfer.transports.errors import MissingLibrary
 
 try:
     from transfer.spark.source import TransferDataSource as DefaultSource

@@ -20,10 +20,10 @@ import pytest
 
 if "TRANSFER_CORE" not in os.environ:
     try:
-        _ = importlib.import_module("transports.native").Stream
+        _ = importlib.import_module("transfer.transports.core.native").Stream
     except (ImportError, AttributeError):
         # Warnings are errors here, and the twin warns unless it was asked for.
-        os.environ["TRANSFER_CORE"] = "twin"
+        os.environ["TRANSFER_CORE"] = "pure"
 
 # On by default, but two sockets of one test are on one host: without this the suites of tcp would test
 # shared memory. tests/local switches it on, and tests/local/test_suites.py runs other suites with it.

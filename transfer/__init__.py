@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from transports.forking import undivided as _undivided
+from transfer.transports.forking import undivided as _undivided
 
 if TYPE_CHECKING:
     from transfer.constants import (
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
         SNDMORE as SNDMORE,
         SUB as SUB,
     )
-    from transfer.context import Context as Context
-    from transfer.interface import (
+    from transfer.mooncake import (
         MessageCodec as MessageCodec,
         ZmqConfig as ZmqConfig,
         ZmqInterface as ZmqInterface,
         ZmqSocketOption as ZmqSocketOption,
         ZmqSocketType as ZmqSocketType,
     )
-    from transfer.monitor import Event as Event, EventKind as EventKind, Monitor as Monitor
-    from transfer.peer import PeerInfo as PeerInfo
-    from transfer.poller import Poller as Poller
-    from transfer.socket import Socket as Socket
-    from transfer.tracker import Tracker as Tracker
-    from transports.errors import (
+    from transfer.sockets.context import Context as Context
+    from transfer.sockets.monitor import Event as Event, EventKind as EventKind, Monitor as Monitor
+    from transfer.sockets.peer import PeerInfo as PeerInfo
+    from transfer.sockets.poller import Poller as Poller
+    from transfer.sockets.socket import Socket as Socket
+    from transfer.sockets.tracker import Tracker as Tracker
+    from transfer.transports.errors import (
         AddressError as AddressError,
         Again as Again,
         Broken as Broken,
@@ -55,7 +55,7 @@ if TYPE_CHECKING:
         Unroutable as Unroutable,
         UsageError as UsageError,
     )
-    from transports.security.settings import Security as Security
+    from transfer.transports.security.settings import Security as Security
 
 __version__ = "0.1.0"
 
@@ -63,16 +63,16 @@ _HOMES = {
     "transfer.constants": (
         "REQ REP PUB SUB PUSH PULL PAIR DEALER ROUTER DONTWAIT NOBLOCK SNDMORE POLLIN POLLOUT POLLERR"
     ),
-    "transfer.context": "Context",
-    "transfer.socket": "Socket",
-    "transfer.poller": "Poller",
-    "transfer.tracker": "Tracker",
-    "transfer.peer": "PeerInfo",
-    "transfer.monitor": "Monitor Event EventKind",
-    "transfer.interface": "MessageCodec ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
-    "transports.security.settings": "Security",
-    "transports.wire": "SocketType",
-    "transports.errors": (
+    "transfer.sockets.context": "Context",
+    "transfer.sockets.socket": "Socket",
+    "transfer.sockets.poller": "Poller",
+    "transfer.sockets.tracker": "Tracker",
+    "transfer.sockets.peer": "PeerInfo",
+    "transfer.sockets.monitor": "Monitor Event EventKind",
+    "transfer.mooncake": "MessageCodec ZmqInterface ZmqConfig ZmqSocketType ZmqSocketOption",
+    "transfer.transports.security.settings": "Security",
+    "transfer.transports.core.wire": "SocketType",
+    "transfer.transports.errors": (
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
         "ArgumentError MissingLibrary NoSuchAttribute NotRegistered "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
@@ -83,10 +83,10 @@ _HOMES = {
 }
 _WHERE = {name: module for module, names in _HOMES.items() for name in names.split()}
 _MODULES = {
-    "errors": "transports.errors",
+    "errors": "transfer.transports.errors",
     **{
         name: f"transfer.{name}"
-        for name in ("asyncio", "interface", "metrics", "spark", "tensors", "torch", "zmq")
+        for name in ("asyncio", "metrics", "mooncake", "spark", "tensors", "torch", "zmq")
     },
 }
 

@@ -17,15 +17,15 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
-from transfer.context import Context as _Context
 from transfer.json_text import decoder
-from transfer.links.no_peer import LongWait
-from transfer.poller import Poller as _Poller
-from transfer.sending import encoded, json_of
-from transfer.socket import SocketMethods, socket_of
-from transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
-from transports.errors import Again
-from transports.owning import room_in
+from transfer.sockets.connections.no_peer import LongWait
+from transfer.sockets.context import Context as _Context
+from transfer.sockets.poller import Poller as _Poller
+from transfer.sockets.send import encoded, json_of
+from transfer.sockets.socket import SocketMethods, socket_of
+from transfer.transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
+from transfer.transports.core.copies import room_in
+from transfer.transports.errors import Again
 
 T = TypeVar("T")
 
@@ -349,7 +349,7 @@ def _wake(future: asyncio.Future[None]) -> None:
 
 async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
     """The entries (socket, descriptor or object with fileno; bits) that are ready, as the
-    `wait` of `transfer.poller`. timeout: milliseconds, None or negative: endless."""
+    `wait` of `transfer.sockets.poller`. timeout: milliseconds, None or negative: endless."""
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
     ready = await _look(entries)
@@ -382,7 +382,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
 
 
 async def _look(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
-    from transfer.poller import wait as look
+    from transfer.sockets.poller import wait as look
 
     return look(entries, 0)
 

@@ -12,8 +12,8 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from transports.arguments import sequence, text, wrong
-from transports.errors import comes_with
+from transfer.transports.arguments import sequence, text, wrong
+from transfer.transports.errors import comes_with
 
 with comes_with("certificates", __name__):
     from cryptography import x509

@@ -30,7 +30,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from transports.errors import OptionError
+from transfer.transports.errors import OptionError
 
 
 @dataclass(frozen=True, slots=True)

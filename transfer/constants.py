@@ -6,10 +6,10 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any, Final
 
-from patterns import PATTERNS, Pattern
-from transports.arguments import wrong
-from transports.errors import UsageError
-from transports.wire import SocketType
+from transfer.patterns import PATTERNS, Pattern
+from transfer.transports.arguments import wrong
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import UsageError
 
 REQ: Final = SocketType.REQ
 REP: Final = SocketType.REP

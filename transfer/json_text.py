@@ -7,9 +7,9 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from transports.arguments import callable_or_none
-from transports.core import check_json
-from transports.errors import ArgumentError
+from transfer.transports.arguments import callable_or_none
+from transfer.transports.core import check_json
+from transfer.transports.errors import ArgumentError
 
 #: arrays and objects within each other at most: decoders end at about a thousand, less what they stand in
 DEEPEST = 500

@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable
 
-from transports.errors import InternalError, TransferError
+from transfer.transports.errors import InternalError, TransferError
 
 #: seconds in which one peer's faults of one kind are logged once
 _QUIET = 60.0

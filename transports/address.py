@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from urllib.parse import parse_qsl
 
-from transports import plugins
-from transports.errors import AddressError
+from transfer.transports import plugins
+from transfer.transports.errors import AddressError
 
 #: auto: the best that both have. prefer: fall back, and say so. require: fail instead.
 POLICIES = ("auto", "prefer", "require")

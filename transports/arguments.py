@@ -9,7 +9,7 @@ from numbers import Real
 from operator import index
 from typing import Any, TypeVar
 
-from transports.errors import ArgumentError
+from transfer.transports.errors import ArgumentError
 
 K = TypeVar("K")
 C = TypeVar("C", bound="Callable[..., Any] | None")

@@ -11,11 +11,11 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transports.wire import Flag
+from transfer.transports.core.wire import Flag
 
 if TYPE_CHECKING:
-    from transports.address import Address
-    from transports.core_contract import Frame, OutFrame, Sink
+    from transfer.transports.address import Address
+    from transfer.transports.core.contract import Frame, OutFrame, Sink
 
 _CONTROL = int(Flag.CONTROL)
 
@@ -63,7 +63,7 @@ class Listener(ABC):
 
 
 class Transport(ABC):
-    """A way to reach a peer, found by the scheme of an endpoint (see `transports.registry`)."""
+    """A way to reach a peer, found by the scheme of an endpoint (see `transfer.transports.registry`)."""
 
     scheme: str
     capabilities: Capabilities

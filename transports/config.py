@@ -8,7 +8,7 @@
 | TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
 | MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
 | TRANSFER_UCX_DRIVER | auto, ucxx, libucp | what the ucx transport calls UCX by; see ucx/driver.py |
-| TRANSFER_CORE | auto, native, twin | the compiled core, or its Python twin |
+| TRANSFER_CORE | auto, native, pure | the compiled core, or its Python twin |
 | TRANSFER_DNS | host[:port], several with commas | name servers that dns:// asks instead of the system's |
 | TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// takes; see discovery/dns.py |
 | TRANSFER_TLS_CERT, TRANSFER_TLS_KEY | file | PEM certificate of this side, and its key |
@@ -34,15 +34,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from transports import probe
-from transports.address import POLICIES, advertised, is_numeric
-from transports.descriptors import refuse_exhausted
-from transports.errors import AddressError, OptionError, SecurityError
-from transports.security.settings import CLIENTS, ENCRYPT, Security
-from transports.variables import check_names
+from transfer.transports import probe
+from transfer.transports.address import POLICIES, advertised, is_numeric
+from transfer.transports.descriptors import refuse_exhausted
+from transfer.transports.errors import AddressError, OptionError, SecurityError
+from transfer.transports.security.settings import CLIENTS, ENCRYPT, Security
+from transfer.transports.variables import check_names
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
-CORES = ("auto", "native", "twin")
+CORES = ("auto", "native", "pure")
 UCX_DRIVERS = ("auto", "ucxx", "libucp")
 SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
@@ -177,7 +177,7 @@ def libssl(environ: Mapping[str, str] | None = None) -> str:
 
 
 def core_choice(environ: Mapping[str, str] | None = None) -> str:
-    """ "auto", "native" or "twin", from TRANSFER_CORE. Raises OptionError."""
+    """ "auto", "native" or "pure", from TRANSFER_CORE. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_CORE",), CORES)[0]
 
 

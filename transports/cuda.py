@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any, Final
 
-from transports.errors import RegistrationError
-from transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
+from transfer.transports.errors import RegistrationError
+from transfer.transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE
 
 logger = logging.getLogger("transfer")
 

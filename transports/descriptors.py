@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import resource
 
-from transports.errors import InternalError, OutOfDescriptors, TransferError
+from transfer.transports.errors import InternalError, OutOfDescriptors, TransferError
 
 #: the system, the process or the machine's memory cannot give one more descriptor just now
 _EXHAUSTED = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})

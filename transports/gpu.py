@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, NamedTuple
 
-from transports.base import Capabilities
-from transports.errors import UsageError
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import UsageError
 
 #: tensors below this many bytes are staged: registering them, or a rendezvous, costs more than a copy
 DIRECT_FROM: Final = 64 * 1024

@@ -9,12 +9,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from transports.address import Address
-from transports.backoff import Backoff
-from transports.base import Capabilities, Listener
-from transports.compatibility import compatible
-from transports.config import SocketOptions
-from transports.connection import (
+from transfer.transports.address import Address
+from transfer.transports.base import Capabilities, Listener
+from transfer.transports.config import SocketOptions
+from transfer.transports.connect.backoff import Backoff
+from transfer.transports.connect.connection import (
     Acceptor,
     AcceptorOwner,
     Connected,
@@ -26,12 +25,13 @@ from transports.connection import (
     final,
     hand_over,
 )
-from transports.errors import Broken, Closed, Fatal, HandshakeError
-from transports.exchange import wished
-from transports.hello import mirrored, negotiate
-from transports.inproc_stream import InprocStream, pair
-from transports.reactor import Reactor, Timer
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, Closed, Fatal, HandshakeError
+from transfer.transports.handshake.compatibility import compatible
+from transfer.transports.handshake.exchange import wished
+from transfer.transports.handshake.hello import mirrored, negotiate
+from transfer.transports.inproc_stream import InprocStream, pair
+from transfer.transports.reactor import Reactor, Timer
 
 SCHEME = "inproc"
 

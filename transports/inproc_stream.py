@@ -12,16 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from transports.base import Stream
-from transports.core import Frame
-from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import counted, unsent
-from transports.prefixes import Prefixes, Subscribable
-from transports.twin.pool import flat_view
-from transports.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
+from transfer.transports.base import Stream
+from transfer.transports.core import Frame
+from transfer.transports.core.copies import counted, unsent
+from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
+from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.prefixes import Prefixes, Subscribable
 
 if TYPE_CHECKING:
-    from transports.core_contract import OutFrame, Sink
+    from transfer.transports.core.contract import OutFrame, Sink
 
 _Released = Callable[[BaseException | None], None]
 _Kept = TypeVar("_Kept")

@@ -11,12 +11,12 @@ import tempfile
 from collections.abc import Hashable
 from dataclasses import replace
 
-from transports.address import Address
-from transports.base import Capabilities, Listener, Transport
-from transports.config import SocketOptions
-from transports.errors import AddressError, AddressInUse, TransferError
-from transports.peercred import peer_credentials
-from transports.tcp import SocketListener, begin_connect, bind_error, new_socket, tune
+from transfer.transports.address import Address
+from transfer.transports.base import Capabilities, Listener, Transport
+from transfer.transports.config import SocketOptions
+from transfer.transports.errors import AddressError, AddressInUse, TransferError
+from transfer.transports.peercred import peer_credentials
+from transfer.transports.tcp import SocketListener, begin_connect, bind_error, new_socket, tune
 
 _HINT = "remove the file if no process uses it"
 

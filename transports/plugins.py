@@ -6,8 +6,8 @@ import functools
 from importlib import metadata
 from typing import TypeVar
 
-from transports.errors import OptionError
-from transports.forking import undivided
+from transfer.transports.errors import OptionError
+from transfer.transports.forking import undivided
 
 _Base = TypeVar("_Base")
 

@@ -12,21 +12,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transports import plugins
-from transports.address import UPGRADE_POINTS
-from transports.choice import LOCAL, RANKING
-from transports.forking import undivided
+from transfer.transports import plugins
+from transfer.transports.address import UPGRADE_POINTS
+from transfer.transports.forking import undivided
+from transfer.transports.handshake.choice import LOCAL, RANKING
 
 if TYPE_CHECKING:
-    from transports.upgrade import Upgrade
+    from transfer.transports.handshake.upgrade import Upgrade
 
 logger = logging.getLogger("transfer")
 
 #: transport -> module with `probe()`; best first
 _PROBES = {
-    "local": "transports.local.probe",
-    "rdma": "transports.verbs.probe",
-    "ucx": "transports.ucx.probe",
+    "local": "transfer.transports.shm.probe",
+    "rdma": "transfer.transports.rdma.probe",
+    "ucx": "transfer.transports.ucx.probe",
 }
 
 
@@ -96,5 +96,5 @@ def plugin_names() -> tuple[str, ...]:
 def load_plugin(name: str) -> type[Upgrade]:
     """The class of one of them. Raises OptionError."""
     with undivided():
-        base = importlib.import_module("transports.upgrade").Upgrade
+        base = importlib.import_module("transfer.transports.handshake.upgrade").Upgrade
     return plugins.load(UPGRADE_POINTS, name, base)

@@ -17,8 +17,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from transports.descriptors import descriptor_error
-from transports.errors import Closed, ForkedError, InternalError
+from transfer.transports.descriptors import descriptor_error
+from transfer.transports.errors import Closed, ForkedError, InternalError
 
 # The bits of poll(2), equal for poll and epoll.
 READABLE = 1

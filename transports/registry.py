@@ -1,8 +1,8 @@
 """Finds the transport of a scheme. A class is loaded when its scheme is first used.
 
 Other distributions add theirs by an entry point in the group `transfer.transports`, named like the
-scheme and pointing to a `transports.base.Transport` that is made with one argument, SocketOptions; or in the
-group `transfer.upgrades`, for what peers change to that have met by TCP.
+scheme and pointing to a `transfer.transports.base.Transport` that is made with one argument, SocketOptions;
+or in the group `transfer.upgrades`, for what peers change to that have met by TCP.
 """
 
 from __future__ import annotations
@@ -13,35 +13,35 @@ import logging
 from collections.abc import Callable
 from functools import partial
 
-from transports import plugins, probe
-from transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
-from transports.base import Transport
-from transports.choice import BASE, LOCAL, Offer
-from transports.config import SocketOptions, TransportConfig
-from transports.errors import AddressError, OptionError, TransferError
-from transports.forking import undivided
-from transports.upgrade import Declined, Upgrade
+from transfer.transports import plugins, probe
+from transfer.transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
+from transfer.transports.base import Transport
+from transfer.transports.config import SocketOptions, TransportConfig
+from transfer.transports.errors import AddressError, OptionError, TransferError
+from transfer.transports.forking import undivided
+from transfer.transports.handshake.choice import BASE, LOCAL, Offer
+from transfer.transports.handshake.upgrade import Declined, Upgrade
 
 logger = logging.getLogger("transfer")
 
 #: scheme -> module:class. rdma and ucx meet their peer by TCP; what carries the data is chosen then.
 _BUILTIN = {
-    "tcp": "transports.tcp:TcpTransport",
-    "rdma": "transports.tcp:TcpTransport",
-    "ucx": "transports.tcp:TcpTransport",
-    "ipc": "transports.ipc:IpcTransport",
-    "inproc": "transports.inproc:InprocTransport",
+    "tcp": "transfer.transports.tcp:TcpTransport",
+    "rdma": "transfer.transports.tcp:TcpTransport",
+    "ucx": "transfer.transports.tcp:TcpTransport",
+    "ipc": "transfer.transports.ipc:IpcTransport",
+    "inproc": "transfer.transports.inproc:InprocTransport",
 }
 
 #: what carries the data of a pair that met by TCP -> module:class
 _UPGRADES = {
-    "local": "transports.local.upgrade:LocalUpgrade",
-    "rdma": "transports.verbs.upgrade:VerbsUpgrade",
-    "ucx": "transports.ucx.upgrade:UcxUpgrade",
+    "local": "transfer.transports.shm.upgrade:LocalUpgrade",
+    "rdma": "transfer.transports.rdma.upgrade:VerbsUpgrade",
+    "ucx": "transfer.transports.ucx.upgrade:UcxUpgrade",
 }
 
 #: what loads a library that takes longer than the reactor may be held -> module:function
-_LOADERS = {"rdma": "transports.verbs.driver:load", "ucx": "transports.ucx.driver:fabric"}
+_LOADERS = {"rdma": "transfer.transports.rdma.driver:load", "ucx": "transfer.transports.ucx.driver:fabric"}
 #: what was loaded, or tried
 _prepared: set[str] = set()
 

@@ -11,11 +11,11 @@ import struct
 from collections.abc import Hashable
 from typing import Any
 
-from transports.address import Address, format_host, is_numeric
-from transports.base import Capabilities, Listener, Transport
-from transports.config import SocketOptions
-from transports.descriptors import descriptor_error
-from transports.errors import (
+from transfer.transports.address import Address, format_host, is_numeric
+from transfer.transports.base import Capabilities, Listener, Transport
+from transfer.transports.config import SocketOptions
+from transfer.transports.descriptors import descriptor_error
+from transfer.transports.errors import (
     AddressError,
     AddressInUse,
     AddressNotAvailable,
@@ -23,7 +23,7 @@ from transports.errors import (
     InternalError,
     TransferError,
 )
-from transports.forking import undivided
+from transfer.transports.forking import undivided
 
 #: a peer that was gone before we took it; Linux also reports network errors of the new connection here
 _NOBODY = frozenset(

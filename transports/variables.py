@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from difflib import get_close_matches
 
-from transports.errors import OptionError
+from transfer.transports.errors import OptionError
 
 _OURS, _MOONCAKE = "TRANSFER_", "MC_"
 

@@ -18,7 +18,7 @@ from bench.broker.case import Case, Peer, Place, Sample
 from bench.broker.cases import CASES
 from bench.broker.servers import versions
 from bench.work import Failed, Skipped
-from transports.errors import TransferError
+from transfer.transports.errors import TransferError
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -9,9 +9,9 @@ from bench.broker import redis_cycle
 from bench.broker.case import Place, Sample
 from bench.broker.cycle import Cycle, Part, begin, measure_server, play, sample
 from bench.broker.servers import redis_server
-from transfer.broker.bench.crew import Crew, Stage
+from transfer.broker.bench.processes import Crew, Stage
 from transfer.broker.bench.target import started
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 
 #: messages that one call fetches of Redis, and that may be out to a consumer
 _AT_ONCE = 1000

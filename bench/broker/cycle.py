@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.broker.case import Place, Sample
 from bench.broker.servers import Server
-from transfer.broker.bench.crew import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
 from transfer.broker.bench.target import started
 from transfer.broker.bench.usage import of_process
 

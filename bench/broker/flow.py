@@ -18,12 +18,12 @@ from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST, begin
 from bench.broker.plain import Drain, Source, frame_size
 from bench.work import MIB, Failed
-from transfer.broker.bench.crew import PATIENCE, Crew, Stage, until_done
 from transfer.broker.bench.pacing import Pace, Steps
+from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
 from transfer.broker.bench.target import Started, started
-from transfer.broker.engine.grammar import Kind as Grammar, pattern
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.ttp import HEADER_SIZE, Kind, encode_head
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from transfer.broker.protocols.ttp import HEADER_SIZE, Kind, encode_head
 
 TOPIC = "bench"
 #: frames that a flooding publisher gives to the system at once

@@ -13,10 +13,10 @@ import transfer
 from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST
 from bench.work import KIB
-from transfer.broker.bench.crew import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
 from transfer.broker.bench.target import Started, started
-from transfer.clients.own import BrokerClient
-from transfer.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
 
 _PROCESSES = 10
 _BATCH = 64

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.broker.cycle import Cycle, begin
 from bench.broker.servers import HOST
-from transfer.broker.bench.crew import Stage
+from transfer.broker.bench.processes import Stage
 
 _GROUP = "bench"
 _PATIENCE = 30.0

@@ -7,8 +7,8 @@ from itertools import cycle as endless
 
 from bench.broker.cycle import Cycle, begin
 from bench.work import MIB
-from transfer.broker.bench.crew import Stage
-from transfer.clients.own import BrokerClient, Consumer
+from transfer.broker.bench.processes import Stage
+from transfer.broker.clients.native import BrokerClient, Consumer
 
 _GROUP = "bench"
 

@@ -12,11 +12,11 @@ from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST, begin
 from bench.broker.flow import TOPIC, Flow
 from bench.work import Failed
-from transfer.broker.bench.crew import PATIENCE, Crew, Member, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Crew, Member, Stage, until_done
 from transfer.broker.bench.target import Started, started
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Join, Op, decode, encode, encode_deliveries, encode_join
-from transfer.protocols.own_pieces import PIECE, decode_place, encode_place
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.protocols.native import Join, Op, decode, encode, encode_deliveries, encode_join
+from transfer.broker.protocols.native_pieces import PIECE, decode_place, encode_place
 
 #: topics that keep their messages begin so
 _KEPT = f"{TOPIC}-kept"

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from bench.work import Failed
-from transfer.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
 
 _BUFFER = 1 << 20
 #: where the kind stands in a header

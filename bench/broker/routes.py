@@ -21,8 +21,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import machine
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.engine.routes import Route, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.topic_patterns import Kind, pattern
 
 #: microseconds that a lookup may take on average
 WANTED = 5.0

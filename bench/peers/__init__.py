@@ -10,7 +10,7 @@ from bench.peers.base import Channel, Peer, Role
 PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "transfer": ("ours", "Transfer", {}),
     "transfer-spin": ("ours", "Transfer", {"spin_us": 200}),
-    "transfer-twin": ("ours", "Transfer", {"twin": True}),
+    "transfer-pure": ("ours", "Transfer", {"pure": True}),
     "pyzmq": ("pyzmq", "Pyzmq", {}),
     "pynng": ("nng", "Nng", {}),
     "mooncake": ("mooncake", "Mooncake", {}),

@@ -27,7 +27,7 @@ def set_ucx_transports(work: Work) -> None:
 
 
 class Transfer(Peer):
-    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `twin` takes the Python core.
+    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `pure` takes the Python core.
 
     transport: what carries it, and nothing else does: tcp, local, ucx, rdma. secure: by mutual TLS.
     """
@@ -35,7 +35,7 @@ class Transfer(Peer):
     name = "transfer"
 
     def __init__(
-        self, spin_us: int = 0, twin: bool = False, transport: str = "tcp", secure: bool = False
+        self, spin_us: int = 0, pure: bool = False, transport: str = "tcp", secure: bool = False
     ) -> None:
         # Both ends are on one host: without this it would be shared memory that is compared.
         os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
@@ -43,12 +43,12 @@ class Transfer(Peer):
             os.environ["TRANSFER_PROTOCOL"] = transport
         self._transport = transport
         self._secure = secure
-        if twin:
-            os.environ["TRANSFER_CORE"] = "twin"
+        if pure:
+            os.environ["TRANSFER_CORE"] = "pure"
         import transfer
-        from transports import core
+        from transfer.transports import core
 
-        wanted = "twin" if twin else "native"
+        wanted = "pure" if pure else "native"
         if wanted != core.IMPLEMENTATION:
             raise Skipped(f"the {wanted} core is not in use: {core.REASON or core.IMPLEMENTATION}")
         self._transfer: Any = transfer

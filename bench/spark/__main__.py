@@ -62,7 +62,7 @@ def _scene(arguments: argparse.Namespace, folder: Path) -> tuple[Scene, Any]:
     """Spark with the DataFrame in its memory, and a spool on the same disk as the Parquet files."""
     from bench.spark.null import NullSource
     from transfer.spark.session import local_session
-    from transfer.spark.writing import register
+    from transfer.spark.writer import register
 
     service = Service(folder / "spool")
     conf = {

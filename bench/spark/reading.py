@@ -20,9 +20,9 @@ import numpy as np
 from bench.spark.cpu import used
 from bench.spark.service import Service
 from bench.spark.steady import BATCH, FRAME, WIDTH, send
-from transfer.reading import RowStream
-from transfer.rows import OFFSETS, Layout
-from transfer.spool.client import RunClient
+from transfer.spool import RowStream
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.rows import OFFSETS, Layout
 
 KINDS = ("dense", "ragged")
 

@@ -30,7 +30,7 @@ class Service:
 
 
 def _work(folder: str, endpoint: str, rows: str | None, link: Any) -> None:
-    from transfer.spool.server import Spool
+    from transfer.spool import Spool
 
     with Spool(folder, endpoint, rows) as spool:
         link.send((spool.url(), spool.endpoint, spool.rows_endpoint))

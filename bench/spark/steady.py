@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 
 from bench.spark.service import Service
-from transfer import rows as row_layouts
-from transfer.rows import Layout
-from transfer.runs import to_table
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Attempt, SocketSender
-from transfer.spool.address import parse
-from transfer.spool.link import Link
-from transfer.spool.protocol import CommitJob, Declare, Ended
+from transfer.spool.client.connection import Link
+from transfer.spool.format import rows as row_layouts
+from transfer.spool.format.address import parse
+from transfer.spool.format.protocol import CommitJob, Declare, Ended
+from transfer.spool.format.rows import Layout
+from transfer.spool.format.run_messages import to_table
 
 WIDTH, FRAME, BATCH = 64, 10_000, 256
 STEP = 0.01

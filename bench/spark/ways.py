@@ -137,9 +137,9 @@ def _alone(work: Callable[[], object]) -> Took:
 
 
 def _delete(url: str) -> None:
-    from transfer.spool.address import parse
-    from transfer.spool.link import Link
-    from transfer.spool.protocol import DeleteRun
+    from transfer.spool.client.connection import Link
+    from transfer.spool.format.address import parse
+    from transfer.spool.format.protocol import DeleteRun
 
     address = parse(url)
     link = Link(address.endpoint)

@@ -22,7 +22,7 @@ _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3"
 _RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "pyverbs", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
 _PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
-_OWN = tuple(_PACKAGES + name for name in ("transfer", "transports", "patterns", "pyspark_transfer"))
+_OWN = tuple(_PACKAGES + name for name in ("transfer", "pyspark_transfer"))
 #: where only the build leaves something
 _PASSING = ("var/lib/apt/lists/", "var/cache/apt/archives/", "root/", "tmp/", "source", "wheels", "tools")
 _PYTHON = "/opt/transfer/bin/python3"
@@ -47,12 +47,12 @@ with transfer.Context() as context, context.socket(transfer.PUSH) as push:
 """
 _TENSOR = f"int32 (3, {1 << 20}) {sum(range(3 << 20))}"
 _PUBLISH = """
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 with BrokerClient("tcp://127.0.0.1:5580") as client:
     client.publish("orders", b"kept")
 """
 _CONSUME = """
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 with BrokerClient("tcp://127.0.0.1:5580") as client:
     orders = client.consume("orders", "billing", begin="old")
     message = orders.recv()
@@ -61,9 +61,9 @@ with BrokerClient("tcp://127.0.0.1:5580") as client:
 """
 _UCX = """
 from pathlib import Path
-from transports.ucx.installed import bindings, has_infiniband, mapped, own_maps
-from transports.ucx.libucp import load
-from transports import config
+from transfer.transports.ucx.installed import bindings, has_infiniband, mapped, own_maps
+from transfer.transports.ucx.libucp import load
+from transfer.transports import config
 assert bindings(config.ucx_driver()) == ("libucp",), bindings(config.ucx_driver())
 functions = load()
 assert has_infiniband(mapped(own_maps())), "UCX without InfiniBand"
@@ -168,7 +168,7 @@ def _contents(image: Image) -> Iterator[str]:
     for place in ("etc/pip.conf", "etc/xdg/pip", "etc/apt/apt.conf.d/99machine", "run/machine"):
         files = [path for path in (image.root / place, *(image.root / place).rglob("*")) if path.is_file()]
         _holds(not any(map(os.path.getsize, files)), f"of the machine that built it: {place}")
-    compiled = list((image.root / _PACKAGES / "transports/native").glob("*.so"))
+    compiled = list((image.root / _PACKAGES / "transfer/transports/core/native").glob("*.so"))
     _holds(bool(compiled), "no compiled core")
     if shutil.which("readelf"):
         _holds(not _linked(compiled) & {"libpython3.11.so.1.0"}, "the core is linked to a libpython")

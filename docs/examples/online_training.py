@@ -20,8 +20,7 @@ import torch
 from torch import nn
 
 from transfer.spark.session import running_session
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.server import Spool
+from transfer.spool import Spool, SpoolAdmin
 from transfer.torch import StreamDataset
 
 BATCH = 128

@@ -9,17 +9,17 @@ import transfer
 from tests.arguments.test_data import assert_refused
 from tests.arguments.wrong import Case
 from tests.broker.running import FREE, running
-from transfer.broker.settings import AbtpEndpoints
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.registry import Registration, look_up
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
 from transfer.certificates import Authority
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.registry import Registration, look_up
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.interface import ZmqInterface
-from transfer.metrics import register, serve, unregister
-from transports.errors import Closed
+from transfer.metrics.prometheus import register, serve, unregister
+from transfer.mooncake import ZmqInterface
+from transfer.transports.errors import Closed
 
 ENDLESS = ("timeout: huge",)
 TAKEN = ("security: None", "context: None")

@@ -7,12 +7,11 @@ import pytest
 
 from tests.arguments.wrong import Case, outcome
 from tests.cli.feeding import send_run
-from transfer.reading import RowStream
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.client import RunClient
-from transfer.spool.server import Spool
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.client.run_client import RunClient
 from transfer.torch import RunDataset, ShardedStream, StreamDataset
-from transports.errors import AddressError, Again, Closed, OptionError, UsageError
+from transfer.transports.errors import AddressError, Again, Closed, OptionError, UsageError
 
 NOWHERE = "run://127.0.0.1:1/one"
 #: seconds: 1 << 70 of them never end

@@ -8,14 +8,14 @@ import sys
 import pytest
 
 import transfer
-from transports.errors import UsageError
-from transports.variables import MOONCAKES, OURS
+from transfer.transports.errors import UsageError
+from transfer.transports.variables import MOONCAKES, OURS
 
 ABSENT, FILE = "/nonexistent/file", "the path of a file"
 #: by variable: wrong values, and a part of the hint
 WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_ADVERTISE": (("a b", "tcp://node7:5", "node7:99999"), "a host"),
-    "TRANSFER_CORE": (("nativ",), "auto, native, twin"),
+    "TRANSFER_CORE": (("nativ",), "auto, native, pure"),
     "TRANSFER_DNS": (("nameserver", "10.0.0.1:99999"), "10.96.0.10"),
     "TRANSFER_DNS_FAMILY": (("ipv5",), "auto, ipv4, ipv6, both"),
     "TRANSFER_ENCRYPT": (("yes", "all"), "TRANSFER_TLS_CA|tcp, all"),

@@ -7,21 +7,32 @@ import sys
 
 import pytest
 
-SPOOL = ("transfer.spool.client", "transfer.spool.server", "transfer.reading", "transfer.reading.stream")
+SPOOL = (
+    "transfer.spool.client.run_client",
+    "transfer.spool.server.server",
+    "transfer.spool.client.row_stream",
+)
 #: by library: the modules that need it, and the extra
 NEEDED = {
     "msgspec": {
         **dict.fromkeys(SPOOL, "spool"),
-        **dict.fromkeys(("transfer.torch.dataset", "transfer.torch.runs", "transfer.spark.source"), "spool"),
-        "transfer.clients.abtp": "fronts",
+        **dict.fromkeys(
+            ("transfer.torch.stream_dataset", "transfer.torch.run_dataset", "transfer.spark.source"), "spool"
+        ),
+        "transfer.broker.clients.abtp": "fronts",
     },
-    "zmq": {"transfer.clients.abtp": "fronts"},
+    "zmq": {"transfer.broker.clients.abtp": "fronts"},
     "cryptography": {"transfer.certificates": "certificates"},
     "torch": dict.fromkeys(
-        ("transfer.torch.dataset", "transfer.torch.runs", "transfer.torch.sharded", "transfer.torch.eager"),
+        (
+            "transfer.torch.stream_dataset",
+            "transfer.torch.run_dataset",
+            "transfer.torch.sharded_stream",
+            "transfer.torch.eager_reader",
+        ),
         "torch",
     ),
-    "pyspark": {"transfer.spark.source": "spark", "transfer.spark.reading": "spark"},
+    "pyspark": {"transfer.spark.source": "spark", "transfer.spark.run_reader": "spark"},
 }
 PROGRAM = """
 import importlib, sys

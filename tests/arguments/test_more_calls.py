@@ -14,8 +14,8 @@ from tests.arguments.wrong import outcome
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from tests.sockets.helpers import pair_of
 from transfer import PULL, PUSH, ArgumentError, UsageError, zmq
+from transfer.transports.errors import AddressError
 from transfer.zmq import asyncio as zmq_asyncio
-from transports.errors import AddressError
 
 # -- pollers -----------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import transfer
 from tests.arguments.wrong import KINDS
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from transfer import DEALER, PUSH, OptionError, zmq
-from transfer.options import CORE, OPTIONS
+from transfer.sockets.options import CORE, OPTIONS
 
 #: of each wrong kind one, besides those of calls
 WRONG = {**KINDS, "1.5": 1.5, "bytes": b"1", "digits": "1", "True": True, "array": numpy.zeros(2)}

@@ -11,11 +11,11 @@ import numpy
 
 import transfer
 import transfer.asyncio
-from patterns import Pusher
 from tests.arguments.wrong import Case, missing, outcome
 from tests.sockets.conftest import KeepingContext, context, core  # noqa: F401 - fixtures
 from tests.sockets.helpers import TCP, pair_of
 from transfer import PUB, PULL, PUSH, ROUTER, SUB, UsageError
+from transfer.patterns import Pusher
 
 WEIGHTS = numpy.zeros(3)
 

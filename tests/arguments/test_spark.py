@@ -10,7 +10,7 @@ pytest.importorskip("pyspark")
 from tests.arguments.test_data import assert_refused
 from tests.arguments.wrong import Case, outcome
 from transfer.spark import local_session, register, write
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 NOWHERE = "run://127.0.0.1:1/one"
 

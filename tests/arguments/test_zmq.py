@@ -6,7 +6,7 @@ import pytest
 
 from tests.arguments.wrong import Case, outcome
 from transfer import zmq
-from transports.errors import ZMQBaseError
+from transfer.transports.errors import ZMQBaseError
 
 pyzmq = pytest.importorskip("zmq")
 

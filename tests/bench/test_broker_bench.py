@@ -17,16 +17,16 @@ from bench.broker import report
 from bench.broker.__main__ import main
 from bench.broker.case import Case, Goal, Peer
 from transfer.broker.bench import usage
-from transfer.broker.bench.crew import Crew, Stage, until_done
 from transfer.broker.bench.figures import HEAD, Latency, Result, Samples, percentile, row
+from transfer.broker.bench.measurement import measure
 from transfer.broker.bench.pacing import Pace, Steps
 from transfer.broker.bench.payloads import Opened, Payloads
 from transfer.broker.bench.plan import CLASSES, TRANSIENT, Mode, Plan, matrix
-from transfer.broker.bench.running import measure
+from transfer.broker.bench.processes import Crew, Stage, until_done
 from transfer.broker.bench.target import Running, Started, started
 from transfer.broker.bench.usage import Usage
-from transfer.broker.engine.grammar import Kind, pattern
-from transports.errors import AddressError, Again, InternalError, OptionError, UsageError
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.transports.errors import AddressError, Again, InternalError, OptionError, UsageError
 
 # --- plans ------------------------------------------------------------------------------------------
 
@@ -161,7 +161,7 @@ def test_usage_of_a_process():
 
 
 _COUNTING = """
-from transports.native.allocations import allocations, count_allocations
+from transfer.transports.core.native.allocations import allocations, count_allocations
 
 def counted(make):
     before = allocations()
@@ -179,7 +179,9 @@ print([min(counted(make) for _ in range(9)) - nothing for make in (
 
 
 def test_allocations_are_counted_once_each():
-    pytest.importorskip("transports.native.allocations", reason="the compiled core is not built")
+    pytest.importorskip(
+        "transfer.transports.core.native.allocations", reason="the compiled core is not built"
+    )
     code = [sys.executable, "-c", _COUNTING]
     ended = subprocess.run(code, capture_output=True, text=True, timeout=60, check=True)
     assert json.loads(ended.stdout) == [1, 1, 1, 2]

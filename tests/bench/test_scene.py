@@ -13,7 +13,7 @@ from bench.cases.timing import throughput
 from bench.run import run_line_up
 from bench.scene import play
 from bench.work import Failed, Skipped, Work
-from transports import core
+from transfer.transports import core
 
 pytest.importorskip("zmq")
 
@@ -54,7 +54,7 @@ def test_a_line_up_counts_every_message() -> None:
     ids=lambda work: f"{work.case}-{work.label}",
 )
 def test_ours_plays_every_case(work: Work) -> None:
-    ours = "transfer" if core.IMPLEMENTATION == "native" else "transfer-twin"
+    ours = "transfer" if core.IMPLEMENTATION == "native" else "transfer-pure"
     line_up = run_line_up(replace(work, peers=(ours,)), 1, _quiet)
     assert not line_up.absent
     assert line_up.spread(ours, line_up.metric.key) is not None

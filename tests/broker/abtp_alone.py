@@ -9,9 +9,9 @@ import zmq
 
 from tests.broker.alone import alone
 from tests.broker.direct_in_memory import InMemory
+from transfer.broker.clients.abtp import AbtpSubscriber
 from transfer.broker.fronts.abtp import AbtpFront
 from transfer.broker.fronts.abtp_sockets import AbtpSettings
-from transfer.clients.abtp import AbtpSubscriber
 
 ANYWHERE = "tcp://127.0.0.1:0"
 #: milliseconds that a plain socket waits

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from transfer.protocols.abtp import (
+from transfer.broker.protocols.abtp import (
     Limits,
     Published,
     Rejected,

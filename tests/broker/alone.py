@@ -11,14 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.hub import Hub
-from transfer.broker.lines import Lines
-from transfer.broker.listener import Listener
-from transfer.broker.store import Store
-from transfer.broker.subscriber import Subscriber
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.delivery.hub import Hub
+from transfer.broker.delivery.subscriber import Subscriber
+from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.listener import Listener
+from transfer.broker.storage.store import Store
 from transfer.log import Log
-from transports.core import Pool
+from transfer.transports.core import Pool
 
 #: seconds that anything may take
 PATIENCE = 10.0

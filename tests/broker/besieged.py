@@ -15,10 +15,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from tests.broker.running import ANYWHERE, FREE
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.server import Broker
-from transfer.broker.settings import AbtpEndpoints
-from transports.security.settings import Security
+from transfer.transports.security.settings import Security
 
 #: what a good peer needs to know to come in, besides the certificates
 TOKEN = "b7c5a9e2d81f4036a5cb92e7d40183f6"

@@ -5,9 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from transfer.broker.courier import DEAD_LETTER_REASONS, Sent
-from transfer.broker.engine.direct import DirectDesk, Rules
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher_actions import (
     Admitted,
     Answer,
     Audit,
@@ -16,10 +15,11 @@ from transfer.broker.engine.direct_actions import (
     Now,
     Persist,
 )
-from transfer.broker.engine.direct_events import Finished, Ref, encode
-from transfer.broker.engine.direct_routes import TableRoutes
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.engine.routes import Route, RouteTable, RouteType
+from transfer.broker.core.dispatcher_events import Finished, Ref, encode
+from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.session_routes import TableRoutes
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 
 
 class InMemory:

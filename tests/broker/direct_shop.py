@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 
-from transfer.broker.engine.direct import DirectDesk, Rules
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher_actions import (
     Admitted,
     Answer,
     Dispatch,
@@ -13,14 +13,14 @@ from transfer.broker.engine.direct_actions import (
     Persist,
     Register,
 )
-from transfer.broker.engine.direct_events import (
+from transfer.broker.core.dispatcher_events import (
     Facts,
     Ref,
     encode,
 )
-from transfer.broker.engine.direct_routes import TableRoutes
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.engine.routes import Route, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.session_routes import TableRoutes
+from transfer.broker.core.topic_patterns import Kind, pattern
 
 START_MS = 1_700_000_000_000
 

@@ -9,12 +9,12 @@ import zmq
 
 from tests.broker.asking import ask
 from tests.broker.running import running
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpProducer
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
 
 HERE = "127.0.0.1"
 ANYWHERE = AbtpEndpoints(f"tcp://{HERE}:0", f"tcp://{HERE}:0")

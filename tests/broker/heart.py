@@ -6,11 +6,11 @@ import asyncio
 import time
 from contextlib import contextmanager
 
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.hub import Hub
-from transfer.broker.message import Front, Message
-from transfer.broker.store import Store
-from transfer.broker.subscriber import Overflow, Subscriber
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.delivery.hub import Hub
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.storage.store import Store
 from transfer.log import Log
 
 EVERYTHING = pattern(Kind.PREFIX, "")

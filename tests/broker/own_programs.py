@@ -9,8 +9,9 @@ from contextlib import contextmanager
 
 import transfer
 from tests.broker.own_peers import wait_for
-from transfer.protocols.own import Join, Op, decode, encode, encode_deliveries, encode_join
-from transfer.protocols.own_pieces import (
+from transfer.broker.protocols.native import Join, Op, decode, encode, encode_deliveries, encode_join
+from transfer.broker.protocols.native_batch import decode_several
+from transfer.broker.protocols.native_pieces import (
     LARGE_FROM,
     Begin,
     Place,
@@ -19,7 +20,6 @@ from transfer.protocols.own_pieces import (
     encode_begin,
     encode_place,
 )
-from transfer.protocols.own_several import decode_several
 
 MIB = 1 << 20
 #: a message that goes in pieces, and is no number of them

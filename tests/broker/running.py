@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.config.settings import Settings
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.server import Broker
-from transfer.broker.settings import Settings
 
 FREE = "tcp://127.0.0.1:0"
 #: all fronts that need no optional library, each on a free port

@@ -11,9 +11,9 @@ import time
 from contextlib import contextmanager
 
 from tests.broker.running import FREE, running
-from transfer.broker.settings import AbtpEndpoints
+from transfer.broker.config.settings import AbtpEndpoints
 from transfer.certificates import Authority
-from transports.security.settings import Security
+from transfer.transports.security.settings import Security
 
 HERE = "127.0.0.1"
 TOKEN = "a4fc542c74e437a9de36a1413212954a"

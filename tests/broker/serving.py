@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from tests.broker.running import running
-from transfer.broker.settings import AbtpEndpoints
+from transfer.broker.config.settings import AbtpEndpoints
 
 
 def serve(folder, **changes):

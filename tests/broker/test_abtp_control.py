@@ -11,26 +11,26 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.abtp_frames import NOW, TOPIC, code, envelope, new, published, read
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     Deregister,
     Heartbeat,
     Nack,
     Register,
 )
-from transfer.broker.engine.sessions import Capabilities
-from transfer.protocols.abtp import (
+from transfer.broker.core.sessions import Capabilities
+from transfer.broker.protocols.abtp import (
     Asked,
     Limits,
     encode_control,
     encode_register,
     read_control,
 )
-from transfer.protocols.abtp_delivered import read_delivered
-from transfer.protocols.abtp_envelope import make_head, write_envelope
-from transfer.protocols.abtp_lz4 import compress, decompress
-from transfer.protocols.abtp_words import Code
-from transports.errors import ProtocolError
+from transfer.broker.protocols.abtp_delivered import read_delivered
+from transfer.broker.protocols.abtp_envelope import make_head, write_envelope
+from transfer.broker.protocols.abtp_lz4 import compress, decompress
+from transfer.broker.protocols.abtp_words import Code
+from transfer.transports.errors import ProtocolError
 
 # --- codecs and compression ---------------------------------------------------------------------------------
 

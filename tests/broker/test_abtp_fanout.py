@@ -18,12 +18,12 @@ from tests.broker.abtp_alone import (
     running,
     subscribed,
 )
-from transfer.broker.engine.delivery import RetryPolicy
-from transfer.broker.engine.direct import Rules
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.core.delivery import RetryPolicy
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.delivery.message import Front, Message
 from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
-from transfer.broker.message import Front, Message
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transports.errors import AddressError, AddressInUse, Again, Closed, ProtocolError
+from transfer.transports.errors import AddressError, AddressInUse, Again, Closed, ProtocolError
 
 
 @pytest.fixture

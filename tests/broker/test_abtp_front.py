@@ -21,13 +21,13 @@ from tests.broker.abtp_alone import (
     running,
     subscribed,
 )
-from transfer.broker.engine.admission import Limits
-from transfer.broker.engine.delivery import RetryPolicy
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.sessions import Capabilities
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.protocols.abtp_words import Code
-from transports.errors import Again, ProtocolError
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.core.admission import Limits
+from transfer.broker.core.delivery import RetryPolicy
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.sessions import Capabilities
+from transfer.broker.protocols.abtp_words import Code
+from transfer.transports.errors import Again, ProtocolError
 
 
 @pytest.fixture

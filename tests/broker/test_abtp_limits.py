@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.fronts.abtp_awaiting import _MOST_BYTES, AwaitingRoute
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.abtp_pub import MOST_PREFIXES, PubSubscriber
-from transfer.protocols.abtp import (
+from transfer.broker.fronts.abtp_unrouted import _MOST_BYTES, AwaitingRoute
+from transfer.broker.protocols.abtp import (
     MAX_SUBSCRIPTIONS,
     Limits,
     ProtocolError,
@@ -18,8 +18,8 @@ from transfer.protocols.abtp import (
     read_control,
     read_frames,
 )
-from transfer.protocols.abtp_envelope import may_be_compressed
-from transfer.protocols.abtp_words import MAX_CONTROL
+from transfer.broker.protocols.abtp_envelope import may_be_compressed
+from transfer.broker.protocols.abtp_words import MAX_CONTROL
 
 
 def register(**changed):

@@ -12,12 +12,12 @@ import zmq
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.broker.abtp_alone import plain, pub, router, running
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.protocols.abtp import CONTROL, Limits, Rejected, read_frames
-from transfer.protocols.abtp_delivered import read_delivered
-from transfer.protocols.abtp_envelope import write_envelope
-from transfer.protocols.abtp_words import Code
-from transports.errors import UsageError
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.protocols.abtp import CONTROL, Limits, Rejected, read_frames
+from transfer.broker.protocols.abtp_delivered import read_delivered
+from transfer.broker.protocols.abtp_envelope import write_envelope
+from transfer.broker.protocols.abtp_words import Code
+from transfer.transports.errors import UsageError
 
 ENVELOPE = {
     "spec_version": "abtp/1",

@@ -16,13 +16,11 @@ from hypothesis import given, strategies as st
 
 from tests.broker.abtp_alone import direct, plain, registered, router, running, subscribed
 from tests.broker.running import running as whole
-from transfer.broker.engine.sessions import Capabilities, Session
-from transfer.broker.settings import AbtpEndpoints
-from transfer.broker.state.database import Database
-from transfer.broker.state.sessions import Sessions
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.protocols import abtp_media
-from transfer.protocols.abtp_media import (
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.core.sessions import Capabilities, Session
+from transfer.broker.protocols import abtp_media
+from transfer.broker.protocols.abtp_media import (
     Codec,
     Compressor,
     codec,
@@ -30,9 +28,11 @@ from transfer.protocols.abtp_media import (
     compressor_of,
     decompress_payload,
 )
-from transfer.protocols.abtp_words import Code
-from transports import plugins
-from transports.errors import Again, OptionError, ProtocolError, UsageError
+from transfer.broker.protocols.abtp_words import Code
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.sessions import Sessions
+from transfer.transports import plugins
+from transfer.transports.errors import Again, OptionError, ProtocolError, UsageError
 
 LIMIT = 1 << 20
 

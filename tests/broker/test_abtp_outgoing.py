@@ -12,13 +12,13 @@ pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 
 from tests.broker.asking import until
 from tests.broker.running import running
-from transfer.broker.courier import Sent
-from transfer.broker.engine.sessions import Capabilities
-from transfer.broker.fronts.abtp_outgoing import Outgoing
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints, FastPath
+from transfer.broker.core.sessions import Capabilities
+from transfer.broker.delivery.delivery_sink import Sent
+from transfer.broker.fronts.abtp_sender import Outgoing
 from transfer.broker.offload_pool import OffloadPool
-from transfer.broker.settings import AbtpEndpoints, FastPath
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.protocols.abtp_media import Lz4
+from transfer.broker.protocols.abtp_media import Lz4
 
 WHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
 CUTOVER = 2000

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.abtp_frames import ENVELOPE, NOW, PEER, TOPIC, code, envelope, new, published, read
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     Deregister,
     Deregistered,
@@ -22,16 +22,16 @@ from transfer.broker.engine.direct_actions import (
     Registered,
     Taken,
 )
-from transfer.broker.engine.sessions import Capabilities
-from transfer.protocols.abtp import (
+from transfer.broker.core.sessions import Capabilities
+from transfer.broker.protocols.abtp import (
     Published,
     Rejected,
     encode_accepted,
     encode_error,
     encode_reply,
 )
-from transfer.protocols.abtp_envelope import make_head, write_envelope
-from transfer.protocols.abtp_words import Code
+from transfer.broker.protocols.abtp_envelope import make_head, write_envelope
+from transfer.broker.protocols.abtp_words import Code
 
 # --- what producers send ------------------------------------------------------------------------------------
 

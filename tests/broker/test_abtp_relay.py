@@ -13,10 +13,10 @@ from tests.broker.everything import HERE
 from tests.broker.running import running
 from tests.core.raw import eventually
 from tests.fuzz.serving import Held, Process
-from transfer.broker.fronts.abtp_names import Names
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpProducer
-from transfer.protocols.zmtp import GREETING
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.fronts.abtp_peer_names import Names
+from transfer.broker.protocols.zmtp import GREETING
 
 WHOLE = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 PING = b"\4\7\4PING\0\0"

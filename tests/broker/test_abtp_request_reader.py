@@ -15,11 +15,11 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.running import running
 from tests.broker.test_direct_delivery import ANYWHERE, consumer, eventually, producer
+from transfer.broker.config.settings import FastPath
 from transfer.broker.fronts import abtp_request_reader
 from transfer.broker.fronts.abtp_request_reader import RequestReader
 from transfer.broker.offload_pool import OffloadPool
-from transfer.broker.settings import FastPath
-from transports.errors import InternalError
+from transfer.transports.errors import InternalError
 
 CUTOVER = 100
 

@@ -12,12 +12,12 @@ import zmq
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.running import running
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.protocols.abtp_signing import SIZE, SKEW_US, Signatures, Signer
-from transports.errors import ProtocolError, SecurityError
-from transports.security import credentials
-from transports.security.settings import Security
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.protocols.abtp_signing import SIZE, SKEW_US, Signatures, Signer
+from transfer.transports.errors import ProtocolError, SecurityError
+from transfer.transports.security import credentials
+from transfer.transports.security.settings import Security
 
 DOCUMENT = Path(__file__).parents[2] / "docs/protocols/abtp.md"
 TOKEN = "37a2cf99f5bc6472facfba0918a3e705c767b9ff5a55fa2bac30dd2cc961231b"

@@ -12,12 +12,12 @@ from hypothesis import given, strategies as st
 from tests.broker.running import running
 from tests.broker.test_abtp_relay import greeted
 from tests.core.raw import eventually
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.fronts import abtp_subscription_limits
 from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpProducer
-from transfer.protocols.zmtp import SubscriptionReader
-from transports.errors import ProtocolError
+from transfer.broker.protocols.zmtp import SubscriptionReader
+from transfer.transports.errors import ProtocolError
 
 FREE = "tcp://127.0.0.1:0"
 

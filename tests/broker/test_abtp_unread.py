@@ -15,9 +15,9 @@ import zmq
 from tests.broker.running import running
 from tests.broker.test_abtp_relay import greeted
 from tests.broker.test_direct_delivery import ANYWHERE, eventually, producer
+from transfer.broker.clients.abtp import AbtpSubscriber
 from transfer.broker.fronts import abtp_relay
 from transfer.broker.fronts.abtp_sockets import AbtpSettings
-from transfer.clients.abtp import AbtpSubscriber
 
 SIZE, MOST = 100_000, 2_000_000
 

@@ -9,11 +9,11 @@ import json
 import pytest
 
 from transfer.broker.http import admin
-from transfer.broker.http.asked import Asked
 from transfer.broker.http.health import Problem
-from transfer.broker.state.chain import check_export
-from transfer.broker.state.letter import Reference
-from transports.errors import LogFull, UsageError
+from transfer.broker.http.request_params import Asked
+from transfer.broker.storage.audit_chain import check_export
+from transfer.broker.storage.dead_letter import Reference
+from transfer.transports.errors import LogFull, UsageError
 
 from .admin_server import Client, serving
 from .test_operations import Desk

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.admission import MOST_TENANTS, OTHER, Admission, Limit, Limits, Outcome
-from transports.errors import OptionError
+from transfer.broker.core.admission import MOST_TENANTS, OTHER, Admission, Limit, Limits, Outcome
+from transfer.transports.errors import OptionError
 
 
 def test_defaults():

@@ -18,15 +18,15 @@ import transfer
 from tests.broker.alone import alone, ended
 from tests.broker.running import running
 from tests.broker.serving import Serving
-from transfer.broker.announced import Announced, AnnouncedLimits
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.fronts.own_pub import OwnPublisher
-from transfer.broker.fronts.publishing import PublishingSettings
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.delivery.announced import Announced, AnnouncedLimits
+from transfer.broker.fronts.native_publisher import OwnPublisher
+from transfer.broker.fronts.publisher_front import PublishingSettings
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
 from transfer.broker.fronts.ttp import TtpFront
-from transfer.broker.volume import VolumeShare, free_bytes, log_room
-from transports.errors import LogFull
+from transfer.broker.storage.volume import VolumeShare, free_bytes, log_room
+from transfer.transports.errors import LogFull
 
 MIB, GIB = 1 << 20, 1 << 30
 

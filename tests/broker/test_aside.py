@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
-from transfer.broker.aside import LARGE
-from transfer.broker.message import Front, Message
-from transfer.broker.writing import Writing
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.storage.blob_writer import Writing
+from transfer.broker.storage.large_write_queue import LARGE
 from transfer.log import Retention
-from transports.errors import InternalError, LogFull, UsageError
+from transfer.transports.errors import InternalError, LogFull, UsageError
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_a_log_that_fails_by_one_of_them_is_told_once(beating, monkeypatch, fail
     for payload in (large(b"a"), b"b", large(b"c"), b"d"):
         beating.publish("t", payload, lambda error, payload=payload: told.append((payload[:1], error)))
     if failing == "commit":
-        monkeypatch.setattr("transfer.broker.writing.Writing.commit", fails)
+        monkeypatch.setattr("transfer.broker.storage.blob_writer.Writing.commit", fails)
     else:
         monkeypatch.setattr(beating.log, "append", fails)
     beating.until(lambda: len(told) == 4)

@@ -15,8 +15,8 @@ from contextlib import contextmanager
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.chain import (
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_chain import (
     GENESIS,
     SEGMENT,
     Action,
@@ -27,8 +27,8 @@ from transfer.broker.state.chain import (
     parse_time,
     time_text,
 )
-from transfer.broker.state.verification import HEAD, Head, examine
-from transports.errors import Closed, LogDamaged, LogFull, LogInUse, UsageError
+from transfer.broker.storage.audit_verification import HEAD, Head, examine
+from transfer.transports.errors import Closed, LogDamaged, LogFull, LogInUse, UsageError
 
 NOW = 1_774_051_200_000  # 2026-03-21
 DAY = 86_400_000
@@ -267,8 +267,8 @@ def test_an_event_without_its_head_is_taken(tmp_path):
 
 _APPENDS = """
 import sys
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.chain import Action
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_chain import Action
 with Audit(sys.argv[1], 0) as audit:
     for number in range(100_000):
         event = audit.append(Action("a", "purge", (str(number),), "x" * 200), 0)

@@ -11,10 +11,18 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.log.page_cache import PageCache
-from transfer.broker.state.audit import Audit, export
-from transfer.broker.state.chain import GENESIS, SEGMENT, Chain, Window, check_export, encode, time_text
-from transfer.broker.state.verification import HEAD, examine
-from transports.errors import InternalError, LogDamaged
+from transfer.broker.storage.audit import Audit, export
+from transfer.broker.storage.audit_chain import (
+    GENESIS,
+    SEGMENT,
+    Chain,
+    Window,
+    check_export,
+    encode,
+    time_text,
+)
+from transfer.broker.storage.audit_verification import HEAD, examine
+from transfer.transports.errors import InternalError, LogDamaged
 
 from .test_audit import NOW, action, ids, write
 

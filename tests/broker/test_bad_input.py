@@ -14,10 +14,10 @@ from tests.core.raw import Raw
 from tests.faults.stranger import ended, hang_up, stranger
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
-from transfer.protocols.pybroker import encode_publish as encode_file
-from transfer.protocols.rqueue import encode_publish, encode_subscribe
-from transfer.protocols.ttp import EOF, encode_head
-from transports.wire import SocketType
+from transfer.broker.protocols.pybroker import encode_publish as encode_file
+from transfer.broker.protocols.rqueue import encode_publish, encode_subscribe
+from transfer.broker.protocols.ttp import EOF, encode_head
+from transfer.transports.core.wire import SocketType
 
 HUGE = 1 << 50
 #: bytes that the process may grow by while lengths are announced that nobody sends

@@ -21,19 +21,19 @@ import transfer
 from tests.broker.besieged import security
 from tests.broker.everything import HERE, zmtp
 from tests.security.test_strangers import client_hello
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
 from transfer.certificates import Authority
-from transfer.clients.abtp import AbtpProducer
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transports.descriptors import RESERVE
-from transports.errors import Broken
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.security.settings import Security
-from transports.testing.ends import until
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.descriptors import RESERVE
+from transfer.transports.errors import Broken
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 _HERE = Path(__file__).parent
 #: bytes of the broker's memory

@@ -14,12 +14,12 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.broker.running import running
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.engine.routes import Route, RouteTable, RouteType, Source
-from transfer.broker.state.catalog import Catalog
-from transfer.broker.state.catalog_file import read_file
-from transfer.broker.state.database import Database
-from transports.errors import TransferError, UsageError
+from transfer.broker.core.routes import Route, RouteTable, RouteType, Source
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.storage.catalog import Catalog
+from transfer.broker.storage.catalog_file import read_file
+from transfer.broker.storage.database import Database
+from transfer.transports.errors import TransferError, UsageError
 
 
 def route(id, text="a.*", *, source=Source.DYNAMIC, to="worker", **more):

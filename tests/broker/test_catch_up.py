@@ -24,12 +24,12 @@ from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from tests.sockets.test_order import Cutter
 from transfer import ZmqInterface
-from transfer.broker.fronts import own_catch_up
-from transfer.broker.fronts.own import OwnSettings
-from transfer.broker.message import Front, Message
-from transfer.broker.topic_admin import TopicAdmin
-from transfer.clients.own import BrokerClient
-from transfer.links.topic_positions import (
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.delivery.topic_admin import TopicAdmin
+from transfer.broker.fronts import native_catch_up as own_catch_up
+from transfer.broker.fronts.native import OwnSettings
+from transfer.sockets.connections.topic_positions import (
     LogId,
     TopicPosition,
     TopicPositions,
@@ -39,9 +39,9 @@ from transfer.links.topic_positions import (
     encode_position,
     encode_skipped,
 )
-from transports.address import parse
-from transports.errors import AddressError, Broken, HandshakeError, ProtocolError, UsageError
-from transports.wire import Control, SocketType
+from transfer.transports.address import parse
+from transfer.transports.core.wire import Control, SocketType
+from transfer.transports.errors import AddressError, Broken, HandshakeError, ProtocolError, UsageError
 
 
 @pytest.fixture

@@ -14,13 +14,13 @@ from tests.broker.test_catch_up import publish, received, subscribed
 from tests.ports import free_ports
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
-from transfer.broker.fronts.own import OwnSettings
-from transfer.broker.log_epochs import LogEpochs
-from transfer.clients.own import BrokerClient
-from transfer.links import topic_positions
-from transfer.links.topic_positions import TopicPosition
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.log import Log
-from transports.errors import AddressError, UsageError
+from transfer.sockets.connections import topic_positions
+from transfer.sockets.connections.topic_positions import TopicPosition
+from transfer.transports.errors import AddressError, UsageError
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.engine.tls_words import WORDS, word_of
-from transports.client_hello import Offer, offered
-from transports.first_record import HEAD, LARGEST_HELLO
+from transfer.broker.core.refusal_reasons import WORDS, word_of
+from transfer.transports.handshake.client_hello import Offer, offered
+from transfer.transports.handshake.first_record import HEAD, LARGEST_HELLO
 
 
 def hello(*protocols):

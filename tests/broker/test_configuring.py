@@ -7,16 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from transfer.broker.choices import CHOICES, default_of
-from transfer.broker.configuring import Said, configured, read_file, said_by_flag
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.settings import Settings
-from transfer.broker.subscriber import Overflow
-from transfer.broker.volume import VolumeShare
+from transfer.broker.config.configuration import Said, configured, read_file, said_by_flag
+from transfer.broker.config.options import CHOICES, default_of
+from transfer.broker.config.settings import Settings
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.delivery.subscriber import Overflow
+from transfer.broker.storage.volume import VolumeShare
 from transfer.config import BROKER_IDLE_NAMES, BROKER_NAMES, broker_environment
-from transports.config import security
-from transports.errors import OptionError
-from transports.security.settings import Security
+from transfer.transports.config import security
+from transfer.transports.errors import OptionError
+from transfer.transports.security.settings import Security
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "broker.md"
 

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.asking import ask, look, until
 from tests.broker.browser import CHROMIUM, browsing
 from tests.broker.running import running
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 
 NASTY = '<img src=x onerror="document.title=1">'
 

@@ -9,13 +9,13 @@ import pytest
 import transfer
 from tests.broker.asking import look, until
 from tests.broker.running import FREE, running
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transports.errors import ProtocolError
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.transports.errors import ProtocolError
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker import crowd as crowds
-from transfer.broker.crowd import Crowd
-from transports.pending import PendingConnections
+from transfer.broker.net import pending_connections as crowds
+from transfer.broker.net.pending_connections import Crowd
+from transfer.transports.connect.pending import PendingConnections
 
 
 class Timer:

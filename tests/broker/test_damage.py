@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.broker.running import running
-from transfer.broker.checking import check
-from transfer.broker.parts import LOG
-from transfer.broker.watching import overview_told
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.status import overview_told
+from transfer.broker.storage.folder_check import check
+from transfer.broker.storage.folder_parts import LOG
 from transfer.log.record import Kind, scan
 from transfer.log.segment_files import BLOBS, SUFFIX
 

@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-from transfer.broker.state.database import APPLICATION, FORMAT, Database, row_check
-from transports.errors import (
+from transfer.broker.storage.database import APPLICATION, FORMAT, Database, row_check
+from transfer.transports.errors import (
     Closed,
     InternalError,
     LogDamaged,
@@ -225,7 +225,7 @@ def test_damage_beneath_an_open_database_is_told(path, database):
 
 DIES = """
 import os, signal, sys
-from transfer.broker.state.database import Database
+from transfer.broker.storage.database import Database
 database = Database(sys.argv[1])
 database.prepare("words", ["CREATE TABLE words (word TEXT PRIMARY KEY, length INTEGER NOT NULL)"])
 with database.transaction() as connection:
@@ -273,7 +273,7 @@ def test_a_damaged_file_keeps_its_write_ahead_log(killed):
 
 
 def test_a_file_that_is_locked_elsewhere_is_told(path, database, monkeypatch):
-    monkeypatch.setattr("transfer.broker.state.database.BUSY", 0.01)
+    monkeypatch.setattr("transfer.broker.storage.database.BUSY", 0.01)
     database.query("PRAGMA busy_timeout = 10")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")

@@ -7,10 +7,10 @@ import sqlite3
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters, insert
-from transfer.broker.state.letter import DeadLetter, Filter, Reference, State
-from transports.errors import StateError, TransferError, UsageError
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, Reference, State
+from transfer.broker.storage.dead_letters import DeadLetters, insert
+from transfer.transports.errors import StateError, TransferError, UsageError
 
 
 @pytest.fixture

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.delivery import TRANSITIONS, Delivery, RetryPolicy, Status
-from transfer.broker.engine.timers import Timers
-from transports.errors import InternalError, OptionError
+from transfer.broker.core.delivery import TRANSITIONS, Delivery, RetryPolicy, Status
+from transfer.broker.core.timers import Timers
+from transfer.transports.errors import InternalError, OptionError
 
 
 def delivery(status=Status.DISPATCHED):

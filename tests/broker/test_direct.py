@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.direct_shop import Shop
-from transfer.broker.engine.admission import Limit, Limits, Outcome
-from transfer.broker.engine.delivery import Status
-from transfer.broker.engine.departed import Departed
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.admission import Limit, Limits, Outcome
+from transfer.broker.core.delivery import Status
+from transfer.broker.core.departed_consumers import Departed
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
     Answer,
@@ -22,15 +22,15 @@ from transfer.broker.engine.direct_actions import (
     Persist,
     Taken,
 )
-from transfer.broker.engine.direct_events import (
+from transfer.broker.core.dispatcher_events import (
     Accepted,
     Dispatched,
     End,
     Facts,
     Finished,
 )
-from transfer.broker.engine.grammar import Pattern
-from transfer.broker.engine.sessions import Capabilities, Session
+from transfer.broker.core.sessions import Capabilities, Session
+from transfer.broker.core.topic_patterns import Pattern
 
 # --- delivering ---------------------------------------------------------------------------------------------
 

@@ -8,9 +8,9 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.broker.direct_shop import Shop
-from transfer.broker.engine.admission import Limits
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.admission import Limits
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
     Answer,
@@ -23,7 +23,7 @@ from transfer.broker.engine.direct_actions import (
     Register,
     Taken,
 )
-from transfer.broker.engine.direct_events import (
+from transfer.broker.core.dispatcher_events import (
     Accepted,
     End,
     Facts,

@@ -11,14 +11,14 @@ import time
 import pytest
 
 from tests.broker.running import running
-from transfer.broker.engine.admission import Limits
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transports.errors import Again, ProtocolError
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.core.admission import Limits
+from transfer.transports.errors import Again, ProtocolError
 
 ANYWHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
 
@@ -182,8 +182,8 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
 _SERVES = """
 import sys
 from tests.broker.serving import serve
-from transfer.broker.engine.admission import Limits
-from transfer.broker.settings import AbtpEndpoints
+from transfer.broker.core.admission import Limits
+from transfer.broker.config.settings import AbtpEndpoints
 serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
 """
 

@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.direct_shop import Shop
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
     KeepSession,
 )
-from transfer.broker.engine.direct_events import (
+from transfer.broker.core.dispatcher_events import (
     Accepted,
     Books,
     Dispatched,
@@ -25,7 +25,7 @@ from transfer.broker.engine.direct_events import (
     encode,
     replay,
 )
-from transports.errors import LogDamaged
+from transfer.transports.errors import LogDamaged
 
 TEXTS = st.text(max_size=8)
 NUMBERS = st.integers(0, 2**64 - 1)

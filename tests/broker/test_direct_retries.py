@@ -7,10 +7,10 @@ import random
 import pytest
 
 from tests.broker.direct_shop import START_MS, Shop
-from transfer.broker.engine.admission import Limits
-from transfer.broker.engine.delivery import RetryPolicy, Status
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.direct_actions import (
+from transfer.broker.core.admission import Limits
+from transfer.broker.core.delivery import RetryPolicy, Status
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.dispatcher_actions import (
     Ack,
     DeadLetter,
     Deregister,
@@ -25,16 +25,16 @@ from transfer.broker.engine.direct_actions import (
     Refused,
     Registered,
 )
-from transfer.broker.engine.direct_events import (
+from transfer.broker.core.dispatcher_events import (
     End,
     Finished,
     Moved,
     decode,
     replay,
 )
-from transfer.broker.engine.routes import RouteType
-from transfer.broker.engine.sessions import Capabilities
-from transports.errors import UsageError
+from transfer.broker.core.routes import RouteType
+from transfer.broker.core.sessions import Capabilities
+from transfer.transports.errors import UsageError
 
 # --- trying again -------------------------------------------------------------------------------------------
 

@@ -11,18 +11,18 @@ import pytest
 import zmq
 
 from tests.broker.serving import Serving
-from transfer.broker.courier import Sent
-from transfer.broker.direct import Direct
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.direct_actions import Admitted, Register
-from transfer.broker.engine.direct_events import Facts
-from transfer.broker.engine.routes import RouteTable
-from transfer.broker.engine.sessions import Capabilities
-from transfer.broker.message import Front, Message
-from transfer.broker.store import Store
-from transfer.clients.abtp import AbtpConsumer
+from transfer.broker.clients.abtp import AbtpConsumer
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.dispatcher_actions import Admitted, Register
+from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.core.routes import RouteTable
+from transfer.broker.core.sessions import Capabilities
+from transfer.broker.delivery.delivery_sink import Sent
+from transfer.broker.delivery.dispatcher_driver import Direct
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.storage.store import Store
 from transfer.log import Log
-from transports.errors import InternalError
+from transfer.transports.errors import InternalError
 
 
 class Disk:

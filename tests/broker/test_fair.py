@@ -7,8 +7,8 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.fair import WEIGHTS, FairQueue, class_of
-from transports.errors import OptionError
+from transfer.broker.core.priority_queue import WEIGHTS, FairQueue, class_of
+from transfer.transports.errors import OptionError
 
 NAMES = list(WEIGHTS)
 

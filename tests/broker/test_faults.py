@@ -14,16 +14,16 @@ import transfer
 from tests.broker.asking import ask, look, number_of, until
 from tests.broker.everything import HERE, dial, serves, whole
 from tests.broker.running import running
-from transfer.broker.engine.grammar import Kind, pattern
+from transfer.broker.clients.abtp import AbtpSubscriber
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
-from transfer.clients.abtp import AbtpSubscriber
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.protocols.rqueue import encode_subscribe
-from transfer.protocols.ttp import HEADER_SIZE, WANTED, decode_error, decode_header, encode_head
-from transports.errors import Broken
+from transfer.broker.protocols.rqueue import encode_subscribe
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, decode_error, decode_header, encode_head
+from transfer.transports.errors import Broken
 
 
 @pytest.fixture

@@ -17,15 +17,15 @@ from tests.broker import abtp_alone
 from tests.broker.everything import HERE, whole
 from tests.broker.own_peers import wait_for
 from tests.broker.running import running
-from transfer.broker.fronts import own_plain, own_waiting
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.own import HELD_UP, Op, decode, decode_words, encode
-from transfer.protocols.ttp import HEADER_SIZE, WANTED, Kind, decode_error, decode_header, encode_head
-from transports.errors import Again, LogFull
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.fronts import native_plain as own_plain, native_waiting as own_waiting
+from transfer.broker.protocols.native import HELD_UP, Op, decode, decode_words, encode
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, decode_error, decode_header, encode_head
+from transfer.transports.errors import Again, LogFull
 
 PAYLOAD = b"x" * 30_000
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.grammar import MAX_BYTES, Kind, Pattern, Rank, check_topic, pattern
-from transports.errors import UsageError
+from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, Pattern, Rank, check_topic, pattern
+from transfer.transports.errors import UsageError
 
 REFUSED = [
     (Kind.DOTS, "", "empty"),

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from transfer.broker.engine.groups import MOST_LOST, Change, Delivery, Group, Kind, Outcome
-from transfer.broker.engine.offsets import Offsets
+from transfer.broker.core.groups import MOST_LOST, Change, Delivery, Group, Kind, Outcome
+from transfer.broker.core.offsets import Offsets
 
 NAMES = st.sampled_from("abc")
 #: attempts that the model's messages get

@@ -12,11 +12,11 @@ import pytest
 
 from tests.broker.asking import ask, until
 from tests.broker.running import running
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.protocols.pybroker import MAX_ANSWER, encode_fetch
-from transfer.protocols.rqueue import encode_publish
-from transports.errors import AddressError, AddressInUse, InternalError
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.protocols.pybroker import MAX_ANSWER, encode_fetch
+from transfer.broker.protocols.rqueue import encode_publish
+from transfer.transports.errors import AddressError, AddressInUse, InternalError
 
 
 def told(port, path):

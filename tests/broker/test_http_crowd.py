@@ -10,8 +10,8 @@ from aiohttp import web
 from tests.broker.everything import dial
 from tests.broker.running import running
 from tests.broker.secure_peers import OWN_TOKEN, TOKEN, refused, until
-from transfer.broker.http import serving
-from transports.security.settings import Security
+from transfer.broker.http import server as serving
+from transfer.transports.security.settings import Security
 
 ANNOUNCED = b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n"
 CHUNKED = b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n"

@@ -13,8 +13,8 @@ from tests.broker import test_besieged as siege
 from tests.broker.everything import dial
 from tests.broker.running import running
 from tests.broker.secure_peers import dial as dial_secured, is_put_out, refused, secure, until
-from transfer.broker.http import serving
-from transfer.broker.http.heads import AT_ONCE, MOST, MOST_HEADERS
+from transfer.broker.http import server as serving
+from transfer.broker.http.request_head_limit import AT_ONCE, MOST, MOST_HEADERS
 
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
 CHUNKED = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"

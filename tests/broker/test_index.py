@@ -8,10 +8,10 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.engine.grammar import Kind, Pattern, pattern
-from transfer.broker.engine.index import Index
-from transfer.broker.engine.subscriptions import Most, Subscriptions
-from transports.errors import UsageError
+from transfer.broker.core.pattern_index import Index
+from transfer.broker.core.subscriptions import Most, Subscriptions
+from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.transports.errors import UsageError
 
 TOPICS = st.text(alphabet="ab.*>/", min_size=1, max_size=7)
 

@@ -13,17 +13,17 @@ from itertools import pairwise
 import pytest
 
 from tests.broker.serving import Serving
-from transfer.broker.parts import LOG, STATE
-from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters
-from transfer.broker.state.letter import Filter
-from transfer.broker.store import Store
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.dead_letter import Filter
+from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.folder_parts import LOG, STATE
+from transfer.broker.storage.store import Store
 from transfer.log import Log
-from transports.errors import Again, Broken, Closed
+from transfer.transports.errors import Again, Broken, Closed
 
 HEAD = struct.Struct("<4sQI")
 #: payloads from 64 KiB on go through the broker in pieces

@@ -17,20 +17,20 @@ import transfer
 from tests.broker.asking import ask, look, until
 from tests.broker.running import running
 from transfer.broker import server
-from transfer.broker.burying import finish_buried
-from transfer.broker.checking import check
-from transfer.broker.engine.direct_events import Accepted, Books, End, Facts, Finished, Ref
-from transfer.broker.message import Front
-from transfer.broker.settings import AbtpEndpoints
-from transfer.broker.state import payloads
-from transfer.broker.state.database import Database, row_check
-from transfer.broker.state.dead_letters import SCHEMA, STORE, DeadLetters
-from transfer.broker.state.letter import DeadLetter, Filed, Filter
-from transfer.clients.own import BrokerClient
-from transfer.clients.ttp import TtpClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.core.dispatcher_events import Accepted, Books, End, Facts, Finished, Ref
+from transfer.broker.delivery.message import Front
+from transfer.broker.storage import dead_letter_payloads as payloads
+from transfer.broker.storage.database import Database, row_check
+from transfer.broker.storage.dead_letter import DeadLetter, Filed, Filter
+from transfer.broker.storage.dead_letter_writer import finish_buried
+from transfer.broker.storage.dead_letters import SCHEMA, STORE, DeadLetters
+from transfer.broker.storage.folder_check import check
 from transfer.log import Log
 from transfer.tensors.build import NUMPY, recipe_for
-from transports.errors import LogDamaged, LogFull, StateError
+from transfer.transports.errors import LogDamaged, LogFull, StateError
 
 from .test_dead_letters import letter
 
@@ -242,7 +242,7 @@ def test_what_ttp_said_of_a_message_is_kept(tmp_path):
 
 def test_a_large_one_of_direct_delivery_is_replayed_with_its_envelope(tmp_path, small_segments):
     pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
-    from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+    from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 
     where = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
     with running(tmp_path, http=0, abtp=where, retention_bytes=1 << 20) as broker:
@@ -341,7 +341,7 @@ _DIES = """
 import os, signal, sys
 from pathlib import Path
 from tests.broker.serving import serve
-from transfer.broker.state import dead_letters
+from transfer.broker.storage import dead_letters
 dead_letters.insert = lambda connection, letter: os.kill(os.getpid(), signal.SIGKILL)
 serve(sys.argv[1])
 """

@@ -13,11 +13,11 @@ import zlib
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.line import LARGEST_FRAME, Line
-from transfer.broker.lines import Lines
-from transfer.broker.listener import Listener
-from transports.core import Pool
-from transports.errors import ProtocolError
+from transfer.broker.net.connection import LARGEST_FRAME, Line
+from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.listener import Listener
+from transfer.transports.core import Pool
+from transfer.transports.errors import ProtocolError
 
 HEAD = struct.Struct("<BI")
 #: a frame in one piece, one whose payload comes in pieces, one that pauses the line, one that breaks it

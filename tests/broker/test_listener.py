@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from transfer.broker.entry import Entry
-from transfer.broker.listener import Listener
-from transports.errors import SecurityError
+from transfer.broker.net.listener import Listener
+from transfer.broker.net.tls_acceptor import Entry
+from transfer.transports.errors import SecurityError
 
 MANY = 60
 

@@ -9,12 +9,12 @@ from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
 from tests.broker.running import running
 from tests.broker.test_groups import Taker as _Taker
-from transfer.broker import groups, in_turns
-from transfer.broker.fronts import own_consumers, own_requests
-from transfer.broker.in_turns import InTurns
-from transfer.protocols.own import Join, Op, encode, encode_join
-from transfer.protocols.own_several import encode_several
-from transports.errors import UsageError
+from transfer.broker.delivery import groups, turns as in_turns
+from transfer.broker.delivery.turns import InTurns
+from transfer.broker.fronts import native_consumers as own_consumers, native_requests as own_requests
+from transfer.broker.protocols.native import Join, Op, encode, encode_join
+from transfer.broker.protocols.native_batch import encode_several
+from transfer.transports.errors import UsageError
 
 
 class Taker(_Taker):

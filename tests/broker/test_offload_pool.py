@@ -10,9 +10,9 @@ import pytest
 
 from tests.broker.asking import look, until
 from tests.broker.running import running
+from transfer.broker.config.settings import AbtpEndpoints, FastPath
 from transfer.broker.offload_pool import OffloadPool
-from transfer.broker.settings import AbtpEndpoints, FastPath
-from transports.errors import InternalError, UsageError
+from transfer.transports.errors import InternalError, UsageError
 
 HERE = threading.current_thread
 
@@ -80,7 +80,7 @@ def test_only_large_ones_go_there():
 
 def test_large_messages_of_abtp_come_in_their_order(tmp_path):
     pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
-    from transfer.clients.abtp import AbtpProducer
+    from transfer.broker.clients.abtp import AbtpProducer
 
     where = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
     payloads = [bytes([number]) * (5000 if number % 3 else 50) for number in range(30)]

@@ -8,14 +8,14 @@ import sys
 
 import pytest
 
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.chain import Window
-from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters
-from transfer.broker.state.letter import Filter, State
-from transfer.broker.state.operations import Operator
-from transfer.broker.state.requests import MAX_IDS
-from transports.errors import Closed, InternalError, LogFull, StateError, UsageError
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_chain import Window
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.dead_letter import Filter, State
+from transfer.broker.storage.dead_letter_operations import Operator
+from transfer.broker.storage.dead_letter_requests import MAX_IDS
+from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.transports.errors import Closed, InternalError, LogFull, StateError, UsageError
 
 from .test_dead_letters import letter, numbered
 

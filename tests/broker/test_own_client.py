@@ -9,9 +9,9 @@ import pytest
 
 from tests.broker.own_peers import receive, wait_for
 from tests.broker.running import running
-from transfer.broker.fronts.own import OwnSettings
-from transfer.clients.own import BrokerClient
-from transports.errors import Again, ArgumentError, Broken, Closed, TransferError
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.fronts.native import OwnSettings
+from transfer.transports.errors import Again, ArgumentError, Broken, Closed, TransferError
 
 FREE = "tcp://127.0.0.1:0"
 

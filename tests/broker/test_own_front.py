@@ -14,11 +14,11 @@ import pytest
 import transfer
 from tests.broker.own_peers import payloads, receive, wait_for
 from tests.broker.running import running
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.fronts.own import OwnSettings
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import MOST, Join, Op, decode, encode, encode_join, encode_words
-from transports.errors import Again, Broken, TransferError, UsageError
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.protocols.native import MOST, Join, Op, decode, encode, encode_join, encode_words
+from transfer.transports.errors import Again, Broken, TransferError, UsageError
 
 #: sockets that a test leaves to its end
 pytestmark = pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
@@ -271,7 +271,7 @@ def test_time_outs_are_each_consumers_own_and_survive_a_restart(tmp_path):
 
 _HOLDER = """
 import sys
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 client = BrokerClient(sys.argv[1])
 consumer = client.consume("t", "g", begin="old", window=10)
 print(len([consumer.recv() for _ in range(10)]), flush=True)

@@ -13,14 +13,14 @@ from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import MIB, PAYLOAD, program, quiet
 from tests.broker.running import FREE, running
 from tests.broker.ttp_peers import Peer as TtpPeer
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.fronts.own import OwnSettings
-from transfer.clients.own import BrokerClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.own import Op, decode_deliveries, encode
-from transfer.protocols.own_pieces import LARGE_FROM, Place, encode_place
-from transfer.protocols.ttp import HEADER_SIZE
-from transports.errors import Again, Broken, TransferError
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.protocols.native import Op, decode_deliveries, encode
+from transfer.broker.protocols.native_pieces import LARGE_FROM, Place, encode_place
+from transfer.broker.protocols.ttp import HEADER_SIZE
+from transfer.transports.errors import Again, Broken, TransferError
 
 TRANSIENT = (pattern(Kind.PREFIX, "live/"),)
 GRANT = 16 * MIB

@@ -12,8 +12,8 @@ from bench.broker import own_flow
 from bench.broker.case import Place
 from tests.broker.own_peers import wait_for
 from tests.broker.serving import Serving
-from transfer.clients.own import BrokerClient
-from transports.errors import Again, TransferError
+from transfer.broker.clients.native import BrokerClient
+from transfer.transports.errors import Again, TransferError
 
 MIB = 1 << 20
 SIZE = 12 * MIB

@@ -7,10 +7,10 @@ import pytest
 from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import MIB, PAYLOAD, program, quiet
 from tests.broker.running import running
-from transfer.broker.fronts.own import OwnSettings
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Op, decode_deliveries, encode
-from transfer.protocols.own_pieces import Part, Place, pack_parts
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.protocols.native import Op, decode_deliveries, encode
+from transfer.broker.protocols.native_pieces import Part, Place, pack_parts
 
 GRANT = 16 * MIB
 

@@ -8,10 +8,10 @@ from collections import Counter
 import pytest
 
 from tests.broker.heart import heart
-from transfer.broker.engine.groups import Delivery
-from transfer.broker.fronts.own_offers import Offers, Reader
-from transfer.protocols.own import Op
-from transfer.protocols.own_pieces import PIECE, Place
+from transfer.broker.core.groups import Delivery
+from transfer.broker.fronts.native_downloads import Offers, Reader
+from transfer.broker.protocols.native import Op
+from transfer.broker.protocols.native_pieces import PIECE, Place
 
 PAYLOAD = b"".join(bytes([number]) * PIECE for number in range(20)) + b"the end"
 WINDOW = 8 * PIECE

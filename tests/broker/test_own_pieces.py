@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.protocols.own import Op, decode, encode
-from transfer.protocols.own_pieces import (
+from transfer.broker.protocols.native import Op, decode, encode
+from transfer.broker.protocols.native_pieces import (
     Begin,
     Part,
     Place,
@@ -22,7 +22,7 @@ from transfer.protocols.own_pieces import (
     pack_parts,
     unpack_parts,
 )
-from transports.errors import ProtocolError
+from transfer.transports.errors import ProtocolError
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "own.md").read_text()
 TENSOR = Part(1, bytes(48), 100)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.protocols.own import (
+from transfer.broker.protocols.native import (
     LARGEST_HEAD,
     MOST,
     Head,
@@ -25,8 +25,8 @@ from transfer.protocols.own import (
     encode_join,
     encode_nack,
 )
-from transfer.protocols.own_several import encode_several
-from transports.errors import ProtocolError
+from transfer.broker.protocols.native_batch import encode_several
+from transfer.transports.errors import ProtocolError
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "own.md").read_text()
 VECTORS = {

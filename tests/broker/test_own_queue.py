@@ -12,8 +12,8 @@ import pytest
 import transfer
 from tests.broker.running import ANYWHERE, FREE, running
 from tests.broker.test_direct_delivery import eventually
-from transfer.clients.own import BrokerClient
-from transports.errors import Again, UsageError
+from transfer.broker.clients.native import BrokerClient
+from transfer.transports.errors import Again, UsageError
 
 
 def with_queue(folder, **changes):

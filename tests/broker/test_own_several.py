@@ -12,12 +12,12 @@ from tests.broker.own_peers import wait_for
 from tests.broker.running import running
 from tests.core.raw import Raw
 from tests.faults.stranger import stranger
-from transfer.broker.fronts import own_requests
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Join, Op, decode, encode, encode_join
-from transfer.protocols.own_several import decode_several, encode_several
-from transports.errors import Broken, ProtocolError
-from transports.wire import SocketType
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.fronts import native_requests as own_requests
+from transfer.broker.protocols.native import Join, Op, decode, encode, encode_join
+from transfer.broker.protocols.native_batch import decode_several, encode_several
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, ProtocolError
 
 _WORDS = st.lists(
     st.tuples(

@@ -13,12 +13,16 @@ import transfer
 from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
 from tests.broker.running import ANYWHERE, FREE, running
-from transfer.broker import group_reading
-from transfer.broker.fronts import own_consumers, own_offers, own_queue
-from transfer.broker.group_contract import LARGE
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Join, Op, decode_deliveries, encode, encode_join, encode_nack
-from transfer.protocols.own_pieces import decode_place
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.delivery import group_reader as group_reading
+from transfer.broker.delivery.group_contract import LARGE
+from transfer.broker.fronts import (
+    native_consumers as own_consumers,
+    native_downloads as own_offers,
+    native_queue as own_queue,
+)
+from transfer.broker.protocols.native import Join, Op, decode_deliveries, encode, encode_join, encode_nack
+from transfer.broker.protocols.native_pieces import decode_place
 
 SIZE = 100_000
 COUNT = 300

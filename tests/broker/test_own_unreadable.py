@@ -11,11 +11,11 @@ from tests.broker.asking import until
 from tests.broker.own_peers import payloads, receive, wait_for
 from tests.broker.own_programs import MIB, program
 from tests.broker.running import running
-from transfer.broker.fronts.own import OwnSettings
-from transfer.broker.message import Front, Message
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Op, encode, encode_deliveries
-from transfer.protocols.own_pieces import Part, pack_part
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.protocols.native import Op, encode, encode_deliveries
+from transfer.broker.protocols.native_pieces import Part, pack_part
 
 FREE = "tcp://127.0.0.1:0"
 #: heads that are no description of 4 bytes in parts

@@ -6,11 +6,11 @@ import pytest
 
 from tests.broker.running import running
 from tests.log.test_looking import contents
-from transfer.broker.checking import check
-from transfer.broker.parts import AUDIT, LOG, STATE, forget_lost
-from transfer.broker.state.audit import HEAD
+from transfer.broker.storage.audit import HEAD
+from transfer.broker.storage.folder_check import check
+from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, forget_lost
 from transfer.cli import run
-from transports.errors import LogDamaged, LogInUse
+from transfer.transports.errors import LogDamaged, LogInUse
 
 
 @pytest.fixture

@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
 from tests.folders import new_folder
-from transfer.broker.subscriber import Overflow
+from transfer.broker.delivery.subscriber import Overflow
 from transfer.log import Retention
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 PIECE = 100
 TRANSIENT, DURABLE = "transient", "durable"

@@ -12,10 +12,10 @@ import pytest
 
 from tests.broker.alone import PATIENCE
 from tests.broker.ttp_peers import MIB, listening, serving
-from transfer.broker import pipes as pipes_module
 from transfer.broker.fronts.ttp_connection import TtpConnection
-from transfer.protocols.ttp import EOF, WANTED, Kind, encode_head
-from transports.pacing import unpace
+from transfer.broker.net import splice as pipes_module
+from transfer.broker.protocols.ttp import EOF, WANTED, Kind, encode_head
+from transfer.transports.connect.pacing import unpace
 
 TOPIC = b"large"
 
@@ -24,7 +24,7 @@ TOPIC = b"large"
 def way(request, monkeypatch):
     """How it goes; the same must come out."""
     if request.param == "copies":
-        monkeypatch.setattr("transfer.broker.lines.pipes_of", lambda pool: None)
+        monkeypatch.setattr("transfer.broker.net.connection_group.pipes_of", lambda pool: None)
     return request.param
 
 

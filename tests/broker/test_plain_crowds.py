@@ -13,14 +13,14 @@ import pytest
 from tests.broker.everything import HERE, dial, place, whole, zmtp
 from tests.broker.running import running
 from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_put_out, refused, secure, until
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpProducer
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.rqueue import encode_publish, encode_subscribe
-from transports.errors import Broken, Closed, TransferError
-from transports.security.settings import Security
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.protocols.rqueue import encode_publish, encode_subscribe
+from transfer.transports.errors import Broken, Closed, TransferError
+from transfer.transports.security.settings import Security
 
 #: the beginning of a frame, by the port that takes it
 BEGINNINGS = {

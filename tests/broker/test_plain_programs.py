@@ -6,9 +6,9 @@ import socket
 
 from tests.broker.running import running
 from tests.core.raw import Raw, eventually
-from transfer.clients.own import BrokerClient
-from transfer.protocols.own import Join, Op, encode, encode_join
-from transports.wire import SocketType
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.protocols.native import Join, Op, encode, encode_join
+from transfer.transports.core.wire import SocketType
 
 
 def dial(endpoint):

@@ -10,14 +10,14 @@ import pytest
 
 import transfer
 from tests.broker.running import FREE, running
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.server import Broker
-from transfer.broker.settings import AbtpEndpoints
-from transfer.broker.state.payloads import Payloads
-from transfer.clients.own import BrokerClient
+from transfer.broker.storage.dead_letter_payloads import Payloads
 from transfer.log import Log
 from transfer.log.quarantine import save_tail
-from transports import ipc
+from transfer.transports import ipc
 
 
 @pytest.fixture

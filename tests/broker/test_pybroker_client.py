@@ -10,9 +10,9 @@ import threading
 import pytest
 
 from tests.broker.alone import receive
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.protocols.pybroker import encode_fetch
-from transports.errors import Again, Broken, Closed, ProtocolError
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.protocols.pybroker import encode_fetch
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
 
 @pytest.fixture
@@ -82,7 +82,7 @@ def test_closing_wakes_who_waits(silent):
 
 def test_importing_loads_the_standard_library_alone():
     code = (
-        "import sys, transfer.clients.pybroker;"
+        "import sys, transfer.broker.clients.pybroker;"
         "print(sorted({'numpy', 'lz4', 'asyncio', 'zmq'} & set(sys.modules)))"
     )
     done = subprocess.run(

@@ -9,13 +9,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.alone import Turns, alone, ended, receive
-from transfer.broker.fronts.publishing import LARGE_FROM
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
-from transfer.clients.pybroker import PyBrokerClient
+from transfer.broker.protocols.pybroker import encode_fetch, encode_length, encode_publish
 from transfer.log import Retention
-from transfer.protocols.pybroker import encode_fetch, encode_length, encode_publish
-from transports import descriptors
-from transports.errors import Again, Broken, UsageError
+from transfer.transports import descriptors
+from transfer.transports.errors import Again, Broken, UsageError
 
 
 def front(**limits):

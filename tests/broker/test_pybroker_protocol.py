@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.vectors import vectors
-from transfer.protocols.pybroker import (
+from transfer.broker.protocols.pybroker import (
     GONE,
     MAX_ANSWER,
     Fetch,
@@ -19,7 +19,7 @@ from transfer.protocols.pybroker import (
     read_oldest,
     read_request,
 )
-from transports.errors import ProtocolError, UsageError
+from transfer.transports.errors import ProtocolError, UsageError
 
 TOPICS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 

@@ -10,12 +10,12 @@ import pytest
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
 from tests.broker.running import running
-from transfer.broker.parts import LOG
-from transfer.broker.store import Store
-from transfer.clients.own import BrokerClient
-from transfer.clients.ttp import TtpClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.storage.folder_parts import LOG
+from transfer.broker.storage.store import Store
 from transfer.log import Log, Retention
-from transports.errors import Again, Broken, Closed, InternalError, UsageError
+from transfer.transports.errors import Again, Broken, Closed, InternalError, UsageError
 
 
 def test_one_who_cannot_be_told_keeps_nobody_from_being_told(tmp_path, caplog):
@@ -120,8 +120,8 @@ _FAILING = """
 import os, sys, threading
 from pathlib import Path
 from tests.broker.running import running
-from transfer.clients.own import BrokerClient
-from transports.errors import InternalError, TransferError
+from transfer.broker.clients.native import BrokerClient
+from transfer.transports.errors import InternalError, TransferError
 
 def fails(*arguments):
     raise OSError(5, "the disk is broken")

@@ -13,11 +13,11 @@ from tests.broker.running import FREE, running
 from tests.fuzz.doors import talk
 from tests.fuzz.stranger import Strangers
 from tests.fuzz.ways import plain
-from transfer.broker.line import Line
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.rqueue import RqueueClient
-from transfer.protocols.rqueue import encode_subscribe
-from transports.core import IMPLEMENTATION
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.net.connection import Line
+from transfer.broker.protocols.rqueue import encode_subscribe
+from transfer.transports.core import IMPLEMENTATION
 
 #: topics remember those who listened until the next message
 REMEMBERED = 40

@@ -8,11 +8,11 @@ import pytest
 import transfer
 from tests.broker.asking import ask, look, until
 from tests.broker.running import running
-from transfer.broker.engine.groups import Group
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.own import BrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transports.errors import Again
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.core.groups import Group
+from transfer.transports.errors import Again
 
 HERE = "127.0.0.1"
 
@@ -133,7 +133,7 @@ def test_a_group_passes_over_what_is_another_s():
 @pytest.mark.parametrize("tenant", ["", "acme"])
 def test_a_letter_of_direct_delivery_goes_to_its_consumer(tmp_path, tenant):
     pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
-    from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+    from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 
     where = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
     with running(tmp_path, http=0, abtp=where) as broker:

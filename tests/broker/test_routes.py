@@ -9,9 +9,9 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.engine.routes import Route, RouteTable, RouteType, Source
-from transports.errors import UsageError
+from transfer.broker.core.routes import Route, RouteTable, RouteType, Source
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.transports.errors import UsageError
 
 TENANTS = ["", "red"]
 TEXTS = ["a.b", "a.c", "a.*", "*.b", "*.*", "a.>", ">", "a"]

@@ -8,9 +8,9 @@ import threading
 import pytest
 
 from tests.broker.alone import receive
-from transfer.clients.rqueue import RqueueClient
-from transfer.protocols.rqueue import encode_notification, encode_subscribe
-from transports.errors import Again, Closed, ProtocolError
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.protocols.rqueue import encode_notification, encode_subscribe
+from transfer.transports.errors import Again, Closed, ProtocolError
 
 
 @pytest.fixture

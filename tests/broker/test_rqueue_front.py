@@ -12,20 +12,20 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.alone import Turns, alone, ended, receive
 from tests.broker.vectors import vectors
-from transfer.broker.fronts.publishing import LARGE_FROM
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import Notification, RqueueClient
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.delivery.subscriber import Overflow
+from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
-from transfer.broker.message import Front, Message
-from transfer.broker.subscriber import Overflow
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import Notification, RqueueClient
-from transfer.protocols.rqueue import (
+from transfer.broker.protocols.rqueue import (
     encode_deregister,
     encode_notification,
     encode_publish,
     encode_subscribe,
 )
-from transports.errors import Broken
+from transfer.transports.errors import Broken
 
 
 def front(**limits):

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.vectors import vectors
-from transfer.protocols.rqueue import (
+from transfer.broker.protocols.rqueue import (
     MAX_CONTENT,
     Head,
     Type,
@@ -17,7 +17,7 @@ from transfer.protocols.rqueue import (
     encode_subscribe,
     read_head,
 )
-from transports.errors import ProtocolError, UsageError
+from transfer.transports.errors import ProtocolError, UsageError
 
 TOPICS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 

@@ -20,10 +20,10 @@ from tests.broker.secure_peers import (
     secure,
     until,
 )
-from transfer.broker.subscriber import Subscriber
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transports.errors import Broken
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.delivery.subscriber import Subscriber
+from transfer.transports.errors import Broken
 
 MANY = 2000
 

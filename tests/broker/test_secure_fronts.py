@@ -19,14 +19,14 @@ from tests.broker.secure_peers import (
     secure,
     until,
 )
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.ttp import HEADER_SIZE, Kind, encode_head
-from transports.errors import Again, Broken, HandshakeError, TransferError
-from transports.security.settings import Security
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.protocols.ttp import HEADER_SIZE, Kind, encode_head
+from transfer.transports.errors import Again, Broken, HandshakeError, TransferError
+from transfer.transports.security.settings import Security
 
 
 @pytest.fixture(scope="module")

@@ -26,11 +26,11 @@ from tests.broker.secure_peers import (
     until,
 )
 from transfer import cli
-from transfer.broker import tokenless
-from transfer.broker.configuring import Said, configured
-from transfer.broker.settings import AbtpEndpoints
-from transports.errors import InternalError, SecurityError
-from transports.security.settings import Security
+from transfer.broker.config import tokenless
+from transfer.broker.config.configuration import Said, configured
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.transports.errors import InternalError, SecurityError
+from transfer.transports.security.settings import Security
 
 OPEN = ("/livez", "/readyz", "/", "/console.js", "/console.css", "/favicon.ico")
 #: fronts whose protocols know no token

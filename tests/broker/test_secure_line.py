@@ -11,18 +11,19 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.broker.secure_peers import HERE
 from tests.broker.test_line import ENDS, PIECES, WHOLE, Peer, Turns, frame
-from transfer.broker.secured import Secured
+from transfer.broker.clients.connection import Connection
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.net.tls_socket import Secured
+from transfer.broker.protocols.ttp import Kind, encode_head
 from transfer.certificates import Authority
-from transfer.clients.connection import Connection
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.ttp import Kind, encode_head
-from transports import core, twin
-from transports.errors import Closed
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
+from transfer.transports import core
+from transfer.transports.core import pure as twin
+from transfer.transports.errors import Closed
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
 
 
-@pytest.fixture(scope="module", params=[core, twin], ids=["native", "twin"])
+@pytest.fixture(scope="module", params=[core, twin], ids=["native", "pure"])
 def contexts(request, tmp_path_factory):
     """(the core, contexts of the accepting and of the connecting side)"""
     authority = Authority(tmp_path_factory.mktemp("authority"))
@@ -157,9 +158,9 @@ def test_a_client_reads_all_that_tls_holds_back(contexts, monkeypatch, tmp_path)
     authority = Authority(tmp_path)
     issued = authority.issue()
     security = Security(certificate=issued.certificate, key=issued.key, authority=authority.path)
-    monkeypatch.setattr("transfer.clients.ttp_link._connected", lambda *_: theirs)
-    monkeypatch.setattr("transfer.clients.ttp_reading._BUFFER", 1 << 15)
-    monkeypatch.setattr("transfer.clients.secured.core", core)
+    monkeypatch.setattr("transfer.broker.clients.ttp_connection._connected", lambda *_: theirs)
+    monkeypatch.setattr("transfer.broker.clients.ttp_reader._BUFFER", 1 << 15)
+    monkeypatch.setattr("transfer.broker.clients.tls.core", core)
     ours, theirs = socket.socketpair()
     with ours:
         channel = core.TlsChannel(Credentials(security, core).context(server=True), ours.fileno())

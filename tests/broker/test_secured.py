@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from tests.broker.secure_peers import HERE, context_of
-from transfer.broker.secured import Secured
-from transports import native, twin
-from transports.security.credentials import Credentials
+from transfer.broker.net.tls_socket import Secured
+from transfer.transports.core import native, pure as twin
+from transfer.transports.security.credentials import Credentials
 
 SIZE = 20 << 20
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.engine.sessions import Session
-from transfer.broker.session_writer import SessionWriter
-from transfer.broker.state.database import Database
-from transfer.broker.state.sessions import Sessions
+from transfer.broker.core.sessions import Session
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.session_writer import SessionWriter
+from transfer.broker.storage.sessions import Sessions
 
 
 class LaterThread:

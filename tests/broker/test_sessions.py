@@ -6,7 +6,7 @@ import itertools
 
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.engine.sessions import Capabilities, SessionTable
+from transfer.broker.core.sessions import Capabilities, SessionTable
 
 KEY = ("tenant", "worker")
 CAN = Capabilities()

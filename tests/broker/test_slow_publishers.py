@@ -8,8 +8,8 @@ import pytest
 
 from tests.broker.alone import alone, receive
 from tests.broker.test_announced import FRONTS, PROTOCOLS, connect
-from transfer.protocols import rqueue
-from transfer.protocols.ttp import encode_head
+from transfer.broker.protocols import rqueue
+from transfer.broker.protocols.ttp import encode_head
 
 LARGE = 400 << 20
 SUBSCRIBES = {"rqueue": lambda: rqueue.encode_subscribe("news"), "ttp": lambda: encode_head(2, b"t")}

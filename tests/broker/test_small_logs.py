@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.running import running
-from transfer.clients.own import BrokerClient
-from transfer.spool.server import Spool
-from transports.errors import OptionError
+from transfer.broker.clients.native import BrokerClient
+from transfer.spool import Spool
+from transfer.transports.errors import OptionError
 
 
 def test_a_small_log_takes_large_payloads(tmp_path):

@@ -15,10 +15,10 @@ from typer.testing import CliRunner
 from tests.broker.asking import ask, until
 from tests.broker.running import FREE, running
 from tests.cli.feeding import send_run
+from transfer.broker.clients.native import BrokerClient
 from transfer.cli.runs import app
-from transfer.clients.own import BrokerClient
 from transfer.log.upkeep import Upkeep
-from transfer.reading import RowStream
+from transfer.spool import RowStream
 
 IDS = [range(40), range(40, 100)]
 
@@ -134,7 +134,7 @@ def test_a_spool_whose_thread_ends_is_not_alive(tmp_path, monkeypatch):
         raise SystemExit("out of luck")
 
     with running(tmp_path, spool=FREE, http=0) as broker:
-        monkeypatch.setattr("transfer.spool.server.Spool._hear", fails)
+        monkeypatch.setattr("transfer.spool.server.server.Spool._hear", fails)
         until(lambda: broker.spool_failure is not None, True)
         (problem,) = problems(broker)
         assert problem.startswith("the spool has failed: the spool's thread desk has ended: SystemExit")

@@ -7,11 +7,11 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import Ear, heart
-from transfer.broker.message import Front, Message, Written
-from transfer.broker.store import NotKept, Store
-from transfer.broker.stored import BLOB_FROM, message_of, record_of
+from transfer.broker.delivery.message import Front, Message, Written
+from transfer.broker.storage.store import NotKept, Store
+from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
 from transfer.log import Log, Message as Kept, Retention
-from transports.errors import LogDamaged, LogFull, UsageError
+from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(max_size=8),
@@ -210,7 +210,7 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
 
 
 def test_positions_of_very_many_topics_are_kept_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer.broker.store._AT_ONCE", 2)
+    monkeypatch.setattr("transfer.broker.storage.store._AT_ONCE", 2)
     store = opened(tmp_path)
     for n in range(5):
         put(store, f"t{n}", b"12")

@@ -7,12 +7,12 @@ import socket
 import pytest
 
 from tests.broker.secure_peers import TOKEN, secure
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transports.errors import SecurityError
-from transports.security.settings import Security
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.transports.errors import SecurityError
+from transfer.transports.security.settings import Security
 
 HERE = "127.0.0.1"
 

@@ -12,12 +12,12 @@ from tests.broker.asking import ask, look, number_of, until
 from tests.broker.everything import HERE, clients, dial, plain_dealer, whole
 from tests.broker.running import running
 from tests.faults.stranger import ended
-from transfer.broker.settings import Settings
-from transfer.clients.own import BrokerClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.pybroker import encode_publish as encode_file
-from transfer.protocols.rqueue import encode_publish
-from transports.errors import ProtocolError, UsageError
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.config.settings import Settings
+from transfer.broker.protocols.pybroker import encode_publish as encode_file
+from transfer.broker.protocols.rqueue import encode_publish
+from transfer.transports.errors import ProtocolError, UsageError
 
 MOST = Settings().most_topics
 

@@ -10,10 +10,10 @@ import pytest
 
 from tests.broker.asking import ask, look, until
 from tests.broker.running import ANYWHERE, FREE, running
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.clients.own import BrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transports.errors import Again, UsageError
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.transports.errors import Again, UsageError
 
 WHO = {"actor": "ops@example.com", "reason": "a mistyped name"}
 

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 
 from tests.broker.alone import alone
+from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.ttp import EOF, LZ4, WANTED, Kind, encode_error, encode_head
-from transports.errors import (
+from transfer.broker.protocols.ttp import EOF, LZ4, WANTED, Kind, encode_error, encode_head
+from transfer.transports.errors import (
     Again,
     ArgumentError,
     Broken,
@@ -296,7 +296,8 @@ def test_a_receiver_wakes_when_another_connection_publishes(tmp_path):
 
 
 def test_importing_loads_no_optional_library():
-    code = "import sys, transfer.clients.ttp; print(sorted({'numpy', 'lz4', 'asyncio'} & set(sys.modules)))"
+    optional = "{'numpy', 'lz4', 'asyncio'}"
+    code = f"import sys, transfer.broker.clients.ttp; print(sorted({optional} & set(sys.modules)))"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30
     )

@@ -6,12 +6,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.vectors import vectors
+from transfer.broker.clients.ttp_reader import Assembly, Frame
+from transfer.broker.delivery.message import Front, Message
 from transfer.broker.fronts.ttp_frames import Meta, cut, frames_of, publish_head, stream_head
-from transfer.broker.message import Front, Message
-from transfer.broker.stored import message_of, record_of
-from transfer.clients.ttp_reading import Assembly, Frame
-from transfer.log.message import Message as Logged
-from transfer.protocols.ttp import (
+from transfer.broker.protocols.ttp import (
     EOF,
     HEADER,
     HEADER_SIZE,
@@ -30,7 +28,9 @@ from transfer.protocols.ttp import (
     encode_head,
     encode_meta,
 )
-from transports.errors import OptionError, ProtocolError
+from transfer.broker.storage.stored_message import message_of, record_of
+from transfer.log.message import Message as Logged
+from transfer.transports.errors import OptionError, ProtocolError
 
 #: (type, flags, stream id, topic, metadata, data)
 VECTORS = {

@@ -12,9 +12,9 @@ import pytest
 from tests.broker.alone import alone, ended
 from tests.broker.test_direct_delivery import eventually
 from tests.broker.ttp_peers import listening
-from transfer.broker import passage
+from transfer.broker.delivery import streaming_publish as passage
+from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.broker.passage import MOST_GATHERED
 
 HEADER = struct.Struct(">IHBBQIIQ")
 SUBSCRIBE, PUBLISH, META, CHUNK, HEARTBEAT, ERROR = 2, 3, 4, 5, 7, 8

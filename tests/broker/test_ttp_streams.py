@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.alone import ended
 from tests.broker.ttp_peers import SETTINGS, heard_later, listening, serving
-from transfer.protocols.ttp import (
+from transfer.broker.protocols.ttp import (
     EOF,
     HEADER_SIZE,
     LZ4,

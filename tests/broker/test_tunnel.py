@@ -8,7 +8,7 @@ import threading
 
 from tests.broker.secure_peers import Identities
 from tests.ports import free_port
-from transfer.clients.tunnel import Tunnel
+from transfer.broker.clients.tunnel import Tunnel
 
 
 def test_it_ends_whole_while_connections_come_in(tmp_path) -> None:

@@ -9,14 +9,15 @@ import pytest
 from tests.broker.alone import Turns
 from tests.broker.heart import Ear, heart
 from tests.broker.ttp_peers import serving
-from transfer.broker import fanout, line
-from transfer.broker.engine.grammar import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.delivery import fanout
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.protocols import pybroker, rqueue
-from transfer.protocols.rqueue import encode_deregister, encode_publish, encode_subscribe
-from transfer.protocols.ttp import WANTED, encode_head
+from transfer.broker.net import connection as line
+from transfer.broker.protocols import pybroker, rqueue
+from transfer.broker.protocols.rqueue import encode_deregister, encode_publish, encode_subscribe
+from transfer.broker.protocols.ttp import WANTED, encode_head
 
 MANY = 20
 

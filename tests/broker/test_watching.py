@@ -10,15 +10,15 @@ import pytest
 import transfer
 from tests.broker.asking import ask, look, number_of, until
 from tests.broker.running import FREE, running
-from transfer.broker.engine.admission import Limits
-from transfer.broker.engine.grammar import Kind, pattern
-from transfer.broker.settings import AbtpEndpoints
-from transfer.broker.watching import EVENTS, FAMILIES, Names
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transports.errors import Again
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.core.admission import Limits
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.broker.status import EVENTS, FAMILIES, Names
+from transfer.transports.errors import Again
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(transfer_broker_\w+)` \| (\w+) \| ([^|]*) \| ([^|]+) \|$", re.MULTILINE)

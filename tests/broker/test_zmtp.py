@@ -7,8 +7,15 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.protocols.zmtp import GREETING, IDENTITY, LONGEST_READY, check_greeting, read_ready, write_ready
-from transports.errors import ProtocolError
+from transfer.broker.protocols.zmtp import (
+    GREETING,
+    IDENTITY,
+    LONGEST_READY,
+    check_greeting,
+    read_ready,
+    write_ready,
+)
+from transfer.transports.errors import ProtocolError
 
 WHOLE = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
 identities = st.binary(max_size=255).filter(lambda one: not one.startswith(b"\0"))

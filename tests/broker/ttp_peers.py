@@ -5,9 +5,9 @@ from __future__ import annotations
 from contextlib import contextmanager
 
 from tests.broker.alone import Recorder, alone
-from transfer.broker.engine.grammar import Kind as Grammar, pattern
+from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.protocols.ttp import (
+from transfer.broker.protocols.ttp import (
     HEADER_SIZE,
     WANTED,
     Kind,

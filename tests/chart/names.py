@@ -6,10 +6,10 @@ import functools
 import re
 
 import transfer.config
-import transports.config
-from transfer.broker.choices import CHOICES
-from transfer.broker.watching import FAMILIES as BROKER_FAMILIES
-from transfer.families import FAMILIES
+import transfer.transports.config
+from transfer.broker.config.options import CHOICES
+from transfer.broker.status import FAMILIES as BROKER_FAMILIES
+from transfer.metrics.families import FAMILIES
 
 #: of docs/security.md, in the words in which it was agreed on
 SECURITY = {
@@ -31,10 +31,10 @@ OTHERS = {
 @functools.cache
 def known_variables() -> frozenset[str]:
     """Every variable that our code reads, as its tables say."""
-    tables = f"{transfer.config.__doc__}{transports.config.__doc__}"
+    tables = f"{transfer.config.__doc__}{transfer.transports.config.__doc__}"
     named = set(re.findall(r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b", tables))
     options = {f"TRANSFER_BROKER__{choice.name.upper().replace('.', '__')}" for choice in CHOICES}
-    return frozenset(named | options | SECURITY | set(transports.config.RDMA_VARIABLES))
+    return frozenset(named | options | SECURITY | set(transfer.transports.config.RDMA_VARIABLES))
 
 
 @functools.cache

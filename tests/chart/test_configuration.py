@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tests.chart.rendering import CASES, case
-from transfer.broker.configuring import Configuration, configured
-from transfer.broker.settings import AbtpEndpoints
+from transfer.broker.config.configuration import Configuration, configured
+from transfer.broker.config.settings import AbtpEndpoints
 
 WITH_BROKER = [name for name in CASES if CASES[name].get("broker", {}).get("enabled", True)]
 

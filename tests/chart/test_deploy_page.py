@@ -9,9 +9,9 @@ import helm_python
 import pytest
 
 from tests.chart.rendering import CHART, ROOT, Values, render
-from transports.errors import DeviceError
-from transports.verbs import choosing, failures, probe
-from transports.verbs.choosing import Device, Port, Wishes
+from transfer.transports.errors import DeviceError
+from transfer.transports.rdma import device_selection as choosing, failures, probe
+from transfer.transports.rdma.device_selection import Device, Port, Wishes
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
 WORDS = " ".join(PAGE.split())

@@ -90,7 +90,7 @@ def test_a_typing_error_is_seen(expression: str, problem: str) -> None:
 
 
 def test_words_of_events_and_reasons_exist() -> None:
-    from transfer.broker.watching import EVENTS
+    from transfer.broker.status import EVENTS
 
     for expression in expressions():
         for words in re.findall(r'event=~?"([^"]+)"', expression):

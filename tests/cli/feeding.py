@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from tests.spool.sending import commit, push
-from transfer.rows import Layout
-from transfer.spool.address import parse
+from transfer.spool.format.address import parse
+from transfer.spool.format.rows import Layout
 
 LAYOUTS = (Layout("id", "dense", "int64"), Layout("x", "dense", "float32", (2,)))
 

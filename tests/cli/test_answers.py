@@ -11,8 +11,8 @@ import pytest
 
 from transfer import cli
 from transfer.broker.bench import target
-from transfer.http_client import MOST
-from transports.errors import UsageError
+from transfer.http.client import MOST
+from transfer.transports.errors import UsageError
 
 #: seconds, and bytes, after which the server gives up: the client would read for ever
 PATIENCE, PLENTY = 20.0, 4 * MOST

@@ -11,7 +11,7 @@ import pytest
 from tests.broker.running import running
 from transfer import cli
 from transfer.broker.bench.plan import CLASSES, Mode
-from transfer.clients.rqueue import RqueueClient
+from transfer.broker.clients.rqueue import RqueueClient
 
 
 def test_help(capsys):

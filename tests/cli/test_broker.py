@@ -11,11 +11,11 @@ import pytest
 
 from tests.broker.asking import ask, look, until
 from transfer import cli
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.protocols.rqueue import encode_publish
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.broker.protocols.rqueue import encode_publish
 
 HERE = "127.0.0.1"
 #: each front on a free port
@@ -304,12 +304,12 @@ def test_wrong_words_end_with_usage(words, told, capsys, tmp_path, monkeypatch):
 
 
 def test_http_without_its_library_is_one_clear_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "transfer.broker.http.serving", None)
+    monkeypatch.setitem(sys.modules, "transfer.broker.http.server", None)
     monkeypatch.setitem(sys.modules, "aiohttp", None)
     for name in [name for name in sys.modules if name.startswith("transfer.broker.http")]:
-        if name != "transfer.broker.http.serving":
+        if name != "transfer.broker.http.server":
             monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delitem(sys.modules, "transfer.broker.http.serving")
+    monkeypatch.delitem(sys.modules, "transfer.broker.http.server")
     assert cli.run(["broker", "--data", str(tmp_path), *ANYWHERE]) == 2
     assert "the broker's HTTP needs aiohttp\n  hint: pip install" in capsys.readouterr().err
 

@@ -13,8 +13,8 @@ from transfer import PULL, Context
 from transfer.certificates import Authority
 from transfer.cli.certificates import make
 from transfer.doctor.security import security
-from transports import config
-from transports.errors import SecurityError, UsageError
+from transfer.transports import config
+from transfer.transports.errors import SecurityError, UsageError
 
 
 def variables(lines: list[str]) -> dict[str, str]:

@@ -14,8 +14,8 @@ import pytest
 
 from transfer import cli
 from transfer.doctor.finding import Check
-from transfer.doctor.measuring import Result, as_checks, endpoint_of
-from transports.errors import HandshakeError, UsageError
+from transfer.doctor.throughput import Result, as_checks, endpoint_of
+from transfer.transports.errors import HandshakeError, UsageError
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_what_the_environment_requires_has_to_be_had(serving, capsys, monkeypatc
     _, endpoint = serving
     monkeypatch.setenv("MC_RPC_POLICY", "require")
     monkeypatch.setenv("MC_RPC_PROTOCOL", "rdma")
-    monkeypatch.setattr("transfer.doctor.measuring._WAYS", ("auto", "tcp"))
+    monkeypatch.setattr("transfer.doctor.throughput._WAYS", ("auto", "tcp"))
     assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint]) == 1
     told = capsys.readouterr().out
     assert "✗ auto" in told and "rdma was asked for by this side (MC_RPC_PROTOCOL)" in told
@@ -74,7 +74,7 @@ def test_tcp_may_be_refused_where_another_transport_is_required(capsys, monkeypa
             raise HandshakeError("policy", f"{way} is not what the peer requires")
         return made_up
 
-    monkeypatch.setattr("transfer.doctor.measuring._measure", measured)
+    monkeypatch.setattr("transfer.doctor.throughput._measure", measured)
     monkeypatch.setenv("MC_RPC_PROTOCOL", "rdma")
     for policy, code in (("require", 0), ("prefer", 1)):
         monkeypatch.setenv("MC_RPC_POLICY", policy)
@@ -91,7 +91,7 @@ def test_ctrl_c_ends_the_side_that_answers(serving):
 
 
 def test_a_peer_that_is_not_there_is_told(capsys, monkeypatch):
-    monkeypatch.setattr("transfer.doctor.measuring.PATIENCE", 0.2)
+    monkeypatch.setattr("transfer.doctor.throughput.PATIENCE", 0.2)
     assert cli.run(["doctor", "--peer", "127.0.0.1:1", "--seconds", "0.01"]) == 1
     assert "✗ auto" in capsys.readouterr().out
 

@@ -18,11 +18,10 @@ from tests.broker.asking import look, until
 from tests.broker.running import running
 from tests.cli.feeding import send_run
 from tests.cli.test_broker import ANYWHERE
+from transfer.broker.clients.native import BrokerClient
 from transfer.cli import app, bench, run
-from transfer.clients.own import BrokerClient
 from transfer.doctor import Check
-from transfer.reading import RowStream
-from transfer.spool.server import Spool
+from transfer.spool import RowStream, Spool
 
 NOWHERE = "127.0.0.1:1"
 #: they run until they are ended: as processes, below

@@ -13,11 +13,11 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from transfer import cli
+from transfer.broker.config.settings import Settings
 from transfer.broker.server import Broker
-from transfer.broker.settings import Settings
 from transfer.cli.health import security_of, target
-from transports.errors import AddressError, UsageError
-from transports.security.settings import Security
+from transfer.transports.errors import AddressError, UsageError
+from transfer.transports.security.settings import Security
 
 NO_TLS = Security()
 OTHER = ("own", "ttp", "pybroker", "rqueue", "spool", "abtp")

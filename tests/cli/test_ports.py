@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.ports import free_ports
-from transfer.broker.choices import BY_NAME, default_of
+from transfer.broker.config.options import BY_NAME, default_of
 from transfer.certificates import Authority
-from transfer.spool.address import DEFAULT_PORT, rows_beside
+from transfer.spool.format.address import DEFAULT_PORT, rows_beside
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 HERE = "127.0.0.1"

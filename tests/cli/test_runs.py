@@ -8,8 +8,8 @@ import pytest
 
 from tests.cli.feeding import send_run
 from tests.cli.test_serve import free_port, served
-from transfer.reading import RowStream
-from transfer.spool.admin import SpoolAdmin
+from transfer.spool import RowStream
+from transfer.spool.client.admin import SpoolAdmin
 
 
 @pytest.fixture

@@ -17,9 +17,9 @@ from tests.cli.test_broker import ANYWHERE
 from tests.ports import free_port
 from transfer import cli
 from transfer.cli.options import parse_age
-from transfer.reading import RowStream
-from transfer.spool.admin import SpoolAdmin
-from transports.errors import Again
+from transfer.spool import RowStream
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.transports.errors import Again
 
 
 def served(command) -> str:
@@ -183,7 +183,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
 #: `transfer` in which the thread that answers requests ends when a file says so
 _BAD_THREAD = """
 import pathlib, sys
-from transfer.spool.server import Spool
+from transfer.spool import Spool
 hear, flag = Spool._hear, pathlib.Path(sys.argv.pop())
 def bad(self):
     if flag.exists():
@@ -206,7 +206,7 @@ def test_a_thread_that_ends_ends_it(start, tmp_path):
 
 
 def test_a_missing_library_is_one_clear_line(monkeypatch, capsys, tmp_path):
-    monkeypatch.setitem(sys.modules, "transfer.spool.server", None)
+    monkeypatch.setitem(sys.modules, "transfer.spool.server.server", None)
     monkeypatch.setitem(sys.modules, "numpy", None)
     assert cli.run(["serve", "--spool", str(tmp_path)]) == 2
     assert "a spool needs numpy\n  hint: pip install" in capsys.readouterr().err
@@ -241,7 +241,7 @@ def test_a_file_is_no_folder(capsys, tmp_path):
 
 def test_none_is_the_default_of_both_retentions(monkeypatch, tmp_path):
     said = []
-    monkeypatch.setattr("transfer.cli.serving.serve", lambda *_, **more: said.append(more) or 0)
+    monkeypatch.setattr("transfer.cli.run_spool.serve", lambda *_, **more: said.append(more) or 0)
     folder = ["serve", "--spool", str(tmp_path)]
     for words in ([], ["--retention-age", "none", "--retention-bytes", "none"]):
         assert cli.run([*folder, *words]) == 0

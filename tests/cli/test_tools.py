@@ -15,7 +15,7 @@ import pytest
 import transfer
 from transfer import cli, doctor
 from transfer.cli.options import parse_size, show_size
-from transfer.doctor import machine, ways
+from transfer.doctor import machine, transports as ways
 
 ROOT = Path(__file__).parents[2]
 
@@ -25,7 +25,8 @@ def test_help_names_every_command_and_loads_little():
         "import sys\n"
         "from transfer.cli import run\n"
         "assert run(['--help']) == 0\n"
-        "heavy = {'numpy', 'torch', 'pyspark', 'rich', 'prometheus_client', 'transfer.context', 'asyncio'}\n"
+        "heavy = {'numpy', 'torch', 'pyspark', 'rich', 'prometheus_client', 'asyncio'}\n"
+        "heavy.add('transfer.sockets.context')\n"
         "assert not heavy & set(sys.modules), heavy & set(sys.modules)\n"
     )
     answer = subprocess.run(
@@ -55,7 +56,7 @@ def test_version_is_that_of_the_project(capsys):
     assert cli.run(["version", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
     assert told["transfer"] == transfer.__version__
-    assert told["core"] in ("native", "twin")
+    assert told["core"] in ("native", "pure")
 
 
 def test_version_is_an_option_too(capsys):

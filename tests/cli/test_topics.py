@@ -11,8 +11,8 @@ import pytest
 
 from tests.broker.asking import look, until
 from tests.broker.running import running
+from transfer.broker.clients.native import BrokerClient
 from transfer.cli import run as run_command
-from transfer.clients.own import BrokerClient
 
 
 @pytest.fixture

@@ -16,12 +16,12 @@ from tests.clock.test_wall_clock import DAY, Wall, pytestmark as needs_a_compile
 from tests.core.raw import eventually
 from tests.fuzz.serving import Process, serving
 from tests.spool.sending import write
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.clients.registry import look_up
-from transfer.clients.rqueue import RqueueClient
-from transfer.spool.admin import SpoolAdmin
-from transports.errors import Again, Broken, HandshakeError
-from transports.security.settings import Security
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.clients.registry import look_up
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.transports.errors import Again, Broken, HandshakeError
+from transfer.transports.security.settings import Security
 
 pytestmark = needs_a_compiler
 

@@ -18,7 +18,7 @@ import pytest
 
 from tests.fuzz.serving import good_clients, serving
 from transfer import cli
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 
 DAY = 86_400
 

@@ -18,11 +18,11 @@ ROUND_ROBIN, FANOUT = 1, 2
 FAIR, FILTERED = 1, 2
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request: pytest.FixtureRequest) -> ModuleType:
     """The module with Pool, Lease, HeldBuffer, Frame, Flusher, Stream, SocketBase."""
     try:
-        module = importlib.import_module(f"transports.{request.param}")
+        module = importlib.import_module(f"transfer.transports.core.{request.param}")
         _ = module.SocketBase, module.Stream, module.Flusher
     except (ImportError, AttributeError) as error:
         pytest.skip(f"the {request.param} core is not built: {error}")

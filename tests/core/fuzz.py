@@ -21,7 +21,7 @@ from pathlib import Path
 from types import ModuleType
 
 from tests.core.raw import CONTROL, CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
-from transports.errors import Broken, ProtocolError
+from transfer.transports.errors import Broken, ProtocolError
 
 #: limit of a frame's data: a damaged length below it is believed
 MAX_MESSAGE = 300_000
@@ -120,11 +120,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--frames", type=int, default=20_000)
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--core", choices=("both", "twin", "native"), default="both")
+    parser.add_argument("--core", choices=("both", "pure", "native"), default="both")
     parser.add_argument("--save", type=Path)
     options = parser.parse_args()
-    names = ("twin", "native") if options.core == "both" else (options.core,)
-    benches = [Bench(importlib.import_module(f"transports.{name}")) for name in names]
+    names = ("pure", "native") if options.core == "both" else (options.core,)
+    benches = [Bench(importlib.import_module(f"transfer.transports.core.{name}")) for name in names]
     seed, frames, seen = options.seed, 0, dict[str, int]()
     while frames < options.frames:
         data, count = case(seed)

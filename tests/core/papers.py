@@ -17,7 +17,7 @@ from typing import Any
 from transfer.certificates import Authority, Issued
 
 PROTOCOL = "test/1"
-CORES = ("twin", "native")
+CORES = ("pure", "native")
 CROSSED = [(one, other) for one in CORES for other in CORES]
 #: of a record, before it is encrypted
 RECORD = 16 * 1024
@@ -103,7 +103,7 @@ def soon(condition: Callable[[], object]) -> None:
 
 
 def core_of(name: str) -> ModuleType:
-    return importlib.import_module(f"transports.{name}")
+    return importlib.import_module(f"transfer.transports.core.{name}")
 
 
 def is_readable(end: socket.socket) -> bool:

@@ -27,7 +27,7 @@ def test_known_values(core, data, value, software):
 
 @given(st.binary(max_size=300), st.integers(0, 300), st.integers(0, 8))
 def test_all_ways_agree_and_it_can_be_continued(data, cut, shift):
-    from transports import native, twin
+    from transfer.transports.core import native, pure as twin
 
     data = memoryview(data)[shift:]
     whole = twin.crc32c(data)
@@ -40,7 +40,7 @@ def test_all_ways_agree_and_it_can_be_continued(data, cut, shift):
 @pytest.mark.parametrize("size", [3071, 3072, 3073, 3080, 6144, 6143, 9216 + 1024, 100_003])
 @pytest.mark.parametrize("begin", [0, 1, 5])
 def test_parts_that_are_summed_at_the_same_time(size, begin):
-    from transports import native
+    from transfer.transports.core import native
 
     data = memoryview(random.Random(size).randbytes(size + begin))[begin:]
     for value in (0, 1, 0xFFFFFFFF, 0x12345678):

@@ -9,7 +9,7 @@ import sys
 import pytest
 
 #: makes the compiled core unimportable
-HIDE = "import sys; sys.modules['transports.native'] = None\n"
+HIDE = "import sys; sys.modules['transfer.transports.core.native'] = None\n"
 
 
 def run(code: str, choice: str, hide: bool) -> subprocess.CompletedProcess[str]:
@@ -20,18 +20,18 @@ def run(code: str, choice: str, hide: bool) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-SHOW = "import transports.core as core, transports.core; print(core.IMPLEMENTATION, '|', core.REASON)"
+SHOW = "from transfer.transports import core; print(core.IMPLEMENTATION, '|', core.REASON)"
 
 
 def test_asked_for_the_twin():
-    done = run(SHOW, "twin", hide=False)
-    assert done.stdout.startswith("twin | ") and "TRANSFER_CORE" in done.stdout
+    done = run(SHOW, "pure", hide=False)
+    assert done.stdout.startswith("pure | ") and "TRANSFER_CORE" in done.stdout
     assert done.stderr == ""
 
 
 def test_the_twin_as_fallback_warns_once_and_says_why():
     done = run(SHOW, "auto", hide=True)
-    assert done.stdout.startswith("twin | ") and len(done.stdout) > 10
+    assert done.stdout.startswith("pure | ") and len(done.stdout) > 10
     assert done.stderr.count("Warning") == 1
     assert "make setup" in done.stderr
 
@@ -43,7 +43,7 @@ def test_asked_for_the_missing_native():
 
 
 def test_native_is_taken_when_it_is_there():
-    pytest.importorskip("transports.native.stream", reason="the compiled core is not built")
+    pytest.importorskip("transfer.transports.core.native.stream", reason="the compiled core is not built")
     for choice in ("auto", "native"):
         done = run(SHOW, choice, hide=False)
         assert done.stdout.strip() == "native |" and done.stderr == ""
@@ -52,6 +52,8 @@ def test_native_is_taken_when_it_is_there():
 def test_every_name_of_the_contract_is_exported():
     names = "Pool Lease HeldBuffer Frame Flusher Stream SocketBase Turn IMPLEMENTATION REASON"
     done = run(
-        f"import transports.core as core; [getattr(core, name) for name in {names.split()}]", "twin", False
+        f"import transfer.transports.core as core; [getattr(core, name) for name in {names.split()}]",
+        "pure",
+        False,
     )
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ import pytest
 
 from tests.core.conftest import Kit, connected
 from tests.core.raw import MORE, Raw, eventually
-from transports.errors import Broken, Closed, ProtocolError
+from transfer.transports.errors import Broken, Closed, ProtocolError
 
 MIB = 1 << 20
 #: of the kernel: so much that a flood never lets a reader wait
@@ -206,7 +206,7 @@ class Stuck:
 
 
 def test_the_twin_keeps_a_descriptor_while_a_thread_reads_it() -> None:
-    kit = Kit(importlib.import_module("transports.twin"))
+    kit = Kit(importlib.import_module("transfer.transports.core.pure"))
     near, far = connected("tcp")
     fd = near.detach()
     channel = Stuck(fd)

@@ -74,10 +74,10 @@ def test_undamaged_inputs_are_decoded_whole(bench):
 
 def test_both_cores_see_the_same():
     try:
-        native = fuzz.Bench(importlib.import_module("transports.native"))
+        native = fuzz.Bench(importlib.import_module("transfer.transports.core.native"))
     except (ImportError, AttributeError) as error:
         pytest.skip(f"the native core is not built: {error}")
-    twin = fuzz.Bench(importlib.import_module("transports.twin"))
+    twin = fuzz.Bench(importlib.import_module("transfer.transports.core.pure"))
     for seed in range(1000, 1500):
         data, _ = fuzz.case(seed)
         one, other = twin.run(data), native.run(data, 100)

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.core.raw import CONTROL, plain, read
-from transports.errors import Broken
-from transports.wire import HEADER_SIZE
+from transfer.transports.core.wire import HEADER_SIZE
+from transfer.transports.errors import Broken
 
 #: bytes of one payload in a segment of its own
 LARGE = 1 << 20

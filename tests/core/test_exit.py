@@ -10,7 +10,7 @@ import pytest
 
 PROGRAM = """
 import socket, sys, threading
-import transports.{name} as core
+import transfer.transports.core.{name} as core
 
 flusher, pool = core.Flusher(), core.Pool()
 near, far = socket.socketpair()
@@ -30,10 +30,10 @@ print("end")
 """
 
 
-@pytest.mark.parametrize("name", ["twin", "native"])
+@pytest.mark.parametrize("name", ["pure", "native"])
 def test_the_interpreter_exits_cleanly(name):
     try:
-        _ = importlib.import_module(f"transports.{name}").SocketBase
+        _ = importlib.import_module(f"transfer.transports.core.{name}").SocketBase
     except (ImportError, AttributeError) as error:
         pytest.skip(f"the {name} core is not built: {error}")
     done = subprocess.run(

@@ -18,7 +18,7 @@ from tests.core.raw import (
     plain,
     read,
 )  # fmt: skip
-from transports.errors import Broken, ProtocolError
+from transfer.transports.errors import Broken, ProtocolError
 
 QUICK = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 SIZES = st.sampled_from([0, 1, 47, 100, 4095, 4096, 4097, 65535, 65536, 70_001])

@@ -10,10 +10,10 @@ import pytest
 
 from tests.core.conftest import FANOUT, FILTERED, ROUND_ROBIN
 from tests.core.raw import CONTROL, MORE, TOPIC, Raw, plain, read_frame
-from transports import base
-from transports.errors import Again, Broken, Closed, ProtocolError
-from transports.inproc_stream import pair
-from transports.wire import SocketType
+from transfer.transports import base
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError
+from transfer.transports.inproc_stream import pair
 
 
 class Foreign(base.Stream):

@@ -12,8 +12,8 @@ import pytest
 
 from tests.core.conftest import BOTH, Kit
 from tests.core.raw import Raw, eventually, plain, read_frame
-from transports import twin
-from transports.errors import ForkedError, TransferError
+from transfer.transports.core import pure as twin
+from transfer.transports.errors import ForkedError, TransferError
 
 carried = BOTH
 
@@ -167,7 +167,7 @@ def test_the_error_is_ours(core, kit):
     assert "fork" in hint
 
 
-@pytest.mark.parametrize("name", ["twin", "native"])
+@pytest.mark.parametrize("name", ["pure", "native"])
 def test_import_registers_nothing(name):
     import subprocess
     import sys
@@ -176,12 +176,12 @@ def test_import_registers_nothing(name):
 import os
 registered = []
 os.register_at_fork = lambda **hooks: registered.extend(
-    hook for hook in hooks.values() if str(getattr(hook, "__module__", "")).startswith("transports")
+    hook for hook in hooks.values() if str(getattr(hook, "__module__", "")).startswith("transfer.transports")
 )
 import threading
 before = threading.active_count(), len(os.listdir("/proc/self/fd"))
 try:
-    import transports.{name}
+    import transfer.transports.core.{name}
 except ImportError:
     raise SystemExit(3)
 assert not registered and (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings, strategies as st
 
 from tests.sockets.conftest import core_module
-from transports.native import check_json as native_check
+from transfer.transports.core.native import check_json as native_check
 
 DEEPEST = 20
-BOTH = ("twin", "native")
+BOTH = ("pure", "native")
 #: where doubles end: the largest, the last decimal number that is rounded to it, and the next one
 LARGEST = "17976931348623157" + "0" * 292
 LAST, FIRST = str(2**1024 - 2**970 - 1), str(2**1024 - 2**970)

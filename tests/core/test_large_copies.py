@@ -11,9 +11,9 @@ import pytest
 from tests.core.conftest import BOTH
 from tests.core.raw import plain, read_frame
 from tests.sockets.helpers import Thread
-from transfer.receiving import Receiving
-from transports.errors import Again, Broken
-from transports.owning import owned
+from transfer.sockets.receive import Receiving
+from transfer.transports.core.copies import owned
+from transfer.transports.errors import Again, Broken
 
 carried = BOTH
 

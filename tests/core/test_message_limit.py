@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from tests.core.raw import EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw, eventually
-from transports.errors import ProtocolError, UsageError
-from transports.wire import MAX_FRAMES
+from transfer.transports.core.wire import MAX_FRAMES
+from transfer.transports.errors import ProtocolError, UsageError
 
 LIMIT = 1_000_000
 

@@ -11,7 +11,7 @@ import pytest
 
 from tests.core.conftest import BOTH, FILTERED
 from tests.core.raw import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
-from transports.errors import Again, Broken, Closed, ProtocolError
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
 carried = BOTH
 
@@ -89,7 +89,7 @@ def test_what_was_read_ahead_is_plain_and_in_its_place(core, kit):
     messages = len(frames) - sum(frame.flags == MORE for frame in frames)
     assert socket.messages_received == stream.received == messages
     assert socket.bytes_received == stream.received_bytes == sum(len(frame.data) for frame in frames)
-    assert ahead > 50 if core.__name__ == "transports.native" else ahead == 0
+    assert ahead > 50 if core.__name__ == "transfer.transports.core.native" else ahead == 0
 
 
 def test_time_out_and_no_wait(kit):

@@ -11,7 +11,7 @@ import pytest
 
 from tests.core.conftest import BOTH, FANOUT
 from tests.core.raw import Raw, decode, eventually, plain, read, read_frame
-from transports.errors import Again, Broken, Closed
+from transfer.transports.errors import Again, Broken, Closed
 
 carried = BOTH
 

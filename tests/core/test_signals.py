@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.core.raw import META, TENSOR, Raw, eventually, plain, read_frame
-from transports.errors import Again, Broken
+from transfer.transports.errors import Again, Broken
 
 
 class Interrupt(Exception):

@@ -27,7 +27,7 @@ from tests.core.raw import (
     read,
     read_frame,
 )
-from transports.errors import Broken, Closed, NotSupported
+from transfer.transports.errors import Broken, Closed, NotSupported
 
 carried = BOTH
 
@@ -561,7 +561,7 @@ def test_a_plain_peer_gets_flags_0_to_2_only(kit):
 
 @pytest.mark.parametrize(("size", "copied"), [((64 << 10) - 1, True), (64 << 10, False)])
 def test_from_64_kib_on_memory_is_not_copied(kit, size, copied):
-    if copied and kit.core.__name__.endswith("twin"):
+    if copied and kit.core.__name__.endswith("pure"):
         pytest.skip("the twin keeps whatever may be kept")
     stream, far = kit.raw(buffer=4096)
     stream.send([plain(bytes(BIG))])  # the next one has to wait

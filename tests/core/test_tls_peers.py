@@ -16,7 +16,7 @@ from tests.core.conftest import connected
 from tests.core.openssl import Client
 from tests.core.papers import CORES, PROTOCOL, RECORD, core_of, drained, shake
 from tests.core.raw import eventually
-from transports.errors import InternalError, SecurityError
+from transfer.transports.errors import InternalError, SecurityError
 
 # --- new keys ------------------------------------------------------------------------------------
 

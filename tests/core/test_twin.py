@@ -9,9 +9,9 @@ import pytest
 
 from tests.core.conftest import Kit
 from tests.core.raw import Raw, eventually, plain
-from transports import twin
-from transports.twin.pool import size_class
-from transports.twin.wake import Wake
+from transfer.transports.core import pure as twin
+from transfer.transports.core.pure.pool import size_class
+from transfer.transports.core.pure.wake import Wake
 
 
 @pytest.fixture(params=["eventfd", "pipe"])

@@ -26,7 +26,7 @@ from tests.core.raw import (
     read,
     read_frame,
 )  # fmt: skip
-from transports.errors import Broken, ProtocolError
+from transfer.transports.errors import Broken, ProtocolError
 
 
 def received(stream):

@@ -10,8 +10,8 @@ from typing import Any
 from unittest.mock import patch
 
 from tests.crash.program import Mark, Program, steps_of
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.chain import Action
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_chain import Action
 
 _NOW_MS = 1_700_000_000_000
 

@@ -16,17 +16,17 @@ from tests.crash.log_programs import payload
 from tests.crash.program import Mark, Program, steps_of
 from tests.spool import sending
 from transfer.broker import server
-from transfer.broker.checking import check
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.clients.native import BrokerClient, Consumer
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.server import Broker
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters
-from transfer.broker.state.operations import Operator
-from transfer.clients.own import BrokerClient, Consumer
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.dead_letter_operations import Operator
+from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.folder_check import check
 from transfer.log import Log
-from transfer.spool.store import Store
-from transports.errors import Again
+from transfer.spool.server.store import Store
+from transfer.transports.errors import Again
 
 #: beyond what a letter keeps in the database
 _LARGE = 70_000

@@ -13,11 +13,11 @@ from tests.broker.asking import until
 from tests.broker.running import running
 from tests.crash.broker_programs import body, small_segments
 from tests.crash.program import Mark, Program, steps_of
-from transfer.broker.checking import check
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.server import Broker
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
-from transports.errors import Again
+from transfer.broker.storage.folder_check import check
+from transfer.transports.errors import Again
 
 _OPTIONS = {
     "abtp": AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"),

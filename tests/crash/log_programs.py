@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 from tests.crash.program import Mark, Program
 from transfer.log import Log, Retention, journal
-from transports.errors import InternalError
+from transfer.transports.errors import InternalError
 
 Step = tuple[Any, ...]
 

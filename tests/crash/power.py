@@ -24,7 +24,7 @@ from typing import Any
 
 from tests.crash.log_programs import Lane, LogProgram, payload
 from transfer.log import Log
-from transports.errors import InternalError
+from transfer.transports.errors import InternalError
 
 NAME = "transfer-power"
 DEVICE = f"/dev/mapper/{NAME}"

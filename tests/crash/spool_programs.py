@@ -13,12 +13,12 @@ from tests.crash.program import Mark, Program, steps_of
 from tests.spool import sending
 from tests.spool.sending import SMALL, WIDE, Task
 from transfer.log import Log
-from transfer.spool import store as stores
-from transfer.spool.client import RunClient
-from transfer.spool.protocol import AbortJob, DeleteRun
-from transfer.spool.server import Spool
-from transfer.spool.source import SEALED
-from transfer.spool.store import Store
+from transfer.spool import Spool
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import AbortJob, DeleteRun
+from transfer.spool.format.row_source import SEALED
+from transfer.spool.server import store as stores
+from transfer.spool.server.store import Store
 
 _SEGMENT = 1 << 16
 

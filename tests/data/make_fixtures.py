@@ -14,14 +14,14 @@ from pathlib import Path
 
 from tests.broker.running import running
 from tests.spool.sending import RAGGED, WIDE, ask, write
-from transfer.broker.parts import AUDIT
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.chain import Action
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_chain import Action
+from transfer.broker.storage.folder_parts import AUDIT
 from transfer.log import Log
 from transfer.log.segment_files import BLOBS, SUFFIX
-from transfer.spool.protocol import Acknowledge, OpenRun
-from transfer.spool.server import Spool
+from transfer.spool import Spool
+from transfer.spool.format.protocol import Acknowledge, OpenRun
 
 HERE = Path(__file__).parent
 #: bytes of room that a file keeps behind what it holds

@@ -10,14 +10,14 @@ import pytest
 
 from tests.broker.running import running
 from tests.spool.sending import RAGGED, SMALL, WIDE, agrees, ask
-from transfer.broker.checking import check
-from transfer.broker.parts import AUDIT
-from transfer.broker.state.audit import Audit
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.folder_check import check
+from transfer.broker.storage.folder_parts import AUDIT
 from transfer.log import Log
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.protocol import Read
-from transfer.spool.server import Spool
+from transfer.spool import Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.format.protocol import Read
 
 HERE = Path(__file__).parent
 

@@ -92,7 +92,11 @@ def test_nothing_else_goes_to_the_build(tmp_path):
     finally:
         run("rm", "--all")
     page = "transfer/broker/http/page/"
-    assert {"transports/native/link.pyx", "transports/native/crc32c.h", f"{page}index.html"} <= names
+    assert {
+        "transports/core/native/link.pyx",
+        "transports/core/native/crc32c.h",
+        f"{page}index.html",
+    } <= names
     assert {"pyproject.toml", "deploy/docker/constraints.txt"} <= names
     assert {name.split("/")[0] for name in names} == {word.split("/")[0] for word in copied()}
     assert not [name for name in names if re.search(r"\.(py[cod]|so|c|html)$", name) and page not in name]

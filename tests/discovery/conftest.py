@@ -8,9 +8,9 @@ import pytest
 
 from tests.discovery.nameserver import NameServer
 from tests.sockets.conftest import KeepingContext, core_module
-from transfer.links import following
-from transports.core import IMPLEMENTATION
-from transports.discovery.membership import Polling
+from transfer.sockets.connections import directory_connector as following
+from transfer.transports.core import IMPLEMENTATION
+from transfer.transports.discovery.membership import Polling
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import pytest
 
 import transfer
 from tests.discovery.waiting import until
-from transports.address import parse
-from transports.config import name_servers
-from transports.discovery.dns import DnsDirectory
-from transports.errors import Again, Broken, Closed, NotSupported, OptionError
+from transfer.transports.address import parse
+from transfer.transports.config import name_servers
+from transfer.transports.discovery.dns import DnsDirectory
+from transfer.transports.errors import Again, Broken, Closed, NotSupported, OptionError
 
 
 def look_up(endpoint="dns://pods.test:5590"):

@@ -13,15 +13,15 @@ import transfer.asyncio
 import transfer.zmq
 from tests.discovery.waiting import PATIENCE, Pods, drain, hosts, until
 from transfer import DEALER, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transfer.links import following
-from transfer.metrics import FAMILIES
-from transfer.tally import socket_counts
-from transports.errors import AddressError, Again, Broken
+from transfer.metrics.counters import socket_counts
+from transfer.metrics.prometheus import FAMILIES
+from transfer.sockets.connections import directory_connector as following
+from transfer.transports.errors import AddressError, Again, Broken
 
 NAME = "pods.test"
 
 pytestmark = pytest.mark.usefixtures("quick")
-both_cores = pytest.mark.parametrize("core", ["twin", "native"], indirect=True)
+both_cores = pytest.mark.parametrize("core", ["pure", "native"], indirect=True)
 
 
 def put(names, *numbers):

@@ -10,7 +10,7 @@ import pytest
 
 from tests.discovery.waiting import until
 from transfer import PUSH
-from transports.descriptors import is_reserved
+from transfer.transports.descriptors import is_reserved
 
 NAME = "pods.test"
 LISTED = 1000

@@ -5,10 +5,10 @@ from __future__ import annotations
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transports.address import Address
-from transports.discovery.directory import Listing
-from transports.discovery.liveness import is_silent
-from transports.discovery.membership import MOST, Membership, Polling, State
+from transfer.transports.address import Address
+from transfer.transports.discovery.directory import Listing
+from transfer.transports.discovery.liveness import is_silent
+from transfer.transports.discovery.membership import MOST, Membership, Polling, State
 
 MEMBERS = [Address("tcp", f"10.0.0.{number}", 5590) for number in range(1, 6)]
 SETS = st.frozensets(st.sampled_from(MEMBERS))

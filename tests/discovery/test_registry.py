@@ -16,14 +16,14 @@ from tests.ports import free_port
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.processes import Program
 from transfer import PULL, PUSH
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.clients.registry import Registration, look_up, reachable
+from transfer.broker.clients.registry_connection import RegistryLink
+from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.protocols.native import Op, encode
+from transfer.broker.protocols.native_registry import Member, Registering, encode_registering
 from transfer.broker.server import Broker
-from transfer.clients.registry import Registration, look_up, reachable
-from transfer.clients.registry_link import RegistryLink
-from transfer.protocols.own import Op, encode
-from transfer.protocols.own_registry import Member, Registering, encode_registering
-from transports.address import Address, parse
-from transports.errors import AddressError, Again, OptionError, ProtocolError, UsageError
+from transfer.transports.address import Address, parse
+from transfer.transports.errors import AddressError, Again, OptionError, ProtocolError, UsageError
 
 
 class Service:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.engine.registry import SETTLING, Limits, Registry
-from transfer.protocols.own import Op, decode, encode
-from transfer.protocols.own_registry import (
+from transfer.broker.core.registry import SETTLING, Limits, Registry
+from transfer.broker.protocols.native import Op, decode, encode
+from transfer.broker.protocols.native_registry import (
     Listed,
     LookUp,
     Member,
@@ -22,7 +22,7 @@ from transfer.protocols.own_registry import (
     encode_look_up,
     encode_registering,
 )
-from transports.errors import ProtocolError, UsageError
+from transfer.transports.errors import ProtocolError, UsageError
 
 NAMES = ["trainers", "workers"]
 ENDPOINTS = [f"tcp://10.0.0.{number}:5590" for number in range(1, 4)]

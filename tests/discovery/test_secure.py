@@ -8,7 +8,7 @@ from tests.discovery.waiting import PATIENCE, Pods, until
 from tests.sockets.conftest import KeepingContext
 from transfer import PULL, PUSH
 from transfer.certificates import Authority
-from transports.security.settings import Security
+from transfer.transports.security.settings import Security
 
 pytestmark = pytest.mark.usefixtures("quick")
 

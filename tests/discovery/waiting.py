@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.ports import free_port
-from transports.errors import Again
+from transfer.transports.errors import Again
 
 #: seconds that anything may take
 PATIENCE = 20.0

@@ -41,7 +41,7 @@ def test_paths_in_the_text_exist() -> None:
 
 def test_names_of_the_core_in_the_text_exist() -> None:
     """Functions and classes that the way of a message goes through."""
-    core = "".join(path.read_text() for path in (ROOT / "transports/native").glob("*.pyx"))
+    core = "".join(path.read_text() for path in (ROOT / "transports/core/native").glob("*.pyx"))
     for name in ("push_one", "push_all", "link_push", "send_frames", "next_message", "next_frame", "Turn"):
         assert f"`{name}`" in TEXT or f".{name}`" in TEXT
         assert re.search(rf"\b(def|class|int|object|tuple|Stream) {name}\b", core), name

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import transfer
 from transfer import zmq
-from transfer.options import CORE, OPTIONS, READ_ONLY
+from transfer.sockets.options import CORE, OPTIONS, READ_ONLY
 
 TEXT = (Path(__file__).parents[2] / "docs/patterns.md").read_text()
 SECTION = TEXT.split("\n## Options\n", 1)[1].split("\n## ", 1)[0]

@@ -8,11 +8,11 @@ import struct
 from collections.abc import Iterator
 
 from tests.core.raw import HEADER, Raw, read
-from transfer.monitor import Event
-from transports.errors import Again
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.wire import SocketType
+from transfer.sockets.monitor import Event
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
 
 
 def dialled(endpoint: str) -> socket.socket:

@@ -16,15 +16,15 @@ import numpy
 import psutil
 import pytest
 
-from patterns.pub_sub import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
 from tests.core.raw import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
 from tests.faults.stranger import answered, awaited, dialled, ended, hang_up, seen, speak, stranger
 from tests.sockets.helpers import TCP, Thread, eventually
 from transfer import PUB, PULL, PUSH, REP, REQ, ROUTER
-from transports.errors import Again, Broken, HandshakeError, ProtocolError, StateError
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.wire import SocketType
+from transfer.patterns.pub_sub import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again, Broken, HandshakeError, ProtocolError, StateError
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
 
 BOMB = 1 << 27
 

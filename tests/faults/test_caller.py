@@ -7,7 +7,8 @@ import pytest
 
 from tests.sockets.helpers import TCP, Thread, eventually, pair_of
 from transfer import DONTWAIT, PUB, PULL, PUSH, REP, REQ, ROUTER, SNDMORE, SUB
-from transports.errors import (
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import (
     AddressError,
     AddressInUse,
     AddressNotAvailable,
@@ -21,7 +22,6 @@ from transports.errors import (
     Unroutable,
     UsageError,
 )
-from transports.wire import SocketType
 
 
 def refused(kind, call, hint=True):

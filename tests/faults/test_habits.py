@@ -19,7 +19,7 @@ from tests.faults.stranger import awaited, ended, speak, stranger
 from tests.faults.test_bad_peer import extended
 from tests.sockets.helpers import TCP, pair_of
 from transfer import PULL, PUSH
-from transports.errors import Again, ProtocolError
+from transfer.transports.errors import Again, ProtocolError
 
 ROOT = Path(__file__).parents[2]
 
@@ -77,7 +77,7 @@ def test_pickle_has_one_home():
         and not re.search(r"^from pickle import PickleBuffer$", path.read_text(), re.M)  # a view of memory
     }
     # Mooncake's send_pyobj, refused unless it is allowed; pyzmq's send_pyobj, which is called by name.
-    assert users == {"transfer/interface/message.py", "transfer/zmq/serial.py"}
+    assert users == {"transfer/mooncake/message.py", "transfer/zmq/serial.py"}
 
 
 def _child(endpoint, core):

@@ -12,7 +12,7 @@ from tests.faults.stranger import awaited, seen
 from tests.sockets.helpers import TCP, Thread, eventually
 from tests.sockets.processes import Program
 from transfer import DEALER, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transports.errors import Again, Broken, ProtocolError
+from transfer.transports.errors import Again, Broken, ProtocolError
 
 
 def name_of(context):

@@ -9,8 +9,8 @@ from tests.faults.stranger import speak, stranger
 from tests.faults.test_bad_peer import Watched, header
 from tests.sockets.processes import Program
 from transfer import PUSH
-from transports.errors import Again, InternalError
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again, InternalError
 
 FRAMES = {
     "bytes": lambda size: Raw(bytes(100_000), length=size),
@@ -105,7 +105,7 @@ LEAVING = """
 """
 
 
-@pytest.mark.parametrize("core", ["twin", "native"], indirect=True)
+@pytest.mark.parametrize("core", ["pure", "native"], indirect=True)
 def test_none_to_leave_the_callers_memory(core):
     """`out=` is the caller's again when its call is over, and there is no room for what has come."""
     with Program(LEAVING, core=core.__name__.split(".")[1]) as program:

@@ -17,7 +17,7 @@ from tests.faults.stranger import seen, speak, stranger
 from tests.sockets.helpers import TCP, Thread, eventually, pair_of
 from tests.sockets.processes import Program
 from transfer import DEALER, PULL, PUSH, REP, REQ
-from transports.errors import Broken
+from transfer.transports.errors import Broken
 
 GB = 1 << 30
 

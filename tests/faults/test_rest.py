@@ -19,8 +19,8 @@ from tests.faults.stranger import seen
 from tests.sockets.helpers import pair_of
 from tests.sockets.processes import Program
 from transfer import PUSH, REP, REQ
-from transfer.draining import unread
-from transports.wire import HEADER_SIZE
+from transfer.sockets.drain import unread
+from transfer.transports.core.wire import HEADER_SIZE
 
 REST = float(os.environ.get("TRANSFER_TEST_REST", "1"))
 #: seconds before each of the sends that are compared with the first after the rest, and how many

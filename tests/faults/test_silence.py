@@ -17,8 +17,8 @@ from tests.faults.stranger import answered, awaited, dialled, ended, speak, stra
 from tests.faults.test_bad_peer import Watched, header
 from tests.sockets.helpers import TCP, Thread, eventually
 from transfer import PUB, PULL, PUSH, REQ
-from transports.errors import Broken, ProtocolError, TensorMismatch
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, ProtocolError, TensorMismatch
 
 ON: dict[str, int] = {}
 OFF = {"heartbeat_ivl": 0, "heartbeat_timeout": -1}
@@ -142,7 +142,7 @@ class Judged:
 
     def arrived(self, nbytes: int) -> None:
         """Waits until the kernel has so many bytes of it unread."""
-        from transfer import draining
+        from transfer.sockets import drain as draining
 
         assert eventually(lambda: draining.unread(self.peer.fd) >= nbytes)
 

@@ -16,11 +16,11 @@ from tests.fuzz.doors import talk
 from tests.fuzz.serving import HERE, Held, Process, Serving, good_clients, serving
 from tests.fuzz.stranger import Drips, Strangers
 from transfer import cli
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transports.config import security as read_security
-from transports.local import door as unix_door
-from transports.wire import SocketType
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.transports.config import security as read_security
+from transfer.transports.core.wire import SocketType
+from transfer.transports.shm import unix_listener as unix_door
 
 #: bytes that a broker may have more when strangers are gone: its pool keeps 256 MiB of buffers for reuse, and
 #: what the allocator keeps in between is as much again

@@ -14,14 +14,14 @@ from collections.abc import Callable
 
 from tests.fuzz import frames
 from tests.fuzz.mutations import VALUES, damaged, disordered, name, number, payload, rewritten
-from transfer.protocols import pybroker, rqueue, ttp
-from transfer.protocols.own import Join, Op, encode, encode_deliveries
-from transfer.protocols.own_pieces import Begin, Part, Place, encode_begin, encode_place, pack_parts
-from transfer.protocols.own_several import encode_several
-from transfer.runs import Begin as BeginRun, Commit, End, Rows, to_meta
-from transfer.spool import protocol as spool
+from transfer.broker.protocols import pybroker, rqueue, ttp
+from transfer.broker.protocols.native import Join, Op, encode, encode_deliveries
+from transfer.broker.protocols.native_batch import encode_several
+from transfer.broker.protocols.native_pieces import Begin, Part, Place, encode_begin, encode_place, pack_parts
+from transfer.spool.format import protocol as spool
+from transfer.spool.format.run_messages import Begin as BeginRun, Commit, End, Rows, to_meta
 from transfer.tensors.bundle import _IN_DATA, _INLINE, _first_data, _header
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
 
 Talk = list[bytes]
 

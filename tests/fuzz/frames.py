@@ -8,10 +8,18 @@ import struct
 
 from tests.core.raw import CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
 from tests.fuzz.mutations import name, number, payload, rewritten
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.upgrade import encode as encode_step
-from transports.wire import CREDIT, HEADER_SIZE, REFERENCE, REFERENCE_BIT, Control, Flag, SocketType
+from transfer.transports.core.wire import (
+    CREDIT,
+    HEADER_SIZE,
+    REFERENCE,
+    REFERENCE_BIT,
+    Control,
+    Flag,
+    SocketType,
+)
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.upgrade import encode as encode_step
 
 _CONTROL = int(Flag.CONTROL)
 #: codes and shapes of tensor headers, and what is none

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, closing, contextmanager
 from typing import Any
 
-from transfer.clients.abtp import AbtpProducer
-from transfer.clients.own import BrokerClient
-from transfer.clients.pybroker import PyBrokerClient
-from transfer.clients.registry import look_up
-from transfer.clients.rqueue import RqueueClient
-from transfer.clients.ttp import TtpClient
-from transfer.spool.admin import SpoolAdmin
+from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.registry import look_up
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.clients.ttp import TtpClient
+from transfer.spool.client.admin import SpoolAdmin
 
 HERE = "127.0.0.1"
 #: seconds between two rounds of a door

@@ -15,7 +15,7 @@ from typing import Any, Self
 
 from tests.faults.stranger import hang_up
 from tests.fuzz.ways import Way
-from transports.errors import TransferError
+from transfer.transports.errors import TransferError
 
 #: connections that stay open while the next ones come
 _HELD = 30

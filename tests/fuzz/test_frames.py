@@ -20,8 +20,8 @@ from tests.fuzz.mutations import disordered
 from tests.fuzz.stranger import Strangers
 from tests.fuzz.ways import plain
 from tests.sockets.conftest import KeepingContext, core_module
-from transports.errors import Again, TransferError
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again, TransferError
 
 SECONDS = float(os.environ.get("FUZZ_SECONDS", "300"))
 FEW = 15
@@ -34,7 +34,7 @@ PAIRS = (("PULL", "PUSH"), ("PUSH", "PULL"), ("REP", "REQ"), ("ROUTER", "DEALER"
 SETS = (*((pair,) for pair in PAIRS), (("PULL", "PUSH"), ("REP", "REQ"), ("PUB", "SUB")))
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request):
     return core_module(request.param)
 

@@ -17,14 +17,14 @@ from typing import Any
 
 from tests.broker.secure_peers import Identities, context_of
 from tests.fuzz.mutations import damaged, number
-from transports.choice import BASE, LOCAL, Offer
-from transports.errors import HandshakeError
-from transports.handshake import Handshake
-from transports.identity import make_hello
-from transports.local import beside
-from transports.local.door import TOKEN_SIZE, enter
-from transports.upgrade import Made, Upgrade, text_of
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.choice import BASE, LOCAL, Offer
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.upgrade import Made, Upgrade, text_of
+from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, enter
 
 #: what a way makes: a connection at which the talk begins
 Way = Callable[[random.Random], Any]

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from tests.sockets.conftest import KeepingContext, core_module
-from transports import probe
-from transports.local.carrier import LocalCarrier
-from transports.reactor import Reactor
-from transports.upgrade import Surroundings
-from transports.wire import SocketType
+from transfer.transports import probe
+from transfer.transports.core.wire import SocketType
+from transfer.transports.handshake.upgrade import Surroundings
+from transfer.transports.reactor import Reactor
+from transfer.transports.shm.shm_stream import LocalCarrier
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +38,7 @@ def mappings() -> int:
     return Path("/proc/self/maps").read_text().count("memfd:transfer")
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request):
     return core_module(request.param)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transports.local import upgrade
+from transfer.transports.shm import upgrade
 
 made = 0
 

@@ -11,9 +11,9 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from tests.conftest import descriptors
 from tests.sockets.conftest import core_module
-from transports.local import blocks as module
-from transports.local.blocks import Blocks
-from transports.local.segments import PAGE
+from transfer.transports.shm import blocks as module
+from transfer.transports.shm.blocks import Blocks
+from transfer.transports.shm.segments import PAGE
 
 
 def test_a_block_is_reused_when_its_array_is_dead(core):
@@ -157,7 +157,7 @@ def test_a_forked_child_gives_nothing_back(core):
 class Model(RuleBasedStateMachine):
     """Blocks beside what is known of each array and each loan."""
 
-    core = core_module("twin")
+    core = core_module("pure")
     arrays = Bundle("arrays")
     loans = Bundle("loans")
 

@@ -14,12 +14,12 @@ import pytest
 from tests.conftest import descriptors
 from tests.descriptors import no_descriptor_left
 from tests.local.conftest import End, eventually, mappings, message, sent
-from transports.errors import Broken, ProtocolError
-from transports.local import carrier as module, lending
-from transports.local.blocks import NAME, Blocks
-from transports.local.memory import make_memfd
-from transports.local.segments import PAGE
-from transports.wire import BY_REFERENCE, REFERENCE
+from transfer.transports.core.wire import BY_REFERENCE, REFERENCE
+from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.shm import exported_blocks as lending, shm_stream as module
+from transfer.transports.shm.blocks import NAME, Blocks
+from transfer.transports.shm.memory import make_memfd
+from transfer.transports.shm.segments import PAGE
 
 SIZE = 100_000
 _SAID = struct.Struct("<BxxxIQQ")
@@ -423,7 +423,7 @@ def test_more_blocks_than_descriptors_are_announced_in_turn(ends, core, monkeypa
 
 
 def test_a_block_that_is_given_up_is_unmapped_by_the_receiver(ends, core, monkeypatch):
-    monkeypatch.setattr("transports.local.blocks.KEPT", 0)
+    monkeypatch.setattr("transfer.transports.shm.blocks.KEPT", 0)
     sender, receiver = ends
     before = descriptors()
     region = blocks_of(sender, core).allocate(SIZE)

@@ -15,9 +15,9 @@ from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import TCP, pair_of
 from tests.sockets.processes import Program
 from transfer import PULL, PUSH
-from transports import probe
-from transports.local import door
-from transports.security.settings import Security
+from transfer.transports import probe
+from transfer.transports.security.settings import Security
+from transfer.transports.shm import unix_listener as door
 
 ONE_WAY = """
     import sys, transfer
@@ -109,7 +109,7 @@ def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
         raise door.Declined("unreachable", "the door is shut")
 
     if step == "enter":
-        monkeypatch.setattr("transports.local.upgrade.enter", shut)
+        monkeypatch.setattr("transfer.transports.shm.upgrade.enter", shut)
     else:
         monkeypatch.setattr(door.Door, "take", shut)
     pull, push = pair_of(context, PULL, PUSH)
@@ -133,7 +133,7 @@ def test_without_descriptors_tcp_goes_on(context, monkeypatch):
 
 
 def test_under_require_a_door_that_is_shut_is_the_end(context, monkeypatch):
-    monkeypatch.setattr("transports.local.upgrade.enter", lambda *arguments: _declined())
+    monkeypatch.setattr("transfer.transports.shm.upgrade.enter", lambda *arguments: _declined())
     pull = context.socket(PULL)
     pull.bind(TCP)
     push = context.socket(PUSH)
@@ -257,7 +257,7 @@ def test_plain_peers_are_served_by_tcp(context):
     pull = context.socket(PULL, rcvtimeo=10_000)
     pull.bind(TCP)
     host, _, port = pull.last_endpoint.removeprefix("tcp://").partition(":")
-    from transports.wire import HEADER, MAGIC, SocketType
+    from transfer.transports.core.wire import HEADER, MAGIC, SocketType
 
     with plain.create_connection((host, int(port))) as connection:
         connection.sendall(HEADER.pack(MAGIC, 1, SocketType.PUSH, 0, 1, 0, 100_000, 0) + b"p" * 100_000)

@@ -17,7 +17,7 @@ CYCLES = """
     faulthandler.enable()
     import numpy as np
     import transfer
-    from transports import core
+    from transfer.transports import core
 
     assert core.IMPLEMENTATION == sys.argv[1]
     TURNS = int(sys.argv[2])
@@ -141,7 +141,7 @@ def run(core, turns, way):
     assert (code, out.strip()) == (0, "mapped 0"), f"{code}: {out} {errors}"
 
 
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_views_that_die_in_cycles(core):
     run(core, 300, "plain")
 
@@ -149,7 +149,7 @@ def test_views_that_die_in_cycles(core):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("way", ["plain", "torch"])
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_views_that_die_in_cycles_thousands_of_times(core, way):
     pytest.importorskip("torch")
     run(core, 4000, way)
@@ -161,9 +161,9 @@ PARTS = """
     from pathlib import Path
     faulthandler.enable()
     from importlib import import_module
-    from transports.local.memory import make_memfd
+    from transfer.transports.shm.memory import make_memfd
 
-    core = import_module("transports." + sys.argv[1])
+    core = import_module("transfer.transports.core." + sys.argv[1])
     heard = []
 
     def knot(order, size=8192):
@@ -194,7 +194,7 @@ PARTS = """
 """
 
 
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_regions_slots_and_their_views_in_cycles(core):
     with Program(PARTS, core, core=core, PYTHONMALLOC="debug") as program:
         code, out, errors = program.finish(60)

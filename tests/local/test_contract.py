@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transports import registry
-from transports.testing import carrying, checks, meeting
+from transfer.transports import registry
+from transfer.transports.testing import carrying, checks, meeting
 
 CARRYING = [check for check in checks.CHECKS if check.__module__ == carrying.__name__]
 

@@ -8,10 +8,18 @@ from random import Random
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transports.errors import HandshakeError, InternalError, ProtocolError
-from transports.hello import frame
-from transports.upgrade import MAX_STEP, Declined, Dialogue, Upgrade, encode, number_of, text_of
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, Control, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, Control, SocketType
+from transfer.transports.errors import HandshakeError, InternalError, ProtocolError
+from transfer.transports.handshake.hello import frame
+from transfer.transports.handshake.upgrade import (
+    MAX_STEP,
+    Declined,
+    Dialogue,
+    Upgrade,
+    encode,
+    number_of,
+    text_of,
+)
 
 STEPS = ("offer", "accept", "finish")
 

@@ -9,10 +9,10 @@ import socket
 import pytest
 
 from tests.local.conftest import eventually
-from transports.local import door as module
-from transports.local.door import TOKEN_SIZE, Door, enter
-from transports.reactor import Reactor
-from transports.upgrade import Declined
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.reactor import Reactor
+from transfer.transports.shm import unix_listener as module
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, Door, enter
 
 TOKEN = b"t" * TOKEN_SIZE
 

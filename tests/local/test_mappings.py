@@ -8,10 +8,10 @@ import os
 import pytest
 
 from tests.local.conftest import mappings
-from transports.errors import ProtocolError
-from transports.local.mappings import MappedBlock, MappedSegment
-from transports.local.memory import make_memfd
-from transports.local.segments import PAGE
+from transfer.transports.errors import ProtocolError
+from transfer.transports.shm.mappings import MappedBlock, MappedSegment
+from transfer.transports.shm.memory import make_memfd
+from transfer.transports.shm.segments import PAGE
 
 
 @pytest.fixture

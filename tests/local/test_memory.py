@@ -8,11 +8,11 @@ import os
 import pytest
 
 from tests.conftest import descriptors
-from transports.errors import InternalError
-from transports.local import memory
-from transports.local.blocks import Blocks
-from transports.local.memory import available_memory, make_memfd
-from transports.local.segments import PAGE, Arena
+from transfer.transports.errors import InternalError
+from transfer.transports.shm import memory
+from transfer.transports.shm.blocks import Blocks
+from transfer.transports.shm.memory import available_memory, make_memfd
+from transfer.transports.shm.segments import PAGE, Arena
 
 
 @pytest.fixture

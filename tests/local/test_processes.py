@@ -197,7 +197,7 @@ def test_two_processes_share_memory_and_the_sender_may_write_when_told():
     """
     with transfer.Context() as context, context.socket(transfer.PUSH) as push:
         push.bind(TCP)
-        with Program(source, push.last_endpoint, core="twin", TRANSFER_LOCAL="on") as program:
+        with Program(source, push.last_endpoint, core="pure", TRANSFER_LOCAL="on") as program:
             push.wait_for_peers(1, 20)
             tensor = context.empty(1_000_000, "float64")
             tensor[:] = 1

@@ -10,9 +10,9 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from tests.sockets.conftest import core_module
-from transports.local import segments
-from transports.local.memory import make_memfd
-from transports.local.segments import MOST_SLOTS, PAGE, Arena, Budget, slot_size, slots_of
+from transfer.transports.shm import segments
+from transfer.transports.shm.memory import make_memfd
+from transfer.transports.shm.segments import MOST_SLOTS, PAGE, Arena, Budget, slot_size, slots_of
 
 
 @pytest.fixture
@@ -138,7 +138,7 @@ def test_slots_are_pages_and_at_most_a_quarter_too_large(nbytes):
 class Model(RuleBasedStateMachine):
     """An arena beside a set of what is in use."""
 
-    core = core_module("twin")
+    core = core_module("pure")
     limit = 24 << 16
     taken = Bundle("taken")
 

@@ -18,7 +18,7 @@ from tests.local.conftest import eventually, mappings
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import TCP, Thread, pair_of
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transports.wire import BY_REFERENCE, REFERENCE
+from transfer.transports.core.wire import BY_REFERENCE, REFERENCE
 
 SIZE = 200_000
 
@@ -400,7 +400,7 @@ def test_an_array_that_dies_in_flight_is_kept(context):
 
 
 def test_empty_over_tcp_is_a_tensor_like_any_other(context, monkeypatch):
-    from transports import probe
+    from transfer.transports import probe
 
     tensor = context.empty((10, 10_000), "int32")
     tensor[:] = 4

@@ -9,7 +9,7 @@ import pytest
 
 from tests.log.test_pieces import LARGE, SMALL, blocks
 from transfer.log import Log, Retention
-from transports.errors import LogFull
+from transfer.transports.errors import LogFull
 
 HUGE = 64 << 30
 

@@ -13,9 +13,9 @@ from hypothesis import given, settings, strategies as st
 from tests.folders import new_folder
 from transfer.log import Log
 from transfer.log.segment_files import BLOBS
-from transports import core
-from transports.core import crc32c
-from transports.errors import Closed, LogDamaged
+from transfer.transports import core
+from transfer.transports.core import crc32c
+from transfer.transports.errors import Closed, LogDamaged
 
 DATA = bytes(range(251)) * 4000
 
@@ -144,7 +144,7 @@ def test_large_ones_are_not_checked_when_nobody_asks(tmp_path):
 
 
 @pytest.mark.skipif(
-    "twin" in core.Mapping.__module__ and sys.version_info < (3, 13), reason="mmap keeps a descriptor"
+    "pure" in core.Mapping.__module__ and sys.version_info < (3, 13), reason="mmap keeps a descriptor"
 )
 def test_views_keep_no_descriptor(log):
     offsets = kept(log, "t", *[bytes(5000)] * 50)

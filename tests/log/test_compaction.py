@@ -13,7 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transfer.log import Log, Retention, compaction, log as log_module
 from transfer.log.segment_files import BLOBS, INDEX, SUFFIX
-from transports.errors import LogDamaged, LogFull, UsageError
+from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 SMALL = 4096
 TOPICS = ("a", "b", "c")

@@ -13,7 +13,7 @@ from transfer.log.format import NAME
 from transfer.log.record import Flag, Kind, encode, scan, state_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
 from transfer.log.state import topic_key
-from transports.errors import LogDamaged, LogFull, NotSupported
+from transfer.transports.errors import LogDamaged, LogFull, NotSupported
 
 SMALL = 4096
 

@@ -17,7 +17,7 @@ from transfer.log import Log, Retention, holes
 from transfer.log.ranges import Ranges
 from transfer.log.record import BLOB, Flag, scan
 from transfer.log.segment_files import BLOBS, SUFFIX
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 SMALL = 4096
 TOPICS = ("a", "b")

@@ -7,7 +7,7 @@ import pytest
 from tests.log.page_cache import PageCache
 from transfer.log import Log
 from transfer.log.segment_files import INDEX, SUFFIX
-from transports.errors import InternalError
+from transfer.transports.errors import InternalError
 
 SMALL = 1 << 16
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from transfer.log import Log
-from transports.errors import LogFull
+from transfer.transports.errors import LogFull
 
 KILLS = int(os.environ.get("TRANSFER_TEST_KILLS", "5"))
 pytestmark = pytest.mark.timeout(60 + 10 * KILLS)

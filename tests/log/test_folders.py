@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.running import running
 from transfer.log import Log
-from transfer.spool.store import Store
+from transfer.spool.server.store import Store
 
 
 @pytest.fixture

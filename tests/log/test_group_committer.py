@@ -10,7 +10,7 @@ import pytest
 
 from transfer.log import Log
 from transfer.log.group_committer import GroupCommitter
-from transports.errors import Again, InternalError
+from transfer.transports.errors import Again, InternalError
 
 NAME = "transfer-test-sync"
 

@@ -16,7 +16,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from transfer.log import Log, Retention
 from transfer.log.record import HEADER_SIZE
 from transfer.log.segment_files import INDEX, SUFFIX
-from transports.errors import (
+from transfer.transports.errors import (
     Closed,
     ForkedError,
     InDoubt,

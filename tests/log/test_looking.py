@@ -8,10 +8,10 @@ import shutil
 import pytest
 
 from transfer.log import Log
-from transfer.log.looking import look
+from transfer.log.read_only import look
 from transfer.log.record import Kind, scan
 from transfer.log.segment_files import REMOVED, SUFFIX, path_of, segments_in
-from transports.errors import LogDamaged, LogInUse
+from transfer.transports.errors import LogDamaged, LogInUse
 
 
 def contents(folder):

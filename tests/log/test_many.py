@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.log import Log, Retention, log as log_module
 from transfer.log.record import MAX_BODY
-from transports.errors import Closed, LogFull, UsageError
+from transfer.transports.errors import Closed, LogFull, UsageError
 
 SMALL = 4096
 
@@ -87,7 +87,7 @@ def test_what_many_cannot_be(tmp_path, monkeypatch):
     log = Log(tmp_path, segment_bytes=SMALL)
     with pytest.raises(UsageError):
         log.append_many("", [b"x"])
-    monkeypatch.setattr("transfer.log.appending.MAX_BODY", 1000)
+    monkeypatch.setattr("transfer.log.appender.MAX_BODY", 1000)
     for call in (
         lambda: log.append_many("t", [bytes(300)] * 4), lambda: log.append("t", bytes(1001)),
         lambda: log.append_all([("t", bytearray(1001))]),

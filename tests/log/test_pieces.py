@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from tests.folders import new_folder
 from transfer.log import Log, Retention, holes
 from transfer.log.segment_files import BLOBS
-from transports.errors import Closed, LogFull, UsageError
+from transfer.transports.errors import Closed, LogFull, UsageError
 
 SMALL = 4096
 LARGE = 1 << 20

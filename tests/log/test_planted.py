@@ -16,8 +16,8 @@ from tests.broker.running import running
 from transfer.log import Log
 from transfer.log.private import claim
 from transfer.log.quarantine import save_tail
-from transfer.spool.store import Store
-from transports.errors import SecurityError
+from transfer.spool.server.store import Store
+from transfer.transports.errors import SecurityError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user are made by root")
 #: the service's user, and the one who plants

@@ -8,7 +8,7 @@ import pytest
 
 from transfer.log import Log
 from transfer.log.record import scan
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 
 def test_offsets_and_groups_go_on_behind_a_purge_and_a_restart(tmp_path):

@@ -16,7 +16,7 @@ from transfer.log.retention import (
     removable,
     segment_size,
 )
-from transports.errors import OptionError
+from transfer.transports.errors import OptionError
 
 
 @dataclass

@@ -16,7 +16,7 @@ from transfer.log.contents import Contents, decode_index, encode, follow, read_h
 from transfer.log.index import Run, Topic, Use
 from transfer.log.record import Flag, Kind, encode as parts_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
-from transports.errors import LogDamaged
+from transfer.transports.errors import LogDamaged
 
 SMALL = 4096
 NUMBERS = st.integers(0, (1 << 32) - 1)

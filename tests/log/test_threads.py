@@ -9,7 +9,7 @@ import time
 import pytest
 
 from transfer.log import Log, Retention
-from transports.errors import LogFull
+from transfer.transports.errors import LogFull
 
 SECONDS = 1.5
 PRODUCERS, GROUPS, TOPICS = 4, 6, 3

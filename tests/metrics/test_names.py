@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 import transfer
-from transfer.metrics import FAMILIES
+from transfer.metrics.prometheus import FAMILIES
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 #: the broker's are compared where the broker's tests are

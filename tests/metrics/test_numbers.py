@@ -11,7 +11,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import transfer
-from transfer import metrics
+from transfer.metrics import prometheus as metrics
 
 
 def eventually(holds: Callable[[], object], seconds: float = 20.0) -> None:

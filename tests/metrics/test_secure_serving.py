@@ -14,11 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import transfer
-from transfer import metrics, scraping
 from transfer.certificates import Authority
-from transports.errors import SecurityError
-from transports.pending import PENDING
-from transports.security.settings import Security
+from transfer.metrics import http_server as scraping, prometheus as metrics
+from transfer.transports.connect.pending import PENDING
+from transfer.transports.errors import SecurityError
+from transfer.transports.security.settings import Security
 
 TOKEN = "a4fc542c74e437a9de36a1413212954a"
 HERE = "127.0.0.1"

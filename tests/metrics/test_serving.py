@@ -15,8 +15,8 @@ import pytest
 from prometheus_client import REGISTRY
 
 import transfer
-from transfer import metrics
-from transports.errors import AddressInUse, OptionError
+from transfer.metrics import prometheus as metrics
+from transfer.transports.errors import AddressInUse, OptionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -102,7 +102,8 @@ for _ in range(int(sys.argv[2])):
     pull.recv()
 req.send(b"?"); rep.recv(); rep.send(b"!"); req.recv()
 from transfer import metrics
-metrics._process_files.publish()
+from transfer.metrics import prometheus
+prometheus._process_files.publish()
 print(context._metrics.port if context._metrics else "-", flush=True)
 sys.stdin.readline()
 for socket in (pull, push, req, rep):
@@ -177,6 +178,7 @@ def test_a_forked_child_counts_for_itself(tmp_path):
 import os, sys
 import transfer
 from transfer import metrics
+from transfer.metrics import prometheus
 
 def publish(count):
     context = transfer.Context()
@@ -184,14 +186,14 @@ def publish(count):
     publisher = context.socket(transfer.PUB)
     for _ in range(count):
         publisher.send(b"x")
-    metrics._process_files.publish()
+    prometheus._process_files.publish()
     return context, publisher
 
 master = publish(3)
 child = os.fork()
 if child == 0:
     kept = publish(4)
-    assert metrics._process_files._thread.is_alive()
+    assert prometheus._process_files._thread.is_alive()
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 os._exit(0)
@@ -210,6 +212,7 @@ def test_a_process_writes_without_being_asked(tmp_path):
 import sys, time
 import transfer
 from transfer import metrics
+from transfer.metrics import prometheus
 metrics.PUBLISH_INTERVAL = 0.05
 context = transfer.Context()
 metrics.register(context)

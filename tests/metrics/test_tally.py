@@ -7,9 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from transfer.tally import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
-from transports.identity import one_time_identity
-from transports.turn import Turn
+from transfer.metrics.counters import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
+from transfer.transports.handshake.identity import one_time_identity
+from transfer.transports.turn import Turn
 
 
 def peer(address: str = "", endpoint: str = "", identity: bytes = b"", connects: bool = False):
@@ -57,12 +57,12 @@ def test_ended_peers_add_up():
     assert ended["transfer_drops_total", ("PULL", "full")] == 6
 
 
-@pytest.fixture(params=["native", "twin"])
+@pytest.fixture(params=["native", "pure"])
 def turn(request):
     """The state of a REQ, which counts its round trips, of both cores."""
-    if request.param == "twin":
+    if request.param == "pure":
         return Turn()
-    return pytest.importorskip("transports.native.turn", reason="the core is not built").Turn()
+    return pytest.importorskip("transfer.transports.core.native.turn", reason="the core is not built").Turn()
 
 
 def test_every_round_trip_falls_into_its_bucket(turn):

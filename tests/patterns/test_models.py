@@ -6,11 +6,11 @@ from collections import Counter
 
 from hypothesis import given, strategies as st
 
-from patterns import Requester
-from patterns.distribution import FairQueue, FanOut, RoundRobin
-from patterns.subscriptions import Subscriptions
-from transports.errors import Broken, StateError
-from transports.wire import SocketType
+from transfer.patterns import Requester
+from transfer.patterns.distribution import FairQueue, FanOut, RoundRobin
+from transfer.patterns.subscriptions import Subscriptions
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, StateError
 
 prefixes = st.binary(max_size=3)
 

@@ -8,13 +8,23 @@ from pathlib import Path
 
 import pytest
 
-import patterns
-from patterns import PATTERNS, Dealer, Pair, Publisher, Pusher, Replier, Requester, Router, Subscriber
-from patterns.base import ANYONE
-from patterns.pub_sub import decode_order
-from patterns.req_rep import CORRELATED
-from transports.compatibility import compatible
-from transports.errors import (
+from transfer import patterns
+from transfer.patterns import (
+    PATTERNS,
+    Dealer,
+    Pair,
+    Publisher,
+    Pusher,
+    Replier,
+    Requester,
+    Router,
+    Subscriber,
+)
+from transfer.patterns.base import ANYONE
+from transfer.patterns.pub_sub import decode_order
+from transfer.patterns.req_rep import CORRELATED
+from transfer.transports.core.wire import Control, SocketType
+from transfer.transports.errors import (
     Broken,
     HandshakeError,
     NotSupported,
@@ -23,7 +33,7 @@ from transports.errors import (
     Unroutable,
     UsageError,
 )
-from transports.wire import Control, SocketType
+from transfer.transports.handshake.compatibility import compatible
 
 S = SocketType
 
@@ -318,7 +328,7 @@ def test_bad_orders():
 
 
 def test_patterns_are_pure():
-    forbidden = {"socket", "threading", "time", "asyncio", "select", "selectors", "os", "transfer"}
+    forbidden = {"socket", "threading", "time", "asyncio", "select", "selectors", "os"}
     for path in Path(patterns.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []

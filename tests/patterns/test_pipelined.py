@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from patterns import PipelinedReplier, PipelinedRequester
-from patterns.req_rep import CORRELATED
 from tests.patterns.test_patterns import In, out, texts
-from transports.errors import Broken, HandshakeError, StateError
-from transports.wire import SocketType as S
+from transfer.patterns import PipelinedReplier, PipelinedRequester
+from transfer.patterns.req_rep import CORRELATED
+from transfer.transports.core.wire import SocketType as S
+from transfer.transports.errors import Broken, HandshakeError, StateError
 
 PEERS = ("a", "b", "c")
 STEPS = st.lists(

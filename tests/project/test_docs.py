@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import transfer
-from transports import errors, registry
+from transfer.transports import errors, registry
 
 ROOT = Path(__file__).parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])

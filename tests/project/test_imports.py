@@ -15,7 +15,11 @@ OPTIONAL = (
     "numpy", "torch", "pyspark", "pyarrow", "lz4", "safetensors", "ml_dtypes", "prometheus_client", "typer",
     "rich", "zmq", "ucxx", "asyncio", "multiprocessing", "logging.config",
 )  # fmt: skip
-PACKAGES = ("transfer", "transports", "patterns", "pyspark_transfer", "transfer.zmq", "transfer.asyncio")
+PACKAGES = (
+    "transfer", "transfer.asyncio", "transfer.broker", "transfer.metrics", "transfer.patterns",
+    "transfer.sockets", "transfer.spark", "transfer.spool", "transfer.torch", "transfer.transports",
+    "transfer.zmq", "pyspark_transfer",
+)  # fmt: skip
 #: what a module of ours is for decides what it may load beyond that
 ALLOWED = {"transfer.asyncio": {"asyncio"}, "pyspark_transfer": {"pyspark"}}
 

@@ -63,7 +63,7 @@ def package(environment, tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
     for name in ("transfer", "transports", "patterns", "pyspark_transfer"):
         left = shutil.ignore_patterns("__pycache__", "*.so", "*.c", ".built")
-        shutil.copytree(ROOT / name, folder / name, ignore=left)
+        shutil.copytree(ROOT / name, folder / name, ignore=left, symlinks=True)
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     pip(environment, "wheel", "--no-deps", "--wheel-dir", str(folder / "wheels"), str(folder))

@@ -45,7 +45,7 @@ def _begin(config: pytest.Config, names: Iterable[str]) -> None:
         return
     # Here, since most runs need none of it.
     from tests.rdma import vm
-    from transports.verbs import choosing
+    from transfer.transports.rdma import device_selection as choosing
 
     if choosing.look():
         told.write_text(json.dumps({"missing": "this machine has an RDMA device: the tests run here"}))

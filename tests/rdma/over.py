@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from tests.verbs.ends import devices
-from transfer.links.arrivals import Arrivals
-from transports.verbs.upgrade import VerbsUpgrade
+from transfer.sockets.connections.admission import Arrivals
+from transfer.transports.rdma.upgrade import VerbsUpgrade
 
 #: patterns, tensors, faults
 SUITES = (
@@ -37,7 +37,7 @@ MORE = (
     "faults/test_rest",
 )
 #: parameters of tests that are about another transport, or about the core that has no say here
-_OTHERS = {"ipc", "inproc", "twin", "tcp6"}
+_OTHERS = {"ipc", "inproc", "pure", "tcp6"}
 #: not over rdma, and why
 _NOT_HERE = {
     "test_policy_require_fails_at_connect": "there is a device",
@@ -107,8 +107,8 @@ def asks_for_rdma(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 def _use_fake(monkeypatch: pytest.MonkeyPatch) -> None:
     from tests.verbs.fake import ROUTE, FakeDriver
-    from transports import probe
-    from transports.verbs import domain
+    from transfer.transports import probe
+    from transfer.transports.rdma import domain
 
     driver, seen = FakeDriver(), probe.probe
     monkeypatch.setattr(domain, "choose_route", lambda *_: ROUTE)

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer import rows as tables
-from transfer.rows import Layout
-from transfer.spool.order import Order
-from transfer.spool.source import FAILED, OPEN, SEALED, Rows, RunInfo, check_opening
-from transports.errors import Again, Closed, UsageError
+from transfer.spool.format import rows as tables
+from transfer.spool.format.order import Order
+from transfer.spool.format.row_source import FAILED, OPEN, SEALED, Rows, RunInfo, check_opening
+from transfer.spool.format.rows import Layout
+from transfer.transports.errors import Again, Closed, UsageError
 
 LAYOUTS = (Layout("id", "dense", "int64"), Layout("x", "dense", "float32", (2,)))
 RAGGED = (*LAYOUTS, Layout("tokens", "ragged", "int32"), Layout("label", "dense", "int64", (), True))

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from tests.reading.fake import RAGGED, Run, Source, agrees, run_in_folder
-from transfer.reading import RowStream
+from transfer.spool import RowStream
 from transfer.torch import RunDataset, ShardedStream, StreamDataset
-from transports.errors import OptionError, UsageError
+from transfer.transports.errors import OptionError, UsageError
 
 URL = "run://spool:5570/run"
 ROOT = Path(__file__).parents[2]

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.reading import Lineage
-from transports.errors import OptionError
+from transfer.spool import Lineage
+from transfer.transports.errors import OptionError
 
 #: rows of a step, how often, ranks; each on end, and then maybe a new epoch
 STRETCHES = st.lists(

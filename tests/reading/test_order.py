@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.spool.order import KEPT_WINDOWS, Order, Piece, permutation
+from transfer.spool.format.order import KEPT_WINDOWS, Order, Piece, permutation
 
 FRAMES = st.lists(st.integers(0, 40), max_size=12)
 SEEDS = st.one_of(st.none(), st.integers(0, 2**63 - 1))

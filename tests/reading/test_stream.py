@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.reading.fake import FAILED, OPEN, RAGGED, Run, Source, agrees
-from transfer.reading import RowStream, merge_states
-from transfer.spool.order import Order
-from transports.errors import Again, Broken, Closed, OptionError, ProtocolError, UsageError
+from transfer.spool import RowStream, merge_states
+from transfer.spool.format.order import Order
+from transfer.transports.errors import Again, Broken, Closed, OptionError, ProtocolError, UsageError
 
 DATA = Path(__file__).parents[1] / "data/states"
 

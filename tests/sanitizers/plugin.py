@@ -26,7 +26,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_of_the_twin(item: pytest.Item) -> bool:
     """Pure Python: the sanitizers see nothing of it."""
-    return "twin" in item.name.rstrip("]").partition("[")[2].split("-")
+    return "pure" in item.name.rstrip("]").partition("[")[2].split("-")
 
 
 def _names(item: pytest.Item) -> set[str]:

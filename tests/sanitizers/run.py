@@ -177,7 +177,7 @@ def build(sanitizer: Sanitizer) -> Path:
     for name in COPIED:  # what was removed at the source must not stay; what was compiled stays in build/
         shutil.rmtree(place / name, ignore_errors=True)
         ignored = shutil.ignore_patterns("*.so", "__pycache__", ".built")
-        shutil.copytree(ROOT / name, place / name, ignore=ignored)
+        shutil.copytree(ROOT / name, place / name, ignore=ignored, symlinks=True)
     for name in FILES:
         shutil.copy2(ROOT / name, place / name)
     command = [sys.executable, "setup.py", "--quiet", "build_ext", "--inplace"]
@@ -187,7 +187,7 @@ def build(sanitizer: Sanitizer) -> Path:
         "TRANSFER_NEED_NATIVE": "1",
     }
     subprocess.run(command, cwd=place, env=os.environ | flags, check=True, timeout=BUILD_TIMEOUT)
-    modules = list((place / "transports/native").glob("*.so"))
+    modules = list((place / "transports/core/native").glob("*.so"))
     bare = [module.name for module in modules if sanitizer.symbol not in module.read_bytes()]
     if bare or not modules:
         raise Missing(f"these were built without {sanitizer.name}: {bare}; remove {place} and try again")

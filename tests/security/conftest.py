@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from transfer.certificates import Authority, Issued
-from transports.address import Address, parse
-from transports.connection import ConnectOptions, reach, serve
-from transports.errors import TransferError
-from transports.identity import make_hello
-from transports.reactor import Reactor
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.tcp import TcpTransport
-from transports.testing.ends import Side, close_all, until
-from transports.wire import SocketType
+from transfer.transports.address import Address, parse
+from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import TransferError
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.reactor import Reactor
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.tcp import TcpTransport
+from transfer.transports.testing.ends import Side, close_all, until
 
 TOKEN = "137dc6fd7764291e151bed2a85c14358"
 
@@ -47,9 +47,9 @@ def paper(tmp_path_factory: pytest.TempPathFactory) -> Paper:
     return Paper(Authority(tmp_path_factory.mktemp("authority")))
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request: pytest.FixtureRequest) -> ModuleType:
-    return importlib.import_module(f"transports.{request.param}")
+    return importlib.import_module(f"transfer.transports.core.{request.param}")
 
 
 class Stage:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Self
 
-from transports.address import Address
+from transfer.transports.address import Address
 
 #: (from the connecting side, what came) -> what is passed on
 Change = Callable[[bool, bytes], bytes]

@@ -18,17 +18,19 @@ from cryptography.x509.oid import ExtendedKeyUsageOID as OID
 from tests.descriptors import no_descriptor_left
 from tests.security.conftest import TOKEN
 from transfer.certificates import Authority
-from transports.errors import HandshakeError, SecurityError
-from transports.security import credentials as module
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.testing.ends import Side, until
+from transfer.transports.errors import HandshakeError, SecurityError
+from transfer.transports.security import credentials as module
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import Side, until
 
 
-@pytest.mark.parametrize("other", ["twin", "native"])
+@pytest.mark.parametrize("other", ["pure", "native"])
 def test_both_have_a_good_one(stage, paper, other):
     server, address = stage.serve(paper.security())
-    client = stage.reach(address, paper.security(), core=importlib.import_module(f"transports.{other}"))
+    client = stage.reach(
+        address, paper.security(), core=importlib.import_module(f"transfer.transports.core.{other}")
+    )
     stage.meets(server, client)
     for side in (server, client):
         assert side.connected[0].agreement.encrypted and side.connected[0].agreement.authenticated

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.security.relaying import Between
-from transports.errors import Broken, ProtocolError
-from transports.tcp import TcpTransport
-from transports.testing.ends import Subject, meet, plain, until
-from transports.testing.faults import Faults, FaultyTransport
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.tcp import TcpTransport
+from transfer.transports.testing.ends import Subject, meet, plain, until
+from transfer.transports.testing.faults import Faults, FaultyTransport
 
 KINDS = SocketType.PUSH, SocketType.PULL
 

@@ -9,13 +9,13 @@ import pytest
 
 from tests.security.conftest import TOKEN
 from tests.security.relaying import Between
-from transports.address import parse
-from transports.errors import HandshakeError
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.security.settings import Security
-from transports.testing.ends import until
-from transports.wire import HEADER, MAGIC, SocketType
+from transfer.transports.address import parse
+from transfer.transports.core.wire import HEADER, MAGIC, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 
 def test_a_plain_peer_at_a_port_with_tls(stage, paper):

@@ -12,10 +12,10 @@ from hypothesis import given, strategies as st
 import transfer
 import transfer.zmq as zmq
 from tests.security.conftest import TOKEN
-from transports.errors import AddressNotAvailable, SecurityError
-from transports.security.guard import check_listening, is_loopback
-from transports.security.settings import Security
-from transports.tcp import _interface_address
+from transfer.transports.errors import AddressNotAvailable, SecurityError
+from transfer.transports.security.guard import check_listening, is_loopback
+from transfer.transports.security.settings import Security
+from transfer.transports.tcp import _interface_address
 
 LOOPBACK = ("127.0.0.1", "127.1.2.3", "127.255.255.255", "::1", "localhost", "::ffff:127.0.0.1", "::1%lo")
 BEYOND = (

@@ -12,13 +12,13 @@ import pytest
 import transfer
 from tests.security.conftest import TOKEN
 from tests.sockets.processes import Program
-from transports import connection
-from transports.address import parse
-from transports.ipc import IpcTransport
-from transports.peercred import peer_credentials
-from transports.security.settings import Security
-from transports.testing.ends import until
-from transports.wire import HEADER, MAGIC, VERSION, SocketType
+from transfer.transports.address import parse
+from transfer.transports.connect import connection
+from transfer.transports.core.wire import HEADER, MAGIC, VERSION, SocketType
+from transfer.transports.ipc import IpcTransport
+from transfer.transports.peercred import peer_credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 #: another user of this host
 OTHER = 65534

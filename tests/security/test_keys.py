@@ -10,18 +10,18 @@ import pytest
 import transfer
 from tests.security.conftest import TOKEN
 from tests.transports.test_handshake import run
-from transports import probe
-from transports.choice import Offer
-from transports.errors import Fatal, ProtocolError
-from transports.handshake import Handshake
-from transports.hello import Agreement
-from transports.identity import make_hello
-from transports.local.door import TOKEN_SIZE, Door, enter
-from transports.local.upgrade import LocalUpgrade
-from transports.reactor import Reactor
-from transports.security.settings import Security
-from transports.upgrade import Declined, Made, Surroundings, Upgrade
-from transports.wire import SocketType
+from transfer.transports import probe
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Fatal, ProtocolError
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.hello import Agreement
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.upgrade import Declined, Made, Surroundings, Upgrade
+from transfer.transports.reactor import Reactor
+from transfer.transports.security.settings import Security
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, Door, enter
+from transfer.transports.shm.upgrade import LocalUpgrade
 
 OFFER = Offer(("rdma",), "rdma", "prefer")
 

@@ -12,48 +12,52 @@ from pathlib import Path
 import pytest
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
-from patterns import pub_sub
 from tests.broker.asking import ask
 from tests.broker.running import running
 from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
 from tests.security.conftest import TOKEN
-from transfer import http_client, scraping
-from transfer.broker.announced import AnnouncedLimits
-from transfer.broker.engine.registry import Limits as RegistryLimits
+from transfer.broker.config.settings import Settings
+from transfer.broker.core.registry import Limits as RegistryLimits
+from transfer.broker.delivery.announced import AnnouncedLimits
+from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts import (
-    abtp_awaiting,
     abtp_pub,
     abtp_relay,
     abtp_subscription_limits,
-    own_catch_up,
-    own_consumers,
-    own_offers,
-    own_queue,
+    abtp_unrouted as abtp_awaiting,
+    native_catch_up as own_catch_up,
+    native_consumers as own_consumers,
+    native_downloads as own_offers,
+    native_queue as own_queue,
 )
 from transfer.broker.fronts.abtp import AbtpSettings
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
-from transfer.broker.http import heads, serving as http
+from transfer.broker.http import request_head_limit as heads, server as http
 from transfer.broker.http.app import MAX_BODY
-from transfer.broker.passage import MOST_GATHERED
-from transfer.broker.settings import Settings
+from transfer.broker.protocols import abtp, abtp_words, zmtp
 from transfer.cli import app, health
-from transfer.cli.reaching import Reached
+from transfer.cli.broker_options import Reached
 from transfer.config import TRANSFER
-from transfer.links import control
-from transfer.protocols import abtp, abtp_words, zmtp
-from transfer.socket import SocketMethods
-from transfer.spool import group, protocol, reader, row_requests
-from transports import descriptors, hello, pending, upgrade
-from transports.discovery import membership
-from transports.first_record import LARGEST_HELLO
-from transports.local import door, mappings
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.twin import receiving, tls
+from transfer.http import client as http_client
+from transfer.metrics import http_server as scraping
+from transfer.patterns import pub_sub
+from transfer.sockets.connections import control
+from transfer.sockets.socket import SocketMethods
+from transfer.spool.format import protocol
+from transfer.spool.server import group, reader, row_requests
+from transfer.transports import descriptors
+from transfer.transports.connect import pending
+from transfer.transports.core.pure import receiving, tls
+from transfer.transports.discovery import membership
+from transfer.transports.handshake import hello, upgrade
+from transfer.transports.handshake.first_record import LARGEST_HELLO
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.shm import mappings, unix_listener as door
 
 _ROOT = Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "security.md").read_text()

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 import transfer
-from transfer import metrics
-from transports import core as default_core
-from transports.errors import TransferError
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.testing.ends import until
+from transfer.metrics import prometheus as metrics
+from transfer.transports import core as default_core
+from transfer.transports.errors import TransferError
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 SECRET = "7d0c52e3b19f4a86ce05d1f7328b94aa"
 

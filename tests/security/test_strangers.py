@@ -16,12 +16,12 @@ from pathlib import Path
 import pytest
 
 from tests.security.conftest import TOKEN
-from transports.errors import HandshakeError
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.security.settings import Security
-from transports.testing.ends import until
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 _FLOOD = str(Path(__file__).with_name("flood.py"))
 

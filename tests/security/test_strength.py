@@ -8,9 +8,9 @@ import uuid
 
 import pytest
 
-from transports.errors import SecurityError
-from transports.security.settings import Security, tokens_of
-from transports.security.strength import bits_of, is_strong
+from transfer.transports.errors import SecurityError
+from transfer.transports.security.settings import Security, tokens_of
+from transfer.transports.security.strength import bits_of, is_strong
 
 WEAK = (
     "", "short", "password", "P@ssw0rd-P@ssw0rd-2024!", "password123password123password123",

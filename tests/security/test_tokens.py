@@ -11,17 +11,17 @@ from hypothesis import given, strategies as st
 
 from tests.security.conftest import TOKEN
 from tests.security.relaying import Between
-from transports.address import parse
-from transports.errors import HandshakeError, SecurityError
-from transports.hello import PROVES_FIRST, encode
-from transports.identity import FEATURES, make_hello
-from transports.security import credentials as module, proof
-from transports.security.credentials import Credentials
-from transports.security.proof import ACCEPTING, CONNECTING, prove, proved_token, transcript
-from transports.security.proving import Proving
-from transports.security.settings import Security
-from transports.testing.ends import until
-from transports.wire import HEADER_SIZE, Control, SocketType
+from transfer.transports.address import parse
+from transfer.transports.core.wire import HEADER_SIZE, Control, SocketType
+from transfer.transports.errors import HandshakeError, SecurityError
+from transfer.transports.handshake.hello import PROVES_FIRST, encode
+from transfer.transports.handshake.identity import FEATURES, make_hello
+from transfer.transports.security import credentials as module, proof
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.proof import ACCEPTING, CONNECTING, prove, proved_token, transcript
+from transfer.transports.security.proving import Proving
+from transfer.transports.security.settings import Security
+from transfer.transports.testing.ends import until
 
 OTHER = "4562ddd1c277bf3c39f024c0574f4c6d"
 SECURITY = Security(token=TOKEN)

@@ -6,9 +6,9 @@ import pytest
 
 import transfer
 from tests.security.conftest import TOKEN
-from transports import probe, registry
-from transports.security.settings import Security
-from transports.upgrade import Declined
+from transfer.transports import probe, registry
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.security.settings import Security
 
 NAMES = ("rdma", "ucx")
 

@@ -10,9 +10,9 @@ import pytest
 
 from tests.broker.running import running
 from transfer import cli
-from transfer.broker.bench import running as bench_running
-from transfer.broker.settings import AbtpEndpoints
-from transfer.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.bench import measurement as bench_running
+from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
+from transfer.broker.config.settings import AbtpEndpoints
 
 pytestmark = pytest.mark.timeout(120)
 

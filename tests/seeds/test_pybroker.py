@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.broker.running import running
-from transfer.clients.pybroker import PyBrokerClient
-from transports.testing.ends import until
+from transfer.broker.clients.pybroker import PyBrokerClient
+from transfer.transports.testing.ends import until
 
 pytestmark = pytest.mark.timeout(60)
 

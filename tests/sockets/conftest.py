@@ -11,17 +11,17 @@ import transfer
 
 
 def core_module(name: str):
-    if name == "twin":
-        return importlib.import_module("transports.twin")
+    if name == "pure":
+        return importlib.import_module("transfer.transports.core.pure")
     try:
-        native = importlib.import_module("transports.native")
+        native = importlib.import_module("transfer.transports.core.native")
         _ = native.SocketBase
     except (ImportError, AttributeError) as error:
         pytest.skip(f"the compiled core is not built: {error}")
     return native
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request):
     return core_module(request.param)
 

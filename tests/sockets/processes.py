@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 class Program:
     """A Python program in a process; ended when its with-statement ends."""
 
-    def __init__(self, source, *arguments, core="twin", **environment):
+    def __init__(self, source, *arguments, core="pure", **environment):
         path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
         env = {**os.environ, "TRANSFER_CORE": core, "PYTHONPATH": path, **environment}
         env.pop("PYTHONWARNINGS", None)

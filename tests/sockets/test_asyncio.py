@@ -10,7 +10,7 @@ import pytest
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.asyncio import Context, Poller
-from transports.errors import Again, Broken, Closed
+from transfer.transports.errors import Again, Broken, Closed
 
 TCP = "tcp://127.0.0.1:0"
 #: most coroutines here leave it to the end of their sockets to close them

@@ -7,8 +7,8 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import PUSH, zmq
-from transfer.socket import socket_class
-from transports.errors import NoSuchAttribute, NotSupported
+from transfer.sockets.socket import socket_class
+from transfer.transports.errors import NoSuchAttribute, NotSupported
 
 CONTEXTS = [transfer.Context, transfer.asyncio.Context, zmq.Context]
 

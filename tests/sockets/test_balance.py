@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 import transfer
 from tests.sockets.helpers import eventually
-from transfer.balance import Weights
-from transfer.links.losses import Losses
+from transfer.sockets.balance import Weights
+from transfer.sockets.connections.connection_loss import Losses
 
 
 class OfModel:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from transfer import DEALER, PAIR, PULL, PUSH, ROUTER, Closed
-from transfer.monitor import EventKind
+from transfer.sockets.monitor import EventKind
 
 from .conftest import KeepingContext
 from .helpers import Thread, eventually
@@ -126,7 +126,7 @@ def test_what_is_sent_again_is_sent_before_the_end(context, elsewhere):
     assert receiving.finish() == list(range(SENT))
 
 
-@pytest.mark.parametrize("core", ["twin"], indirect=True)
+@pytest.mark.parametrize("core", ["pure"], indirect=True)
 def test_a_socket_that_ends_while_its_reactor_reads_it(context, elsewhere):
     """A collector that runs in that read drops it: nothing of it is read then, and its peer's last credit is
     not counted."""

@@ -177,7 +177,7 @@ def test_a_receive_leaves_a_flood_when_its_socket_is_closed(kind, tmp_path, pape
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 @pytest.mark.parametrize("pace", ["trickle", "flood"])
 @over("tcp", "ipc", "local", "tls", "ucx")
 def test_any_receive_leaves_when_its_socket_is_closed(kind, pace, core, tmp_path, papers):
@@ -192,7 +192,7 @@ def test_any_receive_leaves_when_its_socket_is_closed(kind, pace, core, tmp_path
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_any_receive_in_one_process_leaves_when_its_socket_is_closed(core, tmp_path, papers):
     closed_inside("inproc", tmp_path, "flood", papers, core)
 
@@ -201,7 +201,7 @@ _HALF = """
     import gc, importlib, random, socket, sys, threading, time
     import numpy, transfer
     from transfer.tensors.export import export
-    from transports.twin.codec import encode_head
+    from transfer.transports.core.pure.codec import encode_head
 
     size, rounds = 48 << 20, 12
     memory = numpy.zeros(size, numpy.uint8)
@@ -236,7 +236,7 @@ _HALF = """
 """
 
 
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_half_a_tensor_is_dropped_if_the_receive_times_out_as_the_socket_closes(core):
     """The rest went to memory of the pool while another thread dropped what was unread: it stayed there."""
     with Program(_HALF, core=core) as program:

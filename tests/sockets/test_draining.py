@@ -8,8 +8,8 @@ import time
 import pytest
 
 from tests.core.test_foreign import Foreign
-from transfer import draining
-from transports.errors import Broken
+from transfer.sockets import drain as draining
+from transfer.transports.errors import Broken
 
 
 def test_a_stream_whose_connection_beside_is_writable_does_not_make_us_spin():

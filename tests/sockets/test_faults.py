@@ -12,8 +12,8 @@ import pytest
 
 import transfer
 from transfer import PULL, PUSH, REP, REQ
-from transports import tcp
-from transports.errors import Again, Broken, OutOfDescriptors
+from transfer.transports import tcp
+from transfer.transports.errors import Again, Broken, OutOfDescriptors
 
 from .helpers import TCP, binds, eventually, pair_of
 from .processes import Program

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transports.ucx.installed import bindings
+from transfer.transports.ucx.installed import bindings
 
 from .processes import Program
 
@@ -122,7 +122,7 @@ _LOADS = (
     _BEGIN
     + """
     from importlib.abc import MetaPathFinder
-    from transports import forking
+    from transfer.transports import forking
 
     class Recorder(MetaPathFinder):
         def find_spec(self, name, path=None, target=None):
@@ -165,12 +165,12 @@ def test_a_child_forked_while_others_send_and_connect_has_a_context_that_works(k
 
 
 def test_the_twin_forks_as_well(tmp_path):
-    with Program(_BUSY, "tcp", 3, tmp_path, core="twin") as program:
+    with Program(_BUSY, "tcp", 3, tmp_path, core="pure") as program:
         code, out, errors = program.finish(100)
     assert (code, out.strip()) == (0, "3"), errors[-3000:]
 
 
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 @pytest.mark.parametrize("kind", ["tcp", "local", "ipc", "inproc"])
 def test_what_sockets_load_is_loaded_where_a_fork_waits(kind, core, tmp_path):
     """A module that another thread is loading is locked in a child for ever."""

@@ -11,7 +11,7 @@ import pytest
 
 import transfer
 from transfer import zmq
-from transports.errors import Closed, NotSupported
+from transfer.transports.errors import Closed, NotSupported
 
 
 def bound(context, kind, endpoint="tcp://127.0.0.1:0"):

@@ -10,8 +10,8 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, ROUTER
-from transfer.monitor import EventKind
-from transports.security.settings import Security
+from transfer.sockets.monitor import EventKind
+from transfer.transports.security.settings import Security
 
 from .helpers import TCP, eventually
 

@@ -22,9 +22,9 @@ import pytest
 import transfer
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import binds, eventually
-from transports import probe
-from transports.errors import Again, Broken
-from transports.local.carrier import LocalCarrier
+from transfer.transports import probe
+from transfer.transports.errors import Again, Broken
+from transfer.transports.shm.shm_stream import LocalCarrier
 
 _FOLDERS = tuple(os.sep + name + os.sep for name in ("transfer", "transports", "patterns"))
 _CALLS = {code for name, code in dis.opmap.items() if name.startswith("CALL") or name == "JUMP_BACKWARD"} - {
@@ -97,7 +97,10 @@ def at_every_point(send, receive, check, meanwhile=lambda: None):
 
 def arrived(socket):
     """A message is there. The compiled core has not looked at it, where a descriptor tells that it came."""
-    if socket.context.core.__name__ == "transports.native" and socket.peers()[0].transport != "inproc":
+    if (
+        socket.context.core.__name__ == "transfer.transports.core.native"
+        and socket.peers()[0].transport != "inproc"
+    ):
         assert select.select([socket.fd], [], [], 10)[0]
     else:
         assert socket.poll(10000)

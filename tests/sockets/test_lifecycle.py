@@ -15,11 +15,11 @@ import pytest
 
 import transfer
 from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
-from transfer.links.arrivals import Arrivals
-from transfer.peer import Endpoint
-from transports.address import parse
-from transports.connection import Connected
-from transports.errors import Again, Closed, ContextTerminated, ForkedError, InternalError
+from transfer.sockets.connections.admission import Arrivals
+from transfer.sockets.peer import Endpoint
+from transfer.transports.address import parse
+from transfer.transports.connect.connection import Connected
+from transfer.transports.errors import Again, Closed, ContextTerminated, ForkedError, InternalError
 
 from .helpers import TCP, Thread, binds, eventually, pair_of
 from .processes import Program

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.core.test_dropped_unsent import forget_peak, peak
 from transfer import DEALER, DONTWAIT, PULL, PUSH, ROUTER
-from transfer.links.losses import Losses
+from transfer.sockets.connections.connection_loss import Losses
 
 from .helpers import eventually, pair_of
 

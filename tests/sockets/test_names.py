@@ -6,7 +6,7 @@ import dis
 
 import transfer
 from transfer.asyncio import AsyncMethods
-from transfer.socket import SocketMethods
+from transfer.sockets.socket import SocketMethods
 
 HOOKS = {
     "_send_general",

@@ -11,8 +11,8 @@ from tests.descriptors import no_descriptor_left
 from tests.sockets.conftest import core_module
 from tests.sockets.helpers import eventually
 from transfer.certificates import Authority
-from transports import probe
-from transports.errors import Again, OutOfDescriptors
+from transfer.transports import probe
+from transfer.transports.errors import Again, OutOfDescriptors
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:0",
@@ -26,7 +26,7 @@ ENDPOINTS = {
 MOST = 14
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request):
     return core_module(request.param)
 
@@ -88,7 +88,7 @@ def test_peers_meet_when_there_are_some_again(core, endpoint):
 
 def test_the_connecting_side_does_not_say_that_it_must_be_tls(core, monkeypatch):
     """The listener closes what it cannot keep, and the log of the listener alone says why."""
-    monkeypatch.setattr("transports.shared_listener.is_reserved", lambda fd: True)
+    monkeypatch.setattr("transfer.transports.connect.shared_listener.is_reserved", lambda fd: True)
     with (
         transfer.Context(core=core) as context,
         context.socket(transfer.PULL) as pull,

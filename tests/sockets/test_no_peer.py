@@ -14,10 +14,10 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
-from transfer.links import endpoints
+from transfer.sockets.connections import connections as endpoints
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import encode_refusal
 from transfer.zmq import asyncio as zmq_asyncio
-from transports.errors import HandshakeError
-from transports.hello import encode_refusal
 
 from .helpers import TCP, Thread, eventually, pair_of
 

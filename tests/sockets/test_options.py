@@ -7,8 +7,8 @@ import pytest
 import transfer
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
 from transfer.config import PYZMQ, exit_linger
-from transfer.options import NUMBERS, OPTIONS
-from transports.errors import Again, Closed, OptionError
+from transfer.sockets.options import NUMBERS, OPTIONS
+from transfer.transports.errors import Again, Closed, OptionError
 
 from .helpers import eventually, pair_of
 

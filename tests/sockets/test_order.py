@@ -18,10 +18,10 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import DEALER, DONTWAIT, PAIR, POLLOUT, PULL, PUSH, ROUTER
-from transfer.draining import unread
-from transfer.links.remnant import Remnant
-from transports.errors import Again, Broken
-from transports.wire import HEADER_SIZE
+from transfer.sockets.connections.unread_messages import Remnant
+from transfer.sockets.drain import unread
+from transfer.transports.core.wire import HEADER_SIZE
+from transfer.transports.errors import Again, Broken
 
 from .helpers import PACE, Thread, eventually
 
@@ -357,7 +357,7 @@ def test_a_close_waits_for_what_a_lost_connection_left(core):
 _SENDERS = """
 import contextlib, os, random, sys, threading, time
 sys.path.insert(0, "tests")
-import transports.native as native
+import transfer.transports.core.native as native
 from transfer import PULL, PUSH
 from sockets.test_order import cut_pair
 

@@ -8,9 +8,9 @@ import time
 import pytest
 
 import transfer
-from patterns import PATTERNS, Pattern, PipelinedReplier, Puller, Pusher
 from tests.sockets.helpers import pair_of
-from transports.errors import ArgumentError, HandshakeError
+from transfer.patterns import PATTERNS, Pattern, PipelinedReplier, Puller, Pusher
+from transfer.transports.errors import ArgumentError, HandshakeError
 
 
 class ToTheFirst(Pusher):

@@ -8,9 +8,9 @@ import pytest
 
 import transfer
 from transfer import PUB, SUB
-from transfer.links.state import control
-from transports.errors import Again, NotSupported, UsageError
-from transports.wire import Control
+from transfer.sockets.connections.state import control
+from transfer.transports.core.wire import Control
+from transfer.transports.errors import Again, NotSupported, UsageError
 
 from .helpers import TCP, binds, eventually, pair_of
 

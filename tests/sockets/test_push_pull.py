@@ -6,7 +6,7 @@ import pytest
 
 import transfer
 from transfer import PULL, PUSH
-from transports.errors import Again, NotSupported
+from transfer.transports.errors import Again, NotSupported
 
 from .helpers import TCP, Thread, pair_of
 

@@ -10,9 +10,9 @@ from hypothesis import given, strategies as st
 
 import transfer
 from tests.sockets.conftest import KeepingContext, core_module
-from transfer.links import queue_limits
-from transfer.queue_limit import LEAST, QueueLimit
-from transports.errors import Again, OptionError
+from transfer.sockets.connections import queue_limits
+from transfer.sockets.queue_limit import LEAST, QueueLimit
+from transfer.transports.errors import Again, OptionError
 
 MOST = 64 << 20
 DELAY = 0.5
@@ -76,7 +76,7 @@ def filled(sender, nbytes=1 << 18):
         taken += nbytes
 
 
-@pytest.mark.parametrize("core", ["native", "twin"])
+@pytest.mark.parametrize("core", ["native", "pure"])
 def test_a_receiver_that_stops(core):
     """Its queue shrinks to the least, and takes 64 MiB again when the option is off."""
     with KeepingContext(core=core_module(core)) as context:

@@ -6,7 +6,7 @@ import pytest
 
 import transfer
 from transfer import REP, REQ
-from transports.errors import Again, Broken, StateError
+from transfer.transports.errors import Again, Broken, StateError
 
 from .helpers import TCP, Thread, eventually, pair_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from transfer import DEALER, POLLIN, REP, REQ, ROUTER, Poller
-from transports.errors import Again, TensorMismatch, Unroutable, UsageError
+from transfer.transports.errors import Again, TensorMismatch, Unroutable, UsageError
 
 from .helpers import TCP, Thread, eventually, pair_of
 

@@ -11,9 +11,9 @@ import transfer
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from transfer.certificates import Authority
-from transfer.monitor import EventKind
-from transports.errors import Again
-from transports.security.settings import Security
+from transfer.sockets.monitor import EventKind
+from transfer.transports.errors import Again
+from transfer.transports.security.settings import Security
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ import pytest
 import transfer
 from tests.sockets.helpers import binds, eventually
 from tests.sockets.test_secure import authority, made, secure  # noqa: F401 - fixtures
-from transfer.monitor import EventKind
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.wire import SocketType
+from transfer.sockets.monitor import EventKind
+from transfer.transports.core.wire import SocketType
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
 
 TYPES = (transfer.PULL, transfer.REP, transfer.PUB, transfer.PAIR)
 PEERS = {

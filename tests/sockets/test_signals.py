@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from transports.ucx.installed import bindings
+from transfer.transports.ucx.installed import bindings
 
 from .processes import Program
 

@@ -13,8 +13,8 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transfer.links import endpoints
-from transports.errors import Again, Broken, Closed, StateError, TensorMismatch
+from transfer.sockets.connections import connections as endpoints
+from transfer.transports.errors import Again, Broken, Closed, StateError, TensorMismatch
 
 from .helpers import Thread, eventually, fewer, pair_of
 

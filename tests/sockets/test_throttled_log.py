@@ -7,7 +7,7 @@ import socket
 
 import transfer
 from transfer.throttled_log import ThrottledLog
-from transports.testing.ends import until
+from transfer.transports.testing.ends import until
 
 
 def test_a_few_of_each_kind_and_how_many_were_left_out(caplog):

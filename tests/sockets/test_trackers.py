@@ -9,10 +9,10 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transfer.peer import Peer
-from transfer.tracker import Tracker
-from transports.errors import Again, Broken, NotSupported
-from transports.wire import CREDIT, Control, SocketType
+from transfer.sockets.peer import Peer
+from transfer.sockets.tracker import Tracker
+from transfer.transports.core.wire import CREDIT, Control, SocketType
+from transfer.transports.errors import Again, Broken, NotSupported
 
 from .conftest import KeepingContext
 from .helpers import Thread, eventually, pair_of

@@ -11,10 +11,10 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import zmq
-from transfer.options import NUMBERS
+from transfer.sockets.options import NUMBERS
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import UsageError
 from transfer.zmq import constants
-from transports.errors import UsageError
-from transports.wire import SocketType
 
 NAMES = list(SocketType.__members__)
 

@@ -15,8 +15,8 @@ import pytest
 
 import transfer.asyncio
 from transfer import DEALER, POLLIN, PULL, PUSH, REP, REQ, ROUTER
-from transports.errors import Again, StateError, TensorMismatch, UsageError
-from transports.wire import HEADER, MAGIC, VERSION, Flag
+from transfer.transports.core.wire import HEADER, MAGIC, VERSION, Flag
+from transfer.transports.errors import Again, StateError, TensorMismatch, UsageError
 
 from .helpers import TCP, pair_of
 

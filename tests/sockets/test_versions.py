@@ -14,10 +14,10 @@ import pytest
 
 import transfer
 from tests.broker.running import running
-from transports.errors import HandshakeError
-from transports.hello import PROVES_FIRST, decode_body, negotiate
-from transports.identity import make_hello
-from transports.wire import HEADER, HEADER_SIZE, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import PROVES_FIRST, decode_body, negotiate
+from transfer.transports.handshake.identity import make_hello
 
 from . import exchanging
 

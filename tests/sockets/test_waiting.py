@@ -12,7 +12,7 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, POLLERR, POLLIN, POLLOUT, PUB, PULL, PUSH, REP, REQ, SUB, Poller
-from transports.errors import Again, Closed, NotSupported
+from transfer.transports.errors import Again, Closed, NotSupported
 
 from .helpers import TCP, Thread, eventually, pair_of
 from .processes import Program
@@ -271,7 +271,7 @@ def test_strings_and_json_and_into(context):
 def test_importing_starts_nothing():
     source = """
         import sys, threading, transfer
-        print(threading.active_count(), "numpy" in sys.modules, "transports.core" in sys.modules)
+        print(threading.active_count(), "numpy" in sys.modules, "transfer.transports.core" in sys.modules)
     """
     with Program(source) as program:
         assert program.line() == "1 False False"

@@ -10,9 +10,9 @@ import pytest
 
 import transfer
 from transfer import PUB, PULL, PUSH, ROUTER, ArgumentError, OptionError, UsageError, zmq
-from transports.address import parse
-from transports.errors import AddressError
-from transports.registry import find
+from transfer.transports.address import parse
+from transfer.transports.errors import AddressError
+from transfer.transports.registry import find
 
 from .helpers import pair_of
 

@@ -80,8 +80,8 @@ def driver(settings, url, delivery, pause):
 def trainer(url, checkpoint, options):
     """Notes the ids of each epoch with the state behind them, in one file. Its process may end anywhere."""
     from tests.spark.spools import LAYOUTS, counted, expected
-    from transfer.reading import RowStream
-    from transports.errors import TransferError, UsageError
+    from transfer.spool import RowStream
+    from transfer.transports.errors import TransferError, UsageError
 
     file = Path(checkpoint)
     deadline = time.monotonic() + 150

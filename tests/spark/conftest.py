@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from transports.errors import NotSupported
+from transfer.transports.errors import NotSupported
 
 # A test's Java lives for seconds or minutes: its second compiler and its parallel collector cost more
 # than half of that, and no job here is long enough to win it back. Every Spark that a test starts is told,

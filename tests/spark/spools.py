@@ -18,11 +18,11 @@ from pathlib import Path
 
 import numpy as np
 
-from transfer.rows import Layout
-from transfer.spool.client import RunClient
-from transfer.spool.link import Link
-from transfer.spool.protocol import Fetch, InspectRun, ListRuns
-from transfer.spool.server import Spool
+from transfer.spool import Spool
+from transfer.spool.client.connection import Link
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Fetch, InspectRun, ListRuns
+from transfer.spool.format.rows import Layout
 
 ROOT = Path(__file__).parents[2]
 #: the columns of `frame_of`

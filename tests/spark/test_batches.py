@@ -9,11 +9,11 @@ np = pytest.importorskip("numpy")
 pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 types = pytest.importorskip("pyspark.sql.types", reason="pip install tensor-transfer[spark]")
 
-from transfer.rows import Layout  # noqa: E402
 from transfer.spark.batches import batches, check_fit, schema_of  # noqa: E402
 from transfer.spark.columns import ColumnReader  # noqa: E402
 from transfer.spark.schema import NUMERIC, check_schema  # noqa: E402
-from transports.errors import NotATensor, OptionError  # noqa: E402
+from transfer.spool.format.rows import Layout  # noqa: E402
+from transfer.transports.errors import NotATensor, OptionError  # noqa: E402
 
 
 def nested(draw, dtype, shape):

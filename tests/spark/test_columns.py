@@ -8,10 +8,10 @@ from hypothesis import given, strategies as st
 
 pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 
-from transfer.rows import Layout, check  # noqa: E402
 from transfer.spark.columns import ColumnReader, split  # noqa: E402
 from transfer.spark.schema import Column  # noqa: E402
-from transports.errors import NotATensor  # noqa: E402
+from transfer.spool.format.rows import Layout, check  # noqa: E402
+from transfer.transports.errors import NotATensor  # noqa: E402
 
 # --- Arrow to numpy -----------------------------------------------------------------------------
 

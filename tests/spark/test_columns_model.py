@@ -10,10 +10,10 @@ from hypothesis import given, strategies as st
 
 pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 
-from transfer.rows import blobs, check  # noqa: E402
 from transfer.spark.columns import ColumnReader  # noqa: E402
 from transfer.spark.schema import NULLS, Column  # noqa: E402
-from transports.errors import NotATensor  # noqa: E402
+from transfer.spool.format.rows import blobs, check  # noqa: E402
+from transfer.transports.errors import NotATensor  # noqa: E402
 
 #: numpy's name -> Arrow's type, values that it can hold, and what stands for a null
 LEAVES = {

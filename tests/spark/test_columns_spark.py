@@ -7,7 +7,7 @@ import pytest
 np = pytest.importorskip("numpy")
 datasource = pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfer[spark]")
 
-from transfer.rows import blobs, from_json, strings  # noqa: E402
+from transfer.spool.format.rows import blobs, from_json, strings  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -25,8 +25,8 @@ def sink(folder, **options):
 
             from pyspark import TaskContext
 
-            from transfer.rows import check, to_json
             from transfer.spark.columns import ColumnReader
+            from transfer.spool.format.rows import check, to_json
 
             reader = ColumnReader(self.columns)
             for number, batch in enumerate(iterator):

@@ -17,7 +17,7 @@ pytest.importorskip("msgspec")
 
 from tests.spark.spark35 import named_by  # noqa: E402
 from tests.spark.spools import ROOT, expected, read, rows_in, runs_of  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,
@@ -150,9 +150,12 @@ def test_a_stream_is_read_and_written(told, spool):
         ("cut", "NotATensor: column 'x' has arrays of different lengths: 1 to 2 values, 1 unlike"),
         ("no spool", "Again: no spool answers at tcp://127.0.0.1:9"),
         # Spark's own exceptions, with ours in the text
-        ("cut format", "transports.errors.NotATensor: column 'x' has arrays of different lengths: 1 to 2"),
-        ("option", "transports.errors.OptionError: unknown option 'frames' for format('transfer')"),
-        ("no run", "transports.errors.OptionError: there is no run 'missing'"),
+        (
+            "cut format",
+            "transfer.transports.errors.NotATensor: column 'x' has arrays of different lengths: 1 to 2",
+        ),
+        ("option", "transfer.transports.errors.OptionError: unknown option 'frames' for format('transfer')"),
+        ("no run", "transfer.transports.errors.OptionError: there is no run 'missing'"),
     ],
 )
 def test_what_is_refused_says_why_and_nothing_is_seen(told, spool, name, text):

@@ -12,11 +12,11 @@ pa = pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 types = pytest.importorskip("pyspark.sql.types", reason="pip install tensor-transfer[spark]")
 
 from tests.spark.spools import read  # noqa: E402
-from transfer.rows import check  # noqa: E402
 from transfer.spark.batches import batches, schema_of  # noqa: E402
 from transfer.spark.columns import ColumnReader  # noqa: E402
 from transfer.spark.options import parse_options  # noqa: E402
-from transports.errors import NotATensor, OptionError  # noqa: E402
+from transfer.spool.format.rows import check  # noqa: E402
+from transfer.transports.errors import NotATensor, OptionError  # noqa: E402
 
 DAYS = [datetime.date(1970, 1, 2), None, datetime.date(1969, 12, 31)]
 #: microseconds
@@ -119,7 +119,7 @@ def test_what_is_refused_on_the_driver(kind, options, error, text):
 @pytest.mark.timeout(180)
 def test_through_spark_and_back(spark, tmp_path):
     from transfer.spark import write
-    from transfer.spool.server import Spool
+    from transfer.spool import Spool
 
     df = spark.range(0, 100, 1, 2).selectExpr(
         "id", "timestamp_micros(id * 7) t", "date_from_unix_date(int(id)) d",

@@ -103,7 +103,7 @@ class Demo:
 @pytest.fixture
 def demo(tmp_path):
     from transfer.spark.session import check_java
-    from transports.errors import NotSupported
+    from transfer.transports.errors import NotSupported
 
     try:
         check_java()

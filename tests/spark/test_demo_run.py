@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(240)]
 
 def run_demo(*arguments):
     from transfer.spark.session import check_java
-    from transports.errors import NotSupported
+    from transfer.transports.errors import NotSupported
 
     try:
         check_java()

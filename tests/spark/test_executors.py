@@ -18,8 +18,8 @@ pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfe
 from tests.spark.faulty import fault, happened  # noqa: E402
 from tests.spark.spools import ROOT, expected, inspected, rows_in  # noqa: E402
 from transfer.spark.session import check_java  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
-from transports.errors import NotSupported  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
+from transfer.transports.errors import NotSupported  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(400)]
 

@@ -12,8 +12,8 @@ pytest.importorskip("msgspec")
 from tests.spool.sending import push
 from transfer.spark.job import SpoolWrite
 from transfer.spark.options import parse_options
-from transfer.spool.server import Spool
-from transfer.spool.source import FAILED
+from transfer.spool import Spool
+from transfer.spool.format.row_source import FAILED
 
 
 def plan_of(url, **options):

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from transfer.spark.options import WriteOptions, parse_options
-from transports.errors import AddressError, OptionError
+from transfer.transports.errors import AddressError, OptionError
 
 HERE = "tcp://127.0.0.1:5555"
 RUN = "run://127.0.0.1:5570/one"

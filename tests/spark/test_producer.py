@@ -8,7 +8,7 @@ import pytest
 from transfer.spark import producer
 from transfer.spark.producer import Attempt
 from transfer.spark.session import parse_java_version
-from transports.errors import Again, Broken, NotSupported
+from transfer.transports.errors import Again, Broken, NotSupported
 
 
 class Told:

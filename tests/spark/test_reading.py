@@ -10,10 +10,10 @@ functions = pytest.importorskip("pyspark.sql.functions")
 
 from tests.spark.pushing import job, push, send  # noqa: E402
 from transfer.spark import write  # noqa: E402
-from transfer.spark.reading import HAS_LIMITS  # noqa: E402
-from transfer.spool.link import Link  # noqa: E402
-from transfer.spool.protocol import DeleteRun  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
+from transfer.spark.run_reader import HAS_LIMITS  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
+from transfer.spool.client.connection import Link  # noqa: E402
+from transfer.spool.format.protocol import DeleteRun  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

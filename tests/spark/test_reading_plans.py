@@ -13,14 +13,14 @@ pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfe
 from pyspark.sql.types import StructType
 
 from tests.spark.pushing import SCHEMA, job, push, send
-from transfer.spark import reading
+from transfer.spark import run_reader as reading
 from transfer.spark.options import ReadOptions, parse_read_options
-from transfer.spark.reading import RunReader, RunStream, Seen, ranges, read_schema
-from transfer.spool.client import RunClient
-from transfer.spool.link import Link
-from transfer.spool.protocol import Acknowledge, DeleteRun, OpenRun, Release
-from transfer.spool.server import Spool
-from transports.errors import Again, Broken, NotSupported, OptionError, UsageError
+from transfer.spark.run_reader import RunReader, RunStream, Seen, ranges, read_schema
+from transfer.spool import Spool
+from transfer.spool.client.connection import Link
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Acknowledge, DeleteRun, OpenRun, Release
+from transfer.transports.errors import Again, Broken, NotSupported, OptionError, UsageError
 
 HERE = "run://127.0.0.1:5570/digits"
 

@@ -6,11 +6,11 @@ import pytest
 
 types = pytest.importorskip("pyspark.sql.types", reason="pip install tensor-transfer[spark]")
 
-from transfer.rows import Layout  # noqa: E402
 from transfer.spark.options import parse_options  # noqa: E402
 from transfer.spark.schema import Column, check_schema  # noqa: E402
+from transfer.spool.format.rows import Layout  # noqa: E402
 from transfer.tensors.bundle import MAX_TENSORS  # noqa: E402
-from transports.errors import NotATensor, OptionError  # noqa: E402
+from transfer.transports.errors import NotATensor, OptionError  # noqa: E402
 
 LONG, FLOAT, STRING = types.LongType(), types.FloatType(), types.StringType()
 FLOATS = types.ArrayType(FLOAT)

@@ -12,9 +12,9 @@ pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfe
 from tests.spark.spools import expected, frame_of, rows_in  # noqa: E402
 from transfer.certificates import Authority  # noqa: E402
 from transfer.spark import register, write  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
-from transports.config import security  # noqa: E402
-from transports.errors import Again  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
+from transfer.transports.config import security  # noqa: E402
+from transfer.transports.errors import Again  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

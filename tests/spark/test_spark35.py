@@ -13,7 +13,7 @@ pytest.importorskip("msgspec")
 
 from tests.spark.spark35 import named_by  # noqa: E402
 from tests.spark.spools import ROOT, expected, read, rows_in, runs_of  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
 
 pytestmark = [
     pytest.mark.spark,

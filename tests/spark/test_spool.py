@@ -12,10 +12,10 @@ pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfe
 functions = pytest.importorskip("pyspark.sql.functions")
 
 from tests.spark.spools import expected, frame_of, inspected, read, rows_in, runs_of  # noqa: E402
-from transfer.rows import blobs, strings  # noqa: E402
 from transfer.spark import write  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
-from transports.errors import Again, NotATensor, OptionError, UsageError  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
+from transfer.spool.format.rows import blobs, strings  # noqa: E402
+from transfer.transports.errors import Again, NotATensor, OptionError, UsageError  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

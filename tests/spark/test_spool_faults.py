@@ -34,9 +34,9 @@ from tests.spark.spools import (  # noqa: E402
 )
 from transfer.log import Log  # noqa: E402
 from transfer.spark import write  # noqa: E402
-from transfer.spool.protocol import DeleteRun, ListRuns  # noqa: E402
-from transfer.spool.server import Spool  # noqa: E402
-from transports.errors import NotATensor  # noqa: E402
+from transfer.spool import Spool  # noqa: E402
+from transfer.spool.format.protocol import DeleteRun, ListRuns  # noqa: E402
+from transfer.transports.errors import NotATensor  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 
@@ -340,7 +340,9 @@ def wait_until(true, seconds=90):
 @pytest.fixture
 def small_spool(tmp_path, monkeypatch):
     """One that may take 8 MB."""
-    monkeypatch.setattr("transfer.spool.store.Log", lambda *a, **k: Log(*a, segment_bytes=1 << 20, **k))
+    monkeypatch.setattr(
+        "transfer.spool.server.store.Log", lambda *a, **k: Log(*a, segment_bytes=1 << 20, **k)
+    )
     with Spool(tmp_path / "small", retention_bytes=8 << 20) as spool:
         yield spool
 
@@ -389,7 +391,9 @@ def full(spool):
 
 @pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("mount"), reason="mounting needs root")
 def test_a_file_system_without_room(spark, tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer.spool.store.Log", lambda *a, **k: Log(*a, segment_bytes=1 << 20, **k))
+    monkeypatch.setattr(
+        "transfer.spool.server.store.Log", lambda *a, **k: Log(*a, segment_bytes=1 << 20, **k)
+    )
     place = tmp_path / "disk"
     place.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)], check=False).returncode:

@@ -16,7 +16,7 @@ functions = pytest.importorskip("pyspark.sql.functions")
 
 from transfer.spark import write as write_to  # noqa: E402
 from transfer.torch import StreamDataset  # noqa: E402
-from transports.errors import Broken, NotATensor, OptionError  # noqa: E402
+from transfer.transports.errors import Broken, NotATensor, OptionError  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
 

@@ -14,17 +14,16 @@ import msgspec
 import numpy as np
 
 from transfer.peer_faults import PeerFaults
-from transfer.reading import prefetch
-from transfer.runs import Begin, End
-from transfer.spool import client
-from transfer.spool.ages import Ages
-from transfer.spool.answers import Answers
-from transfer.spool.desk import Desk
-from transfer.spool.expiry import Expiry
-from transfer.spool.link import check
-from transfer.spool.protocol import Fetch, refusal
-from transfer.spool.store import Store
-from transports.errors import Again, Broken, TransferError
+from transfer.spool.client import prefetcher as prefetch, run_client as client
+from transfer.spool.client.connection import check
+from transfer.spool.format.protocol import Fetch, refusal
+from transfer.spool.format.run_messages import Begin, End
+from transfer.spool.server.answers import Answers
+from transfer.spool.server.expiry import Expiry
+from transfer.spool.server.max_ages import Ages
+from transfer.spool.server.request_handler import Desk
+from transfer.spool.server.store import Store
+from transfer.transports.errors import Again, Broken, TransferError
 
 
 class Committer:

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from transfer.spool.order import Order
+from transfer.spool.format.order import Order
 
 BATCH = 4
 

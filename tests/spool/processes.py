@@ -10,7 +10,7 @@ from contextlib import contextmanager
 
 _SPOOL = """
 import sys
-from transfer.spool.server import Spool
+from transfer.spool import Spool
 spool = Spool(sys.argv[1], sys.argv[2])
 print(spool.endpoint, flush=True)
 sys.stdin.read()
@@ -19,7 +19,7 @@ spool.close()
 
 _READER = """
 import sys
-from transfer.spool.client import RunClient
+from transfer.spool.client.run_client import RunClient
 client = RunClient(sys.argv[1], timeout=20)
 print(client.open("group").visible, flush=True)
 sys.stdin.read()

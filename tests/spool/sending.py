@@ -6,13 +6,13 @@ import json
 
 import numpy as np
 
-from transfer import rows as tables
-from transfer.rows import Layout
-from transfer.runs import Begin, End, Rows, Winner, chain, checksum, to_table
 from transfer.spark.options import WriteOptions
 from transfer.spark.producer import Attempt, SocketSender
-from transfer.spool.link import Link
-from transfer.spool.protocol import CommitJob, Declare, Ended
+from transfer.spool.client.connection import Link
+from transfer.spool.format import rows as tables
+from transfer.spool.format.protocol import CommitJob, Declare, Ended
+from transfer.spool.format.rows import Layout
+from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain, checksum, to_table
 
 SMALL = (Layout("id", "dense", "int64"),)
 #: 8 KiB a row: frames of eight rows are large enough to be blobs

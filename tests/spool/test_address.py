@@ -6,8 +6,8 @@ import pytest
 
 from tests.broker.running import running
 from transfer import cli
-from transfer.spool.address import rows_beside
-from transports.errors import AddressError
+from transfer.spool.format.address import rows_beside
+from transfer.transports.errors import AddressError
 
 NONE = {"own": None, "ttp": None, "pybroker": None, "rqueue": None}
 

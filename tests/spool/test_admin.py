@@ -7,11 +7,10 @@ from itertools import pairwise
 import numpy as np
 from hypothesis import given, settings, strategies as st
 
-from transfer.reading import Lineage
-from transfer.reading.lineage import with_seed
-from transfer.spool.admin import SpoolAdmin, Steps, merged, ranges
-from transfer.spool.server import Spool
-from transfer.tally import peer_name
+from transfer.metrics.counters import peer_name
+from transfer.spool import Lineage, Spool
+from transfer.spool.client.admin import SpoolAdmin, Steps, merged, ranges
+from transfer.spool.client.lineage import with_seed
 
 #: (ranks tell twice, steps until the next acknowledgement, steps to go back before)
 TOLD = st.lists(st.tuples(st.booleans(), st.integers(1, 9), st.integers(0, 5)), max_size=12)

@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.reading import RowStream
-from transfer.runs import checksum, checksum_in_slices
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.answer_queue import whole
-from transfer.spool.protocol import Explain, Read
-from transfer.spool.server import Spool
-from transports.errors import ProtocolError
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.format.protocol import Explain, Read
+from transfer.spool.format.run_messages import checksum, checksum_in_slices
+from transfer.spool.server.answer_queue import whole
+from transfer.transports.errors import ProtocolError
 
 from .sending import RAGGED, SMALL, WIDE, agrees, ask, write
 
@@ -106,7 +105,7 @@ def test_rows_without_a_checksum_are_not_taken(spool, monkeypatch):
 
 
 def test_slices_make_the_same_sum(monkeypatch):
-    monkeypatch.setattr("transfer.runs._SLICE", 1000)
+    monkeypatch.setattr("transfer.spool.format.run_messages._SLICE", 1000)
     columns = {
         "b": np.arange(5000, dtype=np.int32).reshape(-1, 5),
         "a": np.zeros((3, 0), np.uint8),

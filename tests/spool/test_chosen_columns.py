@@ -5,13 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from transfer.reading import RowStream
-from transfer.rows import Layout
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.client import RunClient
-from transfer.spool.protocol import Fetch, Read
-from transfer.spool.server import Spool
-from transports.errors import OptionError, UsageError
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Fetch, Read
+from transfer.spool.format.rows import Layout
+from transfer.transports.errors import OptionError, UsageError
 
 from .sending import RAGGED, WIDE, ask, frame, write
 
@@ -113,7 +112,7 @@ def test_a_stream_is_sent_its_columns_alone(spool, monkeypatch, shuffle):
 
 
 def test_limits_count_the_chosen_columns(spool, monkeypatch):
-    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 1000)
+    monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", 1000)
     write(spool.endpoint, "run", [[100]], (Layout("id", "dense", "int64"), WIDE[1]))
     assert ask(spool.endpoint, Read(run="run", begin=0, end=100, columns=["id"]))[1]["count"] == 100
     assert frame(0, 1, WIDE).keys() == {"id", "wide"}

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from transfer.runs import Winner
-from transfer.spool.protocol import CommitJob, Declare
-from transfer.spool.server import Spool
-from transfer.spool.source import SEALED
-from transports.errors import UsageError
+from transfer.spool import Spool
+from transfer.spool.format.protocol import CommitJob, Declare
+from transfer.spool.format.row_source import SEALED
+from transfer.spool.format.run_messages import Winner
+from transfer.transports.errors import UsageError
 
 from .sending import ask, commit, push
 
@@ -68,6 +68,6 @@ def test_of_two_jobs_side_by_side_the_later_is_refused(tmp_path):
 def _no_winners():
     import numpy as np
 
-    from transfer.runs import to_table
+    from transfer.spool.format.run_messages import to_table
 
     return {name: np.array(column, np.int64) for name, column in to_table([]).items()}

@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.cli.feeding import send_run
-from transfer.reading import RowStream
-from transfer.spool.server import Spool
-from transports.core import Lease
+from transfer.spool import RowStream, Spool
+from transfer.transports.core import Lease
 
 
 @pytest.mark.parametrize("options", [{}, {"shuffle": 3}, {"world_size": 2, "rank": 1}], ids=str)

@@ -11,10 +11,10 @@ from typer.testing import CliRunner
 from transfer.cli.runs import app
 from transfer.log.record import Kind, scan
 from transfer.log.segment_files import BLOBS, SUFFIX
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.protocol import Acknowledge, OpenRun, Read
-from transfer.spool.server import Spool
-from transports.errors import LogDamaged, LogInUse, UsageError
+from transfer.spool import Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.format.protocol import Acknowledge, OpenRun, Read
+from transfer.transports.errors import LogDamaged, LogInUse, UsageError
 
 from .sending import WIDE, Task, agrees, ask, push, write
 

@@ -8,15 +8,15 @@ import shutil
 import numpy as np
 import pytest
 
-from transfer.runs import to_table
-from transfer.spool.ages import Ages
-from transfer.spool.entry import Entry
-from transfer.spool.expiry import Expiry
-from transfer.spool.ledger import REMEMBERED_JOBS, Run
-from transfer.spool.protocol import CommitJob, Declare, Ended
-from transfer.spool.source import FAILED, OPEN
-from transfer.spool.store import Store
-from transports.errors import Broken, OptionError
+from transfer.spool.format.protocol import CommitJob, Declare, Ended
+from transfer.spool.format.row_source import FAILED, OPEN
+from transfer.spool.format.run_messages import to_table
+from transfer.spool.server.expiry import Expiry
+from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
+from transfer.spool.server.max_ages import Ages
+from transfer.spool.server.run_record import Entry
+from transfer.spool.server.store import Store
+from transfer.transports.errors import Broken, OptionError
 
 from .direct import DirectSpool
 from .sending import WIDE, Task

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 
 import pytest
 
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.ages import Ages
-from transfer.spool.client import RunClient
-from transfer.spool.protocol import Declare, Fetch, InspectRun, ListRuns
-from transfer.spool.server import Spool
-from transfer.spool.source import FAILED
-from transports.errors import Broken, OptionError, UsageError
+from transfer.spool import Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Declare, Fetch, InspectRun, ListRuns
+from transfer.spool.format.row_source import FAILED
+from transfer.spool.server.max_ages import Ages
+from transfer.transports.errors import Broken, OptionError, UsageError
 
 from .sending import ask, commit, push, write
 

@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from transfer.spool.client import RunClient
-from transfer.spool.protocol import Declare, Fetch
-from transfer.spool.source import SEALED
-from transports.errors import TransferError
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Declare, Fetch
+from transfer.spool.format.row_source import SEALED
+from transfer.transports.errors import TransferError
 
 from .processes import SpoolProcess
 from .sending import WIDE, agrees, ask, commit, push

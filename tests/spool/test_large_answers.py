@@ -6,10 +6,9 @@ from itertools import chain
 
 import pytest
 
-from transfer.reading import RowStream
-from transfer.spool.client import RunClient, split
-from transfer.spool.protocol import AnswerTooLarge, Fetch, Read, raised, refusal
-from transfer.spool.server import Spool
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.run_client import RunClient, split
+from transfer.spool.format.protocol import AnswerTooLarge, Fetch, Read, raised, refusal
 
 from .sending import RAGGED, SMALL, WIDE, agrees, ask, write
 
@@ -19,7 +18,7 @@ LIMIT = 1 << 17
 
 @pytest.fixture
 def spool(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", LIMIT)
+    monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", LIMIT)
     with Spool(tmp_path / "spool") as spool:
         yield spool
 
@@ -28,7 +27,7 @@ def spool(tmp_path, monkeypatch):
 @pytest.mark.parametrize("layouts", [WIDE, RAGGED, SMALL])
 def test_a_batch_larger_than_an_answer(spool, monkeypatch, layouts, shuffle):
     if layouts is not WIDE:
-        monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 500)
+        monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", 500)
     write(spool.endpoint, "run", [[40, 60], [100]], layouts)
     with RowStream(spool.url("run"), 150, shuffle=shuffle) as stream:
         batches = [agrees(batch, layouts) for batch in stream]

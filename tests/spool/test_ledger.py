@@ -8,11 +8,11 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from transfer.rows import Layout
-from transfer.runs import Begin, End, Rows, Winner, chain
-from transfer.spool.ledger import REMEMBERED_JOBS, Run
-from transfer.spool.source import FAILED, OPEN, SEALED
-from transports.errors import NotATensor, ProtocolError, UsageError
+from transfer.spool.format.row_source import FAILED, OPEN, SEALED
+from transfer.spool.format.rows import Layout
+from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain
+from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
+from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
 LAYOUTS = (Layout("id", "dense", "int64"),)
 OTHERS = (Layout("id", "dense", "int32"),)

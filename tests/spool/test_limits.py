@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 from msgspec.structs import replace
 
-from transfer.rows import Layout, cut, join, row_bytes
-from transfer.spool.answer_queue import LARGE, AnswerQueue, whole
-from transfer.spool.answers import Answers
-from transfer.spool.link import Line
-from transfer.spool.order import Order
-from transfer.spool.protocol import MAX_ROWS, MAX_TIMES, Fetch, ListRuns, Read
-from transfer.spool.server import Spool
-from transports.core import Pool
-from transports.errors import NotATensor, UsageError
+from transfer.spool import Spool
+from transfer.spool.client.connection import Line
+from transfer.spool.format.order import Order
+from transfer.spool.format.protocol import MAX_ROWS, MAX_TIMES, Fetch, ListRuns, Read
+from transfer.spool.format.rows import Layout, cut, join, row_bytes
+from transfer.spool.server.answer_queue import LARGE, AnswerQueue, whole
+from transfer.spool.server.answers import Answers
+from transfer.transports.core import Pool
+from transfer.transports.errors import NotATensor, UsageError
 
 from .sending import RAGGED, ask, commit, frame, push, write
 
@@ -72,8 +72,8 @@ def asked(begin, rows, stride=0, times=1, seed=None):
 def test_rows_are_the_same_however_they_are_sliced(spool, begin, rows, stride, times, seed, unit):
     entry = spool.store.entry("mixed")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("transfer.spool.answers._UNIT_ROWS", unit)
-        patch.setattr("transfer.spool.row_copy._SCATTERED", max(1, unit // 2))
+        patch.setattr("transfer.spool.server.answers._UNIT_ROWS", unit)
+        patch.setattr("transfer.spool.server.row_copy._SCATTERED", max(1, unit // 2))
         made = Answers(spool.store, Pool()).rows(entry, asked(begin, rows, stride, times, seed), entry.seen)
         arrays, count = whole(made)
     lengths = np.diff(np.array(entry.run.visible.ends), prepend=0)
@@ -249,7 +249,7 @@ def test_reads_and_fetches_of_one_connection_are_answered_in_order(spool):
 
 
 def test_a_deleted_run_s_answer_ends_with_an_error(spool, monkeypatch):
-    from transfer.spool.protocol import DeleteRun
+    from transfer.spool.format.protocol import DeleteRun
 
     write(spool.endpoint, "gone", [[3] * 50])
     entry = spool.store.entry("gone")

@@ -8,12 +8,12 @@ import time
 import pytest
 
 import transfer
-from transfer.clients.own_socket import connected_socket
-from transfer.spool.link import Link
-from transfer.spool.protocol import ListRuns
-from transfer.spool.server import Spool
-from transports.errors import Again
-from transports.security.settings import Security
+from transfer.broker.clients.native_socket import connected_socket
+from transfer.spool import Spool
+from transfer.spool.client.connection import Link
+from transfer.spool.format.protocol import ListRuns
+from transfer.transports.errors import Again
+from transfer.transports.security.settings import Security
 
 
 @pytest.fixture

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 import transfer
 from tests.core.raw import eventually
 from transfer.peer_faults import PeerFaults
-from transfer.runs import Begin, End, Rows, to_meta
-from transfer.spool.link import Line, Link
-from transfer.spool.protocol import (
+from transfer.spool import Spool
+from transfer.spool.client.connection import Line, Link
+from transfer.spool.format.protocol import (
     Acknowledge,
     CommitJob,
     Declare,
@@ -27,10 +27,10 @@ from transfer.spool.protocol import (
     Read,
     to_meta as asked,
 )
-from transfer.spool.server import Spool
+from transfer.spool.format.run_messages import Begin, End, Rows, to_meta
 from transfer.tensors.bundle import _INLINE, _first_data, _header
 from transfer.tensors.header import EXTENDED_FLAGS
-from transports.errors import Again, Broken
+from transfer.transports.errors import Again, Broken
 
 from .sending import Task, ask, push, write
 
@@ -179,7 +179,7 @@ def test_a_column_s_name_that_is_no_text_is_refused(tmp_path):
 
 
 def test_a_message_that_raises_while_it_is_received_is_dropped(tmp_path, monkeypatch):
-    from transfer.tensors import arrival
+    from transfer.tensors import receive as arrival
 
     def fails(self, frames):
         raise KeyError("nobody thought of it")

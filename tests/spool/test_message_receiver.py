@@ -12,10 +12,10 @@ import transfer
 from tests.core.raw import Raw
 from tests.faults.stranger import stranger
 from transfer.peer_faults import PeerFaults
-from transfer.spool.message_receiver import MessageReceiver
-from transfer.tensors.arrival import take_bundle, take_bundle_from
-from transports.errors import Again
-from transports.wire import SocketType
+from transfer.spool.server.message_receiver import MessageReceiver
+from transfer.tensors.receive import take_bundle, take_bundle_from
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Again
 
 COUNT = 40
 LARGE = np.zeros(100_000)

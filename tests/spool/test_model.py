@@ -20,12 +20,12 @@ from hypothesis.stateful import (
 )
 
 from transfer.log import Log
-from transfer.reading import RowStream
-from transfer.runs import to_table
-from transfer.spool import store as stores
-from transfer.spool.client import RunClient
-from transfer.spool.protocol import AbortJob, CommitJob, Declare, DeleteRun, Read
-from transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
+from transfer.spool import RowStream
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, DeleteRun, Read
+from transfer.spool.format.run_messages import to_table
+from transfer.spool.server import store as stores
+from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
 from . import direct
 from .direct import DirectLink, DirectSpool

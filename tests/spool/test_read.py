@@ -6,12 +6,12 @@ import threading
 
 import pytest
 
-from transfer.spool.client import RunClient
-from transfer.spool.link import Link
-from transfer.spool.protocol import Acknowledge, DeleteRun, Ended, Fetch, InspectRun, Read
-from transfer.spool.server import Spool
-from transfer.spool.source import OPEN, SEALED
-from transports.errors import Broken, OptionError, UsageError
+from transfer.spool import Spool
+from transfer.spool.client.connection import Link
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import Acknowledge, DeleteRun, Ended, Fetch, InspectRun, Read
+from transfer.spool.format.row_source import OPEN, SEALED
+from transfer.transports.errors import Broken, OptionError, UsageError
 
 from .sending import RAGGED, SMALL, agrees, ask, commit, push, write
 
@@ -91,7 +91,7 @@ def test_a_run_is_told_from_a_later_one_of_its_name(spool):
 
 
 def test_too_much_at_a_time_is_refused(spool, monkeypatch):
-    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 1000)
+    monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", 1000)
     write(spool.endpoint, "run", [[500]])
     assert len(read(spool, 0, 125)[0]) == 125
     with pytest.raises(UsageError, match="a fetch of 126 rows"):
@@ -121,7 +121,7 @@ def test_many_read_at_once(spool):
 
 def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
     """A Broken that the spool answers is no broken connection: it is not asked again until the deadline."""
-    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.1)
+    monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 0.1)
     write(spool.endpoint, "run", [[5]], kind="stream")
     reader = RunClient(spool.url("run"), timeout=10)
     reader.open("group")

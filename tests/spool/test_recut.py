@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from transfer.runs import Winner
-from transfer.spool.protocol import AbortJob, Declare
-from transfer.spool.server import Spool
-from transfer.spool.source import FAILED, OPEN, SEALED
-from transports.errors import ProtocolError
+from transfer.spool import Spool
+from transfer.spool.format.protocol import AbortJob, Declare
+from transfer.spool.format.row_source import FAILED, OPEN, SEALED
+from transfer.spool.format.run_messages import Winner
+from transfer.transports.errors import ProtocolError
 
 from .sending import ask, commit, push
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from transfer.reading import RowStream
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.server import Spool
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.admin import SpoolAdmin
 
 from .sending import write
 

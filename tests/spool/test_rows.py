@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer import rows as tables
-from transfer.rows import Layout
-from transports.errors import OptionError, ProtocolError
+from transfer.spool.format import rows as tables
+from transfer.spool.format.rows import Layout
+from transfer.transports.errors import OptionError, ProtocolError
 
 LAYOUTS = (
     Layout("number", "dense", "int64"),

@@ -7,13 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from transfer.reading import RowStream
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.client import RunClient
-from transfer.spool.link import Line
-from transfer.spool.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
-from transfer.spool.server import Spool
-from transports.errors import Again, Broken, OptionError, UsageError
+from transfer.spool import RowStream, Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.client.connection import Line
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
+from transfer.transports.errors import Again, Broken, OptionError, UsageError
 
 from .sending import ask, write
 
@@ -152,7 +151,7 @@ def test_a_state_of_another_run_is_refused(tmp_path):
 
 def test_ranks_are_not_given_two_runs(tmp_path, monkeypatch):
     """As long as one reads a run that was deleted, the others do not begin with the next one."""
-    monkeypatch.setattr("transfer.spool.client._LEASE_PATIENCE", 0.1)
+    monkeypatch.setattr("transfer.spool.client.run_client._LEASE_PATIENCE", 0.1)
     with Spool(tmp_path) as spool:
         write(spool.endpoint, "run", [[20]])
         first = RunClient(spool.url("run"), timeout=20)

@@ -14,14 +14,11 @@ import pytest
 import transfer
 from tests.core.raw import Raw
 from tests.faults.stranger import ended, speak, stranger
-from transfer.rows import to_json
-from transfer.runs import Begin, End, Rows, checksum, to_meta
-from transfer.spool.answers import Answers
-from transfer.spool.attempt_ends import AttemptEnds
-from transfer.spool.client import RunClient
-from transfer.spool.link import Line
-from transfer.spool.order import Order
-from transfer.spool.protocol import (
+from transfer.spool import Spool
+from transfer.spool.client.connection import Line
+from transfer.spool.client.run_client import RunClient
+from transfer.spool.format.order import Order
+from transfer.spool.format.protocol import (
     MAX_REQUEST,
     AbortJob,
     Acknowledge,
@@ -37,10 +34,14 @@ from transfer.spool.protocol import (
     Read,
     to_meta as asked,
 )
-from transfer.spool.server import Spool
-from transfer.spool.source import FAILED, OPEN, SEALED
-from transfer.spool.store import Store
-from transports.errors import (
+from transfer.spool.format.row_source import FAILED, OPEN, SEALED
+from transfer.spool.format.rows import to_json
+from transfer.spool.format.run_messages import Begin, End, Rows, checksum, to_meta
+from transfer.spool.server.answers import Answers
+from transfer.spool.server.attempt_ends import AttemptEnds
+from transfer.spool.server.store import Store
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import (
     Again,
     Broken,
     Closed,
@@ -51,7 +52,6 @@ from transports.errors import (
     ProtocolError,
     UsageError,
 )
-from transports.wire import SocketType
 
 from .processes import SpoolProcess, reader
 from .sending import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
@@ -140,7 +140,7 @@ def test_a_shard_that_is_none_is_refused(spool, lines, shard, shards):
 
 
 def test_a_second_reader_is_told_whose_lease_it_is(spool, monkeypatch):
-    monkeypatch.setattr("transfer.spool.client._LEASE_PATIENCE", 0.1)
+    monkeypatch.setattr("transfer.spool.client.run_client._LEASE_PATIENCE", 0.1)
     write(spool.endpoint, "run", [[4]])
     with opened(spool):
         second = RunClient(spool.url("run"), timeout=10.0)
@@ -335,7 +335,7 @@ def test_large_answers(spool, monkeypatch):
                 assert sorted(ids.tolist()) == list(range(4096))
                 assert (rows.arrays["wide"] == (ids % 251).astype(np.uint8)[:, None]).all()
                 rows.arrays["wide"][:] = 0  # writable
-    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 1 << 20)
+    monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", 1 << 20)
     with pytest.raises(UsageError, match="4,096 rows"):
         ask(spool.endpoint, Read(run="run", begin=0, end=4096))
 
@@ -343,8 +343,8 @@ def test_large_answers(spool, monkeypatch):
 @pytest.mark.parametrize("seed", [None, 1])
 def test_ragged_rows_that_are_larger_than_guessed(spool, monkeypatch, seed):
     write(spool.endpoint, "run", [[1000]], RAGGED)
-    monkeypatch.setattr("transfer.rows._GUESS", 0)
-    monkeypatch.setattr("transfer.spool.answers.MAX_ANSWER", 14_000)
+    monkeypatch.setattr("transfer.spool.format.rows._GUESS", 0)
+    monkeypatch.setattr("transfer.spool.server.answers.MAX_ANSWER", 14_000)
     with opened(spool) as client:
         assert len(collect(client, fetch(0, 900, seed=seed), RAGGED)) == 900
         assert len(collect(client, fetch(0, 300, seed=seed), RAGGED)) == 300
@@ -363,7 +363,7 @@ def test_a_commit_that_is_asked_again_is_answered_the_same(spool):
 
 
 def test_an_attempt_that_never_came_is_told_so_once(spool, monkeypatch):
-    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.05)
+    monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 0.05)
     write(spool.endpoint, "run", [[4]])
     with pytest.raises(Broken, match="partition 3"):
         ask(spool.endpoint, Ended(run="run", job="job", partition=3, attempt=3))
@@ -371,7 +371,7 @@ def test_an_attempt_that_never_came_is_told_so_once(spool, monkeypatch):
 
 def test_an_end_that_came_for_nobody_is_told_at_once(spool, monkeypatch):
     """As when the spool was restarted in the middle of an attempt."""
-    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 1000.0)
+    monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 1000.0)
     port = ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))[1]["port"]
     with pushing(port) as socket:
         socket.send_tensors({}, meta=to_meta(End("run", "job", 3, 3, 1, 4, 5)))
@@ -421,7 +421,7 @@ def test_rows_that_cannot_be_kept_fail_their_attempt_and_no_other(spool):
 
 def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
     """A slow disk is no reason to send the attempt again."""
-    monkeypatch.setattr("transfer.spool.attempt_ends._MISSING", 0.0)
+    monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 0.0)
     looked, receive = threading.Event(), Store.receive
     look = AttemptEnds.refuse_missing
 
@@ -646,13 +646,13 @@ def test_what_nobody_thought_of_ends_one_request_only(spool, monkeypatch, caplog
         raise ZeroDivisionError("nobody thought of it")
 
     with monkeypatch.context() as context:
-        context.setattr("transfer.spool.desk.summary", fails)
+        context.setattr("transfer.spool.server.request_handler.summary", fails)
         with pytest.raises(InternalError, match="nobody thought"):
             ask(spool.endpoint, ListRuns())
-        context.setattr("transfer.spool.answers.cut", fails)
+        context.setattr("transfer.spool.server.answers.cut", fails)
         with opened(spool) as client, pytest.raises(InternalError, match="nobody thought"):
             collect(client, fetch(0, 4))
-        context.setattr("transfer.rows.check", fails)
+        context.setattr("transfer.spool.format.rows.check", fails)
         with pytest.raises(InternalError, match="nobody thought"):
             push(spool.endpoint, "other", "job", 0, 0, 0, [4])
         ticked = threading.Event()
@@ -678,7 +678,7 @@ def test_a_log_that_fails_ends_the_spool_visibly(spool, monkeypatch):
             raise OSError(5, "the disk is broken")
 
         monkeypatch.setattr("transfer.log.segment.os.fdatasync", fails)
-        monkeypatch.setattr("transfer.spool.link._PAUSE", 0.1)
+        monkeypatch.setattr("transfer.spool.client.connection._PAUSE", 0.1)
         with pytest.raises(Again):  # nobody is told that anything was kept
             push(spool.endpoint, "other", "job", 0, 0, 0, [4], timeout=1.0)
         assert isinstance(spool.failure, InternalError)
@@ -731,7 +731,7 @@ def test_a_request_that_is_too_large_ends_its_connection(spool):
 
 
 def test_too_many_fetches_are_refused(spool, lines, monkeypatch):
-    monkeypatch.setattr("transfer.spool.row_requests._MAX_WAITING", 3)
+    monkeypatch.setattr("transfer.spool.server.row_requests._MAX_WAITING", 3)
     ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))
     line = lines()
     lease(line, "a")

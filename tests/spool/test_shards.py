@@ -8,11 +8,10 @@ from itertools import chain, islice
 import msgspec
 import pytest
 
-from transfer.reading import RowStream
-from transfer.spool.group import MAX_SHARDS, Group, Shard, group_from_json, group_to_json, reached
-from transfer.spool.protocol import Acknowledge, Fetch, OpenRun
-from transfer.spool.server import Spool
-from transports.errors import LogDamaged, UsageError
+from transfer.spool import RowStream, Spool
+from transfer.spool.format.protocol import Acknowledge, Fetch, OpenRun
+from transfer.spool.server.group import MAX_SHARDS, Group, Shard, group_from_json, group_to_json, reached
+from transfer.transports.errors import LogDamaged, UsageError
 
 from .sending import ask, commit, push, write
 

@@ -14,14 +14,14 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from transfer.log import Log
-from transfer.rows import cut, join
-from transfer.runs import Commit, End, Rows, from_meta
-from transfer.spool import store as stores
-from transfer.spool.run_log import RunLog
-from transfer.spool.source import FAILED, OPEN, SEALED
-from transfer.spool.store import Store
-from transfer.spool.stored import metadata
-from transports.errors import LogFull, OptionError, ProtocolError, UsageError
+from transfer.spool.format.row_source import FAILED, OPEN, SEALED
+from transfer.spool.format.rows import cut, join
+from transfer.spool.format.run_messages import Commit, End, Rows, from_meta
+from transfer.spool.format.stored_arrays import metadata
+from transfer.spool.server import store as stores
+from transfer.spool.server.run_log import RunLog
+from transfer.spool.server.store import Store
+from transfer.transports.errors import LogFull, OptionError, ProtocolError, UsageError
 
 from .sending import SMALL, WIDE, Task, agrees
 
@@ -614,9 +614,9 @@ def test_what_a_spool_keeps_is_limited(tmp_path, monkeypatch):
 
 def test_readers_may_look_while_rows_come(tmp_path):
     """The columns of the visible frames grow in one thread and are read in another."""
-    from transfer.spool.answer_queue import whole
-    from transfer.spool.answers import Answers
-    from transfer.spool.protocol import Fetch
+    from transfer.spool.format.protocol import Fetch
+    from transfer.spool.server.answer_queue import whole
+    from transfer.spool.server.answers import Answers
 
     store = Store(tmp_path)
     store.declare("run", "job", "partition", "batch")

@@ -22,8 +22,8 @@ from transfer.tensors import dtypes
 from transfer.tensors.build import NUMPY, TorchBuilder, recipe_for
 from transfer.tensors.bundle import MAX_TENSORS, Index, unpack_bundle
 from transfer.tensors.header import MAX_BYTES, MAX_DIMS, TENSOR_FLAGS, TensorSpec, pack, unpack
-from transports.errors import NotSupported, ProtocolError, TensorMismatch
-from transports.wire import EXTENDED_MAX
+from transfer.transports.core.wire import EXTENDED_MAX
+from transfer.transports.errors import NotSupported, ProtocolError, TensorMismatch
 
 #: bytes that reading one header (at most 4 KiB) or an index of as many may allocate at any moment;
 #: numpy keeps its own accounts

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from transfer.compress import compress
+from transfer.sockets.lz4_frame import compress
 from transfer.tensors import TensorMethods
-from transports.errors import Again, ProtocolError
-from transports.twin import Frame
-from transports.wire import Flag, SocketType
+from transfer.transports.core.pure import Frame
+from transfer.transports.core.wire import Flag, SocketType
+from transfer.transports.errors import Again, ProtocolError
 
-CORES = ("native", "twin")
+CORES = ("native", "pure")
 ROUND_ROBIN, FAIR = 1, 1
 DONTWAIT = 1
 TIMEOUT = 10_000  # ms
@@ -27,8 +27,10 @@ LZ4 = int(Flag.LZ4)
 def load_core(name: str) -> ModuleType:
     """A core by name; skips the test if it was not built."""
     if name == "native":
-        pytest.importorskip("transports.native.stream", reason="the compiled core was not built")
-    return importlib.import_module(f"transports.{name}")
+        pytest.importorskip(
+            "transfer.transports.core.native.stream", reason="the compiled core was not built"
+        )
+    return importlib.import_module(f"transfer.transports.core.{name}")
 
 
 def compressed(frame: Any) -> Any:

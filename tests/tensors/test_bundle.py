@@ -15,8 +15,8 @@ from hypothesis import given, strategies as st
 from tests.tensors.pairs import CORES, Loop, Pair, bytes_of, load_core, refusal
 from transfer.tensors import bundle
 from transfer.tensors.bundle import PACK_BELOW, frames_of
-from transports.errors import NotATensor, ProtocolError, TensorMismatch, UsageError
-from transports.wire import EXTENDED_MAX
+from transfer.transports.core.wire import EXTENDED_MAX
+from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, UsageError
 
 
 def model(layers: int = 12, side: int = 128) -> dict[str, np.ndarray]:

@@ -13,8 +13,15 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import refusal
-from transfer.compress import MIN_SIZE, WORTHWHILE, compress, content_size, decompress, decompress_writable
-from transports.errors import NotSupported, ProtocolError
+from transfer.sockets.lz4_frame import (
+    MIN_SIZE,
+    WORTHWHILE,
+    compress,
+    content_size,
+    decompress,
+    decompress_writable,
+)
+from transfer.transports.errors import NotSupported, ProtocolError
 
 
 @given(st.binary(max_size=64), st.integers(1, 5000))
@@ -96,8 +103,8 @@ def test_a_bomb_takes_no_memory() -> None:
     """In a process that may not have it."""
     bomb = lz4.frame.compress(bytes(2 << 30), store_size=True)
     code = (
-        "import resource, sys; from transfer.compress import decompress; import lz4.frame\n"
-        "from transports.errors import ProtocolError\n"
+        "import resource, sys; from transfer.sockets.lz4_frame import decompress; import lz4.frame\n"
+        "from transfer.transports.errors import ProtocolError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "data = sys.stdin.buffer.read()\n"
         "try: decompress(data, 1 << 20)\n"
@@ -117,7 +124,7 @@ def test_garbage(garbage: bytes, at: int) -> None:
 
 
 def test_without_the_library_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transfer.compress as module
+    import transfer.sockets.lz4_frame as module
 
     assert module.available()
     monkeypatch.setitem(sys.modules, "lz4.frame", None)

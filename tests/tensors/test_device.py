@@ -19,7 +19,7 @@ from transfer.tensors.build import recipe_for
 from transfer.tensors.device import CupyDevice, Stage, TorchDevice
 from transfer.tensors.export import export
 from transfer.tensors.target import CupyTarget, TorchTarget, target_for
-from transports.errors import TensorMismatch
+from transfer.transports.errors import TensorMismatch
 
 
 class Stream:

@@ -15,7 +15,7 @@ import safetensors.torch
 import torch
 
 from transfer.tensors import load, save
-from transports.errors import NotATensor, ProtocolError, TransferError, UsageError
+from transfer.transports.errors import NotATensor, ProtocolError, TransferError, UsageError
 
 TENSORS = {
     "f": np.arange(12, dtype="f4").reshape(3, 4),

@@ -21,8 +21,8 @@ from transfer.tensors.header import (
     pack,
     unpack,
 )
-from transports.errors import NotATensor, ProtocolError
-from transports.wire import EXTENDED_MAX
+from transfer.transports.core.wire import EXTENDED_MAX
+from transfer.transports.errors import NotATensor, ProtocolError
 
 SEED = [row for row in dtypes.TABLE if row.code <= dtypes.LAST_SEED_CODE]
 

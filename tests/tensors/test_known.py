@@ -12,8 +12,8 @@ import transfer
 from tests.sockets.conftest import KeepingContext
 from tests.tensors.pairs import Pair
 from transfer.tensors import methods
-from transports import core
-from transports.errors import Again, Closed, NotATensor, NotSupported
+from transfer.transports import core
+from transfer.transports.errors import Again, Closed, NotATensor, NotSupported
 
 SHAPES = [(), (1,), (6,), (2, 3), (3, 2), (1, 2, 3), (2,) * 9, (0,), (2, 0)]
 DTYPES = ["f4", "<f8", ">f4", "i1", "u1", "?", "i8", "q", "c8", "S1", "S3", "U2", "M8[s]", "f4,i4", "V4"]

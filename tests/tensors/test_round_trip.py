@@ -274,7 +274,7 @@ def test_what_arrives_owns_its_memory(pair: Pair) -> None:
 
 
 def test_memory_in_flight_is_exported() -> None:
-    with Pair(load_core("twin")) as pair:
+    with Pair(load_core("pure")) as pair:
         memory = bytearray(8 << 20)  # more than the kernel takes
         pair.sender.send_tensor(memory, copy=False)
         with pytest.raises(BufferError):

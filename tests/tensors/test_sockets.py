@@ -11,7 +11,7 @@ import pytest
 
 import transfer
 from tests.sockets.conftest import KeepingContext
-from transfer.monitor import EventKind
+from transfer.sockets.monitor import EventKind
 
 X = np.arange(60_000, dtype="f4").reshape(200, 300)
 STATE = {"weight": X, "bias": np.arange(5.0), "turned": np.asfortranarray(X)}

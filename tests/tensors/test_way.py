@@ -11,10 +11,10 @@ import pytest
 import transfer
 from tests.core.test_foreign import Foreign
 from tests.tensors.test_device import cupy, on_gpu  # noqa: F401 - the fixture
-from transfer.peer import Peer
-from transfer.tensors import export, way
-from transports import core, gpu
-from transports.base import Capabilities
+from transfer.sockets.peer import Peer
+from transfer.tensors import export, gpu_path as way
+from transfer.transports import core, gpu
+from transfer.transports.base import Capabilities
 
 
 class Pointer:

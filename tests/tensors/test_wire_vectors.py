@@ -15,12 +15,12 @@ import pytest
 
 from tests.tensors.pairs import CORES, bytes_of, load_core
 from tests.tensors.vectors import FOLDER, HELLO, VECTORS, Vector, path_of, read
-from transfer.compress import decompress
-from transfer.tensors.arrival import BundleArrival
+from transfer.sockets.lz4_frame import decompress
 from transfer.tensors.build import NUMPY, recipe_for
-from transports import hello
-from transports.errors import HandshakeError
-from transports.wire import HEADER, HEADER_SIZE, Flag, SocketType
+from transfer.tensors.receive import BundleArrival
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake import hello
 
 STREAMED = [name for name, vector in VECTORS.items() if vector.frames]
 

@@ -9,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from patterns.pub_sub import encode_order
+from transfer.patterns.pub_sub import encode_order
 from transfer.tensors.bundle import frames_of
 from transfer.tensors.export import export
-from transports import hello
-from transports.choice import Offer
-from transports.errors import HandshakeError
-from transports.wire import Control, Flag, SocketType
+from transfer.transports.core.wire import Control, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake import hello
+from transfer.transports.handshake.choice import Offer
 
 FOLDER = Path(__file__).parents[1] / "data" / "wire"
 PUSH, PUB, SUB, PULL = SocketType.PUSH, SocketType.PUB, SocketType.SUB, SocketType.PULL

@@ -7,9 +7,9 @@ from collections import deque
 
 import numpy as np
 
-from transfer.runs import Commit, Winner
 from transfer.spark.producer import Attempt, send_commit
-from transports.errors import Again
+from transfer.spool.format.run_messages import Commit, Winner
+from transfer.transports.errors import Again
 
 
 class Consumed:

@@ -8,10 +8,10 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.torch.feed import Feed, feed_partition, feed_run, frames_of
-from transfer.runs import Abort, Begin, Commit, Rows, to_meta
 from transfer.spark.producer import Attempt, send_commit
+from transfer.spool.format.run_messages import Abort, Begin, Commit, Rows, to_meta
 from transfer.torch import StreamDataset
-from transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
+from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
 
 @pytest.fixture

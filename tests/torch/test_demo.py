@@ -18,13 +18,13 @@ from tests.torch.feed import Feed, feed_partition
 from transfer.demo import digits, main
 from transfer.demo.job import DemoResult, Epoch, Written
 from transfer.demo.training import Trainer, check_rows
-from transfer.runs import Commit
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column
 from transfer.spark.session import check_java
+from transfer.spool.format.run_messages import Commit
 from transfer.torch import StreamDataset
-from transports.errors import NotSupported, ProtocolError
+from transfer.transports.errors import NotSupported, ProtocolError
 
 
 @pytest.fixture(autouse=True)

@@ -7,7 +7,7 @@ import json
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.runs import (
+from transfer.spool.format.run_messages import (
     Abort,
     Begin,
     Commit,
@@ -21,7 +21,7 @@ from transfer.runs import (
     to_meta,
     to_table,
 )
-from transports.errors import ProtocolError
+from transfer.transports.errors import ProtocolError
 
 MESSAGES = [
     Begin("run", "job", 3, 17, 1),

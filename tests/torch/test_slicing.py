@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from transfer.torch.slicing import Slicer
+from transfer.torch.slicer import Slicer
 
 
 def frame(start: int, rows: int):

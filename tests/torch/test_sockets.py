@@ -10,11 +10,11 @@ import pytest
 
 import transfer
 from tests.torch.feed import frames_of
-from transfer.runs import Commit
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Attempt, SocketSender, send_commit
+from transfer.spool.format.run_messages import Commit
 from transfer.torch import StreamDataset
-from transports.errors import Again, Broken, Closed
+from transfer.transports.errors import Again, Broken, Closed
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transports.reactor import Reactor
+from transfer.transports.reactor import Reactor
 
 
 @pytest.fixture

@@ -23,11 +23,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from transports.address import POLICIES
-from transports.choice import Offer
-from transports.errors import HandshakeError
-from transports.handshake import Handshake
-from transports.hello import (
+from transfer.transports.address import POLICIES
+from transfer.transports.core.wire import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_DATA,
+    MAX_TOPIC,
+    VERSION,
+    Control,
+    SocketType,
+)
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.hello import (
     MAX_HELLO,
     MAX_LIST,
     MAX_ROUTING_ID,
@@ -42,8 +52,7 @@ from transports.hello import (
     frame,
     negotiate,
 )
-from transports.security.proof import ACCEPTING, CONNECTING, prove, transcript
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, MAX_DATA, MAX_TOPIC, VERSION, Control, SocketType
+from transfer.transports.security.proof import ACCEPTING, CONNECTING, prove, transcript
 
 #: bytes that one hello, which has at most 16 KiB, may make us allocate at any moment
 MOST_MEMORY = 1 << 20

@@ -21,12 +21,20 @@ from typing import Any
 
 from tests.transports import fuzz_hello
 from tests.transports.fuzz_hello import fed, little_memory
-from transports.choice import Offer
-from transports.errors import HandshakeError, InternalError, ProtocolError
-from transports.handshake import Handshake
-from transports.hello import MAX_DEPTH, Agreement, Hello, encode, frame
-from transports.upgrade import MAX_STEP, Declined, Made, Upgrade, encode as encode_step, number_of, text_of
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.errors import HandshakeError, InternalError, ProtocolError
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.hello import MAX_DEPTH, Agreement, Hello, encode, frame
+from transfer.transports.handshake.upgrade import (
+    MAX_STEP,
+    Declined,
+    Made,
+    Upgrade,
+    encode as encode_step,
+    number_of,
+    text_of,
+)
 
 #: one case in so many has its memory measured, since that makes it slow
 MEASURED = 100

@@ -11,15 +11,15 @@ from contextlib import ExitStack, contextmanager
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.accepting import MAX_SECONDS, MIN_SECONDS, FairShare, has_spoken, share_of
-from transports.address import parse
-from transports.connection import Owner, serve
-from transports.errors import HandshakeError
-from transports.identity import make_hello
-from transports.reactor import Reactor
-from transports.tcp import TcpTransport
-from transports.testing.ends import Side, close_all, until
-from transports.wire import SocketType
+from transfer.transports.address import parse
+from transfer.transports.connect.accept import MAX_SECONDS, MIN_SECONDS, FairShare, has_spoken, share_of
+from transfer.transports.connect.connection import Owner, serve
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.reactor import Reactor
+from transfer.transports.tcp import TcpTransport
+from transfer.transports.testing.ends import Side, close_all, until
 
 MANY = 60
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.address import POLICIES, Address, is_numeric, parse
-from transports.errors import AddressError, UsageError
+from transfer.transports.address import POLICIES, Address, is_numeric, parse
+from transfer.transports.errors import AddressError, UsageError
 
 UNDERSTOOD = [
     ("tcp://127.0.0.1:5555", Address("tcp", "127.0.0.1", 5555)),

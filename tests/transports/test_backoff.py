@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from transports.backoff import Backoff
+from transfer.transports.connect.backoff import Backoff
 
 
 def test_doubles_up_to_the_limit():

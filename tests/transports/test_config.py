@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from transports.config import TransportConfig, core_choice, load, ucx_driver, ucx_options
-from transports.errors import OptionError
+from transfer.transports.config import TransportConfig, core_choice, load, ucx_driver, ucx_options
+from transfer.transports.errors import OptionError
 
 
 def test_an_empty_environment_decides_nothing():
@@ -34,7 +34,7 @@ def test_nonsense_is_refused_by_name(name):
 
 def test_core():
     assert core_choice({}) == "auto"
-    assert core_choice({"TRANSFER_CORE": "Twin"}) == "twin"
+    assert core_choice({"TRANSFER_CORE": "Pure"}) == "pure"
     with pytest.raises(OptionError, match="TRANSFER_CORE"):
         core_choice({"TRANSFER_CORE": "fast"})
 

@@ -11,21 +11,21 @@ from pathlib import Path
 
 import pytest
 
-from transports import core, tcp
-from transports.address import Address, parse
-from transports.config import SocketOptions
-from transports.connection import ConnectOptions, reach, serve
-from transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
-from transports.exchange import Exchange
-from transports.handshake import Handshake
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.inproc import InprocTransport
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.tcp import TcpTransport
-from transports.testing.ends import Side, close_all, until
-from transports.wire import HEADER, MAGIC, SocketType
+from transfer.transports import core, tcp
+from transfer.transports.address import Address, parse
+from transfer.transports.config import SocketOptions
+from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.core.wire import HEADER, MAGIC, SocketType
+from transfer.transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
+from transfer.transports.handshake.exchange import Exchange
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.inproc import InprocTransport
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+from transfer.transports.tcp import TcpTransport
+from transfer.transports.testing.ends import Side, close_all, until
 
 QUICK = ConnectOptions(reconnect_first=0.001, reconnect_limit=0.002)
 PLAIN = HEADER.pack(MAGIC, 1, SocketType.PUSH, 0, 1, 0, 5, 0) + b"plain"

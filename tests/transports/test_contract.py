@@ -1,4 +1,4 @@
-"""Each transport fulfils the contract of `transports.testing.checks`."""
+"""Each transport fulfils the contract of `transfer.transports.testing.checks`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import importlib
 import pytest
 
 from transfer.certificates import Authority
-from transports import registry
-from transports.inproc_stream import InprocStream
-from transports.security.settings import Security
-from transports.testing import carrying, checks, ends, meeting
+from transfer.transports import registry
+from transfer.transports.inproc_stream import InprocStream
+from transfer.transports.security.settings import Security
+from transfer.transports.testing import carrying, checks, ends, meeting
 
 ENDPOINTS = {
     "tcp": "tcp://127.0.0.1:*",
@@ -39,10 +39,10 @@ def subject(name: str, folder, core=None) -> checks.Subject:
     return checks.Subject(lambda: registry.open_transport(scheme), endpoint, core, security=security)
 
 
-@pytest.fixture(params=["twin", "native"])
+@pytest.fixture(params=["pure", "native"])
 def core(request):
     try:
-        module = importlib.import_module(f"transports.{request.param}")
+        module = importlib.import_module(f"transfer.transports.core.{request.param}")
     except ImportError as error:
         pytest.skip(f"the {request.param} core is not built: {error}")
     return module

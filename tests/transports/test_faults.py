@@ -7,15 +7,15 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from transports import registry
-from transports.address import parse
-from transports.connection import ConnectOptions, reach, serve
-from transports.errors import Broken, HandshakeError, NotSupported
-from transports.identity import make_hello
-from transports.reactor import Reactor
-from transports.testing.ends import Side, close_all, until
-from transports.testing.faults import Faults, FaultyTransport
-from transports.wire import SocketType
+from transfer.transports import registry
+from transfer.transports.address import parse
+from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, HandshakeError, NotSupported
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.reactor import Reactor
+from transfer.transports.testing.ends import Side, close_all, until
+from transfer.transports.testing.faults import Faults, FaultyTransport
 
 
 @pytest.fixture(params=["tcp://127.0.0.1:*", "ipc://{folder}/s"])

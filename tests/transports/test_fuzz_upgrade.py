@@ -9,10 +9,10 @@ import pytest
 
 from tests.transports import fuzz_upgrade
 from tests.transports.fuzz_upgrade import GOOD, HELLO, step
-from transports.errors import HandshakeError
-from transports.hello import frame
-from transports.upgrade import MAX_STEP, Dialogue, Made
-from transports.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.core.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import frame
+from transfer.transports.handshake.upgrade import MAX_STEP, Dialogue, Made
 
 PUSH = SocketType.PUSH
 A, C = "accepting", "connecting"

@@ -7,10 +7,20 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transports import gpu
-from transports.base import Capabilities
-from transports.errors import UsageError
-from transports.gpu import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, DIRECT_FROM, ROCM, DeviceMemory, Machine, Route
+from transfer.transports import gpu
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import UsageError
+from transfer.transports.gpu import (
+    CPU,
+    CUDA,
+    CUDA_HOST,
+    CUDA_MANAGED,
+    DIRECT_FROM,
+    ROCM,
+    DeviceMemory,
+    Machine,
+    Route,
+)
 
 TCP, UCX = Capabilities(), Capabilities(device_memory=True)
 RDMA = Capabilities(registers_memory=True)

@@ -7,11 +7,11 @@ import struct
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.errors import HandshakeError
-from transports.handshake import Handshake
-from transports.hello import Agreement, encode, frame
-from transports.identity import make_hello
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, MAX_DATA, MAX_TOPIC, Flag, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, MAX_DATA, MAX_TOPIC, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.handshake import Handshake
+from transfer.transports.handshake.hello import Agreement, encode, frame
+from transfer.transports.handshake.identity import make_hello
 
 TOKEN = b"a token that is known to both"
 

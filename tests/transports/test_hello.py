@@ -7,14 +7,21 @@ import json
 import pytest
 from hypothesis import given, strategies as st
 
-from transports import hello as hellos
-from transports.address import POLICIES
-from transports.choice import Offer
-from transports.compatibility import compatible
-from transports.errors import HandshakeError
-from transports.hello import Hello, decode_body, encode, encode_refusal, negotiate, plain_peer
-from transports.identity import FEATURES, host_id, make_hello, process_epoch
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, Control, Flag, SocketType
+from transfer.transports.address import POLICIES
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, Control, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake import hello as hellos
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.handshake.compatibility import compatible
+from transfer.transports.handshake.hello import (
+    Hello,
+    decode_body,
+    encode,
+    encode_refusal,
+    negotiate,
+    plain_peer,
+)
+from transfer.transports.handshake.identity import FEATURES, host_id, make_hello, process_epoch
 
 words = st.from_regex(r"[a-z][a-z0-9_]{0,20}", fullmatch=True)
 texts = st.text(st.characters(codec="utf-8", exclude_categories=["C", "Z"]), max_size=40)

@@ -10,16 +10,16 @@ import weakref
 
 import pytest
 
-from transports.address import parse
-from transports.connection import ConnectOptions, reach, serve
-from transports.errors import AddressInUse, Broken, ProtocolError
-from transports.identity import make_hello
-from transports.inproc import InprocTransport, names_of
-from transports.inproc_stream import pair
-from transports.owning import unsent
-from transports.reactor import Reactor
-from transports.testing.ends import Side, close_all, plain, until
-from transports.wire import Control, Flag, SocketType
+from transfer.transports.address import parse
+from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.core.copies import unsent
+from transfer.transports.core.wire import Control, Flag, SocketType
+from transfer.transports.errors import AddressInUse, Broken, ProtocolError
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.inproc import InprocTransport, names_of
+from transfer.transports.inproc_stream import pair
+from transfer.transports.reactor import Reactor
+from transfer.transports.testing.ends import Side, close_all, plain, until
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from transports import ipc
-from transports.address import Address, parse
-from transports.errors import AddressError, AddressInUse, Broken
-from transports.ipc import IpcTransport
-from transports.testing.ends import until
+from transfer.transports import ipc
+from transfer.transports.address import Address, parse
+from transfer.transports.errors import AddressError, AddressInUse, Broken
+from transfer.transports.ipc import IpcTransport
+from transfer.transports.testing.ends import until
 
 
 @pytest.fixture

@@ -7,9 +7,10 @@ import ssl
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.hello import encode
-from transports.identity import make_hello
-from transports.peer_type import (
+from transfer.transports.core.wire import HEADER, MAGIC, REFERENCE_BIT, VERSION, SocketType
+from transfer.transports.handshake.hello import encode
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.peer_type import (
     ALPN_PROTOCOL,
     HEADER_BYTES,
     Detection,
@@ -17,7 +18,6 @@ from transports.peer_type import (
     detect_in_header,
     socket_type_of,
 )
-from transports.wire import HEADER, MAGIC, REFERENCE_BIT, VERSION, SocketType
 
 TYPES = st.sampled_from(SocketType)
 

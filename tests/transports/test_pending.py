@@ -12,9 +12,9 @@ from functools import partial
 import pytest
 from hypothesis import given, strategies as st
 
-from transports import pending
-from transports.descriptors import descriptor_hint, is_reserved, share_of_descriptors
-from transports.pending import PendingConnections
+from transfer.transports.connect import pending
+from transfer.transports.connect.pending import PendingConnections
+from transfer.transports.descriptors import descriptor_hint, is_reserved, share_of_descriptors
 
 
 @given(st.lists(st.integers(0, 11)), st.integers(1, 5))
@@ -91,7 +91,7 @@ def test_many_threads():
 def test_a_forked_child_begins_with_none():
     program = """if True:
         import os
-        from transports.pending import PENDING
+        from transfer.transports.connect.pending import PENDING
         PENDING.add("parent's", print)
         PENDING._lock.acquire()
         if not (child := os.fork()):

@@ -6,7 +6,7 @@ from collections import Counter
 
 from hypothesis import given, strategies as st
 
-from transports.prefixes import Prefixes
+from transfer.transports.prefixes import Prefixes
 
 
 @given(st.lists(st.tuples(st.booleans(), st.binary(max_size=3))), st.lists(st.binary(max_size=5), min_size=1))

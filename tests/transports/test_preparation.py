@@ -9,9 +9,9 @@ import types
 import pytest
 
 import transfer
-from transports import probe, registry
-from transports.choice import Offer
-from transports.errors import NotSupported
+from transfer.transports import probe, registry
+from transfer.transports.errors import NotSupported
+from transfer.transports.handshake.choice import Offer
 
 
 @pytest.fixture

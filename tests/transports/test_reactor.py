@@ -10,9 +10,9 @@ import threading
 
 import pytest
 
-from transports.errors import Closed, ForkedError, InternalError
-from transports.reactor import EDGE, PEER_CLOSED, READABLE, WRITABLE, Reactor
-from transports.testing.ends import until
+from transfer.transports.errors import Closed, ForkedError, InternalError
+from transfer.transports.reactor import EDGE, PEER_CLOSED, READABLE, WRITABLE, Reactor
+from transfer.transports.testing.ends import until
 
 SOON = 10.0  # no wait of a test is longer
 

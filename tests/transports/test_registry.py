@@ -9,10 +9,10 @@ from importlib import metadata
 
 import pytest
 
-from transports import plugins, registry
-from transports.config import SocketOptions, TransportConfig
-from transports.errors import AddressError
-from transports.tcp import TcpTransport
+from transfer.transports import plugins, registry
+from transfer.transports.config import SocketOptions, TransportConfig
+from transfer.transports.errors import AddressError
+from transfer.transports.tcp import TcpTransport
 
 
 def test_builtin():
@@ -57,8 +57,9 @@ def test_an_entry_point_that_is_no_transport(monkeypatch):
 
 def test_a_transport_is_loaded_when_it_is_used():
     code = (
-        "import sys, transports.registry as r; "
-        "assert not {'transports.tcp', 'transports.ipc', 'transports.inproc'} & set(sys.modules); "
-        "r.find('tcp'); assert 'transports.tcp' in sys.modules and 'transports.ipc' not in sys.modules"
+        "import sys, transfer.transports.registry as r; "
+        "schemes = ('tcp', 'ipc', 'inproc'); "
+        "loaded = lambda: {s for s in schemes if f'transfer.transports.{s}' in sys.modules}; "
+        "assert not loaded(); r.find('tcp'); assert loaded() == {'tcp'}"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=30)

@@ -7,12 +7,12 @@ import socket
 
 import pytest
 
-from transports.address import parse
-from transports.config import SocketOptions
-from transports.descriptors import descriptor_error
-from transports.errors import AddressError, AddressInUse, AddressNotAvailable, OutOfDescriptors
-from transports.tcp import TcpTransport, bind_error
-from transports.testing.ends import until
+from transfer.transports.address import parse
+from transfer.transports.config import SocketOptions
+from transfer.transports.descriptors import descriptor_error
+from transfer.transports.errors import AddressError, AddressInUse, AddressNotAvailable, OutOfDescriptors
+from transfer.transports.tcp import TcpTransport, bind_error
+from transfer.transports.testing.ends import until
 
 
 def test_options_reach_both_ends():

@@ -12,13 +12,13 @@ import pytest
 
 import transfer
 from tests.sockets.conftest import core, core_module  # noqa: F401 - a fixture
-from transfer.doctor import ways
-from transports import plugins, probe, registry
-from transports.address import UPGRADE_POINTS
-from transports.config import load
-from transports.errors import AddressError, Fatal, OptionError, ProtocolError
-from transports.probe import Probe
-from transports.upgrade import Declined, Made, Upgrade
+from transfer.doctor import transports as ways
+from transfer.transports import plugins, probe, registry
+from transfer.transports.address import UPGRADE_POINTS
+from transfer.transports.config import load
+from transfer.transports.errors import AddressError, Fatal, OptionError, ProtocolError
+from transfer.transports.handshake.upgrade import Declined, Made, Upgrade
+from transfer.transports.probe import Probe
 
 
 class UnixSocketUpgrade(Upgrade):

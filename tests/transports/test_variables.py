@@ -10,10 +10,10 @@ import pytest
 
 import transfer
 import transfer.config
-import transports.config
-from transports import variables
-from transports.errors import OptionError
-from transports.variables import MOONCAKES, OURS, check_names
+import transfer.transports.config
+from transfer.transports import variables
+from transfer.transports.errors import OptionError
+from transfer.transports.variables import MOONCAKES, OURS, check_names
 
 ROOT = Path(__file__).parents[2]
 
@@ -33,7 +33,7 @@ class Recorded(dict):
 def test_the_list_is_what_the_readers_read():
     asked = Recorded()
     read = dict(asked)
-    for module in (transports.config, transfer.config):
+    for module in (transfer.transports.config, transfer.config):
         for name, reader in inspect.getmembers(module, inspect.isfunction):
             if not name.startswith("_") and reader.__module__ == module.__name__:
                 if "environ" not in inspect.signature(reader).parameters:

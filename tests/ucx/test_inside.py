@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from transports.ucx.installed import bindings
+from transfer.transports.ucx.installed import bindings
 
 FOLDER = Path(__file__).parent / "inside"
 ROOT = FOLDER.parents[2]

@@ -8,9 +8,9 @@ import subprocess
 
 import pytest
 
-from transports.errors import Broken, InternalError, NotSupported
-from transports.ucx import libucp
-from transports.ucx.failures import StatusError, translated
+from transfer.transports.errors import Broken, InternalError, NotSupported
+from transfer.transports.ucx import libucp
+from transfer.transports.ucx.failures import StatusError, translated
 
 
 def test_no_library_at_all():

@@ -7,10 +7,10 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transports import core
-from transports.errors import ProtocolError
-from transports.ucx.packing import APART, LONGEST, TAKEN, Unpacker, pack
-from transports.wire import TENSOR_HEADER, Flag, SocketType
+from transfer.transports import core
+from transfer.transports.core.wire import TENSOR_HEADER, Flag, SocketType
+from transfer.transports.errors import ProtocolError
+from transfer.transports.ucx.packing import APART, LONGEST, TAKEN, Unpacker, pack
 
 KIND = int(SocketType.PUSH)
 TENSOR = int(Flag.TENSOR)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from transports.ucx import installed as files, probe as ucx
+from transfer.transports.ucx import installed as files, probe as ucx
 
 MAPS = """\
 7f0000000000-7f0000001000 r-xp 00000000 08:01 11 /venv/site-packages/libucx/lib/libucp.so.0.0.0
@@ -135,7 +135,8 @@ def test_a_driver_that_nobody_knows_is_told_and_kills_nobody(monkeypatch):
 
 def test_probing_loads_nothing():
     code = (
-        "import os, sys; before = dict(os.environ); from transports.ucx import probe, stream, upgrade;"
+        "import os, sys; before = dict(os.environ);"
+        "from transfer.transports.ucx import probe, stream, upgrade;"
         "probe.probe(); probe.report(); assert dict(os.environ) == before;"
         "assert not {'ucxx', 'libucx', 'rmm', 'numpy'} & set(sys.modules)"
     )

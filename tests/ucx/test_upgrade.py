@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from transports.errors import Broken, NotSupported, ProtocolError
-from transports.ucx import upgrade as ucx
-from transports.ucx.packing import APART
-from transports.upgrade import Declined
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, NotSupported, ProtocolError
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.ucx import upgrade as ucx
+from transfer.transports.ucx.packing import APART
 
 ADDRESS = b"where the peer's worker is"
 

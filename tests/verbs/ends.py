@@ -8,17 +8,17 @@ from contextlib import contextmanager
 from typing import Any
 
 from tests.verbs.fake import ROUTE, FakeDriver
-from transports import core
-from transports.errors import Broken, ProtocolError
-from transports.hello import Agreement, Choice, Hello
-from transports.reactor import READABLE, Reactor
-from transports.testing.ends import Ends
-from transports.upgrade import Dialogue, Surroundings
-from transports.verbs import choosing, domain
-from transports.verbs.domain import Domains
-from transports.verbs.driver import Driver, load as load_driver
-from transports.verbs.upgrade import VerbsUpgrade
-from transports.wire import SocketType
+from transfer.transports import core
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.handshake.hello import Agreement, Choice, Hello
+from transfer.transports.handshake.upgrade import Dialogue, Surroundings
+from transfer.transports.rdma import device_selection as choosing, domain
+from transfer.transports.rdma.domain import Domains
+from transfer.transports.rdma.driver import Driver, load as load_driver
+from transfer.transports.rdma.upgrade import VerbsUpgrade
+from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.testing.ends import Ends
 
 
 def devices() -> list[str]:
@@ -150,7 +150,7 @@ def world(driver: Driver | None, monkeypatch: Any = None) -> Iterator[World]:
 
 @contextmanager
 def meet(made: World, *, kinds: Any = (SocketType.PAIR, SocketType.PAIR), **limits: Any) -> Iterator[Ends]:
-    """As `transports.testing.ends.meet`, over rdma."""
+    """As `transfer.transports.testing.ends.meet`, over rdma."""
     one, other = (made.socket(kind, **limits) for kind in kinds)
     near, far = made.connect(one, other)
     for stream in (near, far):

@@ -13,9 +13,9 @@ import os
 from collections import deque
 from typing import Any
 
-from transports.errors import Broken, DeviceError, RegistrationError
-from transports.verbs.choosing import Route
-from transports.verbs.driver import (
+from transfer.transports.errors import Broken, DeviceError, RegistrationError
+from transfer.transports.rdma.device_selection import Route
+from transfer.transports.rdma.driver import (
     Completion,
     CompletionQueue,
     Destination,

@@ -6,13 +6,13 @@ import socket
 from typing import Any
 
 from tests.verbs.ends import World, agreement, tcp_pair
-from transports.verbs import eager
-from transports.verbs.driver import Destination
-from transports.verbs.eager import BUFFER
-from transports.verbs.port import GRANT, Port
-from transports.verbs.rendezvous import Announcement
-from transports.verbs.upgrade import VerbsUpgrade
-from transports.wire import HEADER, HEADER_SIZE, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
+from transfer.transports.rdma import eager
+from transfer.transports.rdma.driver import Destination
+from transfer.transports.rdma.eager import BUFFER
+from transfer.transports.rdma.port import GRANT, Port
+from transfer.transports.rdma.rendezvous import Announcement
+from transfer.transports.rdma.upgrade import VerbsUpgrade
 
 
 class Stranger:

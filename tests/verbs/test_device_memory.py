@@ -14,14 +14,14 @@ import pytest
 
 import transfer
 from tests.verbs.ends import meet
-from transfer import registration
-from transfer.tensors import way
-from transports import cuda, gpu
-from transports.base import Capabilities
-from transports.errors import RegistrationError
-from transports.testing.ends import receive, until
-from transports.verbs.domain import Domains
-from transports.verbs.memory import DeviceMemory
+from transfer.sockets import registration
+from transfer.tensors import gpu_path as way
+from transfer.transports import cuda, gpu
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import RegistrationError
+from transfer.transports.rdma.domain import Domains
+from transfer.transports.rdma.memory import DeviceMemory
+from transfer.transports.testing.ends import receive, until
 
 SIZE = (2 << 20) + 12_345
 BYTES = bytes(range(256)) * (SIZE // 256 + 1)

@@ -11,12 +11,12 @@ import pytest
 from tests.verbs.ends import World, devices, meet
 from tests.verbs.fake import FakeDriver
 from tests.verbs.stranger import Stranger
-from transports.errors import Broken, ForkedError, ProtocolError, RegistrationError, TransferError
-from transports.testing.ends import plain, receive, until
-from transports.upgrade import Declined
-from transports.verbs import beside, failures, probe
-from transports.verbs.eager import BUFFER
-from transports.verbs.port import GRANT
+from transfer.transports.errors import Broken, ForkedError, ProtocolError, RegistrationError, TransferError
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.rdma import control_messages as beside, failures, probe
+from transfer.transports.rdma.eager import BUFFER
+from transfer.transports.rdma.port import GRANT
+from transfer.transports.testing.ends import plain, receive, until
 
 
 def end_of(stream) -> BaseException:
@@ -299,7 +299,7 @@ def test_no_pyverbs_is_imported_where_there_is_no_device() -> None:
     import sys
 
     code = (
-        "import sys, logging; from transports.verbs.probe import probe; assert not probe().usable; "
+        "import sys, logging; from transfer.transports.rdma.probe import probe; assert not probe().usable; "
         "assert not logging.root.handlers; "
         "assert not [name for name in sys.modules if name.startswith('pyverbs')]"
     )

@@ -7,14 +7,29 @@ import errno
 import pytest
 from hypothesis import given, strategies as st
 
-from transports.errors import DeviceError, OptionError, OutOfDescriptors, ProtocolError, RegistrationError
-from transports.verbs import beside, eager, failures
-from transports.verbs.choosing import Device, Gid, Port, Wishes, choose, choose_gid, look, wishes_of
-from transports.verbs.credits import ReceivingCredits, SendingCredits
-from transports.verbs.failures import Circumstances, mapping_of, registration_cause
-from transports.verbs.memory import choose_way
-from transports.verbs.rendezvous import MAX_OPEN, Announced, Announcement, Reading, Window
-from transports.wire import HEADER_SIZE, REFERENCE, Flag, SocketType
+from transfer.transports.core.wire import HEADER_SIZE, REFERENCE, Flag, SocketType
+from transfer.transports.errors import (
+    DeviceError,
+    OptionError,
+    OutOfDescriptors,
+    ProtocolError,
+    RegistrationError,
+)
+from transfer.transports.rdma import control_messages as beside, eager, failures
+from transfer.transports.rdma.credits import ReceivingCredits, SendingCredits
+from transfer.transports.rdma.device_selection import (
+    Device,
+    Gid,
+    Port,
+    Wishes,
+    choose,
+    choose_gid,
+    look,
+    wishes_of,
+)
+from transfer.transports.rdma.failures import Circumstances, mapping_of, registration_cause
+from transfer.transports.rdma.memory import choose_way
+from transfer.transports.rdma.rendezvous import MAX_OPEN, Announced, Announcement, Reading, Window
 
 # --- credits -----------------------------------------------------------------------------------
 

@@ -8,10 +8,10 @@ import pytest
 import transfer
 from tests.verbs.fake import FakeDriver
 from tests.verbs.test_sockets import context, pair  # noqa: F401 - the fixture
-from transfer.metrics import _read
-from transports import probe
-from transports.errors import RegistrationError, UsageError
-from transports.verbs.memory import SLAB
+from transfer.metrics.prometheus import _read
+from transfer.transports import probe
+from transfer.transports.errors import RegistrationError, UsageError
+from transfer.transports.rdma.memory import SLAB
 
 
 def spent(context) -> float:  # noqa: F811

@@ -12,8 +12,8 @@ import pytest
 import transfer
 from tests.verbs.ends import devices
 from tests.verbs.fake import ROUTE, FakeDriver
-from transports import probe
-from transports.verbs import domain
+from transfer.transports import probe
+from transfer.transports.rdma import domain
 
 
 @pytest.fixture(params=["fake", "real"])

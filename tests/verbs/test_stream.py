@@ -8,14 +8,14 @@ import threading
 import pytest
 
 from tests.verbs.ends import World, meet
-from transports.errors import Broken, ProtocolError, RegistrationError, UsageError
-from transports.testing import carrying
-from transports.testing.ends import plain, receive, until
-from transports.verbs import port as port_module
-from transports.verbs.eager import BUFFER
-from transports.verbs.port import GRANT
-from transports.verbs.rendezvous import WINDOW
-from transports.wire import HEADER_SIZE, Flag, SocketType
+from transfer.transports.core.wire import HEADER_SIZE, Flag, SocketType
+from transfer.transports.errors import Broken, ProtocolError, RegistrationError, UsageError
+from transfer.transports.rdma import port as port_module
+from transfer.transports.rdma.eager import BUFFER
+from transfer.transports.rdma.port import GRANT
+from transfer.transports.rdma.rendezvous import WINDOW
+from transfer.transports.testing import carrying
+from transfer.transports.testing.ends import plain, receive, until
 
 CHECKS = [
     carrying.check_carries,
@@ -256,7 +256,7 @@ def test_a_socket_with_many_peers_opens_more_ports(fake: World, monkeypatch) -> 
     hub, others = fake.socket(), [fake.socket() for _ in range(5)]
     pairs = [fake.connect(other, hub) for other in others[:4]]
     assert len({there.wait_fds for _, there in pairs}) == 2
-    from transports.upgrade import Declined
+    from transfer.transports.handshake.upgrade import Declined
 
     with pytest.raises(Declined) as refused:
         fake.connect(others[4], hub)

@@ -12,7 +12,7 @@ import pytest
 import transfer.zmq
 from tests.ports import free_port
 from tests.sockets.processes import Program
-from transports.connector import SocketConnector
+from transfer.transports.connect.connector import SocketConnector
 
 COUNT = 60
 
@@ -185,7 +185,7 @@ _FORKS = """
 """
 
 
-@pytest.mark.parametrize("core", ["twin", "native"])
+@pytest.mark.parametrize("core", ["pure", "native"])
 def test_children_of_fork_neither_wait_for_what_is_left_nor_send_it(context, core):
     port = free_port()
     with Program(dedent(_PARENT) + dedent(_FORKS), f"tcp://127.0.0.1:{port}", core=core) as program:

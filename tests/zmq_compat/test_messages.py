@@ -12,9 +12,9 @@ pytestmark = pytest.mark.timeout(30)
 
 
 def _is_twin():
-    from transports import core
+    from transfer.transports import core
 
-    return core.IMPLEMENTATION == "twin"
+    return core.IMPLEMENTATION == "pure"
 
 
 @pytest.fixture

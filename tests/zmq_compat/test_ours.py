@@ -15,8 +15,8 @@ import pytest
 import transfer.zmq as zmq
 import transfer.zmq.asyncio  # noqa: F401 - `zmq.asyncio`
 from tests.ports import free_port
+from transfer.transports.errors import PickleRefused, TransferError
 from transfer.zmq.decorators import context, socket
-from transports.errors import PickleRefused, TransferError
 
 from .conftest import PATIENCE
 

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 import transfer.zmq as ours
+from transfer.transports.errors import NotSupported
 from transfer.zmq import support
 from transfer.zmq._support import GROUPS, SOCKET_TYPES, Verdict
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.options import RULES, Effect
-from transports.errors import NotSupported
 
 pyzmq = pytest.importorskip("zmq")
 pytestmark = pytest.mark.timeout(30)

@@ -11,10 +11,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.service_threads import ServiceThreads
-from transports.errors import InternalError, TransferError
+from transfer.transports.errors import InternalError, TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.settings import FastPath
+    from transfer.broker.config.settings import FastPath
 
 _log = logging.getLogger("transfer.broker")
 

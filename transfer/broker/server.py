@@ -18,45 +18,53 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
 from transfer import config
-from transfer.broker import tokenless
-from transfer.broker.auditing import Auditing
-from transfer.broker.burying import Burying
-from transfer.broker.direct import Direct
-from transfer.broker.doors import Doors, Taker
-from transfer.broker.engine.delivery import RetryPolicy
-from transfer.broker.engine.direct import Rules
-from transfer.broker.engine.routes import RouteTable, RouteType
-from transfer.broker.fronts.own import OwnFront
+from transfer.broker.config import tokenless
+from transfer.broker.config.settings import AbtpEndpoints, Settings
+from transfer.broker.core.delivery import RetryPolicy
+from transfer.broker.core.dispatcher import Rules
+from transfer.broker.core.routes import RouteTable, RouteType
+from transfer.broker.delivery.dispatcher_driver import Direct
+from transfer.broker.delivery.hub import Hub
+from transfer.broker.fronts.native import OwnFront
 from transfer.broker.fronts.pybroker import PyBrokerFront
 from transfer.broker.fronts.rqueue import RqueueFront
 from transfer.broker.fronts.ttp import TtpFront
-from transfer.broker.hub import Hub
-from transfer.broker.lines import Lines
-from transfer.broker.listener import Accepted
+from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.listener import Accepted
+from transfer.broker.net.listener_set import Doors, Taker
 from transfer.broker.offload_pool import OffloadPool
-from transfer.broker.parts import AUDIT, LOG, OTHER_PARTS, STATE, check_state, made_parts, note_made
+from transfer.broker.protocols.ttp import ALPN
 from transfer.broker.service_threads import ServiceThreads
-from transfer.broker.settings import AbtpEndpoints, Settings
-from transfer.broker.state.audit import Audit
-from transfer.broker.state.catalog import Catalog
-from transfer.broker.state.catalog_file import read_file
-from transfer.broker.state.database import Database
-from transfer.broker.state.dead_letters import DeadLetters
-from transfer.broker.state.sessions import Sessions
-from transfer.broker.state.thread import StateThread
-from transfer.broker.store import Store
-from transfer.broker.volume import log_room
+from transfer.broker.storage.audit import Audit
+from transfer.broker.storage.audit_writer import Auditing
+from transfer.broker.storage.catalog import Catalog
+from transfer.broker.storage.catalog_file import read_file
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.database_thread import StateThread
+from transfer.broker.storage.dead_letter_writer import Burying
+from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.folder_parts import (
+    AUDIT,
+    LOG,
+    OTHER_PARTS,
+    STATE,
+    check_state,
+    made_parts,
+    note_made,
+)
+from transfer.broker.storage.sessions import Sessions
+from transfer.broker.storage.store import Store
+from transfer.broker.storage.volume import log_room
 from transfer.log import Log, Retention, undisturbed
 from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
-from transfer.protocols.ttp import ALPN
-from transports.address import format_host
-from transports.errors import NotSupported, SecurityError, TransferError
+from transfer.transports.address import format_host
+from transfer.transports.errors import NotSupported, SecurityError, TransferError
 
 if TYPE_CHECKING:
-    from transfer.spool.ages import Ages
-    from transfer.spool.server import Spool
+    from transfer.spool.server.max_ages import Ages
+    from transfer.spool.server.server import Spool
 
 _log = logging.getLogger("transfer.broker")
 
@@ -282,10 +290,10 @@ class Broker:
         """AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront
-            from transfer.broker.fronts.abtp_names import Names
+            from transfer.broker.fronts.abtp_peer_names import Names
             from transfer.broker.fronts.abtp_relay import PeerNames, PrivateFolder, relayed
             from transfer.broker.fronts.abtp_sockets import AbtpSettings
-            from transfer.protocols.abtp_signing import Signatures
+            from transfer.broker.protocols.abtp_signing import Signatures
         except ModuleNotFoundError as error:
             if error.name != "zmq":
                 raise
@@ -357,8 +365,8 @@ class Broker:
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
-        from transfer.spool.address import rows_beside
-        from transfer.spool.server import Spool  # needs numpy and msgspec
+        from transfer.spool.format.address import rows_beside
+        from transfer.spool.server.server import Spool  # needs numpy and msgspec
 
         self.spool = spool = Spool(
             log, endpoint, rows_beside(endpoint), ages=ages, security=self.context.credentials.security
@@ -370,9 +378,9 @@ class Broker:
     def _open_http(self, port: int) -> None:
         """Health, metrics, operators and the console."""
         try:
-            from transfer.broker.http.serving import HttpServer
+            from transfer.broker.http.server import HttpServer
         except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+            if error.name is None or error.name.partition(".")[0] == "transfer":
                 raise
             raise NotSupported(
                 f"the broker's HTTP needs {error.name}",

@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 def run(arguments: Sequence[str]) -> int:
     """What `main` does, but the exit code is returned. Raises only what is a bug."""
-    from transports import errors
+    from transfer.transports import errors
 
     code = 0
     try:
@@ -65,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         reason = error.strerror or str(error)
         return _complain(f"{where}: {reason}" if where else reason, EXIT_ERROR)
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+        if error.name is None or error.name.partition(".")[0] == "transfer":
             raise
         hint = "`transfer doctor` tells what to install for what"
         return _complain(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)

@@ -12,9 +12,9 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from transfer.cli.health import WITHOUT_TLS, ended_without_answer, target, trust
-from transfer.http_client import Answer, Bounds, TooLarge, asked
-from transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
-from transports.security.settings import Security
+from transfer.http.client import Answer, Bounds, TooLarge, asked
+from transfer.transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
+from transfer.transports.security.settings import Security
 
 _TOKEN = "X-Admin-Token"
 _WHERE = "--url or TRANSFER_ADMIN_URL names its HTTP address"

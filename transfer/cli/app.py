@@ -217,7 +217,7 @@ def rep(
 @options.grouped
 def serve(kept: Kept, *, json: options.Json = False) -> None:
     """Keep rows between Spark and training loops: a spool. SIGTERM or Ctrl-C ends it."""
-    from transfer.cli.serving import serve as run
+    from transfer.cli.run_spool import serve as run
 
     code = run(
         kept.spool,
@@ -260,7 +260,7 @@ def bench(context: typer.Context) -> None:
 def doctor(between: options.Between, json: options.Json = False) -> None:
     """Tell what works here, and what to do about what does not; or measure between two machines."""
     from transfer.cli import tools
-    from transports.errors import UsageError
+    from transfer.transports.errors import UsageError
 
     if between.serve is not None:
         raise typer.Exit(tools.serve_doctor(between.serve, as_json=json))

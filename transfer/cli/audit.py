@@ -1,4 +1,4 @@
-"""`transfer audit …`: its commands and their options. What they do stands in `transfer/cli/auditing.py`."""
+"""`transfer audit …`: its commands and their options. What they do stands in `transfer/cli/audit_view.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from transfer.cli import options
+from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
-from transfer.cli.reaching import Reached
 
 app = typer.Typer(
     help="Read what operators of a broker did, and check that nothing of it was changed.",
@@ -49,7 +49,7 @@ def events(
     json: options.Json = False,
 ) -> None:
     """Tell what was done, the oldest first."""
-    from transfer.cli.auditing import show_events
+    from transfer.cli.audit_view import show_events
 
     show_events(
         reached.admin(),
@@ -80,7 +80,7 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Read the whole chain and tell the first line that is not what was written. Exit code 1: damaged."""
-    from transfer.cli import auditing
+    from transfer.cli import audit_view as auditing
 
     if file is not None:
         if data is not None or expect is not None:
@@ -101,6 +101,6 @@ def export(
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.")] = None,
 ) -> None:
     """Write the chain's lines, so that `verify --file` can check them elsewhere."""
-    from transfer.cli.auditing import write_export
+    from transfer.cli.audit_view import write_export
 
     write_export(reached.admin() if data is None else None, data, start, end, out)

@@ -14,7 +14,7 @@ from transfer.cli.options import grouped, parse_age, parse_size
 
 if TYPE_CHECKING:
     from transfer.broker.bench.plan import Plan
-    from transfer.cli.benching import Measured
+    from transfer.cli.run_bench import Measured
 
 app = typer.Typer(
     help="Load a broker from processes of this machine, and measure it.",
@@ -52,7 +52,7 @@ class Load:
     def plan(self, mode: str = "direct-ack", payload_class: str = "small", *, compress: bool = False) -> Plan:
         """Raises OptionError."""
         from transfer.broker.bench.plan import DURATION, Mode, Plan
-        from transports.errors import OptionError
+        from transfer.transports.errors import OptionError
 
         if mode not in list(Mode):
             raise OptionError(f"there is no mode {mode!r}", hint=f"one of {', '.join(Mode)}")
@@ -93,7 +93,7 @@ class Broker:
 
     def measured(self) -> Measured:
         """Raises OptionError."""
-        from transfer.cli.benching import Measured
+        from transfer.cli.run_bench import Measured
 
         return Measured(self.requests, self.ttp, self.pid, self.url, self.data)
 
@@ -119,7 +119,7 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return
-    from transfer.cli.benching import bench
+    from transfer.cli.run_bench import bench
 
     plan = load.plan(mode, payload_class, compress=compress == "true")
     raise typer.Exit(bench([plan], measured.measured(), as_json=shown.json, quiet=shown.quiet))
@@ -136,7 +136,7 @@ def matrix(
 ) -> None:
     """Measure every mode with every payload class."""
     from transfer.broker.bench.plan import matrix as all_of
-    from transfer.cli.benching import bench
+    from transfer.cli.run_bench import bench
 
     plans = list(all_of(load.plan(), compress=compress == "true"))
     raise typer.Exit(bench(plans, measured.measured(), as_json=shown.json, quiet=shown.quiet))

@@ -10,10 +10,10 @@ import typer
 
 from transfer.cli import options
 from transfer.cli.options import grouped
-from transports.errors import OptionError
+from transfer.transports.errors import OptionError
 
 if TYPE_CHECKING:
-    from transfer.broker.configuring import Said
+    from transfer.broker.config.configuration import Said
 
 app = typer.Typer(
     help="Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.",
@@ -77,7 +77,7 @@ class Told:
 
     def said(self) -> list[Said]:
         """The options that were given. Raises OptionError."""
-        from transfer.broker.configuring import Said
+        from transfer.broker.config.configuration import Said
 
         if self.port is not None:  # rqueue's own broker has one protocol
             raise OptionError(
@@ -126,8 +126,8 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return
-    from transfer.broker.configuring import said_by_flag
-    from transfer.cli.brokering import run
+    from transfer.broker.config.configuration import said_by_flag
+    from transfer.cli.run_broker import run
 
     raise typer.Exit(run([*map(said_by_flag, set or ()), *told.said()], config, as_json=json))
 
@@ -139,7 +139,7 @@ def check(
     quiet: options.Quiet = False,
 ) -> None:
     """Read all that a broker keeps, and tell what is damaged. Changes nothing. Exit code 1: something is."""
-    from transfer.cli.brokering import check_folder
+    from transfer.cli.run_broker import check_folder
 
     raise typer.Exit(check_folder(folder, as_json=json, quiet=quiet))
 
@@ -149,6 +149,6 @@ def forget(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data.")],
 ) -> None:
     """Go on without a database that is lost: the next broker on the folder makes an empty one."""
-    from transfer.cli.brokering import forget_lost_state
+    from transfer.cli.run_broker import forget_lost_state
 
     raise typer.Exit(forget_lost_state(folder))

@@ -8,7 +8,7 @@ import shlex
 from pathlib import Path
 
 from transfer.log.private import check_private
-from transports.errors import SecurityError, UsageError
+from transfer.transports.errors import SecurityError, UsageError
 
 AUTHORITY, TOKEN = "authority", "token"
 

@@ -1,4 +1,4 @@
-"""`transfer dlq …`: its commands and their options. What they do stands in `transfer/cli/letters.py`."""
+"""`transfer dlq …`: its commands and their options. What they do: `dead_letter_view.py`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from transfer.cli import audit, options
+from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
-from transfer.cli.reaching import Reached
 
 app = typer.Typer(
     help="Look after the dead letters of a broker.",
@@ -51,7 +51,7 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """Tell which deliveries were given up, the oldest first."""
-    from transfer.cli.letters import list_letters
+    from transfer.cli.dead_letter_view import list_letters
 
     list_letters(
         reached.admin(),
@@ -77,7 +77,7 @@ def inspect(
     json: options.Json = False,
 ) -> None:
     """Tell all of a dead letter, with its payload."""
-    from transfer.cli.letters import inspect_letter
+    from transfer.cli.dead_letter_view import inspect_letter
 
     inspect_letter(reached.admin(), id, tenant, as_json=json)
 
@@ -105,7 +105,7 @@ def replay(
     json: options.Json = False,
 ) -> None:
     """Publish dead letters again, to the consumer and topic that they had. Exit code 1: not all."""
-    from transfer.cli.letters import change, ids_of
+    from transfer.cli.dead_letter_view import change, ids_of
 
     members = {
         "ids": ids_of(ids, id),
@@ -139,7 +139,7 @@ def dead_letter(
     json: options.Json = False,
 ) -> None:
     """Quarantine a message by hand: it becomes a dead letter."""
-    from transfer.cli.letters import quarantine
+    from transfer.cli.dead_letter_view import quarantine
 
     members = {
         "id": id,
@@ -169,7 +169,7 @@ def purge(
     json: options.Json = False,
 ) -> None:
     """Remove dead letters for good. Exit code 1: not all of them."""
-    from transfer.cli.letters import change, ids_of
+    from transfer.cli.dead_letter_view import change, ids_of
 
     members = {
         "ids": ids_of(ids, id),

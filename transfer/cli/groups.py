@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from transfer.cli import options
+from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
-from transfer.cli.reaching import Reached
 from transfer.cli.topics import Changed
 
 app = typer.Typer(

@@ -14,14 +14,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from transfer import http_client
 from transfer.cli import EXIT_ERROR
 from transfer.config import broker_environment
-from transfer.http_client import Bounds, TooLarge, Trust
-from transports.config import security as read_security
-from transports.errors import AddressError, Again, Broken, OptionError, UsageError
-from transports.security.guard import is_loopback
-from transports.security.settings import Security
+from transfer.http import client as http_client
+from transfer.http.client import Bounds, TooLarge, Trust
+from transfer.transports.config import security as read_security
+from transfer.transports.errors import AddressError, Again, Broken, OptionError, UsageError
+from transfer.transports.security.guard import is_loopback
+from transfer.transports.security.settings import Security
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -173,7 +173,7 @@ def configured() -> dict[str, str]:
     environment = broker_environment()
     told: dict[str, str] = {}
     if environment.file:
-        from transfer.broker.configuring import read_file
+        from transfer.broker.config.configuration import read_file
 
         told = {one.name: str(one.value) for one in read_file(Path(environment.file))}
     return told | {option: text for _, option, text in environment.options}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 STDIN = Path("-")
 

@@ -12,10 +12,10 @@ from transfer.cli.inputs import Inputs, Outgoing
 from transfer.cli.outputs import Incoming, Writer
 from transfer.cli.progress import Progress
 from transfer.tensors import TensorMethods
-from transports.errors import Again, Broken, TensorMismatch, UsageError
+from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
 
 if TYPE_CHECKING:
-    from transfer.socket import Socket
+    from transfer.sockets.socket import Socket
 
 #: how long the end of a command waits for what is still on its way, seconds, when no --timeout is given
 LINGER = 30.0

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.cli.tables import print_json
-from transports.errors import NotATensor, UsageError
+from transfer.transports.errors import NotATensor, UsageError
 
 #: payloads up to this long are repeated in JSON, in bytes
 JSON_PAYLOAD = 4096

@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
+from transfer.broker.clients.rqueue import RqueueClient
+from transfer.broker.protocols.rqueue import PORT
 from transfer.cli.tables import print_json
-from transfer.clients.rqueue import RqueueClient
-from transfer.protocols.rqueue import PORT
-from transports.errors import AddressError, Again, OptionError
+from transfer.transports.errors import AddressError, Again, OptionError
 
 #: each payload begins with the number of its message
 NUMBER = struct.Struct("<Q")

@@ -1,4 +1,4 @@
-"""`transfer runs …`: its commands and their options. What they do stands in `transfer/cli/asking.py`."""
+"""`transfer runs …`: its commands and their options. What they do stands in `transfer/cli/run_view.py`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _HERE = "run://127.0.0.1:5570"
 @app.command("list")
 def list_(spool: Spool = _HERE, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
     """Tell which runs there are, and how far their readers are behind."""
-    from transfer.cli.asking import list_runs
+    from transfer.cli.run_view import list_runs
 
     list_runs(spool, timeout, as_json=json)
 
@@ -42,7 +42,7 @@ def list_(spool: Spool = _HERE, timeout: Timeout = _PATIENCE, json: options.Json
 @app.command()
 def inspect(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
     """Tell all of a run: columns, groups of readers, who reads and writes it now."""
-    from transfer.cli.asking import inspect_run
+    from transfer.cli.run_view import inspect_run
 
     inspect_run(run, timeout, as_json=json)
 
@@ -56,7 +56,7 @@ def delete(
     json: options.Json = False,
 ) -> None:
     """Delete a run with its rows, groups and lineage."""
-    from transfer.cli.asking import delete_run
+    from transfer.cli.run_view import delete_run
 
     raise typer.Exit(delete_run(run, timeout, sure=yes, force=force, as_json=json))
 
@@ -64,7 +64,7 @@ def delete(
 @app.command()
 def groups(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
     """List the groups of a run: positions, readers, and the bytes that a stream keeps for each."""
-    from transfer.cli.asking import list_groups
+    from transfer.cli.run_view import list_groups
 
     list_groups(run, timeout, as_json=json)
 
@@ -79,7 +79,7 @@ def forget_group(
     json: options.Json = False,
 ) -> None:
     """Remove a group from a run: its positions, and the rows that a stream keeps for it alone."""
-    from transfer.cli.asking import forget_group as forget
+    from transfer.cli.run_view import forget_group as forget
 
     raise typer.Exit(forget(run, group, timeout, sure=yes, force=force, as_json=json))
 
@@ -98,7 +98,7 @@ def lineage(
     json: options.Json = False,
 ) -> None:
     """Tell which rows of the run each step of training had."""
-    from transfer.cli.asking import show_lineage
+    from transfer.cli.run_view import show_lineage
 
     show_lineage(run, timeout, group, step=step, parquet=parquet, as_json=json)
 
@@ -116,7 +116,7 @@ def verify(
     json: options.Json = False,
 ) -> None:
     """Read all rows with their checksums; status 1 if some are damaged."""
-    from transfer.cli.salvaging import verify_runs
+    from transfer.cli.salvage import verify_runs
 
     raise typer.Exit(verify_runs(what, timeout, as_json=json))
 
@@ -130,6 +130,6 @@ def salvage(
     json: options.Json = False,
 ) -> None:
     """Copy the runs that are whole into a new folder; status 1 if others are left out."""
-    from transfer.cli.salvaging import salvage_runs
+    from transfer.cli.salvage import salvage_runs
 
     raise typer.Exit(salvage_runs(folder, out, as_json=json))

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
-from transports import descriptors
+from transfer.transports import descriptors
 
 _log = logging.getLogger("transfer")
 
@@ -63,7 +63,7 @@ def settle() -> None:
 
 
 def raise_descriptor_limit() -> None:
-    """To the hard limit, for this process: see `transports.descriptors`. The log says so."""
+    """To the hard limit, for this process: see `transfer.transports.descriptors`. The log says so."""
     raised = descriptors.raise_descriptor_limit()
     if raised is not None:
         _log.info("the limit of descriptors (ulimit -n) is %d now, and was %d", raised[1], raised[0])

@@ -12,7 +12,7 @@ from typing import Any
 
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json
-from transports.errors import NotSupported
+from transfer.transports.errors import NotSupported
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
 
@@ -66,7 +66,7 @@ def run_doctor(*, as_json: bool) -> int:
 
 def serve_doctor(endpoint: str, *, as_json: bool) -> int:
     """Answers until Ctrl-C."""
-    from transfer.doctor.measuring import serve
+    from transfer.doctor.throughput import serve
 
     def started(real: str) -> None:
         if as_json:
@@ -81,7 +81,7 @@ def serve_doctor(endpoint: str, *, as_json: bool) -> int:
 def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> int:
     """0 when what is chosen by itself works and makes at least `floor` Gbit/s, else 1."""
     from transfer import doctor
-    from transfer.doctor.measuring import as_checks, endpoint_of, measure
+    from transfer.doctor.throughput import as_checks, endpoint_of, measure
 
     def next_way(way: str) -> None:
         if sys.stderr.isatty():
@@ -133,7 +133,7 @@ def _show(checks: list[Any]) -> None:
 def show_version(*, as_json: bool) -> None:
     """Version, core and Python: what belongs into a bug report's first line."""
     from transfer import __version__
-    from transports import core
+    from transfer.transports import core
 
     told = {"transfer": __version__, "core": core.IMPLEMENTATION, "python": platform.python_version()}
     if as_json:

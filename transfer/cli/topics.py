@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from transfer.cli import options
+from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
-from transfer.cli.reaching import Reached
 
 app = typer.Typer(
     help="Look after the topics of a broker.",

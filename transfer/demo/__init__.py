@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transports.errors import TransferError
+from transfer.transports.errors import TransferError
 
 __all__ = ["main"]
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _complain("stopped by Ctrl-C", 130)
     except ImportError as error:
-        if error.name and error.name.partition(".")[0] in ("transfer", "transports", "patterns"):
+        if error.name and error.name.partition(".")[0] == "transfer":
             raise
         return _complain(f"{error.name} is missing\n  hint: pip install 'tensor-transfer[demo]'", 1)
     except TransferError as error:

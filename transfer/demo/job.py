@@ -16,10 +16,10 @@ from transfer.demo import digits
 from transfer.demo.training import Trainer
 from transfer.spark import write
 from transfer.spark.session import running_session
-from transfer.spool.admin import SpoolAdmin
-from transfer.spool.server import Spool
+from transfer.spool.client.admin import SpoolAdmin
+from transfer.spool.server.server import Spool
 from transfer.torch import RunDataset
-from transports.errors import Broken, TransferError
+from transfer.transports.errors import Broken, TransferError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -184,5 +184,5 @@ def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
 def _cause(error: Exception) -> str:
     """The line of Spark's report that says what happened: ours if there is one, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    named = [line for line in lines if line.startswith("transports.errors.")]
+    named = [line for line in lines if line.startswith("transfer.transports.errors.")]
     return named[-1] if named else next(iter(lines), type(error).__name__)

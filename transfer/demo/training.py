@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 import torch
 from torch import Tensor, nn
 
-from transports.errors import ProtocolError
+from transfer.transports.errors import ProtocolError
 
 
 class Trainer:

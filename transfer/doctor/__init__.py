@@ -15,7 +15,7 @@ __all__ = ["Check", "as_data", "examine", "healthy"]
 
 def examine() -> list[Check]:
     """All findings. Takes a few seconds at most; starts and ends sockets of its own."""
-    from transfer.doctor import machine, security, ways
+    from transfer.doctor import machine, security, transports as ways
 
     probes: tuple[Callable[[], Iterable[Check]], ...] = (
         machine.base,

@@ -13,8 +13,8 @@ from importlib import metadata
 from pathlib import Path
 
 from transfer.doctor.finding import Check, read
-from transports.errors import TransferError
-from transports.verbs.failures import may_lock
+from transfer.transports.errors import TransferError
+from transfer.transports.rdma.failures import may_lock
 
 #: descriptors that a server with many peers wants
 MANY_DESCRIPTORS = 16_384
@@ -48,7 +48,7 @@ def _core() -> Check:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # the twin's: we say it below
-            from transports import core
+            from transfer.transports import core
     except TransferError as error:
         return Check("base", "core", "fail", str(error), "unset TRANSFER_CORE, or run `make build`")
     if core.IMPLEMENTATION == "native":
@@ -57,7 +57,7 @@ def _core() -> Check:
         "base",
         "core",
         "warn",
-        f"twin (Python, several times slower): {core.REASON}",
+        f"pure (Python, several times slower): {core.REASON}",
         "apt install gcc python3-dev, then `make build` or reinstall the package",
     )
 

@@ -8,18 +8,19 @@ from collections.abc import Iterator
 from typing import Any
 
 from transfer.doctor.finding import Check
-from transports import config
-from transports.errors import TransferError
-from transports.security.credentials import Credentials
-from transports.security.exposure import exposures
-from transports.security.settings import Security
+from transfer.transports import config
+from transfer.transports.errors import TransferError
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.exposure import exposures
+from transfer.transports.security.settings import Security
 
 #: days before its end at which a certificate is a warning
 SOON = 14
 
 
 def security() -> Iterator[Check]:
-    from transports import core, twin
+    from transfer.transports import core
+    from transfer.transports.core import pure as twin
 
     try:
         wanted = config.security()

@@ -26,10 +26,10 @@ checks       what the log is given: a folder, names, buffers
 log          the log: append, commit, read, groups, discard, drop
 """
 
+from transfer.log.blob_writer import BlobWriter
 from transfer.log.damage import Damage
 from transfer.log.log import Log
 from transfer.log.message import Message
-from transfer.log.pieces import BlobWriter
 from transfer.log.recovery import undisturbed
 from transfer.log.retention import Retention
 from transfer.log.topics import HOLDS

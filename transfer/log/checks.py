@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer.log.disk import full_disk_told, make_folder
 from transfer.log.private import claim, open_file
-from transports.errors import LogInUse, UsageError
+from transfer.transports.errors import LogInUse, UsageError
 
 LOCK = "LOCK"
 #: bytes of a topic's or group's name at most

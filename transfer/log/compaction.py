@@ -11,7 +11,7 @@ from array import array
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from transfer.log.appending import Appender
+from transfer.log.appender import Appender
 from transfer.log.contents import use
 from transfer.log.disk import full_disk_told
 from transfer.log.holes import Hole
@@ -20,8 +20,8 @@ from transfer.log.journal import Journal
 from transfer.log.record import BLOB, HEADER_SIZE, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
 from transfer.log.topics import DROPPED, Topics
-from transports.core import crc32c
-from transports.errors import LogDamaged
+from transfer.transports.core import crc32c
+from transfer.transports.errors import LogDamaged
 
 _MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.CARRIED)
 #: bytes of a blob that are copied at a time

@@ -25,7 +25,7 @@ from transfer.log.private import open_file, write_private
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
 from transfer.log.segment_files import INDEX, SUFFIX, path_of
-from transports.core import Mapping
+from transfer.transports.core import Mapping
 
 _HEAD = struct.Struct("=QIIIIQQQQQ")
 _RUN = struct.Struct("=IIQ")

@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from transfer.log.private import FOLDER_MODE
-from transports.errors import InternalError, LogFull
+from transfer.transports.errors import InternalError, LogFull
 
 #: what the system says when there is no room
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

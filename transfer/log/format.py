@@ -10,7 +10,7 @@ from pathlib import Path
 
 from transfer.log.disk import full_disk_told, sync_folder
 from transfer.log.private import open_file
-from transports.errors import LogDamaged, NotSupported
+from transfer.transports.errors import LogDamaged, NotSupported
 
 #: of the folder: which files it has, and what their bytes mean
 NUMBER = 1

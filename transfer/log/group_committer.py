@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transports.errors import Again, InternalError, TransferError
+from transfer.transports.errors import Again, InternalError, TransferError
 
 if TYPE_CHECKING:
     from transfer.log import Log

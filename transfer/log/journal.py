@@ -17,7 +17,7 @@ from transfer.log.retention import Retention, removable
 from transfer.log.room import Room
 from transfer.log.segment import LARGEST, Segment, remove
 from transfer.log.segment_limits import SegmentLimits
-from transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
+from transfer.transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
 #: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
 _MOST_PLACES = 1 << 40

@@ -12,15 +12,15 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from transfer import steady_clock
-from transfer.log.appending import Appender, flat
+from transfer.log.appender import Appender, flat
 from transfer.log.blob import BlobPlace, BlobReader, blob_place
+from transfer.log.blob_writer import BlobWriter
 from transfer.log.checks import check_key, check_name, lock, parts_of
 from transfer.log.compaction import Compaction
 from transfer.log.format import check as check_format, write as write_format
 from transfer.log.holes import give_back
 from transfer.log.journal import Journal
 from transfer.log.message import Message, body_of, first_that, messages_at
-from transfer.log.pieces import BlobWriter
 from transfer.log.quarantine import quarantined
 from transfer.log.record import Record, state_body
 from transfer.log.recovery import recover
@@ -29,7 +29,7 @@ from transfer.log.segment import LARGEST
 from transfer.log.state import group_key
 from transfer.log.topics import ENOUGH, Topics
 from transfer.log.verify import Verified, to_verify, verify
-from transports.errors import Closed, OptionError, UsageError
+from transfer.transports.errors import Closed, OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
 _FSYNC = ("always", "interval", "never")

@@ -8,8 +8,8 @@ from typing import NamedTuple
 from transfer.log.index import Topic
 from transfer.log.record import BLOB, Flag, Record, decode
 from transfer.log.segment import Segment
-from transports.core import crc32c
-from transports.errors import LogDamaged
+from transfer.transports.core import crc32c
+from transfer.transports.errors import LogDamaged
 
 _HAS_BLOB = int(Flag.HAS_BLOB)
 

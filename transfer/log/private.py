@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from transports.errors import SecurityError
+from transfer.transports.errors import SecurityError
 
 _log = logging.getLogger("transfer.log")
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from enum import IntEnum, IntFlag
 from typing import NamedTuple
 
-from transports.core import crc32c
+from transfer.transports.core import crc32c
 
 HEADER = struct.Struct("<IIIIQQQIBBH")
 HEADER_SIZE = HEADER.size

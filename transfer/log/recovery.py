@@ -28,7 +28,7 @@ from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX, finish_rem
 from transfer.log.segment_walk import describe, walk_mended
 from transfer.log.state import take_discarded, take_state
 from transfer.log.tail import RESTORE, Read, clear, look_for_damage, whole_until, write_again
-from transports.errors import LogDamaged
+from transfer.transports.errors import LogDamaged
 
 _log = logging.getLogger("transfer.log")
 

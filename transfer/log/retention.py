@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from transports.arguments import whole
-from transports.errors import OptionError
+from transfer.transports.arguments import whole
+from transfer.transports.errors import OptionError
 
 NANOSECONDS = 1_000_000_000
 #: bytes of a segment, if its log has no limit, or a large one

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 from transfer.log.retention import Retention
-from transports.errors import LogFull
+from transfer.transports.errors import LogFull
 
 #: bytes of the disk that messages leave to state at most: acknowledgements go on when it is full
 _SPARE = 4 << 20

@@ -17,8 +17,8 @@ from transfer.log.disk import full_disk_told, reserve, sync_folder
 from transfer.log.index import Run, Uses
 from transfer.log.private import open_file
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
-from transports import core
-from transports.errors import LogFull
+from transfer.transports import core
+from transfer.transports.errors import LogFull
 
 #: positions are kept in 32 bits
 LARGEST = (1 << 32) - 1

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from transfer.log.index import Topic
 from transfer.log.record import Flag, Record, state_of
-from transports.errors import LogDamaged
+from transfer.transports.errors import LogDamaged
 
 #: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
 #: discarded by number and begin

@@ -10,8 +10,8 @@ from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, s
 from transfer.log.segment import Segment
 from transfer.log.segment_walk import walk_mended
 from transfer.log.state import discard_of
-from transports.core import crc32c
-from transports.errors import LogDamaged
+from transfer.transports.core import crc32c
+from transfer.transports.errors import LogDamaged
 
 #: what to do about damage that cannot be served around
 RESTORE = "restore the file; opening with repair=True cuts it off with all that follows, into quarantine"

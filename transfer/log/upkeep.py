@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transports.errors import Again, Closed, LogFull
+from transfer.transports.errors import Again, Closed, LogFull
 
 if TYPE_CHECKING:
     from transfer.log import Log

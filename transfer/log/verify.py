@@ -9,7 +9,7 @@ from itertools import pairwise
 from transfer.log.contents import Contents, load, read_headers
 from transfer.log.record import BLOB, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
-from transports.core import crc32c
+from transfer.transports.core import crc32c
 
 _A_MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
 #: bytes of a blob that are read at a time, so that few of its pages are in memory

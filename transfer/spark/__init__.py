@@ -7,20 +7,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import MissingLibrary, missing_library
+from transfer.transports.errors import MissingLibrary, missing_library
 
 if TYPE_CHECKING:
     from transfer.spark.session import local_session
     from transfer.spark.source import TransferDataSource
-    from transfer.spark.writing import register, write
+    from transfer.spark.writer import register, write
 
 __all__ = ["TransferDataSource", "local_session", "register", "write"]
 
 _HOMES = {
     "TransferDataSource": "source",
     "local_session": "session",
-    "register": "writing",
-    "write": "writing",
+    "register": "writer",
+    "write": "writer",
 }
 
 

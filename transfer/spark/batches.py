@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transfer.rows import OFFSETS, VALID, Layout, cut
 from transfer.spark.schema import NUMERIC
-from transports.errors import NotATensor, OptionError
+from transfer.spool.format.rows import OFFSETS, VALID, Layout, cut
+from transfer.transports.errors import NotATensor, OptionError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-    from transfer.rows import Array, Arrays
+    from transfer.spool.format.rows import Array, Arrays
 
 #: values of a column in a batch, by Spark's offsets of 32 bits
 MAX_VALUES = (1 << 31) - 1

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from transfer.rows import OFFSETS, VALID, Layout
 from transfer.spark.schema import Column
-from transports.errors import NotATensor
+from transfer.spool.format.rows import OFFSETS, VALID, Layout
+from transfer.transports.errors import NotATensor
 
 if TYPE_CHECKING:
     import numpy as np
@@ -66,7 +66,7 @@ class ColumnReader:
         return tuple(c.layout(self._shapes[c.name]) for c in self._columns if c.name in self._shapes)
 
     def read(self, batch: pa.RecordBatch) -> dict[str, Array]:
-        """The batch's columns as `transfer.rows` has them, read-only views of Arrow's memory where possible.
+        """The batch's columns as `rows` has them, read-only views of Arrow's memory where possible.
 
         Raises NotATensor, naming the column and the place, for nulls that its policy refuses, for arrays of
         different lengths, and for sparse vectors.

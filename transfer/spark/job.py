@@ -15,16 +15,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from transfer import rows as row_layouts
-from transfer.runs import Abort, Commit, to_meta, to_table
 from transfer.spark.columns import ColumnReader, split
 from transfer.spark.options import WriteOptions
 from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
 from transfer.spark.schema import Column
-from transfer.spool.address import parse
-from transfer.spool.link import Link
-from transfer.spool.protocol import AbortJob, CommitJob, Declare, Ended, Kind, refusal
-from transports.errors import Again, Broken, NotATensor, TransferError
+from transfer.spool.client.connection import Link
+from transfer.spool.format import rows as row_layouts
+from transfer.spool.format.address import parse
+from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, Ended, Kind, refusal
+from transfer.spool.format.run_messages import Abort, Commit, to_meta, to_table
+from transfer.transports.errors import Again, Broken, NotATensor, TransferError
 
 if TYPE_CHECKING:
     from pyarrow import RecordBatch

@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import NotSupported
+from transfer.transports.errors import NotSupported
 
 if TYPE_CHECKING:
     import numpy as np

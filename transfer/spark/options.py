@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from transfer.runs import MAX_NAME
 from transfer.spark.schema import DATES, DECIMALS, NULLS, TIMESTAMPS, Column, Conversions, check_schema
-from transfer.spool.address import SCHEME, parse
-from transports.errors import AddressError, OptionError
+from transfer.spool.format.address import SCHEME, parse
+from transfer.spool.format.run_messages import MAX_NAME
+from transfer.transports.errors import AddressError, OptionError
 
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")

@@ -10,9 +10,20 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from transfer.runs import Begin, Commit, End, Message, Rows, Winner, chain, checksum, to_meta, to_table
-from transfer.spool.link import refused
-from transports.errors import Again, Broken
+from transfer.spool.client.connection import refused
+from transfer.spool.format.run_messages import (
+    Begin,
+    Commit,
+    End,
+    Message,
+    Rows,
+    Winner,
+    chain,
+    checksum,
+    to_meta,
+    to_table,
+)
+from transfer.transports.errors import Again, Broken
 
 if TYPE_CHECKING:
     import numpy as np

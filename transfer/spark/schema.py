@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from transfer.rows import Layout
+from transfer.spool.format.rows import Layout
 from transfer.tensors.bundle import MAX_NAME, MAX_TENSORS
-from transports.errors import NotATensor, OptionError
+from transfer.transports.errors import NotATensor, OptionError
 
 Kind = Literal["dense", "ragged", "string", "binary", "vector", "bytes"]
 Source = Literal["", "timestamp", "date", "decimal"]

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from transfer.spark.processes import end, java_processes, uninterrupted
-from transports.arguments import members, text, whole
-from transports.errors import NotSupported
+from transfer.transports.arguments import members, text, whole
+from transfer.transports.errors import NotSupported
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import WriteOptions, parse_options, parse_read_options
 from transfer.spark.producer import Receipt
-from transfer.spark.reading import RunReader, RunStream, read_schema
-from transfer.spool.protocol import raised, refusal
-from transports.errors import NotATensor, NotSupported, OptionError, UsageError, comes_with
+from transfer.spark.run_reader import RunReader, RunStream, read_schema
+from transfer.spool.format.protocol import raised, refusal
+from transfer.transports.errors import NotATensor, NotSupported, OptionError, UsageError, comes_with
 
 with comes_with("spark", __name__):
     from pyspark.sql.datasource import (

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from transfer.tensors import dtypes
 from transfer.tensors.header import EXTENDED_FLAGS, TENSOR_FLAGS, TensorSpec, is_extended, unpack
-from transports.errors import NotATensor, NotSupported, ProtocolError, TensorMismatch
-from transports.forking import undivided
+from transfer.transports.errors import NotATensor, NotSupported, ProtocolError, TensorMismatch
+from transfer.transports.forking import undivided
 
 _CACHE_LIMIT: Final = 4096
 #: headers that were read and found good; a look-up here is the fast path of every receive

@@ -32,8 +32,8 @@ from transfer.json_text import loads
 from transfer.tensors.build import Recipe, recipe_for
 from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
-from transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
-from transports.wire import EXTENDED_MAX, EXTENDED_MIN
+from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN
+from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
 
 #: tensors below this many bytes share the first frame. The core copies smaller payloads anyhow, and
 #: one frame costs less than many

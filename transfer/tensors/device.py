@@ -12,8 +12,8 @@ import sys
 import threading
 from typing import Any, Final, Protocol
 
-from transports.forking import undivided
-from transports.gpu import SLAB, SLABS, Chunk, staging_plan
+from transfer.transports.forking import undivided
+from transfer.transports.gpu import SLAB, SLABS, Chunk, staging_plan
 
 
 class Device(Protocol):

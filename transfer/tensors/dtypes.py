@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from transports.errors import NotATensor, NotSupported, ProtocolError
+from transfer.transports.errors import NotATensor, NotSupported, ProtocolError
 
 TEXT: Final = 0
 #: a longer description is refused; it would not fit into an extended header anyhow

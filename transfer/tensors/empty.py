@@ -8,8 +8,8 @@ from typing import Any
 from transfer.tensors import dtypes
 from transfer.tensors.build import Recipe, builder_for
 from transfer.tensors.header import EXTENDED_FLAGS, TensorSpec
-from transports.arguments import wrong
-from transports.errors import ArgumentError, UsageError
+from transfer.transports.arguments import wrong
+from transfer.transports.errors import ArgumentError, UsageError
 
 MAX_DIMENSIONS = 32
 

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transfer.tensors import device, dtypes
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
-from transports.errors import NotATensor, NotSupported
+from transfer.transports.errors import NotATensor, NotSupported
 
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]

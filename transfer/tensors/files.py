@@ -18,7 +18,7 @@ from transfer.tensors import dtypes
 from transfer.tensors.build import NUMPY, Recipe, builder_for, recipe_for
 from transfer.tensors.export import export
 from transfer.tensors.header import EXTENDED_FLAGS, MAX_BYTES, TensorSpec
-from transports.errors import NotATensor, ProtocolError, UsageError
+from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
 _LENGTH: Final = struct.Struct("<Q")
 #: the limit that the safetensors library has, too

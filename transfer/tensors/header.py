@@ -28,8 +28,7 @@ from math import prod
 from typing import Final
 
 from transfer.tensors.dtypes import BY_CODE, LAST_SEED_CODE, MAX_TEXT, TEXT
-from transports.errors import NotATensor, ProtocolError
-from transports.wire import (
+from transfer.transports.core.wire import (
     EXTENDED_LENGTH,
     EXTENDED_MAX,
     EXTENDED_MIN,
@@ -37,6 +36,7 @@ from transports.wire import (
     TENSOR_HEADER_SIZE,
     Flag,
 )
+from transfer.transports.errors import NotATensor, ProtocolError
 
 TENSOR_FLAGS: Final = int(Flag.TENSOR)
 EXTENDED_FLAGS: Final = int(Flag.TENSOR | Flag.EXTENDED)

@@ -6,21 +6,21 @@ from collections.abc import Callable, Mapping
 from typing import Any, Protocol, TypeVar
 
 from transfer.constants import DONTWAIT
-from transfer.tensors.arrival import (
+from transfer.tensors.build import builder_for
+from transfer.tensors.bundle import OutFrame, frames_of
+from transfer.tensors.export import export, on_device
+from transfer.tensors.gpu_path import send_from_device
+from transfer.tensors.receive import (
     Sink,
     receive_bundle,
     receive_bundle_from,
     receive_into,
     receive_one,
 )
-from transfer.tensors.build import builder_for
-from transfer.tensors.bundle import OutFrame, frames_of
-from transfer.tensors.export import export, on_device
 from transfer.tensors.target import target_for
-from transfer.tensors.way import send_from_device
-from transports.arguments import flags_of, octets, wrong
-from transports.errors import UsageError
-from transports.wire import MAX_TOPIC
+from transfer.transports.arguments import flags_of, octets, wrong
+from transfer.transports.core.wire import MAX_TOPIC
+from transfer.transports.errors import UsageError
 
 T = TypeVar("T")
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from transfer.tensors import device
 from transfer.tensors.build import NUMPY, TORCH, Recipe
-from transports.errors import NotATensor, TensorMismatch
+from transfer.transports.errors import NotATensor, TensorMismatch
 
 _BYTES = "|u1"
 

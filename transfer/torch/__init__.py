@@ -8,20 +8,20 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import MissingLibrary, missing_library
+from transfer.transports.errors import MissingLibrary, missing_library
 
 if TYPE_CHECKING:
-    from transfer.torch.dataset import StreamDataset
-    from transfer.torch.eager import RunSummary
-    from transfer.torch.runs import RunDataset
-    from transfer.torch.sharded import ShardedStream
+    from transfer.torch.eager_reader import RunSummary
+    from transfer.torch.run_dataset import RunDataset
+    from transfer.torch.sharded_stream import ShardedStream
+    from transfer.torch.stream_dataset import StreamDataset
 
 __all__ = ["RunDataset", "RunSummary", "ShardedStream", "StreamDataset"]
 _HOMES = {
-    "RunDataset": "runs",
-    "RunSummary": "eager",
-    "ShardedStream": "sharded",
-    "StreamDataset": "dataset",
+    "RunDataset": "run_dataset",
+    "RunSummary": "eager_reader",
+    "ShardedStream": "sharded_stream",
+    "StreamDataset": "stream_dataset",
 }
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transfer.transports.errors import describe
 from transfer.zmq import constants, error, utils, version
 from transfer.zmq.constants import *
 from transfer.zmq.context import Context, SyncContext
@@ -39,7 +40,6 @@ from transfer.zmq.version import (
     zmq_version,
     zmq_version_info,
 )
-from transports.errors import describe
 
 DRAFT_API = False
 PYZMQ_DRAFT_API = False

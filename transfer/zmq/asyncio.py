@@ -13,13 +13,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 from transfer.constants import DONTWAIT
-from transfer.poller import wait
+from transfer.sockets.poller import wait
+from transfer.transports.arguments import events_of, flags_of, milliseconds
+from transfer.transports.errors import Again, NotSupported
 from transfer.zmq import context as _context, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
+from transfer.zmq.pending_futures import Watch
 from transfer.zmq.serial import Serialising
-from transfer.zmq.watch import Watch
-from transports.arguments import events_of, flags_of, milliseconds
-from transports.errors import Again, NotSupported
 
 __all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
 

@@ -1,6 +1,6 @@
 """pyzmq's constants, with pyzmq's names and numbers, whether we can do what they ask for or not.
 
-The numbers differ from the ones that travel on our wire (`transports.wire.SocketType`); a program
+The numbers differ from the ones that travel on our wire (`transports/core/wire.py`); a program
 that compares or prints them sees what it is used to. What is not supported refuses when it is used,
 see `_support.py`. Every member stands in the module too, as `zmq.PUSH` or `zmq.EVENT_CONNECTED`.
 """
@@ -11,7 +11,7 @@ import errno
 from enum import Enum, IntEnum, IntFlag
 from typing import TYPE_CHECKING, Any
 
-from transports.wire import TypeNumber
+from transfer.transports.core.wire import TypeNumber
 
 # zmq.h: numbers that no operating system uses begin here
 _OWN_ERRORS = 156384712
@@ -92,7 +92,7 @@ class SocketType(TypeNumber):
 
 
 class SocketOption(IntEnum):
-    """What `Socket.get` and `Socket.set` take; `options.py` says what each does here."""
+    """What `Socket.get` and `Socket.set` take; `sockets/options.py` says what each does here."""
 
     HWM = 1
     AFFINITY = 4

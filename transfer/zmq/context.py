@@ -9,15 +9,15 @@ import weakref
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import transfer.context
+import transfer.sockets.context
 from transfer import config
+from transfer.transports.arguments import linger_of, whole
+from transfer.transports.errors import ArgumentError
+from transfer.transports.forking import undivided
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
-from transfer.zmq.heirs import Heirs
+from transfer.zmq.linger import Heirs
 from transfer.zmq.socket import Socket
-from transports.arguments import linger_of, whole
-from transports.errors import ArgumentError
-from transports.forking import undivided
 
 __all__ = ["Context", "SyncContext"]
 
@@ -37,7 +37,7 @@ _OPTIONS = {
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class Context(transfer.context.Context):
+class Context(transfer.sockets.context.Context):
     """Where sockets come from. Thread-safe.
 
     io_threads: remembered and ignored. shadow (also as first argument): another context of this

@@ -6,19 +6,19 @@ import errno
 import random
 from typing import Any
 
-import transfer.socket
-from transfer.binding import Binding
-from transfer.socket import _text
+import transfer.sockets.socket
+from transfer.sockets.binding import Binding
+from transfer.sockets.socket import _text
+from transfer.transports import core, registry
+from transfer.transports.address import parse
+from transfer.transports.arguments import text, whole
+from transfer.transports.errors import AddressError, Closed, TransferError
 from transfer.zmq.constants import Errno, Event, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.monitor import MonitorPump
-from transports import core, registry
-from transports.address import parse
-from transports.arguments import text, whole
-from transports.errors import AddressError, Closed, TransferError
 
 #: transfer.Socket over the core in use
-Base: Any = transfer.socket.socket_class(core)
+Base: Any = transfer.sockets.socket.socket_class(core)
 
 #: seconds that disconnect waits for what is queued; the rest goes to other peers
 _DISCONNECT = 1.0

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import errno as _errno
 
-from transports.errors import Again, ContextTerminated, ZMQBaseError, ZMQError
+from transfer.transports.errors import Again, ContextTerminated, ZMQBaseError, ZMQError
 
 __all__ = [
     "Again",

@@ -6,13 +6,13 @@ import weakref
 from threading import Event
 from typing import Any
 
+from transfer.transports import core
+from transfer.transports.arguments import whole
+from transfer.transports.core.wire import Flag
+from transfer.transports.errors import NoSuchAttribute, NotSupported, not_a_buffer
 from transfer.zmq.constants import MessageOption
 from transfer.zmq.error import ZMQError
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
-from transports import core
-from transports.arguments import whole
-from transports.errors import NoSuchAttribute, NotSupported, not_a_buffer
-from transports.wire import Flag
 
 __all__ = ["COPY_THRESHOLD", "Frame", "Message"]
 

@@ -6,7 +6,7 @@ import time
 import warnings
 from typing import NoReturn
 
-from transports.errors import NotSupported
+from transfer.transports.errors import NotSupported
 
 _CURVE = "CURVE needs libzmq's security mechanisms, which are not implemented"
 

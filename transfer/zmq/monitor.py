@@ -6,9 +6,9 @@ import struct
 import threading
 from typing import Any
 
-from transfer.monitor import Event as OurEvent, EventKind
+from transfer.sockets.monitor import Event as OurEvent, EventKind
+from transfer.transports.errors import Again, Closed
 from transfer.zmq.constants import Event
-from transports.errors import Again, Closed
 
 #: 16 bits of the event, 32 of its value, without padding
 EVENT = struct.Struct("=hi")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+from transfer.transports.errors import ArgumentError, NotSupported, OptionError
 from transfer.zmq.constants import SocketOption
-from transports.errors import ArgumentError, NotSupported, OptionError
 
 Value = int | bytes | str
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer.poller import Poller as OurPoller, descriptor, wait
+from transfer.sockets.poller import Poller as OurPoller, descriptor, wait
+from transfer.transports.arguments import events_of, milliseconds, seconds, sequence, wrong
+from transfer.transports.errors import ArgumentError
 from transfer.zmq.constants import PollEvent
-from transports.arguments import events_of, milliseconds, seconds, sequence, wrong
-from transports.errors import ArgumentError
 
 __all__ = ["Poller", "select", "zmq_poll"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import struct
 from typing import Any
 
+from transfer.transports.arguments import wrong
+from transfer.transports.errors import Again, Closed, NotSupported, StateError
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
 from transfer.zmq.poll import Poller
-from transports.arguments import wrong
-from transports.errors import Again, Closed, NotSupported, StateError
 
 __all__ = ["device", "proxy", "proxy_steerable"]
 

@@ -13,20 +13,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer.constants import DONTWAIT, SNDMORE
-from transfer.options import checked
-from transfer.poller import wait
-from transfer.zmq.constants import Errno, PollEvent, SocketType
-from transfer.zmq.endpoints import Base, EndpointMethods
-from transfer.zmq.error import ZMQError
-from transfer.zmq.frame import Frame
-from transfer.zmq.heirs import bequeath, owes
-from transfer.zmq.monitor import MonitorPump
-from transfer.zmq.serial import Serialising
-from transfer.zmq.sockopts import OptionAccess, our_type
-from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
-from transports import core, wire
-from transports.arguments import events_of, flags_of, linger_of, whole, wrong
-from transports.errors import (
+from transfer.sockets.options import checked
+from transfer.sockets.poller import wait
+from transfer.transports import core
+from transfer.transports.arguments import events_of, flags_of, linger_of, whole, wrong
+from transfer.transports.core import wire
+from transfer.transports.core.copies import pour
+from transfer.transports.errors import (
     Again,
     ArgumentError,
     Closed,
@@ -35,7 +28,15 @@ from transports.errors import (
     UsageError,
     not_a_buffer,
 )
-from transports.owning import pour
+from transfer.zmq.constants import Errno, PollEvent, SocketType
+from transfer.zmq.endpoints import Base, EndpointMethods
+from transfer.zmq.error import ZMQError
+from transfer.zmq.frame import Frame
+from transfer.zmq.linger import bequeath, owes
+from transfer.zmq.monitor import MonitorPump
+from transfer.zmq.serial import Serialising
+from transfer.zmq.sockopts import OptionAccess, our_type
+from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 __all__ = ["Socket", "SyncSocket"]
 

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from enum import Enum
 from typing import Any
 
-from transfer.socket import SocketMethods
+from transfer.sockets.socket import SocketMethods
+from transfer.transports.errors import NotSupported, OptionError
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
 from transfer.zmq.options import Effect, Rule, checked, refuse, rule
-from transports.errors import NotSupported, OptionError
 
 
 class OptionAccess:

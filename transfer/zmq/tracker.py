@@ -6,10 +6,10 @@ import time
 from threading import Event
 from typing import Any
 
-from transfer.tracker import Tracker
+from transfer.sockets.tracker import Tracker
+from transfer.transports.arguments import seconds
+from transfer.transports.errors import Again, Broken
 from transfer.zmq.error import NotDone
-from transports.arguments import seconds
-from transports.errors import Again, Broken
 
 __all__ = ["MessageTracker"]
 

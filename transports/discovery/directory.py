@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
-from transports.address import Address
+from transfer.transports.address import Address
 
 
 @dataclass(frozen=True, slots=True)

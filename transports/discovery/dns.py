@@ -12,11 +12,11 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from transports.address import Address
-from transports.config import dns_family, name_servers
-from transports.discovery.directory import Directory, Listing
-from transports.errors import AddressError, Again, Broken, Closed, NotSupported, TransferError
-from transports.forking import undivided
+from transfer.transports.address import Address
+from transfer.transports.config import dns_family, name_servers
+from transfer.transports.discovery.directory import Directory, Listing
+from transfer.transports.errors import AddressError, Again, Broken, Closed, NotSupported, TransferError
+from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
     import dns.message

@@ -12,8 +12,8 @@ from enum import Enum
 from random import Random
 from typing import NamedTuple
 
-from transports.address import Address
-from transports.discovery.directory import Listing
+from transfer.transports.address import Address
+from transfer.transports.discovery.directory import Listing
 
 #: endpoints that are followed at most, whatever an answer holds
 MOST = 4096

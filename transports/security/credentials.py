@@ -9,14 +9,14 @@ import time
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from transports.descriptors import refuse_exhausted
-from transports.errors import OutOfDescriptors, SecurityError
-from transports.peer_type import ALPN_PROTOCOL
-from transports.security.exposure import warn_of
-from transports.security.settings import Security, tokens_of
+from transfer.transports.descriptors import refuse_exhausted
+from transfer.transports.errors import OutOfDescriptors, SecurityError
+from transfer.transports.handshake.peer_type import ALPN_PROTOCOL
+from transfer.transports.security.exposure import warn_of
+from transfer.transports.security.settings import Security, tokens_of
 
 if TYPE_CHECKING:
-    from transports.core_contract import TlsChannel, TlsContext
+    from transfer.transports.core.contract import TlsChannel, TlsContext
 
 _log = logging.getLogger("transfer")
 

@@ -8,7 +8,7 @@ import stat
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
-from transports.security.settings import Security
+from transfer.transports.security.settings import Security
 
 _log = logging.getLogger("transfer")
 #: what was warned of

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from transports.errors import SecurityError
-from transports.security.settings import Security
+from transfer.transports.errors import SecurityError
+from transfer.transports.security.settings import Security
 
 HINT = (
     "give it certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY, TRANSFER_TLS_CA) or a token "

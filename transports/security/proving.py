@@ -11,10 +11,10 @@ byte), the name, and the proof. Tokens have no names so far.
 
 from __future__ import annotations
 
-from transports.errors import HandshakeError
-from transports.hello import refusal_in
-from transports.security.proof import ACCEPTING, CONNECTING, SIZE, prove, proved_token
-from transports.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
+from transfer.transports.errors import HandshakeError
+from transfer.transports.handshake.hello import refusal_in
+from transfer.transports.security.proof import ACCEPTING, CONNECTING, SIZE, prove, proved_token
 
 _HINT = "give both sides the same token"
 #: of a refusal, which may come where a proof is due

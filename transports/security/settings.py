@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, field
 
-from transports.arguments import text, whole, wrong
-from transports.errors import ArgumentError, SecurityError
-from transports.security.strength import is_strong
+from transfer.transports.arguments import text, whole, wrong
+from transfer.transports.errors import ArgumentError, SecurityError
+from transfer.transports.security.strength import is_strong
 
 #: what a peer that connects has to show
 CLIENTS = ("certificate", "token")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transports.errors import Broken
-from transports.testing.ends import Ends, Subject, meet, plain, receive, until
-from transports.wire import Flag, SocketType
+from transfer.transports.core.wire import Flag, SocketType
+from transfer.transports.errors import Broken
+from transfer.transports.testing.ends import Ends, Subject, meet, plain, receive, until
 
 if TYPE_CHECKING:
-    from transports.core_contract import Frame, OutFrame
+    from transfer.transports.core.contract import Frame, OutFrame
 
 
 def check_carries(subject: Subject) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from transports.testing.carrying import (
+from transfer.transports.testing.carrying import (
     check_carries,
     check_copies_what_may_change,
     check_ends,
@@ -20,8 +20,8 @@ from transports.testing.carrying import (
     check_pushes_back,
     check_subscriptions,
 )
-from transports.testing.ends import Subject
-from transports.testing.meeting import (
+from transfer.transports.testing.ends import Subject
+from transfer.transports.testing.meeting import (
     check_addresses,
     check_connects_before_bind,
     check_meets,

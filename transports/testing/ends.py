@@ -9,22 +9,22 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
-from transports import core, registry
-from transports.address import Address, parse
-from transports.base import Transport
-from transports.choice import Offer
-from transports.connection import Connected, ConnectOptions, Connector, reach, serve
-from transports.errors import TransferError
-from transports.hello import Agreement
-from transports.identity import make_hello
-from transports.reactor import Reactor
-from transports.security.credentials import Credentials
-from transports.security.settings import Security
-from transports.upgrade import Surroundings, Upgrade
-from transports.wire import MAX_DATA, SocketType
+from transfer.transports import core, registry
+from transfer.transports.address import Address, parse
+from transfer.transports.base import Transport
+from transfer.transports.connect.connection import Connected, ConnectOptions, Connector, reach, serve
+from transfer.transports.core.wire import MAX_DATA, SocketType
+from transfer.transports.errors import TransferError
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.handshake.hello import Agreement
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.upgrade import Surroundings, Upgrade
+from transfer.transports.reactor import Reactor
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
 
 if TYPE_CHECKING:
-    from transports.core_contract import Frame, OutFrame
+    from transfer.transports.core.contract import Frame, OutFrame
 
 #: no check waits longer for anything, in seconds
 PATIENCE = 20.0
@@ -35,9 +35,10 @@ IMPATIENT = ConnectOptions(reconnect_first=0.01, reconnect_limit=0.05)
 class Subject:
     """What is checked. make: gives a new transport. endpoint: can be bound; may hold a wildcard.
 
-    core: the module that drives descriptors, `transports.core` if None (or native, or twin). upgrade: what
-    carries the data after the hellos, by its name, where that is `core.Stream` with a carrier; else nothing
-    changes. security: certificates and tokens of both ends, for a transport that strangers can reach.
+    core: the module that drives descriptors, `transfer.transports.core` if None (or its native, or pure).
+    upgrade: what carries the data after the hellos, by its name, where that is `core.Stream` with a carrier;
+    else nothing changes. security: certificates and tokens of both ends, for a transport that strangers can
+    reach.
     """
 
     make: Callable[[], Transport]

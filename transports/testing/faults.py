@@ -22,11 +22,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from transports.address import Address
-from transports.base import Capabilities, Listener, Transport
-from transports.errors import Closed, NotSupported
-from transports.reactor import EDGE, READABLE, WRITABLE, Reactor, Timer
-from transports.tcp import connect_error
+from transfer.transports.address import Address
+from transfer.transports.base import Capabilities, Listener, Transport
+from transfer.transports.errors import Closed, NotSupported
+from transfer.transports.reactor import EDGE, READABLE, WRITABLE, Reactor, Timer
+from transfer.transports.tcp import connect_error
 
 #: what the relay takes in before it has passed it on, in bytes: little, so that senders feel back-pressure
 _HELD = 64 * 1024

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 from typing import Any
 
-from transports.address import parse
-from transports.connection import reach, serve
-from transports.errors import AddressError, AddressInUse, Broken, HandshakeError, TransferError
-from transports.identity import make_hello
-from transports.reactor import Reactor
-from transports.testing.ends import IMPATIENT, Side, Subject, close_all, meet, until
-from transports.wire import SocketType
+from transfer.transports.address import parse
+from transfer.transports.connect.connection import reach, serve
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import AddressError, AddressInUse, Broken, HandshakeError, TransferError
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.reactor import Reactor
+from transfer.transports.testing.ends import IMPATIENT, Side, Subject, close_all, meet, until
 
 
 def check_meets(subject: Subject) -> None:

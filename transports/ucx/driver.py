@@ -21,11 +21,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from transports.config import ucx_driver, ucx_options
-from transports.errors import ForkedError, NotSupported, TransferError
-from transports.forking import undivided
-from transports.ucx.failures import translated
-from transports.ucx.installed import PACKAGES, bindings
+from transfer.transports.config import ucx_driver, ucx_options
+from transfer.transports.errors import ForkedError, NotSupported, TransferError
+from transfer.transports.forking import undivided
+from transfer.transports.ucx.failures import translated
+from transfer.transports.ucx.installed import PACKAGES, bindings
 
 #: payloads from here on travel by rendezvous: they stay where they are until the receiver has memory
 RENDEZVOUS = 64 * 1024
@@ -236,9 +236,9 @@ def _load() -> Library:
 def _begin(name: str, options: dict[str, str]) -> Library:
     # Only the one that is used is imported.
     if name == "ucxx":
-        from transports.ucx.ucxx_driver import UcxxLibrary
+        from transfer.transports.ucx.ucxx_driver import UcxxLibrary
 
         return UcxxLibrary(options)
-    from transports.ucx.libucp_driver import LibucpLibrary
+    from transfer.transports.ucx.libucp_driver import LibucpLibrary
 
     return LibucpLibrary(options)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from transports.errors import Broken, InternalError, TransferError
+from transfer.transports.errors import Broken, InternalError, TransferError
 
 #: ucs_status_t, as far as the names matter here; the numbers are UCX's ABI
 _NAMES = {

@@ -6,20 +6,20 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from transports.core import Frame
-from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import pour
-from transports.twin.codec import chosen
-from transports.twin.pool import flat_view
-from transports.ucx.driver import Endpoint, failure
-from transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, Outgoing
-from transports.ucx.packing import LONGEST, TAKEN, Unpacker
-from transports.ucx.port import Port
-from transports.wire import Flag, SocketType
+from transfer.transports.core import Frame
+from transfer.transports.core.copies import pour
+from transfer.transports.core.pure.codec import chosen
+from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.wire import Flag, SocketType
+from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.ucx.driver import Endpoint, failure
+from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, Outgoing
+from transfer.transports.ucx.packing import LONGEST, TAKEN, Unpacker
+from transfer.transports.ucx.port import Port
 
 if TYPE_CHECKING:
-    from transports.core_contract import Sink
-    from transports.upgrade import Surroundings
+    from transfer.transports.core.contract import Sink
+    from transfer.transports.handshake.upgrade import Surroundings
 
 _LZ4 = int(Flag.LZ4)
 #: seconds that a payload may take whose receiver does not wait for it any more

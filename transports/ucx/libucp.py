@@ -24,10 +24,10 @@ from ctypes import (
 )
 from typing import Any
 
-from transports.config import ucx_of_the_system
-from transports.errors import NotSupported
-from transports.ucx.failures import StatusError
-from transports.ucx.installed import libraries, own_maps
+from transfer.transports.config import ucx_of_the_system
+from transfer.transports.errors import NotSupported
+from transfer.transports.ucx.failures import StatusError
+from transfer.transports.ucx.installed import libraries, own_maps
 
 #: the interface that this was written to; an older library is told its own
 _MINOR = 21

@@ -9,12 +9,12 @@ from ctypes import byref
 from functools import partial
 from typing import Any
 
-from transports.core import address_of
-from transports.errors import Broken
-from transports.ucx import libucp
-from transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
-from transports.ucx.failures import StatusError, translated
-from transports.ucx.libucp import Functions
+from transfer.transports.core import address_of
+from transfer.transports.errors import Broken
+from transfer.transports.ucx import libucp
+from transfer.transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
+from transfer.transports.ucx.failures import StatusError, translated
+from transfer.transports.ucx.libucp import Functions
 
 #: seconds that closing an endpoint may take, and between two looks when nothing happens
 _PATIENCE, _PAUSE = 2.0, 0.0005

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from transports.base import Stream
-from transports.errors import Broken, ProtocolError, TransferError
-from transports.owning import counted, pour, unsent
-from transports.twin.pool import flat_view
-from transports.ucx.driver import Endpoint, failure
-from transports.ucx.packing import APART, FULL, TAKEN, pack
-from transports.ucx.port import Port
-from transports.wire import HEADER_SIZE, Flag
+from transfer.transports.base import Stream
+from transfer.transports.core.copies import counted, pour, unsent
+from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.wire import HEADER_SIZE, Flag
+from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.ucx.driver import Endpoint, failure
+from transfer.transports.ucx.packing import APART, FULL, TAKEN, pack
+from transfer.transports.ucx.port import Port
 
 if TYPE_CHECKING:
-    from transports.core_contract import OutFrame
-    from transports.upgrade import Surroundings
+    from transfer.transports.core.contract import OutFrame
+    from transfer.transports.handshake.upgrade import Surroundings
 
 Released = Callable[[BaseException | None], None]
 _Kept = TypeVar("_Kept")

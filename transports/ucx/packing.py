@@ -1,6 +1,6 @@
 """What a UCX message holds: frames as on any wire, but large payloads apart in messages of their own.
 
-    batch    taken (8) | frame | frame | ...       the frames' layout stands in `transports/wire.py`
+    batch    taken (8) | frame | frame | ...       the frames' layout stands in `transports/core/wire.py`
     payload  the data of the frame that a batch ended with, if it is APART bytes or more
     grant    taken (8)
 
@@ -14,11 +14,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from transports.core import Frame
-from transports.errors import ProtocolError
-from transports.twin.codec import Head, check_header, encode_head, meta_length
-from transports.twin.size import Size
-from transports.wire import (
+from transfer.transports.core import Frame
+from transfer.transports.core.pure.codec import Head, check_header, encode_head, meta_length
+from transfer.transports.core.pure.size import Size
+from transfer.transports.core.wire import (
     EXTENDED_MAX,
     HEADER,
     HEADER_SIZE,
@@ -28,9 +27,10 @@ from transports.wire import (
     Flag,
     SocketType,
 )
+from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from transports.core_contract import Lease, OutFrame, Pool
+    from transfer.transports.core.contract import Lease, OutFrame, Pool
 
 #: payloads from here on travel apart, in bytes
 APART = 64 * 1024

@@ -14,9 +14,9 @@ import threading
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from transports.errors import Broken, ForkedError
-from transports.reactor import READABLE, Reactor
-from transports.ucx.driver import Fabric, Worker, forked
+from transfer.transports.errors import Broken, ForkedError
+from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.ucx.driver import Fabric, Worker, forked
 
 #: pieces of progress between two looks at what came of them, and how many looks one call takes
 STEPS, ROUNDS = 64, 16

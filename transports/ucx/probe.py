@@ -8,11 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from transports.config import ucx_driver, ucx_of_the_system
-from transports.errors import OptionError, TransferError
-from transports.probe import Probe
-from transports.ucx import driver
-from transports.ucx.installed import (
+from transfer.transports.config import ucx_driver, ucx_of_the_system
+from transfer.transports.errors import OptionError, TransferError
+from transfer.transports.probe import Probe
+from transfer.transports.ucx import driver
+from transfer.transports.ucx.installed import (
     PACKAGES,
     Library,
     bindings,

@@ -14,16 +14,16 @@ import time
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from transports.core import Frame
-from transports.errors import Broken, ProtocolError, TransferError
-from transports.ucx.driver import Endpoint
-from transports.ucx.incoming import Incoming
-from transports.ucx.outgoing import COLLECT, COLLECT_KIND, CONTROL
-from transports.ucx.port import Port
-from transports.wire import Control
+from transfer.transports.core import Frame
+from transfer.transports.core.wire import Control
+from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.ucx.driver import Endpoint
+from transfer.transports.ucx.incoming import Incoming
+from transfer.transports.ucx.outgoing import COLLECT, COLLECT_KIND, CONTROL
+from transfer.transports.ucx.port import Port
 
 if TYPE_CHECKING:
-    from transports.upgrade import Surroundings
+    from transfer.transports.handshake.upgrade import Surroundings
 
 _CREDIT = struct.Struct("<BQ")
 #: seconds between two credits

@@ -8,10 +8,10 @@ import importlib
 import os
 from typing import Any
 
-from transports.config import ucx_variables_kept
-from transports.errors import Broken, NotSupported
-from transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
-from transports.ucx.failures import translated
+from transfer.transports.config import ucx_variables_kept
+from transfer.transports.errors import Broken, NotSupported
+from transfer.transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
+from transfer.transports.ucx.failures import translated
 
 #: nanoseconds that closing an endpoint may take, twice at most
 _PATIENCE_NS = 1_000_000_000

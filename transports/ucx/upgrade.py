@@ -8,13 +8,13 @@ import secrets
 import zlib
 from typing import Any
 
-from transports.errors import ForkedError, ProtocolError, TransferError
-from transports.ucx import driver
-from transports.ucx.packing import APART
-from transports.ucx.port import Port
-from transports.ucx.stream import UcxStream
-from transports.upgrade import Declined, Made, Upgrade, number_of, text_of
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import ForkedError, ProtocolError, TransferError
+from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, number_of, text_of
+from transfer.transports.ucx import driver
+from transfer.transports.ucx.packing import APART
+from transfer.transports.ucx.port import Port
+from transfer.transports.ucx.stream import UcxStream
 
 #: of what this transport says over UCX
 VERSION = 1
@@ -23,7 +23,7 @@ _OWN = "ucx"
 
 
 class UcxUpgrade(Upgrade):
-    """See `transports.upgrade.Upgrade`. All connections of a socket share a port."""
+    """See `transfer.transports.handshake.upgrade.Upgrade`. All connections of a socket share a port."""
 
     _endpoint: driver.Endpoint | None = None
     _theirs = 0

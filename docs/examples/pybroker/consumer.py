@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from transfer import Broken
-from transfer.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
 
 
 def main(

@@ -6,7 +6,7 @@ echo "hello" | python producer.py logs
 
 import sys
 
-from transfer.clients.pybroker import PyBrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
 
 
 def main(topic: str = "logs", host: str = "127.0.0.1", port: str = "9099") -> None:

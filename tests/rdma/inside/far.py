@@ -8,10 +8,10 @@ import time
 from typing import Any
 
 from tests.verbs.ends import World, agreement
-from transports.testing.ends import plain
-from transports.upgrade import Dialogue, Surroundings
-from transports.verbs.upgrade import VerbsUpgrade
-from transports.wire import SocketType
+from transfer.transports.core.wire import SocketType
+from transfer.transports.handshake.upgrade import Dialogue, Surroundings
+from transfer.transports.rdma.upgrade import VerbsUpgrade
+from transfer.transports.testing.ends import plain
 
 #: not forked from a process with verbs in it, and quicker than spawn
 CONTEXT = multiprocessing.get_context("forkserver")

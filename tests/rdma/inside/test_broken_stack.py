@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.verbs.ends import devices
-from transports.verbs import choosing
-from transports.verbs.driver import load
-from transports.verbs.probe import probe
+from transfer.transports.rdma import device_selection as choosing
+from transfer.transports.rdma.driver import load
+from transfer.transports.rdma.probe import probe
 
 # They break the machine's stack, and mend it: that is for a machine that is thrown away.
 pytestmark = pytest.mark.skipif(
@@ -25,8 +25,8 @@ pytestmark = pytest.mark.skipif(
 # All is imported before the rights go: the interpreter may lie where only root reads.
 LIMITED = """
 import ctypes, mmap, os, resource, sys
-import transports.verbs.probe, transports.probe
-from transports.verbs.driver import load
+import transfer.transports.rdma.probe, transfer.transports.probe
+from transfer.transports.rdma.driver import load
 if {plain}:
     load()
 {warm}
@@ -38,7 +38,7 @@ if {plain}:
 
 #: one message, with all the modules that it takes
 WARM = """
-import transfer, transports.probe
+import transfer, transfer.transports.probe
 with transfer.Context(protocol="tcp") as context, context.socket(transfer.PULL) as pull:
     pull.bind("tcp://127.0.0.1:0")
     with context.socket(transfer.PUSH, sndtimeo=20000) as push:
@@ -47,7 +47,7 @@ with transfer.Context(protocol="tcp") as context, context.socket(transfer.PULL) 
         pull.rcvtimeo = 20000
         pull.recv()
         push.peers()
-transports.probe.forget()
+transfer.transports.probe.forget()
 """
 
 
@@ -64,7 +64,7 @@ def run(code: str, *, limit: int = 64 << 10, plain: bool = True, warm: str = "")
 #: auto goes on over TCP and names the reason; require fails with it
 WAYS = """
 import transfer
-from transports.probe import probe
+from transfer.transports.probe import probe
 print(probe("rdma").word, "|", probe("rdma").hint)
 for policy in ("prefer", "require"):
     with transfer.Context(protocol="rdma", policy=policy) as context, context.socket(transfer.PULL) as pull:
@@ -104,8 +104,8 @@ def test_little_locked_memory_is_the_cause_that_a_registration_names() -> None:
     os.chmod("/dev/infiniband/uverbs0", 0o666)
     said = run(
         """
-        from transports.errors import RegistrationError
-        from transports.verbs.driver import load
+        from transfer.transports.errors import RegistrationError
+        from transfer.transports.rdma.driver import load
         import mmap
         device = load().open("rxe0")
         memory = bytearray(1 << 20)
@@ -168,8 +168,8 @@ def test_no_device() -> None:
 def test_a_read_only_file_and_what_is_not_mapped_are_told_apart(tmp_path) -> None:
     import mmap
 
-    from transports.core import address_of
-    from transports.errors import RegistrationError
+    from transfer.transports.core import address_of
+    from transfer.transports.errors import RegistrationError
 
     file = tmp_path / "file"
     file.write_bytes(bytes(8192))
@@ -189,7 +189,7 @@ def test_importing_pyverbs_leaves_logging_alone() -> None:
     said = run(
         """
         import logging
-        from transports.verbs.driver import load
+        from transfer.transports.rdma.driver import load
         print(load().devices(), logging.root.handlers, logging.root.level)
         """,
         plain=False,

@@ -12,8 +12,8 @@ import pytest
 
 from tests.rdma.inside.far import Far
 from tests.verbs.ends import World, devices, world
-from transports.errors import Broken, ProtocolError
-from transports.testing.ends import plain, receive, until
+from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.testing.ends import plain, receive, until
 
 pytestmark = pytest.mark.skipif(not devices(), reason="no RDMA device here: `make test-rdma` brings one")
 #: kills in each phase; `test_vm.py` has a slow test with 100

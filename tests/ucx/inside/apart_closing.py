@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.ucx.inside.ends import kit
-from transports.testing.ends import plain, until
+from transfer.transports.testing.ends import plain, until
 
 
 @pytest.mark.keeps(reason="UCX keeps a worker with its descriptors when a request of it was cancelled")

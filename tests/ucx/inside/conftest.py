@@ -9,7 +9,7 @@ import pytest
 
 @pytest.fixture(scope="session", autouse=True)
 def ucx() -> None:
-    from transports.ucx import driver
+    from transfer.transports.ucx import driver
 
     before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
     fabric = driver.fabric()

@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-from transports import core
-from transports.errors import Broken, ProtocolError
-from transports.reactor import READABLE, Reactor
-from transports.testing.ends import Ends
-from transports.ucx.upgrade import UcxUpgrade
-from transports.upgrade import Surroundings
-from transports.wire import SocketType
+from transfer.transports import core
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import Broken, ProtocolError
+from transfer.transports.handshake.upgrade import Surroundings
+from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.testing.ends import Ends
+from transfer.transports.ucx.upgrade import UcxUpgrade
 
 
 class Kit:
@@ -95,7 +95,7 @@ def kit(
 
 @contextmanager
 def meet(_subject: Any, *, kinds: Any = (SocketType.PAIR, SocketType.PAIR), **limits: Any) -> Iterator[Ends]:
-    """In the place of `transports.testing.ends.meet`."""
+    """In the place of `transfer.transports.testing.ends.meet`."""
     with kit(kinds, **limits) as made:
         one, other = made.connect()
         yield Ends(one, other, None, None, made.flusher.reap)  # type: ignore[arg-type]

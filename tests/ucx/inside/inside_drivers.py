@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 
 import transfer
-from transports.ucx import driver
-from transports.ucx.installed import bindings
-from transports.ucx.probe import report
+from transfer.transports.ucx import driver
+from transfer.transports.ucx.installed import bindings
+from transfer.transports.ucx.probe import report
 
 pytestmark = pytest.mark.keeps("UCX's own descriptors")
 
 PEER = """
 import sys, transfer
-from transports.ucx import driver
+from transfer.transports.ucx import driver
 with transfer.Context() as context, context.socket(transfer.REP) as rep:
     rep.rcvtimeo = rep.sndtimeo = 20_000
     rep.connect(sys.argv[1])

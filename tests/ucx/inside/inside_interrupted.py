@@ -10,7 +10,7 @@ import pytest
 import transfer
 from tests.sockets.test_interrupted import Point
 from tests.ucx.inside.inside_sockets import connected
-from transports.errors import Again
+from transfer.transports.errors import Again
 
 pytestmark = pytest.mark.keeps("UCX's own descriptors")
 

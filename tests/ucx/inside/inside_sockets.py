@@ -13,8 +13,8 @@ import pytest
 
 import transfer
 import transfer.asyncio
-from transports.errors import ForkedError
-from transports.ucx import driver
+from transfer.transports.errors import ForkedError
+from transfer.transports.ucx import driver
 
 pytestmark = [
     pytest.mark.keeps("UCX's own descriptors"),

@@ -11,14 +11,14 @@ import time
 import pytest
 
 from tests.ucx.inside.ends import kit, meet
-from transports.errors import Broken, ProtocolError, TensorMismatch
-from transports.testing import carrying
-from transports.testing.ends import plain, receive, until
-from transports.ucx import driver
-from transports.ucx.incoming import AHEAD
-from transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, WINDOW
-from transports.ucx.packing import APART, LONGEST, TAKEN, pack
-from transports.wire import Flag, SocketType
+from transfer.transports.core.wire import Flag, SocketType
+from transfer.transports.errors import Broken, ProtocolError, TensorMismatch
+from transfer.transports.testing import carrying
+from transfer.transports.testing.ends import plain, receive, until
+from transfer.transports.ucx import driver
+from transfer.transports.ucx.incoming import AHEAD
+from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, WINDOW
+from transfer.transports.ucx.packing import APART, LONGEST, TAKEN, pack
 
 #: UCX opens descriptors as it needs them, and its workers keep them; they are counted below
 pytestmark = pytest.mark.keeps("UCX's own descriptors")

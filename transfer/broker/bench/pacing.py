@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 
-from transports.errors import Again
+from transfer.transports.errors import Again
 
 _COUNT = struct.Struct("<I")
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 
-from transports.errors import NotSupported
+from transfer.transports.errors import NotSupported
 
 #: nanoseconds of the monotonic clock, which all processes of one machine share; the measurement's number, and
 #: the publisher's

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from transports.errors import OptionError
+from transfer.transports.errors import OptionError
 
 #: what the topics of all modes begin with
 DIRECT, FANOUT, MIXED = "bench/direct", "bench/fanout", "bench/mixed"

@@ -13,15 +13,15 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from transfer.broker.bench import usage
-from transfer.broker.bench.crew import Crew, Member, Stage
 from transfer.broker.bench.plan import TRANSIENT
+from transfer.broker.bench.processes import Crew, Member, Stage
 from transfer.broker.bench.usage import Usage
-from transfer.broker.engine.grammar import Kind, Pattern, pattern
-from transfer.broker.fronts.own import OwnSettings
+from transfer.broker.config.settings import TTP_PORT, Settings
+from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.fronts.native import OwnSettings
 from transfer.broker.server import Broker
-from transfer.broker.settings import TTP_PORT, Settings
-from transfer.http_client import Bounds, Trust, asked
-from transports.errors import AddressError, UsageError
+from transfer.http.client import Bounds, Trust, asked
+from transfer.transports.errors import AddressError, UsageError
 
 #: where a broker's fronts are unless it is told otherwise
 REQUESTS, TTP = OwnSettings().requests, f"127.0.0.1:{TTP_PORT}"

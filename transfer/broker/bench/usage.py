@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 _counter: Any = None
 with suppress(ImportError):  # the core was not built
-    _counter = importlib.import_module("transports.native.allocations")
+    _counter = importlib.import_module("transfer.transports.core.native.allocations")
 
 _TICK = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

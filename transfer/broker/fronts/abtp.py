@@ -19,20 +19,19 @@ from typing import TYPE_CHECKING, Any
 import zmq
 from zmq.utils.monitor import parse_monitor_message
 
-from transfer.broker.courier import DirectDriver, Sent
-from transfer.broker.engine.direct_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
-from transfer.broker.engine.direct_events import Facts
-from transfer.broker.fronts.abtp_awaiting import Awaiting, AwaitingRoute
-from transfer.broker.fronts.abtp_names import Names
-from transfer.broker.fronts.abtp_outgoing import Frames, Outgoing
+from transfer.broker.core.dispatcher_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
+from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.delivery.delivery_sink import DirectDriver, Sent
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.delivery.turns import TURN_SECONDS, call_after_turns
+from transfer.broker.fronts.abtp_peer_names import Names
 from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
+from transfer.broker.fronts.abtp_sender import Frames, Outgoing
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
-from transfer.broker.in_turns import TURN_SECONDS, call_after_turns
-from transfer.broker.message import Front, Message
-from transfer.peer_faults import PeerFaults
-from transfer.protocols.abtp import (
+from transfer.broker.fronts.abtp_unrouted import Awaiting, AwaitingRoute
+from transfer.broker.protocols.abtp import (
     Asked,
     Limits,
     Published,
@@ -43,17 +42,18 @@ from transfer.protocols.abtp import (
     encode_reply,
     read_frames,
 )
-from transfer.protocols.abtp_envelope import Envelope, write_envelope
-from transfer.protocols.abtp_media import Compressor, codecs, compressors
-from transfer.protocols.abtp_signing import Signatures
-from transfer.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
-from transfer.protocols.zmtp import frame_size
-from transports.errors import InternalError, LogFull, ProtocolError, TransferError, UsageError
+from transfer.broker.protocols.abtp_envelope import Envelope, write_envelope
+from transfer.broker.protocols.abtp_media import Compressor, codecs, compressors
+from transfer.broker.protocols.abtp_signing import Signatures
+from transfer.broker.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
+from transfer.broker.protocols.zmtp import frame_size
+from transfer.peer_faults import PeerFaults
+from transfer.transports.errors import InternalError, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.durability import Told
-    from transfer.broker.hub import Hub
+    from transfer.broker.delivery.hub import Hub
     from transfer.broker.offload_pool import OffloadPool
+    from transfer.broker.storage.durability import Told
 
 _log = logging.getLogger("transfer.broker")
 #: says whether a producer may publish this: None, or the code of the refusal

@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.engine.grammar import MAX_BYTES, Kind, Pattern, pattern
-from transfer.broker.message import Front
-from transfer.broker.subscriber import Overflow, Subscriber
-from transfer.protocols.abtp_envelope import is_json, make_head, write_envelope
+from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, Pattern, pattern
+from transfer.broker.delivery.message import Front
+from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.protocols.abtp_envelope import is_json, make_head, write_envelope
 
 if TYPE_CHECKING:
-    from transfer.broker.hub import Hub
-    from transfer.broker.message import Buffer, Message
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.message import Buffer, Message
 
 #: prefixes that are told apart; with more of them the broker's hub is asked for everything
 MOST_PREFIXES = 10_000

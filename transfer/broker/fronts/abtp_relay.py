@@ -20,21 +20,21 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.fronts.abtp_names import NamedConnection, Names
+from transfer.broker.fronts.abtp_peer_names import NamedConnection, Names
 from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
-from transfer.broker.line import Line
-from transfer.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
+from transfer.broker.net.connection import Line
+from transfer.broker.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
-from transports.address import format_host, parse
-from transports.descriptors import is_reserved
-from transports.errors import InternalError, ProtocolError
-from transports.local.memory import available_memory
-from transports.pending import PENDING
-from transports.tcp import bind_address
+from transfer.transports.address import format_host, parse
+from transfer.transports.connect.pending import PENDING
+from transfer.transports.descriptors import is_reserved
+from transfer.transports.errors import InternalError, ProtocolError
+from transfer.transports.shm.memory import available_memory
+from transfer.transports.tcp import bind_address
 
 if TYPE_CHECKING:
-    from transfer.broker.doors import Doors
-    from transfer.broker.lines import Lines
+    from transfer.broker.net.connection_group import Lines
+    from transfer.broker.net.listener_set import Doors
 
 _log = logging.getLogger("transfer.broker")
 

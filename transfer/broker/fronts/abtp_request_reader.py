@@ -8,12 +8,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.protocols.abtp_envelope import may_be_compressed
+from transfer.broker.protocols.abtp_envelope import may_be_compressed
 
 if TYPE_CHECKING:
     from transfer.broker.offload_pool import OffloadPool
-    from transfer.protocols.abtp import Request
-    from transports.errors import TransferError
+    from transfer.broker.protocols.abtp import Request
+    from transfer.transports.errors import TransferError
 
 #: the frames of a message, the peer's identity first
 Frames = list[bytes]

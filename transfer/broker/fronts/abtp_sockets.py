@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import zmq
 
-from transfer.protocols.abtp import PUB_ENDPOINT, ROUTER_ENDPOINT
-from transports.errors import AddressError, AddressInUse, TransferError
+from transfer.broker.protocols.abtp import PUB_ENDPOINT, ROUTER_ENDPOINT
+from transfer.transports.errors import AddressError, AddressInUse, TransferError
 
 #: bytes that a frame may have beyond the largest payload: the rest of its envelope
 _ENVELOPE_ROOM = 1 << 20

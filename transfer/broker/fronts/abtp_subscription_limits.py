@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from patterns.subscriptions import Subscriptions
-from transfer.protocols.zmtp import SubscriptionReader
-from transports.errors import ProtocolError
+from transfer.broker.protocols.zmtp import SubscriptionReader
+from transfer.patterns.subscriptions import Subscriptions
+from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.broker.fronts.abtp_relay import Outer

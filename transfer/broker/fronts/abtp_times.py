@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from transfer.steady_clock import of_wall, unix_ms
 
 if TYPE_CHECKING:
-    from transfer.protocols.abtp_envelope import Envelope
+    from transfer.broker.protocols.abtp_envelope import Envelope
 
 
 def timed(envelope: Envelope) -> Envelope:

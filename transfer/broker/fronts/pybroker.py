@@ -9,7 +9,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.broker.fronts.publishing import (
+from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.delivery.turns import call_after_turns
+from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
     PublishingFront,
     PublishingLine,
@@ -17,10 +19,7 @@ from transfer.broker.fronts.publishing import (
     Shared,
     kept,
 )
-from transfer.broker.in_turns import call_after_turns
-from transfer.broker.message import Buffer, Front, Message
-from transfer.broker.store import NotKept
-from transfer.protocols.pybroker import (
+from transfer.broker.protocols.pybroker import (
     MAX_ANSWER,
     Fetch,
     Publish,
@@ -28,11 +27,12 @@ from transfer.protocols.pybroker import (
     encode_length,
     read_request,
 )
-from transports.errors import LogDamaged, UsageError
+from transfer.broker.storage.store import NotKept
+from transfer.transports.errors import LogDamaged, UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.hub import Hub
-    from transfer.broker.lines import Lines
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.net.connection_group import Lines
 
 _log = logging.getLogger("transfer.broker")
 

@@ -6,9 +6,11 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
-from transfer.broker.engine.grammar import Kind, Pattern, pattern
-from transfer.broker.engine.subscriptions import Most
-from transfer.broker.fronts.publishing import (
+from transfer.broker.core.subscriptions import Most
+from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
     SMALL,
     PublishingFront,
@@ -17,10 +19,8 @@ from transfer.broker.fronts.publishing import (
     Shared,
     kept,
 )
-from transfer.broker.message import Buffer, Front, Message
-from transfer.broker.subscriber import Overflow, Subscriber
-from transfer.protocols.rqueue import PREAMBLE_SIZE, Head, Type, encode_notification, read_head
-from transports.errors import ProtocolError, UsageError
+from transfer.broker.protocols.rqueue import PREAMBLE_SIZE, Head, Type, encode_notification, read_head
+from transfer.transports.errors import ProtocolError, UsageError
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.broker.engine.grammar import Kind, check_topic
-from transfer.broker.engine.subscriptions import Most
+from transfer.broker.core.subscriptions import Most
+from transfer.broker.core.topic_patterns import Kind, check_topic
 from transfer.broker.fronts.ttp_connection import TtpConnection
 from transfer.broker.fronts.ttp_streams import Shared
-from transfer.protocols.ttp import Limits, decode_topic
+from transfer.broker.protocols.ttp import Limits, decode_topic
 
 if TYPE_CHECKING:
     import socket
 
-    from transfer.broker.hub import Hub
-    from transfer.broker.lines import Lines
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.net.connection_group import Lines
 
 #: topics that are known by their bytes
 _TOPICS = 4096

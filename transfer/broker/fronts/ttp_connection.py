@@ -7,19 +7,19 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.engine.grammar import Kind as Grammar, pattern
+from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.fronts.ttp_frames import (
     WORDS,
     Meta,
     headers_of,
     publish_head,
 )
-from transfer.broker.fronts.ttp_outgoing import Outgoing
+from transfer.broker.fronts.ttp_sender import Outgoing
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
 from transfer.broker.fronts.ttp_streams import StreamLimits, Streams
-from transfer.broker.lines import Lines
-from transfer.broker.message import Buffer, Front, Message
-from transfer.protocols.ttp import (
+from transfer.broker.net.connection_group import Lines
+from transfer.broker.protocols.ttp import (
     EOF,
     HEADER,
     HEADER_SIZE,
@@ -35,13 +35,13 @@ from transfer.protocols.ttp import (
     encode_head,
     encode_meta,
 )
-from transports.errors import InDoubt, LogFull, ProtocolError, TransferError, UsageError
+from transfer.transports.errors import InDoubt, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     import socket
 
     from transfer.broker.fronts.ttp import TtpFront
-    from transfer.broker.pipes import Poured
+    from transfer.broker.net.splice import Poured
 
 _PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enumeration are slow to find
 #: data of so many bytes and more go on piece by piece, as they come

@@ -11,9 +11,9 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transfer.broker.message import Buffer, Front, Message
-from transfer.protocols.ttp import EOF, Kind, decode_meta, encode_head, encode_meta
-from transports.errors import OptionError
+from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.protocols.ttp import EOF, Kind, decode_meta, encode_head, encode_meta
+from transfer.transports.errors import OptionError
 
 _HEAD = struct.Struct(">BBQ")
 #: where a frame's header has what a message's head begins with

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from transfer.broker.message import Buffer
-    from transfer.broker.passage import Passage
-    from transfer.broker.pipes import Poured
-    from transports.errors import TransferError
+    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.delivery.streaming_publish import Passage
+    from transfer.broker.net.splice import Poured
+    from transfer.transports.errors import TransferError
 
 
 class Sink(Protocol):

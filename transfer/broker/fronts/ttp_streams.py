@@ -12,18 +12,18 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transfer.broker.delivery.frame_stream import Frame, Streamed, StreamPassage
+from transfer.broker.delivery.message import Buffer, Front
 from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Receipt, Sink
-from transfer.broker.message import Buffer, Front
-from transfer.broker.stream_passage import Frame, Streamed, StreamPassage
-from transfer.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, Kind, encode_error, encode_head
-from transports.errors import ProtocolError, TransferError
+from transfer.broker.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, Kind, encode_error, encode_head
+from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.hub import Hub
-    from transfer.broker.line import Line
-    from transfer.broker.pipes import Poured
-    from transfer.broker.writing import Writing
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.net.connection import Line
+    from transfer.broker.net.splice import Poured
+    from transfer.broker.storage.blob_writer import Writing
 
 #: data of a frame up to so many bytes go on when they are whole
 _WHOLE = 4 << 20

@@ -12,14 +12,14 @@ from typing import TypeVar
 
 from aiohttp import web
 
-from transfer.broker.http.asked import Asked
 from transfer.broker.http.request_log import PEERS_MISTAKES
-from transfer.broker.state.chain import Json, Window, parse_time, time_text
-from transfer.broker.state.letter import DeadLetter, Filter, Reference, State
-from transfer.broker.state.operations import Operator
-from transfer.broker.state.requests import Outcome
+from transfer.broker.http.request_params import Asked
+from transfer.broker.storage.audit_chain import Json, Window, parse_time, time_text
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, Reference, State
+from transfer.broker.storage.dead_letter_operations import Operator
+from transfer.broker.storage.dead_letter_requests import Outcome
 from transfer.json_text import loads
-from transports.errors import UsageError
+from transfer.transports.errors import UsageError
 
 Result = TypeVar("Result")
 

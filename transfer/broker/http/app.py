@@ -13,14 +13,14 @@ from operator import attrgetter
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
+from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.http.admin import Admin
-from transfer.broker.http.callers import ADMIN, Callers
+from transfer.broker.http.authentication import ADMIN, Callers
+from transfer.broker.http.error_response import refusal
 from transfer.broker.http.health import Problem
-from transfer.broker.http.refusing import refusal
 from transfer.broker.http.topic_routes import TopicRoutes
-from transfer.broker.state.operations import Operator
-from transfer.broker.topic_admin import TopicAdmin
-from transports.errors import (
+from transfer.broker.storage.dead_letter_operations import Operator
+from transfer.transports.errors import (
     Again,
     Closed,
     LogDamaged,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
-    from transports.errors import TransferError
+    from transfer.transports.errors import TransferError
 
 
 class Problem(NamedTuple):

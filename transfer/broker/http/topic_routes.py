@@ -8,11 +8,11 @@ from concurrent.futures import Executor
 
 from aiohttp import web
 
+from transfer.broker.delivery.topic_admin import PURGE, REMOVE, SEEK, TopicAdmin
 from transfer.broker.http.admin import body_of
-from transfer.broker.http.asked import Asked
-from transfer.broker.state.chain import Json
-from transfer.broker.topic_admin import PURGE, REMOVE, SEEK, TopicAdmin
-from transports.errors import UsageError
+from transfer.broker.http.request_params import Asked
+from transfer.broker.storage.audit_chain import Json
+from transfer.transports.errors import UsageError
 
 
 class TopicRoutes:

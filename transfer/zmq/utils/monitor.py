@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Awaitable
 from typing import Any
 
+from transfer.transports.errors import UsageError
 from transfer.zmq.constants import Event
 from transfer.zmq.monitor import EVENT
-from transports.errors import UsageError
 
 __all__ = ["parse_monitor_message", "recv_monitor_message"]
 

@@ -3,7 +3,7 @@
 import os
 import sys
 
-from transfer.clients.own import BrokerClient
+from transfer.broker.clients.native import BrokerClient
 
 endpoint, seconds = sys.argv[1], float(sys.argv[2])
 payload = os.urandom(16)

@@ -1,0 +1,139 @@
+"""One measurement: starts the processes that load a broker, and puts together what they found."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+
+from transfer.broker.bench.figures import Latency, Result
+from transfer.broker.bench.payloads import check_compression
+from transfer.broker.bench.plan import Mode, Plan
+from transfer.broker.bench.processes import PATIENCE, Crew, Member, until_done
+from transfer.broker.bench.roles import (
+    LAST,
+    OVER,
+    Publishing,
+    Received,
+    Receiving,
+    consume_own,
+    publish_own,
+    publish_ttp,
+    subscribe_ttp,
+)
+from transfer.broker.bench.target import Target
+
+#: seconds without any message after which what has not come is lost
+_SILENCE = 3.0
+#: seconds beyond the duration that publishers may take until all is kept
+_OVERTIME = 60.0
+#: seconds between two looks at the broker
+_LOOK = 0.1
+
+
+@dataclass(slots=True)
+class _Cast:
+    """The processes of one measurement."""
+
+    publishers: list[Member] = field(default_factory=list)
+    receivers: list[Member] = field(default_factory=list)
+
+
+def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None) -> Result:
+    """Measures a broker once. tick: is called ten times a second while messages are published.
+
+    Raises NotSupported (no LZ4), Again (something does not answer), InternalError (a process failed).
+    """
+    if plan.compress:
+        check_compression()
+    with Crew() as crew:
+        cast = _cast(crew, plan, target)
+        for member in (*cast.receivers, *cast.publishers):
+            member.hear(PATIENCE)
+        target.begin()
+        before = target.usage()
+        for member in cast.publishers:
+            member.tell("go")
+        until_done(cast.publishers, plan.duration + _OVERTIME, tick, cast.receivers)
+        messages = sum(member.result[0] for member in cast.publishers)
+        _wait_for_all(cast.receivers, messages * plan.copies, target)
+        after = target.usage()
+        received: list[Received] = [member.result for member in cast.receivers]
+        begun = min(member.result[1] for member in cast.publishers)
+    delivered = sum(one.messages for one in received)
+    return Result(
+        plan=plan,
+        messages=messages,
+        delivered=delivered,
+        lost=messages * plan.copies - delivered,
+        seconds=max(one.end for one in received) - begun if delivered else plan.duration,
+        latency=Latency.of(one.samples for one in received),
+        before=before,
+        after=after,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Role:
+    """A receiver: how, what, and from which publishers."""
+
+    by_ttp: bool
+    topics: Sequence[str]
+    publishers: Sequence[int]
+
+
+def _roles(plan: Plan) -> list[_Role]:
+    topics, everybody = plan.topics(), range(plan.connections)
+    if plan.mode is Mode.DIRECT_ACK:
+        return [_Role(False, [topics[number]], [number]) for number in everybody]
+    if plan.mode is Mode.FANOUT:
+        return [_Role(True, topics, everybody)] * plan.fanout_subs
+    return [_Role(False, topics[::2], everybody)] * plan.connections + [_Role(True, topics[1::2], everybody)]
+
+
+def _cast(crew: Crew, plan: Plan, target: Target) -> _Cast:
+    """Receivers first: they are there when the first message is published."""
+    roles = _roles(plan)
+    run = time.time_ns()
+    paces: list[list[Connection]] = [[] for _ in range(plan.connections)]
+    rivals = 1 if plan.mode is Mode.DIRECT_ACK else len(roles)
+    every = max(1, plan.in_flight * plan.copies // (2 * rivals))
+    cast = _Cast()
+    for role in roles:
+        steps = {}
+        for number in role.publishers:
+            reading, steps[number] = crew.pipe()
+            paces[number].append(reading)
+        receiving = Receiving(plan, run, role.topics, steps, every)
+        if role.by_ttp:
+            cast.receivers.append(crew.add(subscribe_ttp, receiving, target.ttp))
+        else:
+            cast.receivers.append(crew.add(consume_own, receiving, target.requests))
+    for number, pace in enumerate(paces):
+        topics = plan.topics() if plan.mode is Mode.MIXED else [plan.topics()[number]]
+        publishing = Publishing(plan, run, number, topics, pace)
+        if plan.mode is Mode.FANOUT:
+            cast.publishers.append(crew.add(publish_ttp, publishing, target.ttp))
+        else:
+            cast.publishers.append(crew.add(publish_own, publishing, target.requests))
+    crew.started()
+    return cast
+
+
+def _wait_for_all(receivers: Sequence[Member], expected: int, target: Target) -> None:
+    """Until everything has come, or nothing more does; then the receivers end."""
+    for member in receivers:
+        member.tell(LAST)
+    counts = dict.fromkeys(receivers, 0)
+    before, since = 0, time.monotonic()
+    while before < expected and time.monotonic() - since < _SILENCE:
+        target.look()
+        for line in wait([member.line for member in receivers], _LOOK):
+            member = next(member for member in receivers if member.line is line)
+            counts[member] = member.hear(0)
+        if (now := sum(counts.values())) != before:
+            before, since = now, time.monotonic()
+    for member in receivers:
+        member.tell(OVER)
+    until_done(receivers, PATIENCE)

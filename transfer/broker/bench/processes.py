@@ -1,0 +1,198 @@
+"""Processes that play the parts of a measurement: each is told when to begin, and tells what it found."""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
+from types import TracebackType
+from typing import Any, Self
+
+from transfer.transports.errors import Again, InternalError, TransferError
+
+#: seconds that a process may take to be ready, and to end
+PATIENCE = 60.0
+#: seconds between two looks of somebody who waits for processes
+_LOOK = 0.1
+_SPAWN = multiprocessing.get_context("spawn")
+
+
+class Stage:
+    """What a part knows of whoever started it. EOFError: that one has gone."""
+
+    def __init__(self, line: Connection) -> None:
+        self._line = line
+
+    def tell(self, value: object) -> None:
+        """Something in between."""
+        self._line.send(("told", value))
+
+    def hear(self) -> Any:
+        """The next word; waits for it."""
+        return self._line.recv()
+
+    def heard(self) -> Any:
+        """The next word if there is one, else None."""
+        return self._line.recv() if self._line.poll() else None
+
+
+class Member:
+    """One process of a crew. result: what its part returned, when it has ended."""
+
+    def __init__(self, process: SpawnProcess, line: Connection) -> None:
+        self.result: Any = None
+        self.ended = False
+        self._process = process
+        self._line = line
+
+    @property
+    def pid(self) -> int:
+        """The number of the process."""
+        assert self._process.pid is not None
+        return self._process.pid
+
+    @property
+    def line(self) -> Connection:
+        """Ready when it has said something."""
+        return self._line
+
+    def tell(self, word: object) -> None:
+        """A word for `Stage.hear`. Raises InternalError when the process has gone."""
+        try:
+            self._line.send(word)
+        except OSError as error:
+            self.hear(0.5)  # why it went
+            raise InternalError("a process of the measurement has gone") from error
+
+    def hear(self, patience: float = PATIENCE) -> Any:
+        """What it says next; its result when its part has ended. Raises Again, and InternalError when it
+        failed or has gone."""
+        if not self._line.poll(patience):
+            raise Again(f"a process of the measurement said nothing for {patience:g} s")
+        try:
+            kind, value = self._line.recv()
+        except (EOFError, ConnectionError) as error:
+            raise InternalError("a process of the measurement died without a word") from error
+        if kind == "failed":
+            raise InternalError(f"a process of the measurement failed: {value}")
+        if kind == "done":
+            self.result, self.ended = value, True
+        return value
+
+    def end(self, *, kill: bool) -> None:
+        """Waits for its end, or makes it. Idempotent."""
+        if self._line.closed:
+            return
+        if kill:
+            self._process.kill()
+        self._process.join(PATIENCE / 4)
+        if self._process.is_alive():
+            self._process.kill()
+            self._process.join(PATIENCE)
+        self._process.close()
+        self._line.close()
+
+
+class Crew:
+    """Starts processes and ends all of them, at the latest when its block ends. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._members: list[Member] = []
+        self._shared: list[Connection] = []
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        members, self._members = self._members, []
+        try:
+            for member in members:
+                member.end(kill=error is not None or not member.ended)
+        except BaseException:
+            for member in members:
+                member.end(kill=True)
+            raise
+        finally:
+            self.started()
+
+    def pipe(self) -> tuple[Connection, Connection]:
+        """(reading end, writing end) for two members. See `started`."""
+        ends = _SPAWN.Pipe(duplex=False)
+        self._shared += ends
+        return ends
+
+    def add(self, part: Callable[..., object], *arguments: object) -> Member:
+        """A process that calls `part(stage, *arguments)`, a function of a module."""
+        ours, theirs = _SPAWN.Pipe()
+        process = _SPAWN.Process(target=_play, args=(part, theirs, arguments), daemon=True)
+        try:
+            with _without_ctrl_c():
+                process.start()
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+        member = Member(process, ours)
+        self._members.append(member)
+        return member
+
+    def started(self) -> None:
+        """All members have the pipes that they share: this process lets go of them."""
+        shared, self._shared = self._shared, []
+        for end in shared:
+            end.close()
+
+
+def until_done(
+    members: Iterable[Member],
+    patience: float,
+    tick: Callable[[], None] = lambda: None,
+    others: Iterable[Member] = (),
+) -> None:
+    """Waits until all parts of `members` have ended; `tick` is called ten times a second. others: their
+    failure ends it too. Raises Again, InternalError."""
+    members, others = list(members), list(others)
+    deadline = time.monotonic() + patience
+    while left := [member for member in members if not member.ended]:
+        watched = {one.line: one for one in [*left, *(one for one in others if not one.ended)]}
+        for line in wait(list(watched), _LOOK):
+            assert isinstance(line, Connection)
+            watched[line].hear(0)
+        tick()
+        if time.monotonic() > deadline:
+            raise Again(f"a process of the measurement has not ended within {patience:g} s")
+
+
+@contextmanager
+def _without_ctrl_c() -> Iterator[None]:
+    """A process that is started meanwhile never gets it, from its first moment on: it is for the one that
+    started it, who gets it behind this."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _play(part: Callable[..., object], line: Connection, arguments: tuple[object, ...]) -> None:
+    """The main function of each process."""
+    try:
+        report: tuple[str, object] = ("done", part(Stage(line), *arguments))
+    except EOFError:
+        return
+    except (TransferError, OSError) as error:
+        report = ("failed", str(error))
+    except BaseException:  # noqa: BLE001 - whatever it was, the other side must hear of it
+        report = ("failed", traceback.format_exc(limit=8))
+    try:
+        line.send(report)
+    except OSError:
+        return  # nobody is there any more

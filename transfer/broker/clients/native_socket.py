@@ -1,0 +1,53 @@
+"""The own client's socket: a new one for each connection."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import transfer
+from transfer.sockets.connections.no_peer import Said
+from transfer.transports.arguments import wrong
+from transfer.transports.errors import Again
+from transfer.transports.handshake.identity import one_time_identity
+
+#: a lost connection is not made again by the socket: what was asked would be lost in silence
+_NEVER_MS = 86_400_000
+#: seconds that the first try to connect has, and the longest one
+_FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
+
+
+def context_of(given: transfer.Context | None) -> transfer.Context:
+    """The one that was given, or a new one. Raises ArgumentError."""
+    if not (given is None or isinstance(given, transfer.Context)):
+        raise wrong("context", given, "a transfer.Context, or None")
+    return given or transfer.Context()
+
+
+def connected_socket(
+    context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
+) -> Any:
+    """A DEALER socket that is connected. Raises Again: not by the deadline, or it was given up."""
+    seconds, said = _FIRST_TRY, Said()
+    while True:
+        left = max(0.0, deadline - time.monotonic())
+        socket = context.socket(transfer.DEALER)
+        try:
+            # Another one each time: the broker then knows that the earlier connection has gone.
+            socket.identity = one_time_identity()
+            socket._links.said = said  # not a warning for each try
+            socket.rcvhwm = 0
+            socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
+            socket.connect(endpoint)
+            socket.wait_for_peers(1, min(seconds, left))
+        except Again:
+            socket.close(0)
+            if seconds >= left or given_up():
+                raise
+            seconds = min(2 * seconds, _LONGEST_TRY)
+        except BaseException:
+            socket.close(0)
+            raise
+        else:
+            return socket

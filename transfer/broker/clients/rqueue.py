@@ -1,0 +1,123 @@
+"""A client for rqueue's protocol.
+
+with RqueueClient("127.0.0.1") as queue:
+    queue.subscribe("news")
+    queue.publish("news", b"hello")
+    print(queue.recv().content)
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from transfer.broker.clients.connection import Connection, flat
+from transfer.broker.protocols.rqueue import (
+    PORT,
+    Head,
+    Type,
+    encode_deregister,
+    encode_publish,
+    encode_remove,
+    encode_subscribe,
+    read_head,
+)
+from transfer.transports.arguments import patience
+from transfer.transports.errors import ProtocolError
+
+if TYPE_CHECKING:
+    from transfer.transports.security.settings import Security
+
+#: bytes of a NOTIFICATION in front of its topic
+_FIRST = 6
+
+
+class Notification(NamedTuple):
+    """A message that somebody published."""
+
+    topic: str
+    content: bytes | bytearray
+
+
+class RqueueClient:
+    """One connection. Any thread may call; one receives while others publish.
+
+    timeout: seconds for each call that does not say another number. security: certificates, instead of what
+    the TRANSFER_TLS_ variables say. Raises Again (nobody answers in time), Broken (nobody is there),
+    HandshakeError (no TLS with it), SecurityError (there is a token, and the protocol knows none). The
+    protocol has no answers: what the broker does not take ends the connection, which a later call tells by
+    Broken.
+    """
+
+    def __init__(
+        self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
+    ) -> None:
+        self._connection = Connection(host, port, timeout=timeout, security=security)
+        self._timeout = self._connection.timeout
+        self._lock = threading.Lock()
+        self._start = b""  # of a message, until its head is whole
+        self._head: Head | None = None  # of a message whose content is still to come
+
+    def publish(self, topic: str, content: Any) -> None:
+        """Publishes anything with a contiguous buffer.
+
+        Raises UsageError (topic, size), Again, Broken, Closed.
+        """
+        data = flat(content)
+        self._connection.send((encode_publish(topic, len(data)), data))
+
+    def subscribe(self, topic: str) -> None:
+        """Asks for all that is published on a topic from now on. Twice is once. Raises as `publish`."""
+        self._connection.send((encode_subscribe(topic),))
+
+    def remove(self, topic: str) -> None:
+        """Ends a subscription; harmless where there is none. What is on its way still comes."""
+        self._connection.send((encode_remove(topic),))
+
+    def deregister(self) -> None:
+        """Ends all subscriptions. What is on its way still comes."""
+        self._connection.send((encode_deregister(),))
+
+    def recv(self, timeout: float | None = None) -> Notification:
+        """The next message of those that were subscribed to, also of this client's own.
+
+        timeout: seconds; the client's if None; float("inf") waits for ever. Raises Again when it does not
+        come in time, and nothing of it is lost; Broken, Closed, ProtocolError.
+        """
+        deadline = time.monotonic() + (
+            self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
+        )
+        with self._lock:
+            try:
+                head = self._head = self._head or self._receive_head(deadline)
+            except ProtocolError:
+                self._connection.close()
+                raise
+            content = self._connection.receive(head.nbytes, timeout=deadline - time.monotonic())
+            self._head = None
+            return Notification(head.topic, content)
+
+    def close(self) -> None:
+        """Ends the connection; a call that waits in another thread raises Closed. Idempotent."""
+        self._connection.close()
+
+    def __enter__(self) -> RqueueClient:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _receive_head(self, deadline: float) -> Head:
+        while True:
+            head = read_head(self._start)
+            if head is not None:
+                self._start = b""
+                if head.type is not Type.NOTIFICATION:
+                    raise ProtocolError("type", f"{head.type.name} is no word of a broker")
+                return head
+            needed = self._start[-1] if self._start else _FIRST
+            self._start += self._connection.receive(needed, timeout=deadline - time.monotonic())

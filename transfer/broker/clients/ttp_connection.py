@@ -1,0 +1,282 @@
+"""The connection of a client for TTP: frames go out, frames and answers come in, heartbeats in between."""
+
+from __future__ import annotations
+
+import select
+import socket
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from transfer.broker.clients.connection import checked_address
+from transfer.broker.clients.tls import closed, failure, secured, security_for
+from transfer.broker.clients.ttp_reader import Frame, Reader
+from transfer.broker.protocols.ttp import ALPN, WANTED, Kind, Limits, decode_error, encode_head
+from transfer.transports.arguments import patience
+from transfer.transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import TlsChannel
+    from transfer.transports.security.settings import Security
+
+#: the broker is gone when it answered no heartbeat for so many of their intervals
+_MISSED = 3
+#: complaints of the broker that nobody waits for
+_COMPLAINTS = 64
+#: seconds for which the broker holds up what it said it does; it says so each second
+_LATELY = 5.0
+#: seconds that one call of the system waits; a time-out may be infinity
+_LONGEST = 3600.0
+NOTHING = memoryview(b"")
+
+
+class Link:
+    """One connection. Not thread-safe.
+
+    timeout: seconds that it waits without progress. heartbeat: seconds after which it tells the broker that
+    it still waits. complaints, security: see TtpClient. Raises what TtpClient says.
+    """
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        limits: Limits,
+        *,
+        timeout: float,
+        heartbeat: float,
+        security: Security | None = None,
+    ) -> None:
+        host, port = self._address = checked_address(host, port)
+        self.timeout = timeout = patience(timeout, endless=False) or 0.0
+        self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
+        self._every = patience(heartbeat, "heartbeat", endless=False) or 0.0
+        self._reader = Reader(limits)
+        self._inbox: deque[Frame] = deque()
+        self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of what they answer
+        self._held_up: LogFull | None = None  # why the broker takes nothing, and when it said so
+        self._held_up_at = 0.0
+        self._owed = False  # the broker wants a heartbeat
+        self._echoes = False  # the broker answers heartbeats
+        self._failure: TransferError | None = None
+        self._peer = f"{host}:{port}"
+        self._security = security_for(self._peer, security)
+        self._connect(timeout)
+        self._begun = False  # a frame was sent, or begun
+        self._heard = False  # the broker has said something
+        self._sent = time.monotonic()
+        self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
+
+    def _connect(self, timeout: float) -> None:
+        deadline = time.monotonic() + timeout
+        self._socket = _connected(*self._address, timeout)
+        try:
+            self._channel = secured(self._socket, self._address[0], deadline, self._security, (ALPN,))
+        except BaseException:
+            self._socket.close()
+            raise
+        #: what bytes go by
+        self._way: socket.socket | TlsChannel = self._channel or self._socket
+
+    def close(self) -> None:
+        """Ends the connection. Idempotent."""
+        if self._failure is None and self._channel is not None:
+            self._channel.close()
+        self._failure = self._failure or Closed("the client is closed")
+        self._socket.close()
+        self._inbox.clear()
+
+    @property
+    def usable(self) -> bool:
+        """It has not ended."""
+        return self._failure is None
+
+    def expect(self, number: int) -> None:
+        """An answer to the frame with this stream id will be waited for: `answer`, or `forget`."""
+        self._awaited[number] = None
+
+    def forget(self, number: int) -> None:
+        """Nobody waits for that answer any more. Idempotent."""
+        self._awaited.pop(number, None)
+
+    def next(self, timeout: float) -> Frame:
+        """The next PUBLISH, META or CHUNK."""
+        deadline = time.monotonic() + timeout
+        if timeout <= 0 and not self._inbox and self.usable:
+            self._read()
+        while not self._inbox:
+            self._beat()
+            self._wait(deadline, select.POLLIN)
+        return self._inbox.popleft()
+
+    def answer(self, number: int) -> None:
+        """Until the broker has answered; its refusal is raised."""
+        deadline = time.monotonic() + self.timeout
+        while (answer := self._awaited[number]) is None:
+            self._beat()
+            self._wait_for_broker(deadline, select.POLLIN)
+        del self._awaited[number]
+        if answer.kind == Kind.ERROR:
+            raise _error_of(answer)
+
+    def send(self, head: bytes, data: memoryview = NOTHING) -> None:
+        """A frame, all of it. While the broker takes nothing, what it sends is read."""
+        if self._failure is not None:
+            raise self._failure
+        if not self._begun and not self._heard:
+            self._replace_if_ended()
+        left = [memoryview(head), data] if data else [memoryview(head)]
+        deadline = time.monotonic() + self.timeout
+        sent, untouched = 0, True
+        try:
+            while left or self._unsent:
+                before, untouched = untouched, False  # an interrupt may hide what was sent
+                sent = self._send_some(left)
+                untouched = before and not sent
+                if sent:
+                    deadline = time.monotonic() + self.timeout
+                while left and sent >= len(left[0]):
+                    sent -= len(left.pop(0))
+                if left:
+                    left[0] = left[0][sent:]
+                if left or self._unsent:
+                    self._wait_for_broker(deadline, select.POLLIN | select.POLLOUT)
+        except BaseException:
+            if not untouched:
+                self._fail(Broken("a frame was half sent when it was interrupted"))
+            raise
+        self._sent = time.monotonic()
+
+    def _replace_if_ended(self) -> None:
+        """A broker may have ended a connection that had sent nothing, to make room for another. Nothing is
+        lost by a new one. Raises Broken, Again."""
+        poll = select.poll()
+        poll.register(self._socket, select.POLLRDHUP)
+        if poll.poll(0):
+            self._socket.close()
+            try:
+                self._connect(self.timeout)
+            except TransferError as error:
+                raise self._fail(error) from None
+        self._begun = True
+
+    def _send_some(self, buffers: list[memoryview]) -> int:
+        try:
+            if self._channel is not None and not self._channel.flush():
+                return 0
+            return self._way.sendmsg(buffers) if buffers else 0
+        except (BlockingIOError, InterruptedError):
+            return 0
+        except OSError as error:
+            self._read()  # it may have said why it went
+            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
+
+    @property
+    def _unsent(self) -> bool:
+        """TLS has taken what the system has not."""
+        return self._channel is not None and self._channel.unsent > 0
+
+    def _beat(self) -> None:
+        """A heartbeat, if one is due or wanted. Raises Broken if the broker has answered none for long."""
+        now = time.monotonic()
+        if self._is_late(now):
+            self._read()  # nobody may have read for long
+            if self._is_late(now):
+                raise self._fail(Broken(f"the broker was silent for {_MISSED} heartbeats"))
+        if self._owed or now - self._sent >= self._every:
+            self._owed = False
+            self.send(encode_head(Kind.HEARTBEAT))
+            if self._unanswered is None:
+                self._unanswered = now
+
+    def _is_late(self, now: float) -> bool:
+        since = self._unanswered
+        return self._echoes and since is not None and now - since >= _MISSED * self._every
+
+    def _wait(self, deadline: float, events: int) -> None:
+        """Until something can be done, or a heartbeat is due; reads what is there. Raises Again."""
+        if self._failure is not None:
+            raise self._failure
+        now = time.monotonic()
+        if now >= deadline:
+            raise Again("nothing came in time" if events == select.POLLIN else "the broker takes nothing")
+        poll = select.poll()
+        poll.register(self._socket, events)
+        until = deadline if events & select.POLLOUT else min(deadline, self._sent + self._every)
+        ready = poll.poll(max(1.0, (until - now) * 1000))
+        if ready and ready[0][1] & ~select.POLLOUT:
+            self._read()
+
+    def _read(self) -> None:
+        """What is there, at most one read; sorted. Raises Broken, ProtocolError."""
+        try:
+            more = True
+            while more:
+                if not self._reader.read(self._way):
+                    raise closed(self._peer, self._channel, heard=self._heard)
+                self._heard, self._unanswered = True, None
+                while (frame := self._reader.take()) is not None:
+                    self._sort(frame)
+                # of what TLS holds back the system does not tell
+                more = self._channel is not None and self._channel.pending > 0
+        except (BlockingIOError, InterruptedError):
+            return
+        except OSError as error:
+            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
+        except TransferError as error:
+            raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
+
+    def _sort(self, frame: Frame) -> None:
+        if frame.kind in (Kind.PUBLISH, Kind.META, Kind.CHUNK) or _breaks_off(frame):
+            self._inbox.append(frame)
+        elif frame.kind == Kind.HEARTBEAT:
+            self._owed = self._owed or bool(frame.flags & WANTED)
+            self._echoes = True
+        elif frame.stream_id in self._awaited:
+            self._awaited[frame.stream_id], self._held_up = frame, None
+        elif frame.kind == Kind.ERROR:
+            error = _error_of(frame)
+            if not frame.stream_id and isinstance(error, LogFull):
+                self._held_up, self._held_up_at = error, time.monotonic()
+            else:
+                self.complaints.append(error)
+
+    def _wait_for_broker(self, deadline: float, events: int) -> None:
+        """As `_wait`, for what is published: raises LogFull if the broker has just said that this is why."""
+        try:
+            self._wait(deadline, events)
+        except Again as error:
+            if self._held_up is None or time.monotonic() - self._held_up_at > _LATELY:
+                raise
+            hint = "it may be kept yet; let consumers acknowledge"
+            raise LogFull(f"{error}: {self._held_up}", hint=hint) from None
+
+    def _fail(self, error: TransferError) -> TransferError:
+        """The connection is of no use any more."""
+        if self._failure is None:
+            self._failure = error
+            self._socket.close()
+        return self._failure
+
+
+def _connected(host: str, port: int, timeout: float) -> socket.socket:
+    try:
+        connection = socket.create_connection((host, port), min(timeout, _LONGEST))
+    except TimeoutError as error:
+        raise Again(f"{host}:{port} did not answer within {timeout:g} s") from error
+    except OSError as error:
+        raise Broken(f"{host}:{port}: {error.strerror or error}") from error
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
+
+
+def _breaks_off(frame: Frame) -> bool:
+    """A stream that is received will not be finished."""
+    return frame.kind == Kind.ERROR and decode_error(bytes(frame.data))[0] == "broken_off"
+
+
+def _error_of(frame: Frame) -> TransferError:
+    code, message = decode_error(bytes(frame.data))
+    if code in ("usage", "topic"):
+        return UsageError(message)
+    return LogFull(message) if code == "full" else PeerError(f"the broker said {code}: {message}")

@@ -1,0 +1,1 @@
+"""What a broker is told: options, their values, and the settings that they become."""

@@ -1,0 +1,216 @@
+"""Values of options as people write them: in a TOML file with its types, elsewhere as text. Pure.
+
+Each function gives the value, or raises ValueError with what would be right.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable
+
+from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.delivery.subscriber import Overflow
+from transfer.broker.storage.volume import VolumeShare
+from transfer.transports.errors import UsageError
+
+#: what an option may be
+Value = (
+    bool
+    | int
+    | float
+    | str
+    | None
+    | Overflow
+    | VolumeShare
+    | tuple[Pattern, ...]
+    | dict[str, int]
+    | dict[str, str]
+)
+#: makes a value of what somebody wrote
+Reader = Callable[[object], Value]
+
+_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
+_BYTES |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
+_SECONDS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+_OFF = ("off", "none", "no", "false")
+
+
+def text(given: object) -> str:
+    """A text."""
+    if not isinstance(given, str):
+        raise ValueError("a text")
+    return given
+
+
+def flag(given: object) -> bool:
+    """`true`, `false`, and what people write for them."""
+    words = {"true": True, "yes": True, "on": True, "1": True} | dict.fromkeys((*_OFF, "0"), False)
+    if isinstance(given, bool):
+        return given
+    if isinstance(given, str) and given.strip().lower() in words:
+        return words[given.strip().lower()]
+    raise ValueError("true or false")
+
+
+def number(least: int = 0, most: int = 1 << 53) -> Reader:
+    """A whole number in these bounds."""
+
+    def read(given: object) -> int:
+        if isinstance(given, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", given):
+            given = int(given)
+        if isinstance(given, bool) or not isinstance(given, int) or not least <= given <= most:
+            raise ValueError(f"a whole number from {least}" + (f" to {most}" if most < 1 << 53 else ""))
+        return given
+
+    return read
+
+
+def size(given: object) -> int:
+    """Bytes: 65536, `64KiB`, `1.5M`. Ki, Mi, Gi, Ti are powers of 1024."""
+    nbytes = _with_unit(given, _BYTES, "[kmgt]i?", "b?")
+    if nbytes is None or nbytes < 1:
+        raise ValueError("a size, such as 65536, 64KiB or 1.5M")
+    return int(nbytes)
+
+
+def size_or_share(given: object) -> int | VolumeShare:
+    """Bytes as `size` has them, or a share of the volume: `80%`."""
+    match = re.fullmatch(r"\s*(\d{1,3})\s*%\s*", given, re.ASCII) if isinstance(given, str) else None
+    if match is not None and 1 <= int(match[1]) <= 100:
+        return VolumeShare(int(match[1]))
+    try:
+        return size(given)
+    except ValueError as error:
+        raise ValueError(f"{error}, or a share of the volume, such as 80%") from error
+
+
+def seconds(given: object) -> float:
+    """Seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`."""
+    found = _with_unit(given, _SECONDS, "ms|[smhd]", "")
+    if found is None:
+        raise ValueError("a time, such as 90, 200ms, 15m or 7d")
+    return found
+
+
+def or_none(read: Reader) -> Reader:
+    """The same, or `none`."""
+
+    def read_or_none(given: object) -> Value:
+        return None if _is_off(given) else read(given)
+
+    return read_or_none
+
+
+def port(given: object) -> int | None:
+    """A port, 0 for a free one; `off`: None."""
+    if _is_off(given):
+        return None
+    try:
+        return int(str(number(0, 65_535)(given)))
+    except ValueError:
+        raise ValueError("a port from 0 to 65535, or off") from None
+
+
+def endpoint_or_off(given: object) -> str:
+    """The same as `endpoint`; `off`: empty."""
+    return "" if _is_off(given) else endpoint(given)
+
+
+def endpoint(given: object) -> str:
+    """`tcp://HOST:PORT`; the scheme may be left out."""
+    found = text(given).strip()
+    if "://" not in found:
+        found = f"tcp://{found}"
+    host, colon, digits = found.removeprefix("tcp://").rpartition(":")
+    if found.startswith("tcp://") and not (
+        host and colon and (digits == "*" or (digits.isdecimal() and int(digits) < 65_536))
+    ):
+        raise ValueError("an endpoint, such as tcp://127.0.0.1:5580")
+    return found
+
+
+def overflow(given: object) -> Overflow:
+    """What happens to a subscriber who has no room."""
+    words = {one.name.lower(): one for one in Overflow}
+    if isinstance(given, str) and given.lower() in words:
+        return words[given.lower()]
+    raise ValueError(" or ".join(sorted(words)))
+
+
+def word(*words: str) -> Reader:
+    """One of these."""
+
+    def read(given: object) -> str:
+        if isinstance(given, str) and given.strip().lower() in words:
+            return given.strip().lower()
+        raise ValueError(" or ".join(filter(None, words)))
+
+    return read
+
+
+def allowed(given: object) -> bool:
+    """`allow`, since it is to be said in words; or empty."""
+    if given in ("", "allow", False):
+        return given == "allow"
+    raise ValueError("allow, or nothing at all")
+
+
+def patterns(given: object) -> tuple[Pattern, ...]:
+    """A list of patterns, or one text with commas; each `KIND:TEXT`, or a topic without a colon."""
+    if isinstance(given, str):
+        given = [one.strip() for one in given.split(",") if one.strip()]
+    if not isinstance(given, list):
+        raise ValueError("a list of patterns, such as ['dots:metrics.>', 'prefix:live-', 'frames']")
+    return tuple(map(_pattern, given))
+
+
+def endpoints(given: object) -> dict[str, str]:
+    """A table of topics and endpoints; as text: `topic=endpoint,topic=endpoint`."""
+    if isinstance(given, str):
+        pairs = [one.partition("=") for one in given.split(",") if one.strip()]
+        given = {name.strip(): value for name, _, value in pairs}
+    if not isinstance(given, dict):
+        raise ValueError("a table of topics and endpoints, such as {orders = 'tcp://127.0.0.1:5583'}")
+    return {str(name): endpoint(value) for name, value in given.items()}
+
+
+def quotas(given: object) -> dict[str, int]:
+    """A table of names and whole numbers; as text: `name=number,name=number`."""
+    if isinstance(given, str):
+        pairs = [one.partition("=") for one in given.split(",") if one.strip()]
+        given = {name.strip(): value for name, _, value in pairs}
+    if not isinstance(given, dict):
+        raise ValueError("a table of whole numbers, such as {acme = 100}")
+    read = number(1)
+    return {str(name): int(str(read(value))) for name, value in given.items()}
+
+
+def _pattern(given: object) -> Pattern:
+    kinds = {kind.value: kind for kind in Kind}
+    word, colon, rest = text(given).partition(":")
+    if not colon:
+        word, rest = Kind.EXACT.value, word
+    elif word not in kinds:  # a topic may have a colon, and most often it is a slip
+        near = difflib.get_close_matches(word, kinds, 1)
+        kind = f"{near[0]!r} is the nearest" if near else f"there are {', '.join(kinds)}"
+        raise ValueError(
+            f"a list of patterns, and {word!r} is no kind of them ({kind}); that topic is 'exact:{given}'"
+        )
+    try:
+        return pattern(kinds[word], rest)
+    except UsageError as error:
+        raise ValueError(f"a list of patterns, and {error}") from error
+
+
+def _is_off(given: object) -> bool:
+    return given is False or (isinstance(given, str) and given.strip().lower() in _OFF)
+
+
+def _with_unit(given: object, units: dict[str, float] | dict[str, int], unit: str, end: str) -> float | None:
+    if isinstance(given, int | float) and not isinstance(given, bool):
+        return given if 0 <= given < 1 << 62 else None
+    if not isinstance(given, str):
+        return None
+    match = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({unit})?{end}\s*", given, re.IGNORECASE | re.ASCII)
+    return float(match[1]) * units[(match[2] or "").lower()] if match else None

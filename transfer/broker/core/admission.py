@@ -1,0 +1,206 @@
+"""Which messages for direct delivery the broker takes, and how many wait at once. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from transfer.transports.errors import OptionError
+
+K = TypeVar("K")
+
+#: tenants, about, whose messages are counted by name; those of all others together are OTHER's
+MOST_TENANTS = 1000
+OTHER = "other"
+
+
+class Outcome(StrEnum):
+    """What happens to a message for which there is no room; each is counted by its name.
+
+    DEFERRED: it waits in the queue until its consumer has room. THROTTLED: refused, as the broker has too
+    much to do; the producer should come again. DROPPED: refused, as the queue it would have to wait in is
+    full.
+    """
+
+    DEFERRED = "deferred"
+    THROTTLED = "throttled"
+    DROPPED = "dropped"
+
+
+class Limit(StrEnum):
+    """Which limit was reached."""
+
+    GLOBAL_INGRESS = "max_global_ingress"
+    TENANT = "tenant_quota"
+    QUEUED_DIRECT = "max_queued_direct"
+    TOPIC_QUEUE = "max_per_topic_queue"
+    LATER_QUEUE = "half of max_queued_direct, for what is to be delivered later"
+    DELAY = "longest_delay"
+    INFLIGHT = "max_inflight_per_consumer"
+
+    @property
+    def outcome(self) -> Outcome:
+        return _OUTCOMES[self]
+
+
+_OUTCOMES = {
+    Limit.GLOBAL_INGRESS: Outcome.THROTTLED,
+    Limit.TENANT: Outcome.THROTTLED,
+    Limit.QUEUED_DIRECT: Outcome.DROPPED,
+    Limit.TOPIC_QUEUE: Outcome.DROPPED,
+    Limit.LATER_QUEUE: Outcome.DROPPED,
+    Limit.DELAY: Outcome.DROPPED,
+    Limit.INFLIGHT: Outcome.DEFERRED,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """All in messages but `max_inflight_bytes` and `longest_delay`. Raises OptionError.
+
+    max_inflight_per_consumer: dispatched and not acknowledged; a consumer is given no more, either, while
+    it holds so many bytes of payload. max_per_topic_queue: waiting of one topic for one destination.
+    max_queued_direct: waiting in all, and half of them those whose time is yet to come, in `longest_delay`
+    seconds at most. max_global_ingress: taken and not finished, waiting or in flight. tenant_quota: the same
+    of one tenant, unless `tenant_quotas` names another number.
+    """
+
+    max_inflight_per_consumer: int = 1024
+    max_inflight_bytes: int = 64 << 20
+    max_per_topic_queue: int = 256
+    max_queued_direct: int = 4096
+    max_global_ingress: int = 8192
+    tenant_quota: int = 8192
+    tenant_quotas: Mapping[str, int] = field(default_factory=dict)
+    longest_delay: float = 30 * 86400.0
+
+    def __post_init__(self) -> None:
+        numbers = (
+            self.max_inflight_per_consumer,
+            self.max_inflight_bytes,
+            self.max_per_topic_queue,
+            self.max_queued_direct,
+            self.max_global_ingress,
+        )
+        if (
+            min(numbers) < 1
+            or self.longest_delay < 0
+            or min(self.tenant_quota, *self.tenant_quotas.values(), 0) < 0
+        ):
+            raise OptionError(
+                f"{self} makes no sense", hint="limits are messages, from 1 on; quotas from 0 on"
+            )
+
+    def quota(self, tenant: str) -> int:
+        return self.tenant_quotas.get(tenant, self.tenant_quota)
+
+
+class Admission:
+    """Counts what waits and what is unfinished. Not thread-safe.
+
+    counts: of each outcome. reached: of each limit, how often it decided. accepted, refused: messages by
+    tenant, of those that came first.
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self.unfinished = 0
+        self.waiting = 0
+        self.counts: Counter[Outcome] = Counter()
+        self.reached: Counter[Limit] = Counter()
+        self.accepted: Counter[str] = Counter()
+        self.refused: Counter[str] = Counter()
+        self._tenants: Counter[str] = Counter()
+        self._topics: Counter[tuple[str, str, str]] = Counter()
+        self._later = 0
+
+    def refuses(self, tenant: str, destination: str, topic: str, delay: float = 0.0) -> Limit | None:
+        """The limit that keeps a new message out; it is counted. None: there is room. delay: seconds until it
+        is to be delivered."""
+        limit = self._over(tenant, destination, topic, delay)
+        if limit is not None:
+            self.count(limit)
+            self.refused[self._named(tenant)] += 1
+        return limit
+
+    def count(self, limit: Limit) -> None:
+        """This limit decided about a message."""
+        self.reached[limit] += 1
+        self.counts[limit.outcome] += 1
+
+    def defer(self) -> None:
+        """A message waits because its consumer is not there."""
+        self.counts[Outcome.DEFERRED] += 1
+
+    @property
+    def share(self) -> float:
+        """Of what may be unfinished, how much is: of all, or of the tenant that is nearest to its quota."""
+        limits = self.limits
+        shares = (count / (limits.quota(tenant) or count) for tenant, count in self._tenants.items())
+        return max(self.unfinished / limits.max_global_ingress, *shares, 0.0)
+
+    def unfinished_by_tenant(self) -> Iterable[tuple[str, int]]:
+        """Of tenants that have some."""
+        return self._tenants.items()
+
+    def of_tenant(self, tenant: str) -> int:
+        """Messages of this tenant that are not finished."""
+        return self._tenants[tenant]
+
+    def of_topic(self, tenant: str, destination: str, topic: str) -> int:
+        """Messages of this topic that wait for this destination."""
+        return self._topics[tenant, destination, topic]
+
+    # -- the desk tells what happens -----------------------------------------------------------------------
+
+    def began(self, tenant: str, *, again: bool = False) -> None:
+        """again: it was unfinished when the broker ended."""
+        self.accepted[self._named(tenant)] += not again
+        self.unfinished += 1
+        self._tenants[tenant] += 1
+
+    def finished(self, tenant: str) -> None:
+        self.unfinished -= 1
+        _less(self._tenants, tenant)
+
+    def waits(self, tenant: str, destination: str, topic: str, *, later: bool = False) -> None:
+        """later: its time is yet to come."""
+        self.waiting += 1
+        self._later += later
+        self._topics[tenant, destination, topic] += 1
+
+    def waited(self, tenant: str, destination: str, topic: str, *, later: bool = False) -> None:
+        self.waiting -= 1
+        self._later -= later
+        _less(self._topics, (tenant, destination, topic))
+
+    def _named(self, tenant: str) -> str:
+        """Where it is counted: anybody may come as a new tenant."""
+        known = tenant in self.accepted or tenant in self.refused
+        return tenant if known or len(self.accepted) + len(self.refused) < MOST_TENANTS else OTHER
+
+    def _over(self, tenant: str, destination: str, topic: str, delay: float) -> Limit | None:
+        limits = self.limits
+        if self.unfinished >= limits.max_global_ingress:
+            return Limit.GLOBAL_INGRESS
+        if self._tenants[tenant] >= limits.quota(tenant):
+            return Limit.TENANT
+        if self.waiting >= limits.max_queued_direct:
+            return Limit.QUEUED_DIRECT
+        if self._topics[tenant, destination, topic] >= limits.max_per_topic_queue:
+            return Limit.TOPIC_QUEUE
+        if delay > limits.longest_delay:
+            return Limit.DELAY
+        if delay > 0 and self._later >= (limits.max_queued_direct + 1) // 2:  # the rest is for today
+            return Limit.LATER_QUEUE
+        return None
+
+
+def _less(counter: Counter[K], key: K) -> None:
+    """One less; names that nothing waits under are forgotten."""
+    counter[key] -= 1
+    if not counter[key]:
+        del counter[key]

@@ -1,0 +1,246 @@
+"""How messages for direct delivery move: they wait, go to a consumer, come back, are finished. Pure.
+
+What must outlive a restart is an event that `Persist` carries, so the books (`Books`) are what the events
+make of them, while queues, sessions and timers are made from the books again.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from transfer.broker.core.admission import Admission, Limit, Limits
+from transfer.broker.core.delivery import Delivery, RetryPolicy, Status
+from transfer.broker.core.departed_consumers import Departed
+from transfer.broker.core.dispatcher_actions import Action, DeadLetter, Dispatch, DropSession, Now, Persist
+from transfer.broker.core.dispatcher_events import (
+    Books,
+    Dispatched,
+    End,
+    Event,
+    Finished,
+    Moved,
+    Parcel,
+    Returned,
+)
+from transfer.broker.core.in_flight import Acked, InFlight
+from transfer.broker.core.priority_queue import WEIGHTS
+from transfer.broker.core.sessions import ConsumerKey, Session, SessionTable
+from transfer.broker.core.waiting_messages import WaitingRoom
+
+
+class DirectRoutes(Protocol):
+    """What the desk asks of the routes."""
+
+    def destinations(self, tenant: str, topic: str) -> Sequence[str]:
+        """The consumers that direct routes name for this topic, in order of precedence."""
+
+    def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
+        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too much."""
+
+    def bind(self, session: Session) -> None:
+        """The session's subscriptions are routes to its consumer, instead of what they were before."""
+
+    def unbind(self, session: Session) -> None:
+        """They are routes no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What the desk goes by. Times in seconds.
+
+    ack_timeout: until a message that is not acknowledged is tried again. heartbeat_timeout: until a
+    silent session ends. route_grace: for which a topic counts as one that a consumer will want again, when
+    its session has ended. remembered: acknowledged messages that are known, so that a second ACK is told
+    from a stale one. most_sessions: consumers that may be registered. batch: messages that one call
+    sends, retries or buries at most, so that others come to their turn.
+    """
+
+    limits: Limits = field(default_factory=Limits)
+    retry: RetryPolicy = field(default_factory=RetryPolicy)
+    ack_timeout: float = 30.0
+    heartbeat_timeout: float = 30.0
+    weights: Mapping[str, int] = field(default_factory=lambda: WEIGHTS)
+    route_grace: float = 0.0
+    remembered: int = 8192
+    most_sessions: int = 10_000
+    batch: int = 256
+
+
+class Dealing:
+    """The state of a desk, and the steps that its requests are made of. Not thread-safe."""
+
+    def __init__(
+        self, routes: DirectRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
+    ) -> None:
+        self.rules = rules
+        self.books = Books()
+        self.admission = Admission(rules.limits)
+        self.waiting = WaitingRoom(self.admission, rules.weights)
+        self.sessions = SessionTable(rules.heartbeat_timeout, new_id)
+        self.inflight = InFlight()
+        self.counts: Counter[str] = Counter()
+        self._routes = routes
+        self._random = random
+        self._acked = Acked(rules.remembered)
+        self._departed = Departed(rules.route_grace)
+        #: consumers who may have something that they can be given
+        self._ready: dict[ConsumerKey, None] = {}
+        self._actions: list[Action] = []
+
+    # -- giving --------------------------------------------------------------------------------------------
+
+    def _done(self, now: Now | None = None) -> list[Action]:
+        if now is not None:
+            self._give(now)
+        actions, self._actions = self._actions, []
+        return actions
+
+    def _give(self, now: Now) -> None:
+        """Gives consumers what waits for them, as much as they may hold; `batch` messages at most."""
+        left = self.rules.batch
+        while self._ready and left > 0:
+            key = next(iter(self._ready))
+            session = self.sessions.live(key)
+            parcel = None
+            if session is not None and self._has_room(session):
+                parcel = self.waiting.take(key)
+            if session is None or parcel is None:
+                del self._ready[key]
+                continue
+            left -= 1
+            self._ready[key] = self._ready.pop(key)  # others come to their turn
+            if self._is_expired(parcel, now):
+                self._bury(parcel, "expired")
+            else:
+                self._dispatch(parcel, session, now)
+
+    def _dispatch(self, parcel: Parcel, session: Session, now: Now) -> None:
+        number, facts, attempt = parcel.number, parcel.facts, parcel.attempt + 1
+        deadline = now.seconds + self.rules.ack_timeout
+        delivery = Delivery(
+            number,
+            facts.message_id,
+            session.consumer_id,
+            session.session_id,
+            facts.topic,
+            attempt,
+            now.seconds,
+            deadline,
+        )
+        self.counts["dispatched"] += 1
+        if session.capabilities.supports_ack:
+            self._write(Dispatched(number, attempt, session.consumer_id, session.session_id))
+            self.inflight.begin(delivery, session, facts.nbytes)
+        else:
+            self._finish(parcel, End.SENT)
+            self._acked.add(session, delivery)
+        self._actions.append(Dispatch(session.peer or b"", session, delivery, parcel))
+
+    def _has_room(self, session: Session) -> bool:
+        """Whether it may be given another message."""
+        limits = self.rules.limits
+        window = min(session.capabilities.max_inflight, limits.max_inflight_per_consumer)
+        return len(session.inflight) < window and session.held < limits.max_inflight_bytes
+
+    def _choose(self, tenant: str, topic: str) -> str | None:
+        """The first destination that is there, else the first. None: there is no route."""
+        destinations = self._routes.destinations(tenant, topic)
+        for destination in destinations:
+            if self.sessions.live((tenant, destination)) is not None:
+                return destination
+        return destinations[0] if destinations else None
+
+    # -- waiting -------------------------------------------------------------------------------------------
+
+    def _wait(self, parcel: Parcel, now: Now, delay: float = 0.0) -> bool:
+        """True: it waits for nothing but its consumer. A consumer that is there is preferred to one that
+        is not."""
+        if delay <= 0 and not parcel.facts.pinned and self.sessions.live(parcel.key) is None:
+            other = self._choose(parcel.facts.tenant, parcel.facts.topic)
+            if other is not None and self.sessions.live((parcel.facts.tenant, other)) is not None:
+                self._move(parcel, other)
+        if not self.waiting.put(parcel, now, delay):
+            return False
+        self._ready[parcel.key] = None
+        return True
+
+    def _rehome(self, key: ConsumerKey, now: Now) -> None:
+        """What waits for a consumer that is not there goes to one that is, where a route leads to it."""
+        if self.sessions.live(key) is not None:
+            return
+        for parcel in self.waiting.ready(key):
+            if not parcel.facts.pinned:
+                self.waiting.discard(parcel)
+                self._wait(parcel, now)
+
+    def _move(self, parcel: Parcel, destination: str) -> None:
+        self.counts["moved"] += 1
+        self._write(Moved(parcel.number, destination))
+
+    def _return(
+        self,
+        delivery: Delivery,
+        status: Status,
+        error: str,
+        now: Now,
+        *,
+        delay: float = 0.0,
+        counted: bool = True,
+    ) -> None:
+        """A delivery failed: it is tried again, unless that is over. counted: it was a try."""
+        self.inflight.end(delivery)
+        delivery.move(status)
+        parcel = self.books.parcels[delivery.number]
+        parcel.failed_ms = parcel.failed_ms or now.unix_ms
+        if counted and self.rules.retry.exhausted(delivery.attempt):
+            delivery.move(Status.DEAD_LETTERED)
+            self._bury(parcel, "exhausted", error)
+        elif self._is_expired(parcel, now):
+            delivery.move(Status.DEAD_LETTERED)
+            self._bury(parcel, "expired", error)
+        else:
+            delivery.move(Status.RETRY_SCHEDULED)
+            self._write(Returned(parcel.number, delivery.attempt - (not counted), error))
+            self.counts["retried" if counted else "unsent"] += 1
+            self._wait(parcel, now, delay)
+
+    def _defer(self, parcel: Parcel) -> None:
+        if self.sessions.live(parcel.key) is None:
+            self.admission.defer()
+        else:
+            self.admission.count(Limit.INFLIGHT)
+
+    def _end_session(self, session: Session, error: str, now: Now) -> None:
+        self.sessions.end(session)
+        self._routes.unbind(session)
+        self._departed.add(session, now.seconds)
+        self._actions.append(DropSession(session))
+        for number in sorted(session.inflight):
+            found = self.inflight.get(number)
+            if found is not None:
+                self._return(found[0], Status.EXPIRED, error, now)
+        self._rehome(session.key, now)
+
+    # -- finishing -----------------------------------------------------------------------------------------
+
+    def _bury(self, parcel: Parcel, reason: str, error: str = "") -> None:
+        """The dead letter is kept before the message is finished: a crash in between keeps it twice, not
+        never."""
+        letter = DeadLetter(parcel.number, parcel, reason, parcel.attempt, error or parcel.error)
+        self._actions.append(letter)
+        self._finish(parcel, End.DEAD_LETTERED)
+        self.counts["dead_lettered"] += 1
+
+    def _finish(self, parcel: Parcel, end: End) -> None:
+        self._write(Finished(parcel.number, end))
+        self.admission.finished(parcel.facts.tenant)
+
+    def _is_expired(self, parcel: Parcel, now: Now) -> bool:
+        return 0 < parcel.facts.expires_ms <= now.unix_ms
+
+    def _write(self, event: Event) -> None:
+        self.books.apply(event)
+        self._actions.append(Persist(event))

@@ -1,0 +1,333 @@
+"""The direct desk: which consumer gets which message, what is tried again, and what is given up. Pure.
+
+Events in, actions out; the actions are done in their order.
+"""
+
+from __future__ import annotations
+
+import random as _random
+import uuid
+from collections.abc import Callable, Sequence
+
+from transfer.broker.core.delivery import Delivery, Status
+from transfer.broker.core.dispatch import Dealing, DirectRoutes, Rules
+from transfer.broker.core.dispatcher_actions import (
+    Ack,
+    Action,
+    Admitted,
+    Answer,
+    Audit,
+    Control,
+    Deregister,
+    Deregistered,
+    Fault,
+    Full,
+    Heartbeat,
+    KeepSession,
+    Nack,
+    NoRoute,
+    Now,
+    Refused,
+    Register,
+    Registered,
+    Taken,
+    Verdict,
+)
+from transfer.broker.core.dispatcher_events import Accepted, Books, End, Facts, Ref, Returned
+from transfer.broker.core.sessions import Session
+from transfer.transports.errors import UsageError
+
+__all__ = ["DirectDesk", "DirectRoutes", "Rules"]
+
+
+class DirectDesk(Dealing):
+    """Not thread-safe. All actions are done in one order, that of the calls: when doing one leads to
+    another call (`unsent`), what that gives goes behind the actions that are left.
+
+    counts: dispatched, acked, nacked, retried, dead_lettered, routed, unroutable, stale_acks, moved and
+    others, since the start. new_id: makes session ids. random: gives 0 to 1, for pauses between tries.
+    """
+
+    def __init__(
+        self,
+        routes: DirectRoutes,
+        rules: Rules | None = None,
+        *,
+        new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
+        random: Callable[[], float] = _random.random,
+    ) -> None:
+        super().__init__(routes, rules or Rules(), new_id, random)
+
+    @property
+    def slow_consumers(self) -> int:
+        """Consumers for whom something waits because they hold as much as they may."""
+        return sum(self.waiting.has(session.key) and not self._has_room(session) for session in self.sessions)
+
+    # -- messages ------------------------------------------------------------------------------------------
+
+    def admit(
+        self, facts: Facts, destination: str = "", now: Now | None = None, *, awaits: bool = True
+    ) -> Verdict:
+        """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
+        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago, if it may
+        wait for one (`awaits`), and when it is to be delivered. Give
+        `Admitted` to `accept` once the message's bytes are kept."""
+        if not destination:
+            found = self._choose(facts.tenant, facts.topic)
+            if found is None:
+                if (
+                    now is not None
+                    and awaits
+                    and self._departed.expects(facts.tenant, facts.topic, now.seconds)
+                ):
+                    return NoRoute(awaited=True)
+                self.counts["unroutable"] += 1
+                return NoRoute()
+            destination = found
+        delay = max(0, facts.due_ms - now.unix_ms) / 1000 if now is not None else 0.0
+        limit = self.admission.refuses(facts.tenant, destination, facts.topic, delay)
+        if limit is not None:
+            return Full(limit)
+        return Admitted(facts, destination, self.sessions.live((facts.tenant, destination)) is not None)
+
+    def accept(self, admitted: Admitted, ref: Ref, now: Now) -> list[Action]:
+        """The message is the broker's from now on. Answer the producer when the first action is synced."""
+        number, facts = self.books.next_number, admitted.facts
+        self._write(Accepted(number, admitted.destination, facts, ref))
+        self.admission.began(facts.tenant)
+        self.counts["routed"] += 1
+        parcel = self.books.parcels[number]
+        if self._is_expired(parcel, now):
+            self._bury(parcel, "expired")
+        elif self._wait(parcel, now):
+            self._give(now)
+            if number in self.waiting:
+                self._defer(parcel)
+        return self._done()
+
+    def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
+        """A message could not be sent; its attempt does not count, unless it needed no ACK: then it is
+        lost. gone: the peer is not there any more, and its sessions end; else it is tried again a little
+        later."""
+        found = self.inflight.get(delivery.number)
+        if found is not None and found[0] is delivery:
+            delay = 0.0 if gone else self.rules.retry.initial
+            self._return(delivery, Status.EXPIRED, "it could not be sent", now, delay=delay, counted=False)
+        else:
+            self._uncount(delivery)
+        if gone:
+            for one in self.sessions.of_peer(peer):
+                self._end_session(one, "its connection is gone", now)
+        return self._done(now)
+
+    def _uncount(self, delivery: Delivery) -> None:
+        """It could not be sent, and its session has ended meanwhile; or it was not to be acknowledged."""
+        number = delivery.number
+        parcel = self.books.parcels.get(number)
+        if delivery.status is Status.DISPATCHED:
+            self.counts["lost"] += 1
+        elif parcel is not None and number in self.waiting and parcel.attempt == delivery.attempt:
+            self._write(Returned(number, delivery.attempt - 1, "it could not be sent"))
+
+    def remove(self, number: int, reason: str = "") -> list[Action]:
+        """An operator takes a message away: with a reason it becomes a dead letter. UsageError: not here."""
+        parcel = self.books.parcels.get(number)
+        if parcel is None:
+            raise UsageError(f"there is no unfinished message {number}")
+        found = self.inflight.get(number)
+        if found is not None:
+            self.inflight.end(found[0])
+            self._ready[found[1].key] = None
+        self.waiting.discard(parcel)
+        if reason:
+            self._bury(parcel, reason)
+        else:
+            self._finish(parcel, End.PURGED)
+        return self._done()
+
+    # -- consumers -----------------------------------------------------------------------------------------
+
+    def request(self, peer: bytes, control: Control, now: Now) -> list[Action]:
+        """What a consumer at `peer` asks."""
+        match control:
+            case Register():
+                self._register(peer, control, now)
+            case Heartbeat():
+                self._heartbeat(peer, control, now)
+            case Deregister():
+                self._deregister(peer, control, now)
+            case Ack():
+                self._ack(peer, control, now)
+            case Nack():
+                self._nack(peer, control, now)
+        return self._done(now)
+
+    def restore(self, sessions: Sequence[Session], now: Now) -> None:
+        """Sessions of before a restart, which their consumers may resume. Their subscriptions are routes
+        again."""
+        for session in sessions:
+            self.sessions.restore(session, now.seconds)
+            self._routes.bind(session)
+
+    # -- time ----------------------------------------------------------------------------------------------
+
+    def tick(self, now: Now) -> list[Action]:
+        """Does what is due. Call it when `seconds_left` have passed, or more often."""
+        batch = self.rules.batch
+        for session in self.sessions.missed(now.seconds, batch):
+            self.counts["missed_heartbeats"] += 1
+            self._end_session(session, "a heartbeat was missed", now)
+        for delivery, session in self.inflight.overdue(now.seconds, batch):
+            self.counts["ack_timeouts"] += 1
+            self._ready[session.key] = None
+            delay = self.rules.retry.delay(delivery.attempt, self._random)
+            self._return(delivery, Status.EXPIRED, "no ACK came in time", now, delay=delay)
+        for parcel in self.waiting.expired(now, batch):
+            self._bury(parcel, "expired")
+        for parcel in self.waiting.due(now, batch):
+            self._wait(parcel, now)
+        return self._done(now)
+
+    def seconds_left(self, now: Now) -> float | None:
+        """Until `tick` has something to do; 0: at once. None: nothing is due ever."""
+        if self._ready:
+            return 0.0
+        times = [self.waiting.seconds_left(now)]
+        for deadline in (self.sessions.next_deadline(), self.inflight.next_deadline()):
+            times.append(deadline - now.seconds if deadline is not None else None)
+        known = [left for left in times if left is not None]
+        return max(min(known), 0.0) if known else None
+
+    def recover(self, books: Books, now: Now) -> list[Action]:
+        """Goes on with the books of before a restart, on a desk that is new. What was in flight is tried
+        again at once, its attempts counted."""
+        self.books = books
+        for parcel in list(books.parcels.values()):
+            self.admission.began(parcel.facts.tenant, again=True)
+            if parcel.session_id and self.rules.retry.exhausted(parcel.attempt):
+                self._bury(parcel, "exhausted", "the broker ended while it was in flight")
+                continue
+            if parcel.session_id:
+                self._write(
+                    Returned(parcel.number, parcel.attempt, "the broker ended while it was in flight")
+                )
+            self._wait(parcel, now)
+        return self._done(now)
+
+    # -- what consumers ask --------------------------------------------------------------------------------
+
+    def _register(self, peer: bytes, ask: Register, now: Now) -> None:
+        if ask.mode != "direct":
+            self._refuse(peer, Fault.UNSUPPORTED_MODE, f"mode {ask.mode!r}: fan-out is on the PUB socket")
+            return
+        try:
+            self._routes.check(ask.tenant, ask.subscriptions)
+        except UsageError as error:
+            self._refuse(peer, Fault.INVALID_SUBSCRIPTION, str(error))
+            return
+        before = self.sessions.find((ask.tenant, ask.consumer_id))
+        if before is None and len(self.sessions) >= self.rules.most_sessions:
+            text = f"{self.rules.most_sessions} consumers are registered"
+            self._refuse(peer, Fault.TOO_MANY_CONSUMERS, text)
+            return
+        if before is not None and before.session_id != ask.session_id:
+            self._end_session(before, "its consumer registered anew", now)
+        registration = self.sessions.register(
+            (ask.tenant, ask.consumer_id),
+            peer,
+            ask.subscriptions,
+            ask.capabilities,
+            now.seconds,
+            resume=ask.session_id,
+        )
+        session = registration.session
+        self._routes.bind(session)
+        self._actions.append(KeepSession(session))
+        status = "resumed" if registration.resumed else "registered"
+        self._actions.append(Answer(peer, Registered(ask.consumer_id, session.session_id, status)))
+        self._ready[session.key] = None
+        for key in self.waiting.keys(ask.tenant):
+            self._rehome(key, now)
+
+    def _heartbeat(self, peer: bytes, ask: Heartbeat, now: Now) -> None:
+        session = self.sessions.heartbeat(peer, ask.consumer_id, ask.session_id, now.seconds)
+        if session is None:
+            self._refuse(
+                peer, Fault.UNKNOWN_SESSION, f"{ask.consumer_id} has no such session: register again"
+            )
+            return
+        self._ready[session.key] = None
+        if ask.reply:
+            self._actions.append(Answer(peer, Taken("consumer.heartbeat", ask.consumer_id, "", "alive")))
+
+    def _deregister(self, peer: bytes, ask: Deregister, now: Now) -> None:
+        session = self.sessions.of(peer, ask.consumer_id, ask.session_id)
+        if session is None:
+            self._refuse(peer, Fault.UNKNOWN_SESSION, f"{ask.consumer_id} has no such session")
+            return
+        self._end_session(session, "its consumer went", now)
+        self._actions.append(Answer(peer, Deregistered(ask.consumer_id, session.session_id)))
+
+    def _ack(self, peer: bytes, ask: Ack, now: Now) -> None:
+        session, delivery = self._find(peer, ask)
+        if session is None or delivery is None:
+            self._late(peer, ask, session)
+            return
+        parcel = self.books.parcels[delivery.number]
+        delivery.move(Status.ACKED)
+        self.inflight.end(delivery)
+        self._finish(parcel, End.ACKED)
+        self._acked.add(session, delivery)
+        self.counts["acked"] += 1
+        self._taken(peer, ask, "processed")
+        self._ready[session.key] = None
+
+    def _nack(self, peer: bytes, ask: Nack, now: Now) -> None:
+        session, delivery = self._find(peer, ask)
+        if session is None or delivery is None:
+            self._late(peer, ask, session)
+            return
+        self.counts["nacked"] += 1
+        number = delivery.number
+        if ask.terminal:
+            delivery.move(Status.NACKED)
+            delivery.move(Status.DEAD_LETTERED)
+            self.inflight.end(delivery)
+            self._bury(self.books.parcels[number], "terminal", ask.reason)
+        else:
+            delay = self.rules.retry.delay(delivery.attempt, self._random)
+            self._return(delivery, Status.NACKED, ask.reason, now, delay=delay)
+        self._taken(peer, ask, "retry_scheduled" if number in self.books.parcels else "dead_lettered")
+        self._ready[session.key] = None
+
+    def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, Delivery | None]:
+        """The session that asks, and the delivery that it means, if it is still in flight."""
+        session = self.sessions.of(peer, ask.consumer_id, ask.session_id)
+        if session is None:
+            return None, None
+        return session, self.inflight.find(session, ask.message_id, ask.delivery_id)
+
+    def _late(self, peer: bytes, ask: Ack | Nack, session: Session | None) -> None:
+        """A second ACK is harmless; any other that fits no delivery is refused."""
+        known = session is not None and self._acked.has(session, ask.message_id, ask.delivery_id)
+        if known and isinstance(ask, Ack):
+            self.counts["acked_again"] += 1
+            self._taken(peer, ask, "duplicate")
+            return
+        self.counts["stale_acks"] += 1
+        if session is None:
+            text = "the session has ended, or is somebody else's"
+        else:
+            text = "no such delivery is in flight: it is over, or was given up"
+        self._actions.append(Audit(Fault.STALE_ACK, ask.message_id, ask.consumer_id, text))
+        refused = Refused(Fault.STALE_ACK, text, ask.message_id, ask.delivery_id or "")
+        self._actions.append(Answer(peer, refused))
+
+    def _taken(self, peer: bytes, ask: Ack | Nack, status: str) -> None:
+        if ask.reply:
+            word = "ack" if isinstance(ask, Ack) else "nack"
+            named = ask.consumer_id, ask.message_id
+            self._actions.append(Answer(peer, Taken(word, *named, status, ask.delivery_id or "")))
+
+    def _refuse(self, peer: bytes, fault: Fault, text: str) -> None:
+        self._actions.append(Answer(peer, Refused(fault, text)))

@@ -1,0 +1,256 @@
+"""What happens to messages for direct delivery, as it is written down and read again. Pure.
+
+An event is `version 1 | kind 1 | number 8`, little-endian, and what its class says: integers of a fixed
+size, then texts as a 4-byte length and UTF-8. `Books.apply` of the same events, in order, gives the same
+books.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, field
+from enum import IntEnum
+from typing import NamedTuple
+
+from transfer.transports.errors import LogDamaged
+
+VERSION = 1
+_HEAD = struct.Struct("<BBQ")
+_ACCEPTED = struct.Struct("<QQQQIB")
+_ATTEMPT = struct.Struct("<I")
+_LENGTH = struct.Struct("<I")
+
+
+class Ref(NamedTuple):
+    """Where a message's bytes lie: a topic of the log, and the offset there."""
+
+    topic: str
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What the desk knows of a message. Times in milliseconds since 1970, 0: none.
+
+    expires_ms: nobody wants it from then on. due_ms: it waits until then. priority: a class
+    (`fair.WEIGHTS`). pinned: it is for this destination only, whoever else has a route.
+    """
+
+    tenant: str
+    topic: str
+    message_id: str
+    producer_id: str
+    nbytes: int = 0
+    priority: str = "normal"
+    expires_ms: int = 0
+    due_ms: int = 0
+    pinned: bool = False
+
+
+class End(IntEnum):
+    """How a message was finished. The numbers are in the log: they never change."""
+
+    ACKED = 1
+    SENT = 2  # to a consumer that does not acknowledge
+    DEAD_LETTERED = 3
+    PURGED = 4  # by an operator
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """A message was taken for a destination. attempt, error, consumer_id: what was tried before, in a
+    snapshot."""
+
+    number: int
+    destination: str
+    facts: Facts
+    ref: Ref
+    attempt: int = 0
+    error: str = ""
+    consumer_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Dispatched:
+    """An attempt begins: written before it is sent."""
+
+    number: int
+    attempt: int
+    consumer_id: str
+    session_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """It waits again. attempt: tries that count, one less than before if the last one could not be sent."""
+
+    number: int
+    attempt: int
+    error: str
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """It waits for another destination, as the one it was for is gone."""
+
+    number: int
+    destination: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The broker is done with it; its bytes need not be kept."""
+
+    number: int
+    end: End
+
+
+Event = Accepted | Dispatched | Returned | Moved | Finished
+_KINDS: dict[type[Event], int] = {Accepted: 1, Dispatched: 2, Returned: 3, Moved: 4, Finished: 5}
+
+
+def encode(event: Event) -> bytes:
+    """The bytes that are written for an event."""
+    head = _HEAD.pack(VERSION, _KINDS[type(event)], event.number)
+    match event:
+        case Accepted(_, destination, facts, ref, attempt, error, consumer_id):
+            numbers = (facts.nbytes, facts.expires_ms, facts.due_ms, ref.offset, attempt, facts.pinned)
+            texts = (facts.tenant, facts.topic, facts.message_id, facts.producer_id, facts.priority)
+            more = (ref.topic, destination, error, consumer_id)
+            return head + _ACCEPTED.pack(*numbers) + _texts(*texts, *more)
+        case Dispatched(_, attempt, consumer_id, session_id):
+            return head + _ATTEMPT.pack(attempt) + _texts(consumer_id, session_id)
+        case Returned(_, attempt, error):
+            return head + _ATTEMPT.pack(attempt) + _texts(error)
+        case Moved(_, destination):
+            return head + _texts(destination)
+        case Finished(_, end):
+            return head + bytes((end,))
+
+
+def decode(data: bytes | memoryview) -> Event:
+    """The event that these bytes are. Raises LogDamaged."""
+    try:
+        version, kind, number = _HEAD.unpack_from(data)
+        if version != VERSION:
+            raise ValueError(f"version {version}")
+        return _decode(kind, number, data)
+    except (struct.error, ValueError, IndexError) as error:
+        raise LogDamaged(f"an event of direct delivery cannot be read: {error}") from error
+
+
+def _decode(kind: int, number: int, data: bytes | memoryview) -> Event:
+    at = _HEAD.size
+    match kind:
+        case 1:
+            nbytes, expires, due, offset, attempt, pinned = _ACCEPTED.unpack_from(data, at)
+            texts = _read(data, at + _ACCEPTED.size, 9)
+            tenant, topic, message_id, producer_id, priority, kept_in, destination, error, consumer = texts
+            facts = Facts(
+                tenant, topic, message_id, producer_id, nbytes, priority, expires, due, bool(pinned)
+            )
+            return Accepted(number, destination, facts, Ref(kept_in, offset), attempt, error, consumer)
+        case 2:
+            return Dispatched(number, *_ATTEMPT.unpack_from(data, at), *_read(data, at + _ATTEMPT.size, 2))
+        case 3:
+            return Returned(number, *_ATTEMPT.unpack_from(data, at), *_read(data, at + _ATTEMPT.size, 1))
+        case 4:
+            return Moved(number, *_read(data, at, 1))
+        case 5:
+            if len(data) != at + 1:
+                raise ValueError("its length is wrong")
+            return Finished(number, End(data[at]))
+    raise ValueError(f"kind {kind}")
+
+
+def _texts(*texts: str) -> bytes:
+    return b"".join(_LENGTH.pack(len(data)) + data for data in (text.encode() for text in texts))
+
+
+def _read(data: bytes | memoryview, at: int, count: int) -> list[str]:
+    texts: list[str] = []
+    for _ in range(count):
+        (length,) = _LENGTH.unpack_from(data, at)
+        at += _LENGTH.size + length
+        texts.append(str(data[at - length : at], "utf-8"))
+    if at != len(data):
+        raise ValueError("its length is wrong")
+    return texts
+
+
+@dataclass(slots=True)
+class Parcel:
+    """A message that is not finished. attempt: tries that were begun. error: what became of the last one.
+
+    session_id: who has it in hands; "": it waits. consumer_id: who had it last. failed_ms: when a try failed
+    first, in milliseconds since 1970, as far as that was since the start; 0: none did.
+    """
+
+    number: int
+    destination: str
+    facts: Facts
+    ref: Ref
+    attempt: int = 0
+    error: str = ""
+    consumer_id: str = ""
+    session_id: str = ""
+    failed_ms: int = field(default=0, compare=False)
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """The consumer that it is for."""
+        return self.facts.tenant, self.destination
+
+
+@dataclass(slots=True)
+class Books:
+    """All messages that are not finished, by number. next_number: of the next one that is accepted."""
+
+    parcels: dict[int, Parcel] = field(default_factory=dict)
+    next_number: int = 1
+
+    def apply(self, event: Event) -> None:
+        """What the event says is so. Of a message that is finished, or was never here, nothing is known."""
+        if isinstance(event, Accepted):
+            self.parcels[event.number] = Parcel(
+                event.number, event.destination, event.facts, event.ref, event.attempt, event.error,
+                event.consumer_id,
+            )  # fmt: skip
+        self.next_number = max(self.next_number, event.number + 1)
+        parcel = self.parcels.get(event.number)
+        if parcel is None:
+            return
+        match event:
+            case Dispatched():
+                parcel.attempt, parcel.session_id = event.attempt, event.session_id
+                parcel.consumer_id = event.consumer_id
+            case Returned():
+                parcel.attempt, parcel.session_id, parcel.error = event.attempt, "", event.error
+            case Moved():
+                parcel.destination = event.destination
+            case Finished():
+                del self.parcels[event.number]
+            case Accepted():
+                pass
+
+    def snapshot(self) -> list[Event]:
+        """The shortest list of events that gives these books: what may replace all events so far.
+
+        Its first event names the last number that was given, so that none is given twice.
+        """
+        last = self.next_number - 1
+        events: list[Event] = [Finished(last, End.PURGED)] if last and last not in self.parcels else []
+        for number, parcel in self.parcels.items():
+            before = parcel.attempt, parcel.error, parcel.consumer_id
+            events.append(Accepted(number, parcel.destination, parcel.facts, parcel.ref, *before))
+            if parcel.session_id:
+                events.append(Dispatched(number, parcel.attempt, parcel.consumer_id, parcel.session_id))
+        return events
+
+
+def replay(events: list[Event]) -> Books:
+    """The books that these events give."""
+    books = Books()
+    for event in events:
+        books.apply(event)
+    return books

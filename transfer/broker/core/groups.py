@@ -1,0 +1,419 @@
+"""A group of consumers of one topic: who has which message, which are done, which have to come again.
+
+Pure: no I/O, thread or clock; `now` is in seconds of any clock that never goes back. What has to survive a
+restart is a `Change`; the same changes given to `apply` of a new group give the same books, but for who
+holds what: after a restart nobody does, and what was out comes again.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections import deque
+from collections.abc import Callable, Sequence
+from enum import Enum, IntEnum
+from typing import NamedTuple
+
+from transfer.broker.core.offsets import Offsets
+
+#: attempts behind which a message is given up whose consumers go away while they have it: it may be why
+MOST_LOST = 16
+#: seconds until the next attempt, behind so many; None: there is none
+Delay = Callable[[int], float | None]
+
+
+class Kind(IntEnum):
+    """What happened to a message. The numbers stand in the log: they never change."""
+
+    SENT = 1  # for the `attempt`-th time
+    DONE = 2  # acknowledged, or a dead letter
+
+
+class Change(NamedTuple):
+    """Something that has to survive a restart, of the messages [begin, end)."""
+
+    kind: Kind
+    begin: int
+    end: int
+    attempt: int = 0
+
+
+class Delivery(NamedTuple):
+    """A message that goes to a consumer. offset and attempt together name the delivery."""
+
+    consumer: object
+    offset: int
+    attempt: int
+
+
+class Outcome(Enum):
+    """DONE: acknowledged. REPEATED: it was before; harmless. STALE: this delivery is not the consumer's any
+    more (it timed out, or its session ended). AGAIN: it comes again. DEAD: no attempt is left."""
+
+    DONE = "done"
+    REPEATED = "repeated"
+    STALE = "stale"
+    AGAIN = "again"
+    DEAD = "dead"
+
+
+class _Held(NamedTuple):
+    consumer: object
+    attempt: int
+    deadline: float | None
+
+
+class _Consumer:
+    __slots__ = ("held", "paused", "timeout", "window")
+
+    def __init__(self, window: int, timeout: float | None) -> None:
+        self.window = window
+        self.timeout = timeout
+        self.paused = False
+        self.held: set[int] = set()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes one more."""
+        return len(self.held) < self.window and not self.paused
+
+
+class Group:
+    """The books of one group. begin: the offset that it starts with. delay: see Delay.
+
+    cursor: all before it are done. changes: what happened since somebody emptied it. Not thread-safe.
+    """
+
+    def __init__(self, begin: int, delay: Delay) -> None:
+        self.cursor = self._next = begin
+        self.changes: list[Change] = []
+        self._delay = delay
+        self._done = Offsets()  # behind the cursor
+        self._attempts: dict[int, int] = {}  # of what was sent and is not done
+        self._held: dict[int, _Held] = {}
+        self._failed: dict[int, float] = {}  # when what is not done failed first
+        self._again: list[tuple[float, int]] = []  # (due, offset), a heap
+        self._deadlines: list[tuple[float, int, int]] = []  # (due, offset, attempt), a heap
+        self._consumers: dict[object, _Consumer] = {}
+        self._turn: deque[object] = deque()
+
+    @property
+    def held(self) -> int:
+        """Messages that consumers have and have not acknowledged."""
+        return len(self._held)
+
+    @property
+    def waiting(self) -> int:
+        """Messages that come again, now or later."""
+        return len(self._again)
+
+    @property
+    def consumers(self) -> int:
+        """How many have joined."""
+        return len(self._consumers)
+
+    @property
+    def members(self) -> list[object]:
+        """Those who have joined."""
+        return list(self._consumers)
+
+    def lag(self, end: int) -> int:
+        """Messages of a topic that ends at `end` which are not done."""
+        return max(0, end - self.cursor - len(self._done))
+
+    # -- consumers ---------------------------------------------------------------------------------------
+
+    def join(self, consumer: object, window: int, timeout: float | None = None) -> None:
+        """It takes messages, `window` at a time at most. timeout: seconds that it may hold one; None: as
+        long as it is there. Joining again changes both, for what it takes from then on."""
+        found = self._consumers.get(consumer)
+        if found is not None:
+            found.window, found.timeout = window, timeout
+            return
+        self._consumers[consumer] = _Consumer(window, timeout)
+        self._turn.append(consumer)
+
+    def pause(self, consumer: object, paused: bool) -> None:
+        """Whether it takes nothing for now, whatever its window. Harmless for one that has not joined."""
+        found = self._consumers.get(consumer)
+        if found is not None:
+            found.paused = paused
+
+    def leave(self, consumer: object, now: float) -> list[tuple[Delivery, Outcome]]:
+        """It has gone: what it held comes again at once, AGAIN. DEAD (see `nack`) is what was sent
+        MOST_LOST times: it may be what makes consumers go."""
+        found = self._consumers.pop(consumer, None)
+        if found is None:
+            return []
+        self._turn.remove(consumer)
+        returned: list[tuple[Delivery, Outcome]] = []
+        for offset in sorted(found.held):
+            attempt = self._held.pop(offset).attempt
+            self._failed.setdefault(offset, now)
+            dead = attempt >= MOST_LOST
+            if not dead:
+                heapq.heappush(self._again, (now, offset))
+            returned.append((Delivery(consumer, offset, attempt), Outcome.DEAD if dead else Outcome.AGAIN))
+        return returned
+
+    # -- deliveries --------------------------------------------------------------------------------------
+
+    def take(self, end: int, now: float, limit: int = 1000) -> list[Delivery]:
+        """What goes out now, of a topic that ends at `end`: at most `limit`; each is its consumer's from
+        now on."""
+        if self._next >= end and not self._again:
+            return []
+        taken = self._take_run(end, now, limit)
+        turn = self._turn
+        full = 0
+        while full < len(turn) and len(taken) < limit:
+            name = turn[0]
+            consumer = self._consumers[name]
+            if consumer.paused or len(consumer.held) >= consumer.window:
+                full += 1
+                turn.rotate(-1)
+                continue
+            offset = self._next_offset(end, now)
+            if offset is None:
+                break
+            full = 0
+            turn.rotate(-1)
+            attempt = self._attempts.get(offset, 0) + 1
+            self._attempts[offset] = attempt
+            deadline = None if consumer.timeout is None else now + consumer.timeout
+            self._held[offset] = _Held(name, attempt, deadline)
+            consumer.held.add(offset)
+            if deadline is not None:
+                self._watch(deadline, offset, attempt)
+            taken.append(Delivery(name, offset, attempt))
+            _add(self.changes, Kind.SENT, offset, offset + 1, attempt)
+        return taken
+
+    def _take_run(self, end: int, now: float, limit: int) -> list[Delivery]:
+        """The common case in one go: one consumer, that may hold messages as long as it likes, and messages
+        that were never sent. What it leaves, `take` looks at one by one."""
+        if len(self._turn) != 1 or self._done or (self._again and self._again[0][0] <= now):
+            return []
+        name = self._turn[0]
+        consumer = self._consumers[name]
+        begin = max(self._next, self.cursor)
+        count = min(limit, end - begin, consumer.window - len(consumer.held))
+        if consumer.timeout is not None or consumer.paused or count <= 0:
+            return []
+        offsets = range(begin, begin + count)
+        self._next = begin + count
+        self._attempts.update(dict.fromkeys(offsets, 1))
+        self._held.update(dict.fromkeys(offsets, _Held(name, 1, None)))
+        consumer.held.update(offsets)
+        _add(self.changes, Kind.SENT, begin, begin + count, 1)
+        return [Delivery(name, offset, 1) for offset in offsets]
+
+    def untake(self, deliveries: Sequence[Delivery], due: float) -> None:
+        """They did not go out: they come again then, and what was to be an attempt was none."""
+        for _, offset, attempt in deliveries:
+            if self._is_held(offset, attempt):
+                self._let_go(offset)
+                self._attempts[offset] = attempt - 1
+                _add(self.changes, Kind.SENT, offset, offset + 1, attempt - 1)
+                heapq.heappush(self._again, (due, offset))
+
+    def ack_many(self, consumer: object, deliveries: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """A consumer has done with deliveries, (offset, attempt) each: those that are STALE come back."""
+        stale: list[tuple[int, int]] = []
+        begin = end = self.cursor
+        for offset, attempt in deliveries:
+            held = self._held.get(offset)
+            if held is None or held.attempt != attempt or held.consumer != consumer:
+                self._finish(begin, end)  # it may be one of these
+                begin = end
+                if self._whose(consumer, offset, attempt) is Outcome.STALE:
+                    stale.append((offset, attempt))
+                continue
+            del self._held[offset]
+            self._consumers[consumer].held.discard(offset)
+            if offset != end:
+                self._finish(begin, end)
+                begin = offset
+            end = offset + 1
+        self._finish(begin, end)
+        return stale
+
+    def ack(self, consumer: object, offset: int, attempt: int) -> Outcome:
+        """A consumer has done with a delivery."""
+        outcome = self._whose(consumer, offset, attempt)
+        if outcome is Outcome.DONE:
+            self._let_go(offset)
+            self._finish(offset, offset + 1)
+        return outcome
+
+    def nack(self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
+        """A consumer could not do it. retry: it may go better the next time.
+
+        DEAD: the message is the caller's, who makes a dead letter of it and then calls `bury`.
+        """
+        outcome = self._whose(consumer, offset, attempt)
+        if outcome is not Outcome.DONE:
+            return outcome
+        self._let_go(offset)
+        return self._later(offset, attempt, now, retry=retry)
+
+    def give_back(self, consumer: object, offset: int, attempt: int, now: float) -> Outcome:
+        """A consumer never had it in hands: it comes again at once. As with `leave`, DEAD is what was sent
+        MOST_LOST times."""
+        outcome = self._whose(consumer, offset, attempt)
+        if outcome is not Outcome.DONE:
+            return outcome
+        self._let_go(offset)
+        self._failed.setdefault(offset, now)
+        if attempt >= MOST_LOST:
+            return Outcome.DEAD
+        heapq.heappush(self._again, (now, offset))
+        return Outcome.AGAIN
+
+    def expire(self, now: float) -> list[tuple[Delivery, Outcome]]:
+        """Deliveries that were held for too long, and what becomes of them: AGAIN or DEAD (see `nack`)."""
+        late: list[tuple[Delivery, Outcome]] = []
+        while self._deadlines and self._deadlines[0][0] <= now:
+            due, offset, attempt = heapq.heappop(self._deadlines)
+            if not self._is_limited(due, offset, attempt):
+                continue
+            consumer = self._held[offset].consumer
+            self._let_go(offset)
+            late.append((Delivery(consumer, offset, attempt), self._later(offset, attempt, now)))
+        return late
+
+    def failed_first(self, offset: int) -> float | None:
+        """When a delivery of this message failed first, since the start."""
+        return self._failed.get(offset)
+
+    def bury(self, offset: int) -> None:
+        """The message is done with here: it is kept as a dead letter, or is for others. Harmless twice."""
+        if offset >= self.cursor and offset not in self._done:
+            self._finish(offset, offset + 1)
+
+    def purge(self, end: int) -> None:
+        """All before `end` are done, whoever has them: the topic has them no more. It makes no change."""
+        for consumer in self._consumers.values():
+            consumer.held = {offset for offset in consumer.held if offset >= end}
+        self._held = {offset: held for offset, held in self._held.items() if offset >= end}
+        self._attempts = {offset: attempt for offset, attempt in self._attempts.items() if offset >= end}
+        self._failed = {offset: when for offset, when in self._failed.items() if offset >= end}
+        self._again = [one for one in self._again if one[1] >= end]
+        heapq.heapify(self._again)
+        self.cursor = self._done.behind(max(self.cursor, end))
+        self._next = max(self._next, self.cursor)
+        self._done.drop_before(self.cursor)
+
+    def due(self) -> float | None:
+        """When `take` or `expire` has something to do without anything new coming. None: not until
+        somebody joins, acknowledges, or gives back."""
+        deadlines = self._deadlines
+        while deadlines and not self._is_limited(*deadlines[0]):
+            heapq.heappop(deadlines)
+        times = [deadlines[0][0]] if deadlines else []
+        if self._again and any(one.is_ready for one in self._consumers.values()):
+            times.append(self._again[0][0])
+        return min(times, default=None)
+
+    def _next_offset(self, end: int, now: float) -> int | None:
+        if self._again and self._again[0][0] <= now:
+            return heapq.heappop(self._again)[1]
+        begin = max(self._next, self.cursor)  # what nobody took may be done: it was for another group
+        offset = self._done.behind(begin) if self._done else begin
+        if offset >= end:
+            return None
+        self._next = offset + 1
+        return offset
+
+    def _watch(self, deadline: float, offset: int, attempt: int) -> None:
+        heapq.heappush(self._deadlines, (deadline, offset, attempt))
+        if len(self._deadlines) > 2 * len(self._held) + 64:  # most of them are acknowledged
+            self._deadlines = [one for one in self._deadlines if self._is_limited(*one)]
+            heapq.heapify(self._deadlines)
+
+    def _is_held(self, offset: int, attempt: int) -> bool:
+        held = self._held.get(offset)
+        return held is not None and held.attempt == attempt
+
+    def _is_limited(self, due: float, offset: int, attempt: int) -> bool:
+        """Whether this is the deadline of what is held: it may be that of a delivery that did not go out."""
+        return self._is_held(offset, attempt) and self._held[offset].deadline == due
+
+    def _whose(self, consumer: object, offset: int, attempt: int) -> Outcome:
+        held = self._held.get(offset)
+        if held is not None and held.consumer == consumer and held.attempt == attempt:
+            return Outcome.DONE
+        done = offset < self.cursor or offset in self._done
+        return Outcome.REPEATED if done else Outcome.STALE
+
+    def _let_go(self, offset: int) -> None:
+        held = self._held.pop(offset)
+        self._consumers[held.consumer].held.discard(offset)
+
+    def _later(self, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
+        self._failed.setdefault(offset, now)
+        delay = self._delay(attempt) if retry else None
+        if delay is None:
+            return Outcome.DEAD
+        heapq.heappush(self._again, (now + delay, offset))
+        return Outcome.AGAIN
+
+    def _finish(self, begin: int, end: int) -> None:
+        if begin < end:
+            _add(self.changes, Kind.DONE, begin, end)
+            self._book_done(begin, end)
+
+    def _book_done(self, begin: int, end: int) -> None:
+        for offset in range(begin, end):
+            self._attempts.pop(offset, None)
+        if self._failed:
+            for offset in range(begin, end):
+                self._failed.pop(offset, None)
+        if begin != self.cursor:
+            for offset in range(begin, end):
+                self._done.add(offset)
+            return
+        self.cursor = end
+        if self._done:
+            self.cursor = self._done.behind(self.cursor)
+            self._done.drop_before(self.cursor)
+
+    # -- after a restart ---------------------------------------------------------------------------------
+
+    def apply(self, change: Change) -> None:
+        """Something that happened before the restart, in its order."""
+        for offset in range(max(change.begin, self.cursor), change.end):
+            if offset < self.cursor or offset in self._done:
+                continue
+            if change.kind is Kind.DONE:
+                self._book_done(offset, offset + 1)
+            else:
+                self._attempts[offset] = change.attempt
+
+    @property
+    def unfinished(self) -> list[int]:
+        """What was sent and is not done, in order."""
+        return sorted(self._attempts)
+
+    def ready(self, now: float) -> None:
+        """All changes were applied: what was out comes again."""
+        self._next = max(self._next, self.cursor)
+        self._again = [(now, offset) for offset in sorted(self._attempts)]  # sorted: a heap
+        if self._attempts:
+            self._next = max(self._next, self._again[-1][1] + 1)
+
+    def summary(self) -> list[Change]:
+        """Changes that give these books, applied to a group that begins at `cursor`."""
+        changes = [Change(Kind.DONE, begin, end) for begin, end in self._done]
+        for offset, attempt in sorted(self._attempts.items()):
+            _add(changes, Kind.SENT, offset, offset + 1, attempt)
+        return changes
+
+
+def _add(changes: list[Change], kind: Kind, begin: int, end: int, attempt: int = 0) -> None:
+    """Neighbours to which the same happened become one."""
+    if changes:
+        last = changes[-1]
+        if last.kind == kind and last.end == begin and last.attempt == attempt:
+            changes[-1] = Change(kind, last.begin, end, attempt)
+            return
+    changes.append(Change(kind, begin, end, attempt))

@@ -1,0 +1,217 @@
+"""Which patterns mean a topic, among many of all kinds. Pure.
+
+Patterns without wildcard are found by a dict, those with one by their shapes (`shapes.py`), prefixes by a
+dict that is asked once for each of their lengths (256 at most; most often a few).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable
+from typing import Generic, TypeVar
+
+from transfer.broker.core.pattern_shapes import Shapes
+from transfer.broker.core.topic_patterns import Kind, Pattern, Shape
+
+P = TypeVar("P")
+V = TypeVar("V", bound=Hashable)
+
+#: values of one pattern that stand in a tuple, which is small; more of them stand in a dict, which is quick
+_FEW = 8
+
+
+class PatternMap(Generic[P]):
+    """A map from patterns to something that is not None, and from a topic to all that is kept for it.
+
+    Not thread-safe. Takes about 0.1 KB for each pattern, beside its text.
+    """
+
+    __slots__ = ("_lengths", "_prefixes", "_texts", "_wild")
+
+    def __init__(self) -> None:
+        # Only what has patterns stands in these: a lookup passes over nothing.
+        self._texts: dict[Kind, dict[str, P]] = {}
+        self._wild: dict[Kind, Shapes[P]] = {}
+        self._prefixes: dict[str, P] = {}
+        self._lengths: dict[int, int] = {}  # of prefixes, in order -> how many have it
+
+    def __len__(self) -> int:
+        wild = sum(len(patterns) for patterns in self._wild.values())
+        return sum(map(len, self._texts.values())) + wild + len(self._prefixes)
+
+    @property
+    def shapes(self) -> int:
+        """How many shapes there are of patterns with wildcards: they bound what a lookup costs."""
+        return sum(patterns.count for patterns in self._wild.values())
+
+    def has(self, shape: Shape) -> bool:
+        """Whether some pattern is of this shape."""
+        return shape.kind in self._wild and self._wild[shape.kind].has(shape)
+
+    def get(self, pattern: Pattern) -> P | None:
+        """What is kept for the pattern; None if nothing is."""
+        kind = pattern.kind
+        if kind is Kind.PREFIX:
+            return self._prefixes.get(pattern.text)
+        if pattern.segments is None:
+            return self._texts.get(kind, {}).get(pattern.text)
+        return self._wild[kind].get(pattern) if kind in self._wild else None
+
+    def put(self, pattern: Pattern, kept: P) -> None:
+        """Keeps this for the pattern, instead of what was kept for it before."""
+        kind, shape = pattern.kind, pattern.shape
+        if kind is Kind.PREFIX:
+            if pattern.text not in self._prefixes:
+                self._count_length(len(pattern.text), 1)
+            self._prefixes[pattern.text] = kept
+        elif shape is None:
+            self._texts.setdefault(kind, {})[pattern.text] = kept
+        else:
+            if kind not in self._wild:
+                self._wild[kind] = Shapes(kind)
+            self._wild[kind].put(pattern, shape, kept)
+
+    def remove(self, pattern: Pattern) -> None:
+        """Keeps nothing for the pattern any more."""
+        kind, shape = pattern.kind, pattern.shape
+        if kind is Kind.PREFIX:
+            if self._prefixes.pop(pattern.text, None) is not None:
+                self._count_length(len(pattern.text), -1)
+        elif shape is None:
+            texts = self._texts.get(kind, {})
+            texts.pop(pattern.text, None)
+            if not texts:
+                self._texts.pop(kind, None)
+        elif kind in self._wild:
+            self._wild[kind].remove(pattern, shape)
+            if not self._wild[kind]:
+                del self._wild[kind]
+
+    def exact(self, topic: str) -> list[P]:
+        """What is kept for patterns without wildcard that mean the topic: one for each kind at most."""
+        found = []
+        for texts in self._texts.values():
+            kept = texts.get(topic)
+            if kept is not None:
+                found.append(kept)
+        return found
+
+    def wild(self, topic: str, ones: list[P], rests: list[P]) -> int:
+        """Adds what is kept for other patterns that mean the topic: to `rests` for prefixes and those
+        with `>`, to `ones` for those with `*`. Returns the steps it took: shapes and prefixes that it
+        looked at."""
+        steps = 0
+        for patterns in self._wild.values():
+            steps += patterns.collect(topic, ones, rests)
+        if self._prefixes:
+            size = len(topic)
+            for length in self._lengths:
+                if length > size:
+                    break
+                steps += 1
+                kept = self._prefixes.get(topic[:length])
+                if kept is not None:
+                    rests.append(kept)
+        return steps
+
+    def closest(self, topic: str) -> list[P]:
+        """What is kept for those patterns that mean the topic and have the lowest rank (`grammar.Rank`)."""
+        found = self.exact(topic)
+        if not found:
+            rests: list[P] = []
+            self.wild(topic, found, rests)
+            if not found:
+                return rests
+        return found
+
+    def match(self, topic: str) -> tuple[list[P], int]:
+        """All that is kept for the topic, closer patterns first (by `grammar.Rank`), and the steps it
+        took."""
+        ones: list[P] = []
+        rests: list[P] = []
+        steps = self.wild(topic, ones, rests)
+        return self.exact(topic) + ones + rests, len(self._texts) + steps
+
+    def _count_length(self, length: int, change: int) -> None:
+        count = self._lengths.get(length, 0) + change
+        if count and length in self._lengths:
+            self._lengths[length] = count
+            return
+        lengths = {**self._lengths, length: count}
+        self._lengths = {length: lengths[length] for length in sorted(lengths) if lengths[length]}
+
+
+class Index(Generic[V]):
+    """Who wants which topics: values by pattern. Not thread-safe.
+
+    A value may stand under any number of patterns, once under each. `version` rises with each change: an
+    answer holds until then.
+    """
+
+    __slots__ = ("_map", "_size", "version")
+
+    def __init__(self) -> None:
+        self._map: PatternMap[Collection[V]] = PatternMap()
+        self._size = 0
+        self.version = 0
+
+    def __len__(self) -> int:
+        """Pairs of pattern and value."""
+        return self._size
+
+    @property
+    def shapes(self) -> int:
+        """See PatternMap."""
+        return self._map.shapes
+
+    def has(self, shape: Shape) -> bool:
+        """See PatternMap."""
+        return self._map.has(shape)
+
+    def add(self, pattern: Pattern, value: V) -> bool:
+        """Puts the value under the pattern. False if it stands there already."""
+        values = self._map.get(pattern) or ()
+        if value in values:
+            return False
+        if isinstance(values, dict):
+            values[value] = None
+        else:
+            more = (*values, value)
+            self._map.put(pattern, more if len(more) <= _FEW else dict.fromkeys(more))
+        self._changed(1)
+        return True
+
+    def discard(self, pattern: Pattern, value: V) -> bool:
+        """Takes the value from under the pattern. False if it does not stand there."""
+        values = self._map.get(pattern) or ()
+        if value not in values:
+            return False
+        if len(values) == 1:
+            self._map.remove(pattern)
+        elif isinstance(values, dict):
+            del values[value]
+        else:
+            self._map.put(pattern, tuple(other for other in values if other != value))
+        self._changed(-1)
+        return True
+
+    def holds(self, topic: str, value: V) -> bool:
+        """Whether the value stands under a pattern that means the topic."""
+        return any(value in values for values in self._map.match(topic)[0])
+
+    def match(self, topic: str) -> list[V]:
+        """The values of all patterns that mean the topic, closer patterns first, each pattern's in the
+        order in which they came. A value under several of them is there several times."""
+        return self.match_counted(topic)[0]
+
+    def match_counted(self, topic: str) -> tuple[list[V], int]:
+        """As `match`, and the steps that the lookup took: the shapes bound them, however many patterns there
+        are."""
+        found, steps = self._map.match(topic)
+        values: list[V] = []
+        for some in found:
+            values.extend(some)
+        return values, steps
+
+    def _changed(self, by: int) -> None:
+        self._size += by
+        self.version += 1

@@ -1,0 +1,83 @@
+"""Patterns with wildcards of one kind, found by topic. Pure.
+
+All of one shape (`grammar.Shape`) differ only in their other segments: with wildcards put into a topic at
+these places, it reads as the one pattern of this shape that means it. So a lookup asks one dict once for
+each shape of the topic's length, however many patterns there are. A tree would walk into each branch that
+begins like the topic: with `*` in 20 segments a million of them.
+"""
+
+from __future__ import annotations
+
+from typing import Generic, TypeVar
+
+from transfer.broker.core.topic_patterns import MARKS, ONE, REST, Kind, Pattern, Shape
+
+P = TypeVar("P")
+
+
+class Shapes(Generic[P]):
+    """What is kept for each pattern; something other than None. Not thread-safe."""
+
+    __slots__ = ("_kept", "_mark", "_ones", "_rests")
+
+    def __init__(self, kind: Kind) -> None:
+        self._mark = MARKS[kind]
+        self._kept: dict[str, P] = {}
+        # How many patterns have each shape: those with `*` by their size, and those with `>`.
+        self._ones: dict[int, dict[Shape, int]] = {}
+        self._rests: dict[Shape, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    @property
+    def count(self) -> int:
+        """How many shapes there are: a lookup takes no more steps."""
+        return sum(map(len, self._ones.values())) + len(self._rests)
+
+    def has(self, shape: Shape) -> bool:
+        """Whether some pattern is of this shape."""
+        return shape in (self._rests if shape.rest else self._ones.get(shape.size, ()))
+
+    def get(self, pattern: Pattern) -> P | None:
+        """What is kept for the pattern; None if nothing is."""
+        return self._kept.get(pattern.text)
+
+    def put(self, pattern: Pattern, shape: Shape, kept: P) -> None:
+        """Keeps this for the pattern, which is of this shape, instead of what was kept for it before."""
+        if pattern.text not in self._kept:
+            self._counted(shape, 1)
+        self._kept[pattern.text] = kept
+
+    def remove(self, pattern: Pattern, shape: Shape) -> None:
+        """Keeps nothing for the pattern any more."""
+        if self._kept.pop(pattern.text, None) is not None:
+            self._counted(shape, -1)
+
+    def collect(self, topic: str, ones: list[P], rests: list[P]) -> int:
+        """Adds what is kept for the patterns that mean the topic: to `rests` for those with `>`, to `ones`
+        for others. Returns the steps it took: how many shapes it looked at."""
+        mark, kept = self._mark, self._kept
+        given = topic.split(mark)
+        if "" in given:
+            return 0
+        shapes = self._ones.get(len(given), ())
+        for shape in shapes:
+            wanted = given.copy()
+            for place in shape.ones:
+                wanted[place] = ONE
+            found = kept.get(mark.join(wanted))
+            if found is not None:
+                ones.append(found)
+        for shape in self._rests:
+            if shape.size < len(given):
+                found = kept.get(mark.join((*given[: shape.size], REST)))
+                if found is not None:
+                    rests.append(found)
+        return len(shapes) + len(self._rests)
+
+    def _counted(self, shape: Shape, change: int) -> None:
+        counts = self._rests if shape.rest else self._ones.setdefault(shape.size, {})
+        counts[shape] = counts.get(shape, 0) + change
+        if not counts[shape]:
+            del counts[shape]

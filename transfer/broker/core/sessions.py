@@ -1,0 +1,184 @@
+"""Who is there to be given messages: consumers, their sessions and what they can do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from transfer.broker.core.timers import Timers
+
+#: a consumer: its tenant, and its name there
+ConsumerKey = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What a consumer said that it can do.
+
+    supports_ack: it acknowledges; else a message is done when it was sent, at most once.
+    supports_compression: how envelopes may be compressed, best first. supports_codec: the codecs of payloads
+    that it reads. max_inflight: messages it holds at once.
+    """
+
+    supports_ack: bool = True
+    supports_compression: tuple[str, ...] = ()
+    supports_codec: tuple[str, ...] = ("json", "raw")
+    max_inflight: int = 1024
+
+
+@dataclass(slots=True, eq=False)
+class Session:
+    """One registration of a consumer. peer: who it is on the wire; None: it was restored and has not come
+    back.
+
+    inflight: numbers of messages that it was given and has not answered, and the bytes of each; held: all
+    of these.
+    """
+
+    tenant: str
+    consumer_id: str
+    session_id: str
+    peer: bytes | None
+    subscriptions: tuple[str, ...] = ()
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    inflight: dict[int, int] = field(default_factory=dict)
+    held: int = 0
+
+    @property
+    def key(self) -> ConsumerKey:
+        return self.tenant, self.consumer_id
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """What `SessionTable.register` did. ended: the session that this one took the place of. resumed: the
+    consumer named its session, which goes on."""
+
+    session: Session
+    ended: Session | None
+    resumed: bool
+
+
+class SessionTable:
+    """One session for each consumer; times are seconds of the monotonic clock. Not thread-safe.
+
+    timeout: seconds without a heartbeat after which a session ends. new_id: makes session ids that nobody
+    can guess.
+    """
+
+    def __init__(self, timeout: float, new_id: Callable[[], str]) -> None:
+        self._timeout = timeout
+        self._new_id = new_id
+        self._sessions: dict[ConsumerKey, Session] = {}
+        self._by_id: dict[str, Session] = {}
+        self._by_peer: dict[bytes, dict[ConsumerKey, Session]] = {}
+        self._deadlines: Timers[str] = Timers()
+
+    def __len__(self) -> int:
+        return len(self._sessions)
+
+    def __iter__(self) -> Iterator[Session]:
+        return iter(self._sessions.values())
+
+    @property
+    def connected(self) -> int:
+        """Sessions whose consumer is there."""
+        return sum(session.peer is not None for session in self._sessions.values())
+
+    def find(self, key: ConsumerKey) -> Session | None:
+        """The consumer's session, whether the consumer is there or not."""
+        return self._sessions.get(key)
+
+    def live(self, key: ConsumerKey) -> Session | None:
+        """The consumer's session if it can be given messages now."""
+        session = self._sessions.get(key)
+        return session if session is not None and session.peer is not None else None
+
+    def of(self, peer: bytes, consumer_id: str, session_id: str | None = None) -> Session | None:
+        """The session that a peer speaks for. With its id: that one, whoever says it, for ids are secret;
+        without: the one that this peer registered. None: there is no such session any more."""
+        if session_id is not None:
+            session = self._by_id.get(session_id)
+            return session if session is not None and session.consumer_id == consumer_id else None
+        sessions = self._by_peer.get(peer, {})
+        return next((one for key, one in sessions.items() if key[1] == consumer_id), None)
+
+    def of_peer(self, peer: bytes) -> list[Session]:
+        """All sessions of a peer."""
+        return list(self._by_peer.get(peer, {}).values())
+
+    def register(
+        self,
+        key: ConsumerKey,
+        peer: bytes,
+        subscriptions: tuple[str, ...],
+        capabilities: Capabilities,
+        now: float,
+        *,
+        resume: str | None = None,
+    ) -> Registration:
+        """A consumer is there. resume: the session that it had; without it, or if that one has ended, a
+        new one begins, and takes the place of what there was."""
+        before = self._sessions.get(key)
+        if before is not None and resume == before.session_id:
+            self._seat(before, peer)
+            before.subscriptions, before.capabilities = subscriptions, capabilities
+            self._deadlines.set(before.session_id, now + self._timeout)
+            return Registration(before, None, True)
+        if before is not None:
+            self.end(before)
+        session = Session(*key, self._new_id(), None, subscriptions, capabilities)
+        self._add(session, now)
+        self._seat(session, peer)
+        return Registration(session, before, False)
+
+    def heartbeat(self, peer: bytes, consumer_id: str, session_id: str, now: float) -> Session | None:
+        """The session goes on, at this peer from now on. None: it has ended; the consumer must register."""
+        session = self.of(peer, consumer_id, session_id)
+        if session is not None:
+            self._seat(session, peer)
+            self._deadlines.set(session_id, now + self._timeout)
+        return session
+
+    def end(self, session: Session) -> None:
+        """The session is over. Idempotent."""
+        if self._by_id.pop(session.session_id, None) is None:
+            return
+        self._deadlines.cancel(session.session_id)
+        del self._sessions[session.key]
+        self._unseat(session)
+
+    def missed(self, now: float, most: int) -> list[Session]:
+        """Sessions without a heartbeat for too long, at most so many. The caller ends each of them."""
+        return [self._by_id[session_id] for session_id in self._deadlines.due(now, most)]
+
+    def next_deadline(self) -> float | None:
+        return self._deadlines.first()
+
+    def restore(self, session: Session, now: float) -> None:
+        """A session of before a restart: its consumer may resume it until a heartbeat is missed."""
+        session.peer = None
+        before = self._sessions.get(session.key)
+        if before is not None:
+            self.end(before)
+        self._add(session, now)
+
+    def _add(self, session: Session, now: float) -> None:
+        self._sessions[session.key] = session
+        self._by_id[session.session_id] = session
+        self._deadlines.set(session.session_id, now + self._timeout)
+
+    def _seat(self, session: Session, peer: bytes) -> None:
+        if session.peer != peer:
+            self._unseat(session)
+            session.peer = peer
+            self._by_peer.setdefault(peer, {})[session.key] = session
+
+    def _unseat(self, session: Session) -> None:
+        if session.peer is None:
+            return
+        there = self._by_peer[session.peer]
+        del there[session.key]
+        if not there:
+            del self._by_peer[session.peer]
+        session.peer = None

@@ -1,0 +1,81 @@
+"""What one subscriber wants, and how much it may want. Pure."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from transfer.transports.errors import UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.core.pattern_index import Index, PatternMap
+    from transfer.broker.core.topic_patterns import Pattern, Shape
+
+
+@dataclass(frozen=True, slots=True)
+class Most:
+    """What a subscriber may have. patterns: in all. shapes: of its patterns with wildcards. shapes_together:
+    of all subscribers': each costs a step of every lookup (`shapes.py`)."""
+
+    patterns: int = 1_000_000
+    shapes: int = 128
+    shapes_together: int = 1024
+
+
+class Subscriptions:
+    """The patterns of one subscriber, each once. Not thread-safe."""
+
+    __slots__ = ("_most", "_patterns", "_shapes")
+
+    def __init__(self, most: Most) -> None:
+        self._most = most
+        self._patterns: set[Pattern] = set()
+        self._shapes: Counter[Shape] = Counter()
+
+    def __len__(self) -> int:
+        return len(self._patterns)
+
+    def __contains__(self, pattern: Pattern) -> bool:
+        return pattern in self._patterns
+
+    def __iter__(self) -> Iterator[Pattern]:
+        return iter(self._patterns)
+
+    def add(self, pattern: Pattern, index: Index[Any] | PatternMap[Any]) -> None:
+        """One more. index: where the patterns of all subscribers are. Raises UsageError if it is too much."""
+        most, shape = self._most, pattern.shape
+        if len(self._patterns) >= most.patterns:
+            raise UsageError(
+                f"one more than the {most.patterns} subscriptions that a subscriber may have",
+                hint="end some, or let another connection subscribe",
+            )
+        if shape is not None and shape not in self._shapes:
+            if len(self._shapes) >= most.shapes:
+                raise _too_many(f"a subscriber may have, {most.shapes}", pattern)
+            if index.shapes >= most.shapes_together and not index.has(shape):
+                raise _too_many(f"all subscribers may have, {most.shapes_together}", pattern)
+        self._patterns.add(pattern)
+        if shape is not None:
+            self._shapes[shape] += 1
+
+    def discard(self, pattern: Pattern) -> None:
+        """It is one of them no more."""
+        self._patterns.remove(pattern)
+        shape = pattern.shape
+        if shape is not None:
+            self._shapes[shape] -= 1
+            if not self._shapes[shape]:
+                del self._shapes[shape]
+
+    def pop(self) -> Pattern:
+        """One of them, which is none any more, of a subscriber that has gone."""
+        return self._patterns.pop()
+
+
+def _too_many(what: str, pattern: Pattern) -> UsageError:
+    return UsageError(
+        f"the pattern {pattern.text!r:.80} is of one more shape than {what}",
+        hint="patterns of one shape have their wildcards at the same places of as many segments",
+    )

@@ -1,0 +1,143 @@
+"""Where messages for direct delivery wait: for their consumer, for their next try, for their time. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from transfer.broker.core.priority_queue import DEFAULT_CLASS, WEIGHTS, FairQueue
+from transfer.broker.core.timers import Timers
+
+if TYPE_CHECKING:
+    from transfer.broker.core.admission import Admission
+    from transfer.broker.core.dispatcher_actions import Now
+    from transfer.broker.core.dispatcher_events import Parcel
+    from transfer.broker.core.sessions import ConsumerKey
+
+
+class WaitingRoom:
+    """All messages that are not in flight. Not thread-safe.
+
+    admission: is told what waits. weights: shares of the classes of priority.
+    """
+
+    def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
+        self._admission = admission
+        self._weights = weights
+        self._parcels: dict[int, Parcel] = {}
+        self._queues: dict[ConsumerKey, FairQueue] = {}
+        self._retries: Timers[int] = Timers()  # seconds, monotonic
+        self._scheduled: Timers[int] = Timers()  # unix milliseconds
+        self._expiries: Timers[int] = Timers()  # unix milliseconds
+        self._later: set[int] = set()  # those that count as such
+
+    def __len__(self) -> int:
+        return len(self._parcels)
+
+    def __contains__(self, number: int) -> bool:
+        return number in self._parcels
+
+    @property
+    def retrying(self) -> int:
+        """Messages that wait for their next try."""
+        return len(self._retries)
+
+    @property
+    def scheduled(self) -> int:
+        """Messages whose time has not come."""
+        return len(self._scheduled)
+
+    def put(self, parcel: Parcel, now: Now, delay: float = 0.0) -> bool:
+        """It waits, for `delay` seconds at least. True: its consumer may have it at once."""
+        facts, number = parcel.facts, parcel.number
+        self._parcels[number] = parcel
+        later = facts.due_ms > now.unix_ms
+        if later:
+            self._later.add(number)
+        self._admission.waits(facts.tenant, parcel.destination, facts.topic, later=later)
+        if facts.expires_ms:
+            self._expiries.set(number, facts.expires_ms)
+        if delay > 0:
+            self._retries.set(number, now.seconds + delay)
+            return False
+        if later:
+            self._scheduled.set(number, facts.due_ms)
+            return False
+        queue = self._queues.get(parcel.key)
+        if queue is None:
+            queue = self._queues[parcel.key] = FairQueue(self._weights)
+        queue.put(number, self._class(parcel))
+        return True
+
+    def take(self, key: ConsumerKey) -> Parcel | None:
+        """The next message for this consumer, which waits no more."""
+        queue = self._queues.get(key)
+        number = queue.take() if queue is not None else None
+        if queue is not None and not queue:
+            del self._queues[key]
+        return self._gone(number) if number is not None else None
+
+    def discard(self, parcel: Parcel) -> bool:
+        """It waits no more, wherever it did. False: it did not wait."""
+        number = parcel.number
+        if number not in self._parcels:
+            return False
+        self._retries.cancel(number)
+        self._scheduled.cancel(number)
+        queue = self._queues.get(parcel.key)
+        if queue is not None:
+            queue.discard(number, self._class(parcel))
+            if not queue:
+                del self._queues[parcel.key]
+        self._gone(number)
+        return True
+
+    def due(self, now: Now, most: int) -> list[Parcel]:
+        """Messages whose next try, or time, has come; they wait no more, and are put again."""
+        numbers = self._retries.due(now.seconds, most)
+        numbers += self._scheduled.due(now.unix_ms, most - len(numbers))
+        return [self._gone(number) for number in numbers]
+
+    def expired(self, now: Now, most: int) -> list[Parcel]:
+        """Messages that nobody wants any more; they wait no more."""
+        found = [self._parcels[number] for number in self._expiries.due(now.unix_ms, most)]
+        for parcel in found:
+            self.discard(parcel)
+        return found
+
+    def keys(self, tenant: str) -> list[ConsumerKey]:
+        """Consumers of this tenant for whom something is ready."""
+        return [key for key in self._queues if key[0] == tenant]
+
+    def has(self, key: ConsumerKey) -> bool:
+        """Whether this consumer could have something at once."""
+        return key in self._queues
+
+    def ready(self, key: ConsumerKey) -> list[Parcel]:
+        """What this consumer may have at once, in the order in which it came."""
+        return [self._parcels[number] for number in sorted(self._queues.get(key, ()))]
+
+    def seconds_left(self, now: Now) -> float | None:
+        """Until a try, a time or an end comes. None: for none of them."""
+        times: list[float] = []
+        if (retry := self._retries.first()) is not None:
+            times.append(retry - now.seconds)
+        for timers in (self._scheduled, self._expiries):
+            if (first := timers.first()) is not None:
+                times.append((first - now.unix_ms) / 1000)
+        return max(min(times), 0.0) if times else None
+
+    def _gone(self, number: int) -> Parcel:
+        parcel = self._parcels.pop(number)
+        self._expiries.cancel(number)
+        later = number in self._later
+        self._later.discard(number)
+        self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic, later=later)
+        return parcel
+
+    def _class(self, parcel: Parcel) -> str:
+        """A class that has no weight here is the default one: the weights may have changed since it came."""
+        name = parcel.facts.priority
+        if name in self._weights:
+            return name
+        return DEFAULT_CLASS if DEFAULT_CLASS in self._weights else next(iter(self._weights))

@@ -1,0 +1,214 @@
+"""Dead letters on their way back: published again, for who could not process them alone."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from transfer.broker.core.dispatcher_actions import Admitted
+from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.delivery.message import Front, Message, Written
+from transfer.broker.delivery.topic import LOG_PREFIX
+from transfer.broker.storage.dead_letter import DeadLetter, Filed, Reference
+from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.storage.dead_letter_payloads import Payloads
+    from transfer.broker.storage.durability import Told
+    from transfer.log.blob_writer import BlobWriter
+
+T = TypeVar("T")
+#: seconds until a replay is in doubt: the disk does not answer
+_PATIENCE = 60.0
+#: the header that names a replay, so that consumers can tell
+REPLAY_HEADER = "replay_id"
+
+
+class Replaying:
+    """Publishes a letter; called in a thread of an operator. See `Operator`.
+
+    Raises UsageError when there is no such group, or the message is gone; LogFull; Again when it is in
+    doubt whether it was kept. payloads: those of letters that are large; they are copied into the log in
+    the operator's thread.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, payloads: Payloads) -> None:
+        self._loop = loop
+        self._hub = hub
+        self._payloads = payloads
+
+    def __call__(self, letter: DeadLetter, replay: str) -> None:
+        blob: BlobWriter | None = None
+        if isinstance(letter.payload, Filed):
+            place = self._asked(lambda: self._place(letter))
+            if place is not None:
+                blob = self._copied(letter.payload, letter.payload_bytes, place)
+        try:
+            self._publish(letter, replay, blob)
+        finally:
+            if blob is not None:
+                blob.abandon()  # unless it was published
+
+    def _place(self, letter: DeadLetter) -> str | None:
+        """The log's topic for a large payload; None: nobody would get it, as `_begin` tells. On the loop."""
+        if not self._is_direct(letter):
+            named = (one for one in self._hub.groups.served if one.named.name == letter.consumer)
+            return next((one.topic.log_name for one in named if one.named.topic == letter.topic), None)
+        if self._hub.direct is None:
+            return None
+        topic = self._hub.store.topic(_name_of(letter))
+        return (topic if topic.durable else self._hub.store.kept_beside(topic)).log_name
+
+    def _copied(self, filed: Filed, nbytes: int, log_name: str) -> BlobWriter:
+        """A large payload in the log, whose record is missing. Raises UsageError, LogFull, and others of the
+        log; nothing is in doubt then."""
+        try:
+            self._hub.store.check_room(nbytes)
+            blob = self._hub.store.log.blob(log_name, nbytes)
+            try:
+                for piece in self._payloads.pieces(filed, nbytes):
+                    blob.write(piece)
+                blob.sync()  # so that the log's next sync, for which all wait, finds little to do
+            except BaseException:
+                blob.abandon()
+                raise
+        except InternalError as error:
+            raise UsageError(f"its payload cannot be copied: {error}") from error
+        return blob
+
+    def _asked(self, work: Callable[[], T]) -> T:
+        """What it answers on the loop."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(work())
+            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+                answer.set_exception(error)
+
+        self._loop.call_soon_threadsafe(run)
+        try:
+            return answer.result(_PATIENCE)
+        except TimeoutError as error:
+            raise LogFull(f"the broker did not answer within {_PATIENCE:g} s") from error
+
+    def _publish(self, letter: DeadLetter, replay: str, blob: BlobWriter | None) -> None:
+        kept: Future[None] = Future()
+        self._loop.call_soon_threadsafe(self._begin, letter, replay, blob, kept)
+        try:
+            kept.result(_PATIENCE)
+        except TimeoutError as error:
+            raise Again(f"the disk did not answer within {_PATIENCE:g} s") from error
+
+    # -- on the loop -------------------------------------------------------------------------------------
+
+    def _begin(self, letter: DeadLetter, replay: str, blob: BlobWriter | None, kept: Future[None]) -> None:
+        def told(error: TransferError | None) -> None:
+            if kept.done():
+                return
+            if error is None:
+                kept.set_result(None)
+            else:
+                kept.set_exception(error)
+
+        try:
+            if self._is_direct(letter):
+                self._begin_direct(letter, replay, blob, told)
+            else:
+                message = self._message(letter, letter.topic, replay, blob)
+                self._hub.groups.publish(message, letter.consumer, told)
+        except TransferError as error:
+            kept.set_exception(error)
+        except Exception as error:  # noqa: BLE001 - the operator is told
+            kept.set_exception(InternalError(f"the letter could not be published: {error!r}"))
+
+    def _is_direct(self, letter: DeadLetter) -> bool:
+        """Whether it is for a consumer of direct delivery; of those by hand, each that no group has."""
+        if letter.delivery_id.startswith("direct/") or letter.tenant:
+            return True
+        groups = {(one.named.topic, one.named.name) for one in self._hub.groups.served}
+        return self._hub.direct is not None and (letter.topic, letter.consumer) not in groups
+
+    def _begin_direct(self, letter: DeadLetter, replay: str, blob: BlobWriter | None, told: Told) -> None:
+        """For this consumer, whoever has a route; it waits until the consumer is there."""
+        direct = self._hub.direct
+        if direct is None:
+            raise UsageError(
+                f"{letter.consumer!r} is a consumer of abtp, which is off", hint="replay it when abtp is on"
+            )
+        facts = Facts(
+            letter.tenant,
+            letter.topic,
+            letter.message_id,
+            str(letter.headers.get("producer_id", "")),
+            letter.payload_bytes,
+            pinned=True,
+        )
+        verdict = direct.desk.admit(facts, letter.consumer)
+        if not isinstance(verdict, Admitted):
+            raise LogFull(f"too much waits for {letter.consumer!r}", hint="replay it later")
+        message = self._message(letter, _name_of(letter), replay, blob)
+        direct.accept(verdict, message, told, self._hub.groups.keep_apart)
+
+    def _message(self, letter: DeadLetter, topic: str, replay: str, blob: BlobWriter | None) -> Message:
+        """The message as it was. An early letter has no head and no large payload: those are in the log, as
+        long as retention lets them be."""
+        headers = {**letter.headers, "message_id": letter.message_id, REPLAY_HEADER: replay}
+        front, head, payload = letter.front, letter.head, letter.payload
+        if isinstance(payload, Filed):
+            view = self._viewed(payload, letter.payload_bytes)
+            known = (Front.BROKER if front is None else front), _marked(front, head, replay), headers
+            return Message(topic, (view,), *known) if blob is None else Written(topic, (view,), *known, blob)
+        kept = self._kept(letter) if front is None else None
+        if kept is not None:
+            return Message(topic, kept.parts, kept.front, _marked(kept.front, kept.head, replay), headers)
+        by_hand = letter.delivery_id.startswith("manual/")
+        if isinstance(payload, bytes) and (
+            len(payload) < letter.payload_bytes or (front is None and not payload and not by_hand)
+        ):
+            raise UsageError(f"the payload of {letter.delivery_id} is lost", hint="purge the letter")
+        if not isinstance(payload, bytes):
+            raise UsageError(
+                f"the message of {letter.delivery_id} is not in the log any more",
+                hint="retention removed it: purge the letter",
+            )
+        front = Front.BROKER if front is None else front
+        return Message(topic, (payload,), front, _marked(front, head, replay), headers)
+
+    def _viewed(self, filed: Filed, nbytes: int) -> memoryview:
+        try:
+            return self._payloads.view(filed, nbytes)
+        except LogDamaged as error:
+            raise UsageError(str(error), hint="it cannot be replayed: purge the letter") from error
+
+    def _kept(self, letter: DeadLetter) -> Message | None:
+        """The message in the log."""
+        begin, _, digits = letter.delivery_id.rpartition("/")
+        place = letter.payload
+        if not isinstance(place, Reference):
+            if begin != f"{letter.topic}/{letter.consumer}" or not digits.isdecimal():
+                return None
+            place = Reference(LOG_PREFIX + letter.topic, int(digits))
+        try:
+            return self._hub.store.message(place.topic, place.offset)
+        except LogDamaged:
+            return None
+
+
+def _name_of(letter: DeadLetter) -> str:
+    """The topic of a message for direct delivery, as the log knows it."""
+    return f"{letter.tenant}/{letter.topic}" if letter.tenant else letter.topic
+
+
+def _marked(front: Front | None, head: bytes, replay: str) -> bytes:
+    """abtp's consumers read the headers in its head, and no others."""
+    if front is not Front.ABTP or not head:
+        return head
+    try:
+        from transfer.broker.protocols.abtp_envelope import with_header
+    except ModuleNotFoundError:  # msgspec: nobody speaks abtp here
+        return head
+    return with_header(head, REPLAY_HEADER, replay)

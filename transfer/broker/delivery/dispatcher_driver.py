@@ -1,0 +1,450 @@
+"""Direct delivery over the log and the database: does what the direct desk wants done."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from transfer import steady_clock
+from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher_actions import (
+    Action,
+    Admitted,
+    Answer,
+    Audit,
+    DeadLetter,
+    Dispatch,
+    DropSession,
+    KeepSession,
+    NoRoute,
+    Now,
+    Persist,
+)
+from transfer.broker.core.dispatcher_events import Accepted, End, Event, Facts, Finished, Parcel, Ref
+from transfer.broker.core.session_routes import TableRoutes
+from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
+from transfer.broker.delivery.dispatcher_journal import DirectJournal
+from transfer.broker.delivery.message import Front, Message, Written
+from transfer.broker.delivery.topic import BESIDE
+from transfer.broker.storage.dead_letter_writer import finish_buried, keep_letter, large_of, letter_of_parcel
+from transfer.broker.storage.durability import together
+from transfer.broker.storage.session_writer import SessionWriter
+from transfer.log import HOLDS
+from transfer.transports.errors import InternalError, LogDamaged, LogFull, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.core.dispatcher_actions import Control, Verdict
+    from transfer.broker.core.routes import RouteTable
+    from transfer.broker.delivery.delivery_sink import Courier
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.audit_writer import Auditing
+    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.dead_letters import DeadLetters
+    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.sessions import Sessions
+
+_log = logging.getLogger("transfer.broker")
+#: events in the journal after which a snapshot is written
+_SNAPSHOT_AFTER = 100_000
+#: bytes of messages that are held, so that they need not be read from the log
+_HELD_BYTES = 32 << 20
+#: seconds between two tries to write what happened, when the log is full, or to keep a dead letter
+_PAUSE = 0.5
+#: topics of which it is remembered whether a route leads anywhere
+_MOST_LEADS = 10_000
+#: the group for whose sake the log keeps messages that are not finished; others may want them later
+_GROUP = HOLDS + "direct"
+#: and the one that says of topics which nobody else reads what is done with
+_ALONE = "direct"
+#: appends a message to a topic that keeps it
+Keep = Callable[["Topic", Message, "Told"], object]
+#: topics of the broker's own
+UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
+
+
+class Direct:
+    """The driver of a `DirectDesk`. On the broker's loop; see `courier.DirectDriver`."""
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        hub: Hub,
+        table: RouteTable,
+        rules: Rules,
+        thread: StateThread,
+        letters: DeadLetters,
+        sessions: Sessions,
+        auditing: Auditing,
+    ) -> None:
+        self.table = table
+        self._routes = TableRoutes(table)
+        # whether a route leads anywhere, and as of which version
+        self._leads: dict[str, tuple[int, bool]] = {}
+        self.desk = DirectDesk(self._routes, rules)
+        self._loop = loop
+        self._hub = hub
+        self._thread = thread
+        self._letters = letters
+        self._sessions = sessions
+        self._session_writer = SessionWriter(thread, sessions)
+        self._auditing = auditing
+        self._courier: Courier | None = None
+        self._journal = DirectJournal(hub.store.log)
+        self._events: list[Event] = []
+        self._then: list[Told] = []  # when those events are on the disk
+        # Messages whose acceptance is not on the disk, and what is to be sent of them when it is.
+        self._unsynced: dict[int, Dispatch | None] = {}
+        self._withheld: dict[int, Parcel] = {}  # dead letters that are being kept: not finished before
+        self._held: OrderedDict[Ref, Message] = OrderedDict()
+        self._held_bytes = 0
+        self._holding: set[str] = set()
+        self._wanted: deque[Action] = deque()
+        self._doing = self._flush_due = self._closed = False
+        self._paused = False  # the log is full
+        self._alarm: asyncio.TimerHandle | None = None
+
+    def attach(self, courier: Courier) -> None:
+        """Messages and answers go this way from now on; what was unfinished before goes on."""
+        self._courier = courier
+        self.desk.restore(self._sessions.load(), self._now())
+        books = self._journal.books()
+        for event in finish_buried(books, self._letters):
+            self._persist(event)
+        self._do(self.desk.recover(books, self._now()))
+
+    def close(self) -> None:
+        """Writes what is not written yet. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._alarm is not None:
+            self._alarm.cancel()
+        self._session_writer.close()
+        if self._hub.durability.failure is None:
+            self._flush()
+            if not self._withheld:
+                self._journal.snapshot(self.desk.books)
+
+    # -- messages ----------------------------------------------------------------------------------------
+
+    def publish_direct(self, message: Message, facts: Facts, told: Told) -> Verdict:
+        """See DirectDriver. Subscribers of other protocols hear of the message too."""
+        verdict = self.desk.admit(facts, now=self._now())
+        if not isinstance(verdict, Admitted):
+            return verdict
+        if self._hub.durability.full:
+            raise LogFull(self._hub.full, hint="consumers have to acknowledge")
+        name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
+        headers = {**(message.headers or {}), "delivery_mode": "direct"}
+        direct = Message(name, message.parts, message.front, message.head, headers)
+        self.accept(verdict, direct, told, self._hub.keep_now)
+        return verdict
+
+    def offer(self, topic: Topic, message: Message, *, nbytes: int | None = None) -> None:
+        """A message that came by another protocol and is kept: a direct route may lead to a consumer.
+
+        nbytes: of its payload, if that came in pieces: it is read from the log then.
+        """
+        if not self.leads_somewhere(topic.name):
+            return
+        headers = message.headers or {}
+        name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
+        size = message.nbytes if nbytes is None else nbytes
+        facts = Facts("", topic.name, name, message.front.name.lower(), size)
+        verdict = self.desk.admit(facts, now=self._now(), awaits=False)
+        if isinstance(verdict, Admitted) and message.offset is not None:
+            held = message if nbytes is None else None
+            self._accept_kept(verdict, Ref(topic.log_name, message.offset), held)
+        elif not isinstance(verdict, NoRoute):
+            self._hub.counts["direct_refused"] += 1
+
+    def leads_somewhere(self, topic: str) -> bool:
+        """Whether a direct route takes messages of this topic."""
+        version, leads = self._leads.get(topic, (-1, False))
+        if version != self.table.version:
+            if len(self._leads) >= _MOST_LEADS:
+                self._leads.clear()
+            leads = bool(self._routes.destinations("", topic))
+            self._leads[topic] = (self.table.version, leads)
+        return leads
+
+    def unroutable(self, message: Message, facts: Facts, reason: str) -> None:
+        """See DirectDriver."""
+        self._hub.counts["unroutable"] += 1
+        words: dict[str, object] = {"topic": facts.topic, "reason": reason}
+        words["producer_id"] = facts.producer_id
+        self._say(UNROUTABLE, message, words)
+
+    def unsent(self, action: Dispatch, sent: Sent) -> None:
+        """See DirectDriver."""
+        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.desk.books.parcels:
+            self._do(self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
+            return
+        gone = sent is Sent.GONE
+        self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))
+
+    def request(self, peer: bytes, control: Control) -> None:
+        """See DirectDriver."""
+        self._do(self.desk.request(peer, control, self._now()))
+
+    def end_turn(self) -> None:
+        """All that came at once was taken: what happened is written now, to be synced with the messages."""
+        if self._then and self._flush_due and not self._paused:
+            self._flush()
+
+    def tick(self) -> None:
+        """About once a second: what is finished, retention may take."""
+        lowest: dict[str, int] = {}
+        for parcel in self.desk.books.parcels.values():
+            topic, offset = parcel.ref
+            lowest[topic] = min(offset, lowest.get(topic, offset))
+        for parcel in self._withheld.values():
+            topic, offset = parcel.ref
+            lowest[topic] = min(offset, lowest.get(topic, offset))
+        log = self._hub.store.log
+        for topic in self._holding - lowest.keys():
+            if topic.startswith(BESIDE):  # nobody else will want these
+                log.acknowledge(topic, _ALONE, log.range(topic)[1])
+            log.leave(topic, _GROUP)
+        for topic, offset in lowest.items():
+            if log.groups(topic).get(_GROUP) != offset:
+                log.acknowledge(topic, _GROUP, offset)
+        self._holding = set(lowest)
+        # What stands in the journal keeps the log from giving room back.
+        if self._journal.grown > (0 if self._hub.durability.full else _SNAPSHOT_AFTER) and not self._withheld:
+            self._snapshot()
+
+    def unfinished(self, topic: Topic) -> list[int]:
+        """Messages of a topic that consumers have or will get, by their numbers here."""
+        names = (topic.log_name, BESIDE + topic.name)
+        return [number for number, one in self.desk.books.parcels.items() if one.ref.topic in names]
+
+    def purge(self, topic: Topic, *, removed: bool = False) -> None:
+        """The messages of a topic are gone. removed: the topic, too."""
+        for number in self.unfinished(topic):
+            self._do(self.desk.remove(number))
+        names = {topic.log_name, BESIDE + topic.name}
+        for ref in [ref for ref in self._held if ref.topic in names]:
+            self._held_bytes -= self._held.pop(ref).nbytes
+        if removed:
+            self._holding -= names
+
+    def accept(self, admitted: Admitted, message: Message, told: Told, keep: Keep) -> None:
+        """Keeps a message, and gives it to the desk. The producer is told when both are on the disk."""
+        topic = self._hub.store.topic(message.topic)
+        if not topic.durable:
+            topic = self._hub.store.kept_beside(topic)
+        errors: list[TransferError | None] = []
+
+        def one_kept(error: TransferError | None) -> None:
+            errors.append(error)
+            if len(errors) == 2:
+                told(errors[0] or errors[1])
+
+        keep(topic, message, one_kept)  # raises LogFull, and nothing is done then
+        assert message.offset is not None
+        self._then.append(one_kept)
+        # Of one that was written before, the parts are somebody else's file: it is read from the log.
+        held = None if isinstance(message, Written) else message
+        self._accept_kept(admitted, Ref(topic.log_name, message.offset), held)
+
+    def _accept_kept(self, admitted: Admitted, ref: Ref, message: Message | None) -> None:
+        if ref.topic not in self._holding:
+            self._holding.add(ref.topic)
+            self._hub.store.log.acknowledge(ref.topic, _GROUP, ref.offset)
+        if message is not None:
+            self._held[ref] = message
+            self._held_bytes += message.nbytes
+        while self._held_bytes > _HELD_BYTES:
+            self._held_bytes -= self._held.popitem(last=False)[1].nbytes
+        self._do(self.desk.accept(admitted, ref, self._now()))
+
+    def _message(self, parcel: Parcel) -> Message | None:
+        """The message as it came; None: retention or damage took it."""
+        held = self._held.get(parcel.ref)
+        if held is not None:
+            return held
+        try:
+            return self._hub.store.message(*parcel.ref)
+        except LogDamaged as error:
+            _log.error("%s", error)
+            self._hub.counts["damaged"] += 1
+            return None
+
+    def _say(self, topic: str, message: Message, words: dict[str, object]) -> None:
+        """Something that the broker itself publishes, with the payload that it is about."""
+        headers = {**(message.headers or {}), **words}
+        try:
+            self._hub.publish(Message(topic, message.parts, Front.BROKER, headers=headers))
+        except TransferError as error:
+            _log.warning("topic %s cannot be told: %s", topic, error)
+
+    # -- what the desk wants done ------------------------------------------------------------------------
+
+    def _now(self) -> Now:
+        return Now(self._loop.time(), steady_clock.unix_ms())
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        """Does them in their order; what the desk wants because of one of them comes behind all."""
+        self._wanted.extend(actions)
+        if self._doing:
+            return
+        self._doing = True
+        try:
+            while self._wanted:
+                self._do_one(self._wanted.popleft())
+        finally:
+            self._doing = False
+        self._set_alarm()
+
+    def _do_one(self, action: Action) -> None:
+        match action:
+            case Persist(event):
+                self._persist(event)
+            case Dispatch():
+                self._dispatch(action)
+            case Answer():
+                self._answer(action)
+            case DeadLetter():
+                self._bury(action)
+            case KeepSession(session):
+                self._session_writer.keep(session)
+            case DropSession(session):
+                self._session_writer.remove(session)
+            case Audit():
+                self._auditing.tell(action.consumer_id, action.operation, (action.message_id,), action.text)
+
+    def _persist(self, event: Event) -> None:
+        if isinstance(event, Finished) and event.number in self._withheld:
+            return  # `buried` writes it
+        self._events.append(event)
+        if isinstance(event, Accepted):
+            number = event.number
+            self._unsynced[number] = None
+            self._then.append(lambda error: self._synced(number, error))
+        self._flush_soon()
+
+    def _synced(self, number: int, error: TransferError | None) -> None:
+        """The message and its acceptance are on the disk, the message before: what waited for it is sent."""
+        action = self._unsynced.pop(number)
+        if action is None or error is not None:
+            return
+        found = self.desk.inflight.get(number)
+        acknowledges = action.session.capabilities.supports_ack
+        if not acknowledges or (found is not None and found[0] is action.delivery):
+            self._dispatch(action)
+
+    def _dispatch(self, action: Dispatch) -> None:
+        if action.parcel.number in self._unsynced:
+            self._unsynced[action.parcel.number] = action
+            return
+        message = self._message(action.parcel)
+        if message is None:
+            self._do(self.desk.remove(action.parcel.number, "its bytes are gone"))
+            return
+        assert self._courier is not None
+        sent = self._courier.dispatch(action, message)
+        if sent is not Sent.YES:
+            self.unsent(action, sent)
+
+    def _answer(self, action: Answer) -> None:
+        """What the answer is about is on the disk first."""
+        courier = self._courier
+        assert courier is not None
+        if self._events:
+            self._then.append(lambda error: None if error else courier.answer(action.peer, action.reply))
+            self._flush_soon()
+        else:
+            courier.answer(action.peer, action.reply)
+
+    def _bury(self, action: DeadLetter) -> None:
+        """The letter is kept before the message is finished: a crash in between keeps it once, by its
+        name."""
+        parcel = action.parcel
+        self._withheld[action.number] = parcel
+        message = self._message(parcel)
+        letter = letter_of_parcel(action, message, time.time_ns() // 1_000_000)
+        held = parcel.ref in self._held
+        large = large_of(message, self._hub.store.log, *parcel.ref, held=held)
+
+        def try_it() -> None:
+            self._thread.do(lambda: keep_letter(self._letters, letter, large), buried)
+
+        def buried(error: TransferError | None) -> None:
+            if error is not None:
+                _log.error("a dead letter could not be kept, and is tried again: %s", error)
+                self._loop.call_later(_PAUSE, try_it)
+                return
+            del self._withheld[action.number]
+            self._events.append(Finished(action.number, End.DEAD_LETTERED))
+            self._flush_soon()
+            if message is not None:
+                self._say(DEAD_LETTERS + parcel.facts.topic, message, _words_of(action))
+
+        try_it()
+
+    # -- the journal -------------------------------------------------------------------------------------
+
+    def _flush_soon(self) -> None:
+        if not self._flush_due:
+            self._flush_due = True
+            self._loop.call_soon(self._flush)
+
+    def _flush(self) -> None:
+        """What happened in this turn is one record."""
+        self._flush_due = self._paused = False
+        events, then = self._events, self._then
+        if not events and not then:
+            return
+        try:
+            sequence = self._journal.write(events)
+        except LogFull as error:
+            _log.warning("what direct delivery did is not kept yet: %s", error)
+            self._flush_due = self._paused = True
+            self._loop.call_later(_PAUSE, self._flush)
+            return
+        except InternalError as error:
+            self._hub.durability.failed(error)
+            self._events, self._then = [], []
+            together(then)(error)
+            return
+        self._events, self._then = [], []
+        self._hub.durability.when_kept(sequence, together(then) if then else None)
+
+    def _snapshot(self) -> None:
+        """What was not written yet stands in it too: a log that is full takes no events."""
+        try:
+            sequence = self._journal.snapshot(self.desk.books)
+        except LogFull as error:
+            _log.warning("direct delivery leaves no snapshot: %s", error)
+            return
+        then, self._events, self._then = self._then, [], []
+        self._hub.durability.when_kept(sequence, together(then) if then else None)
+
+    def _set_alarm(self) -> None:
+        left = self.desk.seconds_left(self._now())
+        if self._alarm is not None:
+            self._alarm.cancel()
+            self._alarm = None
+        if left is not None and not self._closed:
+            self._alarm = self._loop.call_later(left, self._alarmed)
+
+    def _alarmed(self) -> None:
+        self._alarm = None
+        self._do(self.desk.tick(self._now()))
+
+
+def _words_of(letter: DeadLetter) -> dict[str, object]:
+    parcel = letter.parcel
+    return {
+        "reason": letter.reason,
+        "attempts": letter.attempts,
+        "original_topic": parcel.facts.topic,
+        "last_consumer": parcel.consumer_id or parcel.destination,
+        "last_error": letter.error,
+    }

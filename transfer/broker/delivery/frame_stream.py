@@ -1,0 +1,110 @@
+"""A stream on its way through the broker: its frames go on as they come, and nobody knows how many will."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from transfer.broker.delivery.message import Front, Message
+from transfer.broker.delivery.streaming_publish import Passage, Publisher
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.delivery.streaming_publishes import Passages
+    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.topic import Topic
+
+
+#: a stream is no message before its end, and then `Streamed`
+_NO_MESSAGE = Message("", (), Front.TTP)
+
+
+class Frame(Message):
+    """A frame of a stream, for subscribers that take frames. frames: its buffers; of a large one, whose data
+    come in pieces, what stands before them."""
+
+    __slots__ = ("frames",)
+
+    def __init__(self, topic: str, frames: tuple[Buffer, ...]) -> None:
+        super().__init__(topic, (), Front.TTP)
+        self.frames = frames
+        self.nbytes = sum(map(len, frames))
+
+
+class Streamed(Message):
+    """A stream that has ended, as one message. given: subscribers that were given its frames."""
+
+    __slots__ = ("given",)
+
+    given: frozenset[Subscriber]
+
+
+class StreamPassage(Passage):
+    """One stream of one publisher. Its receivers are given frames; a slow one pauses the publisher, as in any
+    passage. broken_off: makes the frame that tells a receiver why no more come.
+    """
+
+    __slots__ = ("_broken_off", "_in_frame")
+
+    def __init__(
+        self,
+        topic: Topic,
+        publisher: Publisher,
+        receivers: Iterable[Subscriber],
+        passages: Passages,
+        ended: Callable[[Passage], None],
+        broken_off: Callable[[str], Frame],
+    ) -> None:
+        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, passages, None, ended)
+        self._broken_off = broken_off
+        self._in_frame = False
+
+    @property
+    def given(self) -> frozenset[Subscriber]:
+        """Who was given all frames up to now."""
+        return frozenset(self._receivers)
+
+    def join(self, subscriber: Subscriber) -> None:
+        """A subscriber is given the frames from now on."""
+        if subscriber not in self._receivers and subscriber not in self.left_out:
+            self._receivers[subscriber] = None
+            self._passages.receives(subscriber, self)
+
+    def frame(self, frame: Frame) -> None:
+        """A whole frame."""
+        for receiver in tuple(self._receivers):  # one may go by it
+            receiver.offer(frame)
+        self._look()
+
+    def begin_frame(self, frame: Frame, nbytes: int) -> None:
+        """A frame whose data come by `piece` or `poured`; then `end_frame`."""
+        for receiver in tuple(self._receivers):
+            if not receiver.begin(frame, nbytes):
+                self._leave_out(receiver, "two large frames came at once")
+        self._in_frame = True
+
+    def end_frame(self) -> None:
+        """All data of the frame were given."""
+        self._in_frame = False
+        for receiver in tuple(self._receivers):
+            receiver.finish()
+        self._look()
+
+    def finish(self) -> None:
+        """All frames were given."""
+        self._end()
+
+    def abandon(self, reason: str) -> None:
+        """See Passage. Receivers are told by a frame; in the middle of one they are cut off."""
+        if not self.ended and not self._in_frame:
+            for receiver in self._let_go():
+                receiver.offer(self._broken_off(reason))
+        super().abandon(reason)
+
+    def _leave_out(self, receiver: Subscriber, reason: str) -> None:
+        self._leave(receiver)
+        self.left_out.append(receiver)
+        receiver.offer(self._broken_off(reason))
+
+    def _count(self, nbytes: int) -> None:
+        """Nobody knows how many there are."""

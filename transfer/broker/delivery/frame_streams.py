@@ -1,0 +1,124 @@
+"""Streams of frames that are published: who gets the frames, and how a kept stream becomes one message."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transfer.broker.delivery.frame_stream import Frame, StreamPassage
+from transfer.broker.storage.blob_writer import Writer, Writing
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.dispatcher_driver import Direct
+    from transfer.broker.delivery.fanout import Fanout
+    from transfer.broker.delivery.message import Message
+    from transfer.broker.delivery.streaming_publish import Passage, Publisher
+    from transfer.broker.delivery.streaming_publishes import Passages
+    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.store import Store
+    from transfer.transports.errors import TransferError
+
+    #: appends the record of a payload that is written; False: it is not kept. Raises LogFull
+    Placed = Callable[[Topic, Message, Writing, Told | None, TransferError | None], bool]
+
+
+class Streams:
+    """The streams that publishers have open. Not thread-safe: on the broker's loop.
+
+    passages: the hub's, of which streams are some. direct: direct delivery, if there is any.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        fanout: Fanout,
+        writer: Writer,
+        passages: Passages,
+        counts: Counter[str],
+        placed: Placed,
+        direct: Callable[[], Direct | None],
+    ) -> None:
+        self._store = store
+        self._fanout = fanout
+        self._writer = writer
+        self._passages = passages
+        self._counts = counts
+        self._placed = placed
+        self._direct = direct
+
+    def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> StreamPassage:
+        """A stream whose frames go on as they come. Raises UsageError."""
+        topic = self._store.topic(name)
+        receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
+        return StreamPassage(topic, publisher, receivers, self._passages, self._ended, broken_off)
+
+    def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
+        room = subscriber.queued <= subscriber.limit
+        return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
+
+    def join(self, passage: StreamPassage) -> None:
+        """Who has subscribed meanwhile is given the next frame, where nothing is kept."""
+        topic = passage.topic
+        if not topic.durable:
+            for subscriber in self._fanout.listeners(topic):
+                if self._takes_frames(subscriber, topic):
+                    passage.join(subscriber)
+
+    def gathers(self, name: str) -> bool:
+        """Whether somebody wants a stream of this topic as one message: the log, or other protocols."""
+        topic = self._store.topic(name)
+        heard = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
+        direct = self._direct()
+        return topic.durable or heard or (direct is not None and direct.leads_somewhere(name))
+
+    def write(
+        self, passage: StreamPassage, publisher: Publisher, most: int, message: Callable[[], Message]
+    ) -> Writing:
+        """Where the bytes of a stream go that is kept, `most` at most. message: what it is at its end."""
+        topic = passage.topic
+        writing = Writing(
+            self._writer,
+            lambda: self._store.log.blob(topic.log_name, most, arriving=True),
+            publisher,
+            lambda error: self._written(passage, writing, message(), error),
+        )
+        return writing
+
+    def drop(self, passage: StreamPassage) -> None:
+        """Subscribers of other protocols do not get a stream, which is not kept."""
+        for subscriber in self._fanout.listeners(passage.topic):
+            if not subscriber.takes_frames:
+                self._fanout.left_out(subscriber, passage.topic, None)
+
+    def count(self, passage: StreamPassage) -> None:
+        """A stream has ended that nobody gathered."""
+        for counted in (passage.topic, self._store):
+            counted.messages += 1
+            counted.nbytes += passage.nbytes
+
+    def _ended(self, passage: Passage) -> None:
+        self._counts["broken_off"] += passage.broken
+        if not passage.topic.durable:
+            for subscriber in passage.left_out:
+                self._fanout.left_out(subscriber, passage.topic, None)
+
+    def _written(
+        self, passage: StreamPassage, writing: Writing, message: Message, error: TransferError | None
+    ) -> None:
+        """All of a kept stream is written. Raises LogFull."""
+        topic = passage.topic
+        if not self._placed(topic, message, writing, writing.told, error):
+            return
+        assert message.offset is not None
+        self.count(passage)
+        if (direct := self._direct()) is not None:
+            direct.offer(topic, message, nbytes=passage.nbytes)
+        given = passage.given
+        for subscriber in self._fanout.listeners(topic):
+            if subscriber in given:
+                self._fanout.given(subscriber, topic, message.offset)
+            else:
+                self._fanout.read_from_log(subscriber, topic, message.offset)

@@ -1,0 +1,111 @@
+"""What consumers of groups are sent: of memory, or out of the log."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transfer.broker.delivery.group_contract import LARGE
+from transfer.transports.errors import LogDamaged
+
+if TYPE_CHECKING:
+    from transfer.broker.core.groups import Delivery
+    from transfer.broker.delivery.group_contract import Served
+    from transfer.broker.delivery.message import Message
+    from transfer.broker.storage.store import Store
+
+_log = logging.getLogger("transfer.broker")
+
+#: bytes that are read at once
+_BYTES = 4 << 20
+#: seconds until what could not be read is tried again
+UNREADABLE = 1.0
+#: bytes that go out at once, and the message that exceeds them
+MOST_BYTES = 32 << 20
+
+
+class GroupReading:
+    """On the broker's loop. counts: of the hub."""
+
+    def __init__(self, store: Store, counts: Counter[str]) -> None:
+        self._store = store
+        self._counts = counts
+
+    def send(self, served: Served, taken: list[Delivery], now: float) -> int:
+        """Sends what was taken, or as much of it as goes at once: how many. The rest goes back into the
+        group; what cannot be read now, for a while."""
+        try:
+            messages, count = self._messages(served, taken)
+        except OSError:
+            served.group.untake(taken, now + UNREADABLE)
+            return 0
+        if count < len(taken):
+            served.group.untake(taken[count:], 0.0)  # at once, and in their order whenever that was
+            taken = taken[:count]
+        mine: dict[Any, list[tuple[Delivery, Message | None]]] = {}
+        first = taken[0].consumer
+        if served.group.consumers == 1:
+            mine[first] = [(delivery, messages.get(delivery.offset)) for delivery in taken]
+        else:
+            for delivery in taken:
+                mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
+        self._counts["dispatched"] += len(taken)
+        self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
+        for consumer, theirs in mine.items():
+            consumer.deliver(theirs)
+        return count
+
+    def message(self, served: Served, delivery: Delivery) -> Message | None:
+        """One of them. None: retention or damage took it. Raises OSError."""
+        return self._messages(served, [delivery])[0].get(delivery.offset)
+
+    def _messages(self, served: Served, taken: Sequence[Delivery]) -> tuple[dict[int, Message], int]:
+        """What is to be sent, by offset, and for how many of those that were taken: as many as come to
+        MOST_BYTES. What retention or damage took is not in it. Raises OSError, as when memory cannot be had.
+        """
+        found: dict[int, Message] = {}
+        nbytes = 0
+        for count, delivery in enumerate(taken):
+            if nbytes >= MOST_BYTES:
+                return found, count
+            if delivery.offset not in found:
+                try:
+                    found |= self._from(served, delivery, taken)
+                except OSError as error:  # no memory for one more mapping, say
+                    _log.error("topic %r cannot be read, and is tried again: %s", served.topic.name, error)
+                    raise
+            message = found.get(delivery.offset)
+            if message is not None and not (message.nbytes >= LARGE and _in_pieces(delivery)):
+                nbytes += message.nbytes
+        return found, len(taken)
+
+    def _from(self, served: Served, delivery: Delivery, taken: Sequence[Delivery]) -> dict[int, Message]:
+        """The message, and others behind it that were read with it."""
+        recent = served.topic.recent
+        message = recent.get(served.topic.name, delivery.offset) if recent is not None else None
+        if message is not None:
+            return {delivery.offset: message}
+        try:
+            behind = self._store.read(
+                served.topic, delivery.offset, nbytes=_BYTES, limit=len(taken), verify=LARGE
+            )
+            for message in behind:
+                if message.nbytes >= LARGE:
+                    self._check(served, message, taken)
+        except LogDamaged as error:
+            _log.error("%s", error)
+            self._counts["damaged"] += 1
+            return {}
+        return {message.offset: message for message in behind if message.offset is not None}
+
+    def _check(self, served: Served, message: Message, taken: Sequence[Delivery]) -> None:
+        """Whoever takes a large message in pieces checks it as they go. Raises LogDamaged."""
+        if not all(_in_pieces(one) for one in taken if one.offset == message.offset):
+            self._store.check(served.topic, message.offset or 0)
+
+
+def _in_pieces(delivery: Delivery) -> bool:
+    """Whether its consumer fetches a large message by itself."""
+    return bool(getattr(delivery.consumer, "in_pieces", False))

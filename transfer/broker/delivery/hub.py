@@ -1,0 +1,447 @@
+"""What the fronts call: a message comes in, is kept, and goes to all who subscribed."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.delivery.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
+from transfer.broker.delivery.fanout import Fanout
+from transfer.broker.delivery.frame_streams import Streams
+from transfer.broker.delivery.group_contract import Bury, IsBuried
+from transfer.broker.delivery.groups import MOST_GROUPS, Groups
+from transfer.broker.delivery.message import Front, Written
+from transfer.broker.delivery.streaming_publish import Passage, Publisher, takes
+from transfer.broker.delivery.streaming_publishes import Passages
+from transfer.broker.service_threads import ServiceThreads
+from transfer.broker.storage.blob_writer import Writer, Writing
+from transfer.broker.storage.durability import Durability, Together, Told, tell
+from transfer.broker.storage.large_write_queue import Aside
+from transfer.broker.storage.log_epochs import LogEpochs
+from transfer.broker.storage.log_holders import held_by
+from transfer.broker.storage.stored_message import BLOB_FROM, record_of
+from transfer.transports.errors import InternalError, LogFull, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.core.groups import Delay
+    from transfer.broker.core.topic_patterns import Pattern
+    from transfer.broker.delivery.dispatcher_driver import Direct
+    from transfer.broker.delivery.message import Buffer, Message
+    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.store import Store
+
+_log = logging.getLogger("transfer.broker")
+
+#: seconds that a receiver may hold up a large message for all
+PATIENCE = 10.0
+#: seconds for which it is known who holds a log that is full
+_HELD_BY_FOR = 1.0
+#: messages that come by these find their routes before they are kept, or have none
+_ROUTED = (Front.ABTP, Front.BROKER)
+
+
+class Hub:
+    """The broker's heart, on its loop: nothing here is thread-safe, nothing waits.
+
+    counts: what happened, by name; the metrics read it. threads: those that last as long as the broker.
+    """
+
+    def __init__(
+        self,
+        loop: asyncio.AbstractEventLoop,
+        store: Store,
+        delay: Delay,
+        bury: Bury,
+        *,
+        is_buried: IsBuried = lambda topic, group, offset: False,
+        patience: float = PATIENCE,
+        expire: float | None = None,
+        most_groups: int = MOST_GROUPS,
+        threads: ServiceThreads | None = None,
+        announced: AnnouncedLimits | None = None,
+    ) -> None:
+        self.store = store
+        self.epochs = LogEpochs(store.log)
+        self.threads = threads or ServiceThreads()
+        self.announced = Announced(announced or AnnouncedLimits())
+        self._loop = loop
+        self.counts: Counter[str] = Counter()
+        self.fanout = Fanout(store, self.counts, loop.call_soon)
+        self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
+        self.groups = Groups(
+            loop, store, self.durability, self.counts, delay, bury, is_buried, expire, most_groups
+        )
+        #: direct delivery, if some front brings consumers for it
+        self.direct: Direct | None = None
+        self._patience = patience
+        self._held_by, self._held_by_until = "", 0.0
+        self._writer = Writer(loop, self.threads)
+        self._aside = Aside(self._writer, store, self._keep, self._written_whole)
+        self.durability.at_failure = self._aside.failed
+        self._passages = Passages()
+        self.streams = Streams(
+            store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
+        )
+        self._at_end: list[Callable[[], None]] = []
+
+    def close(self) -> None:
+        """Ends its threads; all that was taken whole is on the disk then. Idempotent."""
+        for passage in list(self._passages):
+            passage.abandon("the broker ends")
+        self._writer.stop()
+        self._aside.close()
+        self._writer.close()
+        if self.direct is not None:
+            self.direct.close()
+        self.groups.close()
+        self.durability.close()
+
+    # -- publishing --------------------------------------------------------------------------------------
+
+    def publish(self, message: Message, told: Told | None = None, *, hold: bool = True) -> None:
+        """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`. hold
+        False: LogFull is raised instead, which names what holds the log.
+
+        told: called when it is kept as its topic promises, at once if it promises nothing; or with the
+        reason why it is not kept. Raises UsageError when there are too many topics, InternalError when the
+        log has failed.
+        """
+        topic = self.store.topic(message.topic)
+        if not topic.durable:
+            self._appended(topic, message)
+            if told is not None:
+                told(None)
+        elif hold:
+            self.keep(topic, message, told)
+        else:
+            self._keep_or_refuse(topic, message, told)
+
+    def _keep_or_refuse(self, topic: Topic, message: Message, told: Told | None) -> None:
+        if self.is_full:
+            raise LogFull(self.full)
+        if self._aside.takes(topic, message.nbytes):
+            self._aside.take(topic, message, told, hold=False)
+            return
+        self.keep_now(topic, message, told)
+
+    def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
+        """Takes several messages, at least one, in their order. told: when all are kept, or with the reason
+        why one is not. Raises as `publish`; some may have been taken then."""
+        topics = [self.store.topic(message.topic) for message in messages]
+        small = all(message.nbytes < BLOB_FROM for message in messages)
+        kept = all(topic.durable for topic in topics)
+        small = small and not self._aside.busy
+        if small and kept and self.durability.append_many(topics, messages, told):
+            self._appended_many(topics, messages)
+            return
+        together = Together(len(messages), told)
+        for message in messages:
+            self.publish(message, together)
+
+    def keep(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
+        """Takes a message for a topic that keeps it; False: a full log holds it up, or it is large and a
+        thread writes it, or it stands behind such a one. See `publish`."""
+        if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
+            self._aside.take(topic, message, told)
+            return False
+        return self._keep(topic, message, told)
+
+    def keep_now(self, topic: Topic, message: Message, told: Told | None = None) -> None:
+        """As `keep`, but on the loop, however large it is: it has its offset at once. Raises LogFull, which
+        names what holds the log; nothing is kept then."""
+        try:
+            self.durability.append(topic, message, told, hold=False)
+        except LogFull as error:
+            raise LogFull(self.full or str(error)) from error
+        self._appended(topic, message)
+
+    def _keep(self, topic: Topic, message: Message, told: Told | None) -> bool:
+        appended = self.durability.append(topic, message, told)
+        if appended:
+            self._appended(topic, message)
+        return appended
+
+    def begin(
+        self,
+        message: Message,
+        nbytes: int,
+        publisher: Publisher,
+        told: Told | None = None,
+        *,
+        revoke: Callable[[TransferError], None] | None = None,
+        source: object = None,
+    ) -> Passage:
+        """Takes a large message whose payload comes in pieces (its `parts` are empty). Nothing is reserved
+        for it before its bytes come.
+
+        publisher: is paused when receivers or the disk cannot follow. told: as in `publish`; it is called
+        with an error too if the message is kept by nobody. revoke: is called if the broker gives it up, since
+        its bytes hardly come and others wait: the publisher has to abandon it. source: the connection or
+        program whose announced bytes count together; None: the publisher. Raises UsageError, and LogFull if
+        there is no room for what is announced.
+        """
+        topic = self.store.topic(message.topic)
+        announcement: Announcement | None = None
+        if topic.durable:
+            announcement = self._announce(publisher if source is None else source, nbytes)
+        receivers: list[Subscriber] = []
+        left_out: list[Subscriber] = []
+        for subscriber in self.fanout.listeners(topic):
+            free = not self.fanout.is_behind(subscriber, topic) and takes(subscriber, message, nbytes)
+            (receivers if free else left_out).append(subscriber)
+        writing: Writing | None = None
+        if topic.durable:
+            writing = Writing(
+                self._writer,
+                lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
+                publisher,
+                lambda error: self._written(passage, told, error),
+            )
+        passage = Passage(
+            topic,
+            message,
+            nbytes,
+            publisher,
+            receivers,
+            self._passages,
+            writing,
+            self._ended,
+            announcement,
+            revoke,
+        )
+        passage.leave_out(left_out)
+        if writing is None and told is not None:
+            told(None)
+        return passage
+
+    def _announce(self, source: object, nbytes: int) -> Announcement | None:
+        """Raises UsageError, LogFull."""
+        self.store.check_room(nbytes)
+        if nbytes <= UNCOUNTED:
+            return None
+        if not self.announced.fits(nbytes):
+            self._revoke_slow(nbytes)
+        self.store.check_volume(self.announced.nbytes + nbytes)
+        return self.announced.add(source, nbytes)
+
+    def _revoke_slow(self, nbytes: int) -> None:
+        """Payloads whose bytes hardly come make room for another one, the oldest first."""
+        now = self._loop.time()
+        for passage in [
+            one for one in self._passages.announced if one.revoke is not None and one.is_slow(now)
+        ]:
+            if self.announced.fits(nbytes):
+                return
+            self._revoke(passage, "its bytes hardly came, while others waited for room to announce theirs")
+
+    def _revoke(self, passage: Passage, why: str) -> None:
+        if passage.revoke is not None:
+            self.counts["revoked"] += 1
+            passage.revoke(LogFull(why))
+
+    def at_end_of_turn(self, call: Callable[[], None]) -> None:
+        """Has it called when all that came at once is done, and may be answered at once."""
+        self._at_end.append(call)
+
+    def end_turn(self) -> None:
+        """All that came at once was taken. Without this word it goes on in the loop's next turns, later."""
+        if self.direct is not None:
+            self.direct.end_turn()
+        self.groups.end_turn()
+        self.durability.end_turn()
+        self._call_at_end()
+
+    def pressed(self, publisher: Publisher) -> None:
+        """Whoever has just published waits, if the disk is far behind or full."""
+        self.durability.pressed(publisher)
+        if self._aside.busy:
+            self._aside.pressed(publisher)
+
+    def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
+        """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`, and fewer
+        where they are many small ones.
+
+        Positions never move. Only what is on the disk. Raises NotKept when the position is gone; UsageError
+        when it was never there; LogDamaged.
+        """
+        found = self.store.topics.get(topic)
+        return self.store.stream(found, position, limit) if found is not None else []
+
+    def is_writing(self, topic: Topic) -> bool:
+        """Whether messages of the topic are on their way into the log."""
+        on_their_way = any(passage.topic is topic for passage in self._passages)
+        return on_their_way or self._aside.busy or self.durability.holds(topic)
+
+    @property
+    def is_full(self) -> bool:
+        """Publishers wait for room on the disk."""
+        return bool(self.durability.full or self._writer.full)
+
+    @property
+    def full(self) -> str:
+        """Why publishers wait for room on the disk, and what holds it; "": they do not."""
+        why = self.durability.full or ("no room for a large payload" if self._writer.full else "")
+        if not why:
+            return ""
+        if self._loop.time() > self._held_by_until:
+            self._held_by_until = self._loop.time() + _HELD_BY_FOR
+            self._held_by = held_by(self)
+        return f"{why}; {self._held_by}"
+
+    @property
+    def busy(self) -> bool:
+        """Large messages are on their way, or somebody waits for the disk."""
+        return bool(self._passages) or self._aside.busy or self.durability.busy
+
+    def _appended(self, topic: Topic, message: Message) -> None:
+        nbytes, store = message.nbytes, self.store
+        topic.messages += 1
+        topic.nbytes += nbytes
+        store.messages += 1
+        store.nbytes += nbytes
+        if topic.recent is not None:
+            topic.recent.add(message)
+        self.fanout.tell(topic, message)
+        if self.direct is not None and message.front not in _ROUTED:
+            self.direct.offer(topic, message)
+
+    def _appended_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> None:
+        topic = topics[0]
+        alone = topics.count(topic) == len(topics) and not self.fanout.is_heard(topic)
+        if not alone or (self.direct is not None and self.direct.leads_somewhere(topic.name)):
+            for its_topic, message in zip(topics, messages, strict=True):
+                self._appended(its_topic, message)
+            return
+        nbytes, store = sum(message.nbytes for message in messages), self.store
+        topic.messages += len(messages)
+        topic.nbytes += nbytes
+        store.messages += len(messages)
+        store.nbytes += nbytes
+        if topic.recent is not None:
+            topic.recent.add_many(messages, nbytes)
+
+    def _kept(self, topics: Sequence[Topic]) -> None:
+        """More is on the disk."""
+        self.fanout.kept()
+        self.groups.kept(topics)
+        self._call_at_end()
+
+    def _call_at_end(self) -> None:
+        for call in self._at_end:
+            call()
+
+    def _ended(self, passage: Passage) -> None:
+        if passage.broken:
+            passage.whole()  # nobody gets what was gathered
+            self.counts["broken_off"] += 1
+            return
+        for counted in (passage.topic, self.store):
+            counted.messages += 1
+            counted.nbytes += passage.nbytes
+        if passage.writing is None:
+            self.fanout.tell_late(passage)
+
+    def _written(self, passage: Passage, told: Told | None, error: TransferError | None) -> None:
+        """All of a large payload is written: its record can be appended. Raises LogFull."""
+        assert passage.writing is not None
+        topic, offset = passage.topic, None
+        if self._placed(topic, passage.message, passage.writing, told, error):
+            offset = passage.message.offset
+            if self.direct is not None and passage.message.front not in _ROUTED:
+                self.direct.offer(topic, passage.message, nbytes=passage.nbytes)
+        for subscriber in passage.left_out:
+            self.fanout.left_out(subscriber, topic, offset)
+        if offset is not None:
+            self.fanout.wait_for(topic, offset)
+            for subscriber in passage.receivers:
+                self.fanout.given(subscriber, topic, offset)
+
+    def _written_whole(
+        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+    ) -> None:
+        """The same for one that came whole."""
+        if self._placed(topic, message, writing, told, error):
+            self._appended(topic, message)
+
+    def _placed(
+        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+    ) -> bool:
+        """Appends the record of a payload that is written. False: it is not kept, and its publisher is told.
+        Raises LogFull."""
+        try:
+            if error is None:
+                record = record_of(message, topic.position, blob=True)
+                sequence, message.offset = writing.commit(record)
+                self.store.grew(topic, writing.nbytes)
+                self.durability.appended(topic, message, sequence, told, writing.nbytes)
+                return True
+        except LogFull:
+            raise  # it is tried again
+        except TransferError as failed:
+            error = failed
+            if isinstance(failed, InternalError):
+                self.durability.failed(failed)
+        _log.error("a message of topic %r is not kept: %s", topic.name, error)
+        writing.abandon()
+        tell(told, error)
+        return False
+
+    # -- subscribing -------------------------------------------------------------------------------------
+
+    def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
+        """It is told of all messages from now on whose topic matches. The same twice is harmless. Raises
+        UsageError if it has, or all have, too much."""
+        self.fanout.subscribe(subscriber, pattern)
+
+    def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
+        """Whether it had subscribed so."""
+        return self.fanout.unsubscribe(subscriber, pattern)
+
+    def unsubscribe_some(self, subscriber: Subscriber) -> bool:
+        """Ends some of its subscriptions, as many as one turn has time for. Whether there are more."""
+        return self.fanout.unsubscribe_some(subscriber)
+
+    def relieved(self, subscriber: Subscriber) -> None:
+        """A subscriber has written all that was queued: what it missed comes now."""
+        for passage in self._passages.slow_of(subscriber):
+            passage.relieved(subscriber)
+        self.fanout.relieved(subscriber)
+
+    def leave(self, subscriber: Subscriber) -> None:
+        """A subscriber has gone."""
+        self.fanout.leave(subscriber)
+        for passage in self._passages.of(subscriber):
+            passage.lost(subscriber)
+
+    def tick(self, now: float) -> None:
+        """Called once a second: ends publishers and subscribers that block a large message for too long."""
+        for passage in self._passages.received().union(self._passages.announced):
+            if passage.slow_for(now) >= self._patience and any(map(self._waits, passage.receivers)):
+                self._revoke(passage, "its bytes hardly came, and who receives them had to wait for others'")
+        for passage in self._passages.held_up():
+            for receiver in passage.look_again(now, self._patience):
+                self.counts["closed_slow"] += 1
+                receiver.close(f"it took nothing for {self._patience:g} s and held up others")
+        self.groups.tick(full=self.is_full)
+        if self.direct is not None:
+            self.direct.tick()
+        self._remember()
+
+    def _waits(self, receiver: Subscriber) -> bool:
+        """Whether it could receive something else."""
+        return receiver.queued > 0 or self.fanout.has_behind(receiver)
+
+    def _remember(self) -> None:
+        found = self.store.remember()
+        if found is not None:
+            sequence, marks = found
+
+            def kept(error: TransferError | None) -> None:
+                if error is None:
+                    self.store.remembered(marks)
+
+            self.durability.when_kept(sequence, kept)

@@ -1,0 +1,240 @@
+"""What operators do to topics and groups: remove, seek, purge. Every change is audited before it is made."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeVar
+
+from transfer.broker.storage.audit_chain import Action, Json, parse_time
+from transfer.broker.storage.dead_letter_requests import check_who
+from transfer.transports.errors import Again, InternalError, StateError, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.group_contract import Served
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.audit import Audit
+    from transfer.broker.storage.dead_letters import DeadLetters
+
+T = TypeVar("T")
+_log = logging.getLogger("transfer.broker")
+#: seconds that the broker's loop, or its disk, has for an answer
+_PATIENCE = 60.0
+#: what is said to consumers of a group that is removed, or goes on elsewhere
+_REMOVED, _MOVED = "was removed by an operator", "was moved by an operator"
+#: the words that confirm
+REMOVE, SEEK, PURGE = "REMOVE", "SEEK", "PURGE"
+
+
+class TopicAdmin:
+    """Thread-safe. Its calls block, and are made in threads of operators. Raises UsageError for what is not
+    there, StateError for what somebody uses (unless `force`), Again when the loop or the disk does not
+    answer, LogFull."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, letters: DeadLetters, audit: Audit) -> None:
+        self._loop = loop
+        self._hub = hub
+        self._letters = letters
+        self._audit = audit
+
+    def remove_group(
+        self, topic: str, group: str, *, actor: str, reason: str, force: bool = False
+    ) -> dict[str, Json]:
+        """The group is gone: what it had not done is kept for its sake no more. force: though it has
+        consumers, who hear of it."""
+
+        def look() -> dict[str, Json]:
+            self._hub.groups.check_unclaimed(topic, group)
+            return self._prior(self._hub.groups.find(topic, group), force=force)
+
+        def change() -> int:
+            return self._hub.groups.remove(topic, group, _REMOVED)
+
+        return self._change("group_remove", look, change, actor, reason)
+
+    def seek_group(
+        self, topic: str, group: str, to: str, *, actor: str, reason: str, force: bool = False
+    ) -> dict[str, Json]:
+        """The group goes on elsewhere. to: "begin" (the oldest message that is there), "end", an offset, or a
+        time such as 2026-03-21T00:00:00Z. force: though it has consumers, who have to join again."""
+        reached = 0
+
+        def look() -> dict[str, Json]:
+            served = self._hub.groups.find(topic, group)
+            self._offset(served.topic, to)
+            return self._prior(served, force=force)
+
+        def change() -> int:
+            nonlocal reached
+            served = self._hub.groups.find(topic, group)
+            reached = self._hub.groups.seek(topic, group, self._offset(served.topic, to), _MOVED)
+            return self._hub.store.log.acknowledge(served.topic.log_name, group, reached)
+
+        return self._change("group_seek", look, change, actor, reason) | {"cursor": reached}
+
+    def purge_topic(self, topic: str, *, actor: str, reason: str) -> dict[str, Json]:
+        """All messages that the topic has now are gone; its groups have done with them. Offsets go on.
+        `purged`: how many they were."""
+        hub = self._hub
+        low = end = 0
+
+        def look() -> dict[str, Json]:
+            return self._topic_told(self._topic(topic))
+
+        def change() -> int:
+            nonlocal low, end
+            found = self._topic(topic)
+            if hub.direct is not None:
+                hub.direct.purge(found)
+            low, end = hub.store.range(found)
+            hub.groups.purge(found, end)
+            return hub.store.purge(found)
+
+        told = self._change("topic_purge", look, change, actor, reason)
+        return told | {"oldest": end, "end": end, "purged": end - low}
+
+    def remove_topic(self, topic: str, *, actor: str, reason: str, force: bool = False) -> dict[str, Json]:
+        """The topic is gone with its messages and groups. force: though somebody consumes or subscribes."""
+        hub = self._hub
+
+        def look() -> dict[str, Json]:
+            found = self._topic(topic)
+            if not force:
+                self._check_unused(found)
+            if hub.is_writing(found):
+                raise StateError(f"messages of topic {topic!r} are being written", hint="try again")
+            return self._topic_told(found)
+
+        def change() -> int:
+            look()
+            found = self._topic(topic)
+            if hub.direct is not None:
+                hub.direct.purge(found, removed=True)
+            for served in hub.groups.of_topic(found):
+                hub.groups.remove(topic, served.named.name, _REMOVED)
+            hub.fanout.forget(found)
+            return hub.store.remove(found)
+
+        return self._change("topic_remove", look, change, actor, reason)
+
+    # -- on the loop -------------------------------------------------------------------------------------
+
+    def _topic(self, name: str) -> Topic:
+        found = self._hub.store.topics.get(name)
+        if found is None:
+            raise UsageError(f"there is no topic {name!r}", hint="transfer topics list")
+        return found
+
+    def _prior(self, served: Served, *, force: bool) -> dict[str, Json]:
+        group, named = served.group, served.named
+        if group.consumers and not force:
+            raise StateError(
+                f"group {named.name!r} of topic {named.topic!r} has {group.consumers} consumers",
+                hint="end them first, or force it: they hear of it, and have to join again",
+            )
+        lag = group.lag(served.topic.kept)
+        told: dict[str, Json] = {"topic": named.topic, "group": named.name}
+        return told | {"cursor": group.cursor, "lag": lag, "consumers": group.consumers}
+
+    def _check_unused(self, topic: Topic) -> None:
+        hub = self._hub
+        consumers = sum(served.group.consumers for served in hub.groups.of_topic(topic))
+        listeners = sum(one.listening(topic.name) for one in hub.fanout.listeners(topic))
+        waiting = len(hub.direct.unfinished(topic)) if hub.direct is not None else 0
+        if consumers or listeners or waiting:
+            raise StateError(
+                f"topic {topic.name!r} has {consumers} consumers, {listeners} subscribers and {waiting} "
+                "messages for direct delivery",
+                hint="end them first, or force it",
+            )
+
+    def _topic_told(self, topic: Topic) -> dict[str, Json]:
+        low, end = self._hub.store.range(topic)
+        groups: list[Json] = [served.named.name for served in self._hub.groups.of_topic(topic)]
+        return {"topic": topic.name, "oldest": low, "end": end, "groups": groups}
+
+    def _offset(self, topic: Topic, to: str) -> int:
+        low, high = self._hub.store.range(topic)
+        if to in ("begin", "end"):
+            return low if to == "begin" else high
+        if to.isascii() and to.isdecimal():
+            if int(to) > high:
+                raise UsageError(f"offset {to} of topic {topic.name!r}, which ends at {high}")
+            return int(to)
+        return self._hub.store.log.offset_at(topic.log_name, parse_time(to) * 1_000_000)
+
+    # -- in the operator's thread ------------------------------------------------------------------------
+
+    def _change(
+        self,
+        operation: str,
+        look: Callable[[], dict[str, Json]],
+        change: Callable[[], int],
+        actor: str,
+        reason: str,
+    ) -> dict[str, Json]:
+        """Audits it, makes it, and gives back room that is not needed any more. What was there before, and
+        what the log takes now."""
+        check_who(actor, reason)
+        prior = self._asked(look)
+        self._tell_audit(actor, operation, reason, prior)
+        try:
+            self._kept(change)
+        except TransferError as error:
+            self._tell_audit(actor, f"{operation}_failed", str(error)[:1000], prior)
+            raise
+        self._give_back()
+        return prior | {"log_bytes": self._hub.store.log.disk_bytes}
+
+    def _tell_audit(self, actor: str, operation: str, reason: str, prior: Mapping[str, Json]) -> None:
+        event = Action(actor, operation, (), reason, [dict(prior)])
+        self._audit.append(event, time.time_ns() // 1_000_000)
+
+    def _give_back(self) -> None:
+        log = self._hub.store.log
+        try:
+            log.collect()
+            log.compact()
+        except TransferError as error:
+            _log.warning("the log's room is given back later: %s", error)
+
+    def _kept(self, change: Callable[[], int]) -> None:
+        """Makes a change on the loop, and waits until it is on the disk."""
+        kept: Future[None] = Future()
+
+        def told(error: TransferError | None) -> None:
+            if kept.done():
+                return
+            if error is None:
+                kept.set_result(None)
+            else:
+                kept.set_exception(error)
+
+        self._asked(lambda: self._hub.durability.when_kept(change(), told))
+        try:
+            kept.result(_PATIENCE)
+        except TimeoutError as error:
+            raise Again(f"the disk did not answer within {_PATIENCE:g} s: it may be done or not") from error
+
+    def _asked(self, work: Callable[[], T]) -> T:
+        """What it answers on the loop."""
+        answer: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                answer.set_result(work())
+            except TransferError as error:
+                answer.set_exception(error)
+            except Exception as error:  # noqa: BLE001 - the operator hears of it
+                _log.exception("an operator's call has failed")
+                answer.set_exception(InternalError(f"it could not be done: {error!r}"))
+
+        self._loop.call_soon_threadsafe(run)
+        try:
+            return answer.result(_PATIENCE)
+        except TimeoutError as error:
+            raise Again(f"the broker did not answer within {_PATIENCE:g} s") from error

@@ -1,0 +1,88 @@
+"""Messages of plain REQs, each of which is answered once: it is kept, or why it is not."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from transfer.broker.fronts.native_frames import message_of, topic_and_rest
+from transfer.transports.errors import LogFull, ProtocolError, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.message import Message
+    from transfer.transports.core.contract import Frame
+
+#: (identity of a REQ, number of its request or b"" where it does not correlate)
+Asker = tuple[bytes, bytes]
+
+#: seconds for which a request waits for room in the log, and until it is tried again
+_PATIENCE, _TRY_AGAIN = 5.0, 0.5
+#: bytes of requests that wait so at most
+_MOST = 64 << 20
+
+
+class PlainRequests:
+    """On the broker's loop. send: sends an answer."""
+
+    def __init__(
+        self,
+        hub: Hub,
+        loop: asyncio.AbstractEventLoop,
+        counters: Counter[str],
+        send: Callable[[bytes, bytes, list[Any]], None],
+    ) -> None:
+        self._hub = hub
+        self._loop = loop
+        self._counters = counters
+        self._send = send
+        self._waiting: dict[asyncio.TimerHandle, int] = {}
+
+    def take(self, asker: Asker, frames: list[Frame]) -> None:
+        """The parts behind the delimiter: topic and payload."""
+        try:
+            if not frames:
+                raise ProtocolError("parts", "a request without parts")
+            topic, rest = topic_and_rest(frames)
+            self._publish(asker, message_of(topic, rest), self._loop.time() + _PATIENCE)
+        except TransferError as error:
+            self._answer(asker, error)
+
+    def close(self) -> None:
+        """Nothing that waits is published any more."""
+        for timer in self._waiting:
+            timer.cancel()
+
+    def _publish(self, asker: Asker, message: Message, until: float) -> None:
+        """A full log is waited for; then the request is refused, and nothing of it is kept."""
+        try:
+            self._hub.publish(message, lambda error: self._answer(asker, error), hold=False)
+            self._counters["published"] += 1
+        except LogFull:
+            room = sum(self._waiting.values()) + message.nbytes <= _MOST
+            if not room or self._loop.time() >= until:
+                raise
+            self._wait(asker, message, until)
+
+    def _wait(self, asker: Asker, message: Message, until: float) -> None:
+        def again() -> None:
+            del self._waiting[timer]
+            try:
+                self._publish(asker, message, until)
+            except TransferError as error:
+                self._answer(asker, error)
+
+        timer = self._loop.call_later(_TRY_AGAIN, again)
+        self._waiting[timer] = message.nbytes
+
+    def _answer(self, asker: Asker, error: TransferError | None) -> None:
+        words: dict[str, Any] = {"kept": error is None}
+        if error is not None:
+            full = self._hub.full if isinstance(error, LogFull) else ""
+            words["error"] = f"the log is full: {full}" if full else str(error)
+        identity, number = asker
+        said = [(None, None, 0, json.dumps(words).encode())]
+        self._send(identity, number, [(None, None, 0, b""), *said] if number else said)

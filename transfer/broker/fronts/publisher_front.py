@@ -1,0 +1,194 @@
+"""What simple fronts share: connections that publish, and peers that stop in the middle."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from time import monotonic
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+from transfer.broker.net.connection import Line
+from transfer.broker.net.connection_group import Lines
+from transfer.throttled_log import ThrottledLog
+from transfer.transports.errors import ProtocolError, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.message import Buffer, Message
+    from transfer.broker.delivery.streaming_publish import Passage
+
+_log = logging.getLogger("transfer.broker")
+
+#: payloads from so many bytes on go on as they come; smaller ones whole
+LARGE_FROM = 64 << 10
+#: payloads up to so many bytes are copied: a view of them would hold the memory of a thousand others
+SMALL = 4 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingSettings:
+    """Limits of a front.
+
+    largest: bytes of a payload at most. stalled: seconds that a peer may stop in the middle of a message.
+    """
+
+    largest: int = (1 << 32) - 1
+    stalled: float = 30.0
+
+
+def kept(data: memoryview) -> Buffer:
+    """The bytes of a payload that was read, as they are kept."""
+    return bytes(data) if len(data) <= SMALL else data
+
+
+_Settings = TypeVar("_Settings", bound=PublishingSettings)
+
+
+class Shared(Generic[_Settings]):
+    """What all connections of one front have in common. counters, connections: see PublishingFront."""
+
+    def __init__(self, hub: Hub, lines: Lines, settings: _Settings, names: Iterable[str]) -> None:
+        self.hub = hub
+        self.lines = lines
+        self.settings = settings
+        self.counters: Counter[str] = Counter(dict.fromkeys(names, 0))
+        self.connections: set[PublishingLine[_Settings]] = set()
+        self.throttled = ThrottledLog(_log)
+
+
+class PublishingLine(Line, Generic[_Settings]):
+    """A connection whose peer publishes.
+
+    What cannot be taken ends it: the protocols have no other word for "no".
+    """
+
+    def __init__(self, shared: Shared[_Settings], connection: socket.socket, peer: str) -> None:
+        self._shared = shared
+        self._passage: Passage | None = None
+        self._partial = False  # the beginning of a frame is here, the rest is not
+        self._excused = 0.0  # when it was last paused, which is not the peer's fault
+        super().__init__(shared.lines, connection, peer)
+        shared.connections.add(self)
+
+    @abstractmethod
+    def take(self, data: memoryview, position: int) -> int:
+        """Does what the frame says that begins there: its bytes, or 0 if it is not whole."""
+
+    def cut(self, data: memoryview) -> int:
+        """See Line."""
+        position, end = 0, len(data)
+        while position < end and self._passage is None and not self.closed and not self.paused:
+            taken = self.take(data, position)
+            if not taken:
+                break
+            position += taken
+            if monotonic() >= self.turn_ends:
+                self.give_way()
+        self._partial = position < end
+        return position
+
+    def publish(self, message: Message, nbytes: int) -> None:
+        """Publishes a whole message of so many bytes. Raises ProtocolError if it cannot be taken."""
+        try:
+            self._shared.hub.publish(message)
+        except TransferError as error:
+            raise ProtocolError("refused", str(error)) from error
+        counters = self._shared.counters
+        counters["published"] += 1
+        counters["published_bytes"] += nbytes
+        self._shared.hub.pressed(self)
+
+    def publish_large(self, message: Message, nbytes: int) -> None:
+        """Publishes a message whose payload follows; `take` returns the bytes in front of it then."""
+        try:
+            self._passage = self._shared.hub.begin(message, nbytes, self, self._told, revoke=self._told)
+        except TransferError as error:
+            raise ProtocolError("refused", str(error)) from error
+        self._shared.counters["published_bytes"] += nbytes
+        self.expect(nbytes)
+
+    def check_size(self, nbytes: int) -> None:
+        """Raises ProtocolError if a payload is larger than this broker takes."""
+        largest = self._shared.settings.largest
+        if nbytes > largest:
+            raise ProtocolError("too_large", f"{nbytes} bytes, where {largest} are the most")
+
+    def body(self, data: memoryview) -> None:
+        """See Line."""
+        if self._passage is not None:
+            self._passage.piece(data)
+
+    def body_ended(self) -> None:
+        """See Line."""
+        passage, self._passage, self._partial = self._passage, None, False
+        if passage is not None:
+            self._shared.counters["published"] += 1
+            passage.finish()
+            self._shared.hub.pressed(self)
+
+    def refuse(self, error: ProtocolError) -> None:
+        """See Line."""
+        self._shared.throttled.say(logging.INFO, "refused", "%s is refused: %s", self.peer, error)
+        self._shared.counters["refused"] += 1
+        self.close(str(error))
+
+    def lost(self, reason: str) -> None:
+        """See Line. The front forgets it."""
+        self._shared.connections.discard(self)
+        passage, self._passage = self._passage, None
+        if passage is not None:
+            self._shared.counters["broken_off"] += 1
+            passage.abandon(reason)
+
+    def _told(self, error: TransferError | None) -> None:
+        """A large payload is kept, or could not be: its publisher must not believe that it is there."""
+        if error is not None and not self.closed:
+            self.refuse(ProtocolError("refused", str(error)))
+
+    def is_stalled(self, now: float) -> bool:
+        """Whether the peer stopped in the middle of a message, too long ago."""
+        if self.paused:
+            self._excused = now
+        elif self._partial or self._passage is not None:
+            return now - max(self.heard, self._excused) >= self._shared.settings.stalled
+        return False
+
+
+class PublishingFront(ABC, Generic[_Settings]):
+    """All connections of one protocol. On the broker's loop.
+
+    counters: what happened, by name, since the start; all names are there from the first moment on.
+    """
+
+    #: published, published_bytes: messages taken, and their payloads. broken_off: large ones whose peer went.
+    #: refused: connections ended for what their peer said. stalled: ended since it stopped in the middle
+    names: tuple[str, ...] = ("published", "published_bytes", "broken_off", "refused", "stalled")
+
+    def __init__(self, hub: Hub, lines: Lines, settings: _Settings) -> None:
+        self._shared = Shared(hub, lines, settings, self.names)
+        self.counters: dict[str, int] = self._shared.counters
+
+    @abstractmethod
+    def connected(self, connection: socket.socket, peer: str) -> Line:
+        """Takes a connection that was accepted, in non-blocking mode."""
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._shared.connections)
+
+    def tick(self, now: float) -> None:
+        """About once a second, with the loop's time: ends connections whose peer stalls."""
+        for connection in list(self._shared.connections):
+            if connection.is_stalled(now):
+                self.counters["stalled"] += 1
+                connection.close(f"it stopped in the middle for {self._shared.settings.stalled:g} s")
+
+    def close(self) -> None:
+        """Ends all connections. Idempotent."""
+        for connection in list(self._shared.connections):
+            connection.close("the broker ends")

@@ -1,0 +1,98 @@
+"""The sending half of a TTP connection: whole messages, and large ones that come in pieces."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.delivery.frame_stream import Frame
+from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.delivery.subscriber import Subscriber
+from transfer.broker.fronts.ttp_frames import frames_of, opening
+from transfer.broker.net.connection import Line
+from transfer.broker.net.connection_group import Lines, copy_small_view
+
+if TYPE_CHECKING:
+    import socket
+
+    from transfer.broker.net.splice import Poured
+
+_TTP = Front.TTP  # members of an enumeration are slow to find
+
+
+class Outgoing(Line, Subscriber):
+    """A connection that is sent frames. Between the pieces of a PUBLISH nothing else is."""
+
+    queued: int = 0
+    takes_frames = True
+
+    def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
+        self._missing = -1  # bytes of a payload that come in pieces; -1: none does
+        self._behind: deque[Sequence[Buffer]] = deque()  # what waits for the end of that payload
+        super().__init__(lines, connection, peer)
+
+    @property
+    def in_payload(self) -> bool:
+        """A PUBLISH is on its way in pieces: nothing else can go between them."""
+        return self._missing >= 0
+
+    def send(self, frames: Sequence[Buffer]) -> None:
+        """Whole frames: at once, or behind the payload that is on its way."""
+        if self.in_payload:
+            self.hold(frames)
+            return
+        for data in frames:
+            self.write(data)
+
+    def hold(self, frames: Sequence[Buffer]) -> None:
+        """Until what is on its way in pieces has ended."""
+        if not self.closed:
+            self._behind.append(tuple(map(copy_small_view, frames)))
+            self.queued += sum(map(len, frames))
+
+    def offer(self, message: Message) -> None:
+        """See Subscriber. A frame that came by TTP goes on as it is."""
+        if type(message) is Frame:
+            self.send(message.frames)
+        elif message.raw is None or message.front is not _TTP:
+            self.send(frames_of(message))
+        elif self.in_payload:
+            self.send((message.raw,))
+        else:
+            self.write(message.raw)
+
+    def begin(self, message: Message, nbytes: int) -> bool:
+        """See Subscriber."""
+        if self._missing >= 0:
+            return False
+        self.send(message.frames if type(message) is Frame else (opening(message, nbytes),))
+        self._missing = nbytes
+        return True
+
+    def piece(self, data: Buffer) -> None:
+        """See Subscriber."""
+        self._missing -= len(data)
+        self.write(data)
+
+    @property
+    def pours(self) -> bool:
+        """See Subscriber."""
+        return self.has_pipes
+
+    def poured(self, data: Poured) -> None:
+        """See Subscriber."""
+        self._missing -= len(data)
+        self.write_poured(data)
+
+    def finish(self) -> None:
+        """See Subscriber."""
+        self._missing = -1
+        behind, self._behind = self._behind, deque()
+        for frames in behind:
+            self.queued -= sum(map(len, frames))
+            self.send(frames)
+
+    def lost(self, reason: str) -> None:
+        """See Line."""
+        self._behind.clear()  # its frames hold memory that connections read into

@@ -1,0 +1,144 @@
+"""The broker's HTTP server, on the broker's own loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from aiohttp import web
+
+from transfer.broker.delivery.dead_letter_replay import Replaying
+from transfer.broker.delivery.topic_admin import TopicAdmin
+from transfer.broker.http.app import application
+from transfer.broker.http.authentication import Callers
+from transfer.broker.http.connection_guard import Entrance
+from transfer.broker.http.console import add_console
+from transfer.broker.http.health import live_problems, ready_problems
+from transfer.broker.http.request_head_limit import MOST_HEADERS
+from transfer.broker.http.request_log import RequestLog
+from transfer.broker.http.status_routes import add_looks
+from transfer.broker.net.listener import Listener
+from transfer.broker.storage.dead_letter_operations import Operator
+from transfer.http.tls import PROTOCOL, Https
+from transfer.transports.errors import AddressError, AddressInUse, SecurityError
+from transfer.transports.security.guard import check_listening, is_loopback, skips_token
+from transfer.transports.security.settings import check_token
+
+if TYPE_CHECKING:
+    from transfer.broker.server import Broker
+
+_log = logging.getLogger("transfer.broker")
+#: seconds after which a connection is ended that asks no more; aiohttp leaves it an hour
+KEEP_ALIVE = 75.0
+#: seconds in which the rest of a body is read that was not wanted, so that its sender reads the answer
+_LINGERING = 1.0
+#: seconds that answers on their way have when the broker ends
+_LAST_WORDS = 1.0
+
+
+class HttpServer:
+    """Serves health, metrics, the console and operators. Made and closed in the broker's thread while its
+    loop does not run. port: where it really listens. accepted: takes connections that came elsewhere. Raises
+    AddressInUse, AddressError, SecurityError, and what the stores raise."""
+
+    def __init__(self, broker: Broker, host: str, port: int) -> None:
+        self._loop = broker.loop
+        security = broker.context.credentials.security
+        https = Https(security)
+        replaying = Replaying(broker.loop, broker.hub, broker.letters.payloads)
+        operator = Operator(broker.letters, broker.audit, replaying)
+        token = broker.settings.token
+        callers = Callers(
+            token,
+            https,
+            lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
+            here=not skips_token(security),
+        )
+        app = application(
+            operator,
+            token=token,
+            callers=callers,
+            live=partial(live_problems, broker),
+            ready=partial(ready_problems, broker),
+            topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
+        )
+        add_looks(app, broker)
+        add_console(app)
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_LAST_WORDS)
+        self._entrance = Entrance(
+            self._loop,
+            self._runner,
+            broker.doors.refusals("http"),
+            callers.shows,
+            patience=broker.settings.handshake,
+            unfinished=security.unfinished,
+            settings={
+                "access_log": None,
+                "keepalive_timeout": KEEP_ALIVE,
+                "lingering_time": _LINGERING,
+                "max_headers": MOST_HEADERS,
+                "logger": RequestLog(_log),
+            },
+        )
+        asks = "optional" if security.asks_certificates else "none"
+        entrance = self._entrance
+        accepted = broker.doors.entry(
+            "http",
+            entrance.accepted,
+            lambda: entrance.connections,
+            PROTOCOL,
+            clients=asks,
+            crowd=entrance.crowd,
+        )
+        app.middlewares.insert(0, self._entrance.middleware())
+        self._listener: Listener | None = None
+        try:
+            self._loop.run_until_complete(self._runner.setup())
+            allowed = partial(check_listening, security=security, shown=True)
+            if token:
+                _check_operators(token, host)
+            self._listener = Listener(self._loop, host, port, accepted, allowed=allowed)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, AddressInUse | AddressError):
+                raise _told(error) from error
+            raise
+        self.port: int = self._listener.port
+
+    def close(self) -> None:
+        """Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+        self._loop.run_until_complete(self._runner.cleanup())
+        self._loop.run_until_complete(self._entrance.close())
+        self._loop.run_until_complete(_end_requests())
+
+
+def _check_operators(token: str, host: str) -> None:
+    """Raises SecurityError for a token that can be guessed; on this machine alone it is a warning."""
+    try:
+        check_token(token, "http.token")
+    except SecurityError as error:
+        if not is_loopback(host):
+            raise
+        text = "%s, by any user of this machine; beyond it the broker does not take it (%s)"
+        _log.warning(text, str(error).partition("\n")[0], error.hint)
+
+
+async def _end_requests() -> None:
+    """Ends requests whose peers went in the middle of a body: aiohttp forgets their tasks. No other part of
+    the broker has tasks on this loop."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _told(error: AddressInUse | AddressError) -> AddressInUse | AddressError:
+    where, _, why = str(error).partition(chr(10))[0].partition(": ")
+    place = f"{where} for HTTP: {why}"
+    if isinstance(error, AddressInUse):
+        return AddressInUse(place, hint="end who has it, or name another port, or off, with --http")
+    return AddressError(place, hint=error.hint)

@@ -1,0 +1,169 @@
+"""What programs say to a broker's registry, and it to them: words of the broker's own protocol.
+
+REGISTER names an endpoint for a lease, RENEW lengthens it, UNREGISTER ends it. LOOK_UP asks who has a name,
+once or for as long as the connection lasts: LISTED has all, and then CHANGED what is new. See
+docs/protocols/own.md. Pure: no sockets.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from transfer.broker.protocols.native import Head, Op, decode_words, encode, encode_words
+from transfer.transports.address import REGISTRY_NAME, is_numeric, parse
+from transfer.transports.errors import AddressError, ProtocolError
+
+#: words about a registry, from programs
+OF_REGISTRY = frozenset((Op.REGISTER, Op.RENEW, Op.UNREGISTER, Op.LOOK_UP))
+#: seconds
+SHORTEST_LEASE, LONGEST_LEASE = 1.0, 3600.0
+#: bytes of an endpoint, and of all that is said beside it
+LONGEST_ENDPOINT, LONGEST_METADATA = 300, 1024
+#: pairs in it
+MOST_METADATA = 16
+LARGEST_EPOCH = (1 << 63) - 1
+
+
+class Member(NamedTuple):
+    """One who has a name. endpoint: tcp://host:port. epoch: of two who announce the same endpoint the larger
+    one has it; a program that comes again takes a larger one. metadata: what it says beside that."""
+
+    endpoint: str
+    epoch: int
+    metadata: tuple[tuple[str, str], ...] = ()
+
+
+class Registering(NamedTuple):
+    """A wish to have a name for `lease` seconds."""
+
+    name: str
+    lease: float
+    member: Member
+
+
+class LookUp(NamedTuple):
+    """Who has this name? watch: and tell what changes. revision: what is known already; -1: nothing."""
+
+    name: str
+    watch: bool = False
+    revision: int = -1
+
+
+class Listed(NamedTuple):
+    """All who have a name, or with CHANGED: what is new. registry: another number with each start of the
+    broker. settled: it has been there for long enough for all to have come back. revision: of what is known
+    when this is. same: nothing has changed since the revision that was asked with. gone: endpoints."""
+
+    registry: str
+    settled: bool
+    revision: int
+    members: tuple[Member, ...] = ()
+    gone: tuple[str, ...] = ()
+    same: bool = False
+
+
+def encode_registering(number: int, wish: Registering) -> bytes:
+    """The head of a REGISTER."""
+    endpoint, epoch, metadata = wish.member
+    words = {"name": wish.name, "lease": wish.lease, "endpoint": endpoint, "epoch": epoch}
+    return encode(Op.REGISTER, number, encode_words({**words, "metadata": dict(metadata)}))
+
+
+def decode_registering(head: Head) -> Registering:
+    """Raises ProtocolError."""
+    words = decode_words(head)
+    lease = words.get("lease")
+    if type(lease) not in (int, float) or not SHORTEST_LEASE <= lease <= LONGEST_LEASE:  # type: ignore[operator]
+        raise ProtocolError("lease", f"a lease of {lease!r} seconds, not 1 to {LONGEST_LEASE:g}")
+    return Registering(check_name(words.get("name")), float(lease), _member(words))  # type: ignore[arg-type]
+
+
+def encode_look_up(number: int, asked: LookUp) -> bytes:
+    """The head of a LOOK_UP."""
+    return encode(Op.LOOK_UP, number, encode_words(asked._asdict()))
+
+
+def decode_look_up(head: Head) -> LookUp:
+    """Raises ProtocolError."""
+    words = decode_words(head)
+    watch, revision = words.get("watch", False), words.get("revision", -1)
+    if type(watch) is not bool or type(revision) is not int:
+        raise ProtocolError("look_up", f"watch={watch!r}, revision={revision!r}")
+    return LookUp(check_name(words.get("name")), watch, revision)
+
+
+def encode_listed(op: Op, number: int, listed: Listed) -> tuple[bytes, bytes]:
+    """(head, part) of LISTED or CHANGED. The members stand in the part: they may be many."""
+    words = {"registry": listed.registry, "settled": listed.settled, "revision": listed.revision}
+    head = encode(op, number, encode_words({**words, "same": listed.same}))
+    members = [[one.endpoint, one.epoch, dict(one.metadata)] for one in listed.members]
+    part = json.dumps({"members": members, "gone": listed.gone}, separators=(",", ":"))
+    return head, part.encode()
+
+
+def decode_listed(head: Head, part: bytes) -> Listed:
+    """Raises ProtocolError."""
+    words = decode_words(head)
+    try:
+        told = json.loads(part)
+        members = tuple(
+            _member({"endpoint": endpoint, "epoch": epoch, "metadata": metadata})
+            for endpoint, epoch, metadata in told["members"]
+        )
+        gone = tuple(check_endpoint(one) for one in told["gone"])
+        revision, same = int(words["revision"]), bool(words["same"])
+        return Listed(str(words["registry"]), bool(words["settled"]), revision, members, gone, same)
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ProtocolError("listed", f"a listing that is not understood: {error!r}") from error
+
+
+def check_name(name: object) -> str:
+    """Raises ProtocolError for what is no name of a registry."""
+    if not isinstance(name, str) or not REGISTRY_NAME.match(name):
+        raise ProtocolError(
+            "name", f"{name!r} is no name", hint="letters, digits and . _ - between them, 128 at most"
+        )
+    return name
+
+
+def check_endpoint(endpoint: object) -> str:
+    """Raises ProtocolError for what others could not connect to."""
+    if not isinstance(endpoint, str) or len(endpoint) > LONGEST_ENDPOINT:
+        raise ProtocolError("endpoint", "an endpoint is text of 300 letters at most")
+    try:
+        address = parse(endpoint)
+    except AddressError as error:
+        raise ProtocolError("endpoint", str(error)) from error
+    everywhere = is_numeric(address.host) and ipaddress.ip_address(address.host).is_unspecified
+    if address.scheme != "tcp" or address.is_wildcard or everywhere or address.policy:
+        raise ProtocolError(
+            "endpoint", f"{endpoint} cannot be announced", hint="tcp://host:port, as others reach it"
+        )
+    return str(address)
+
+
+def check_metadata(metadata: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
+    """In order. Raises ProtocolError."""
+    texts = [text for pair in metadata.items() for text in pair]
+    if len(metadata) > MOST_METADATA or not all(type(text) is str for text in texts):
+        raise ProtocolError("metadata", f"metadata are {MOST_METADATA} pairs of texts at most")
+    pairs = tuple(sorted(metadata.items()))
+    if _size(texts) > LONGEST_METADATA:
+        raise ProtocolError("metadata", f"more than {LONGEST_METADATA} bytes of metadata")
+    return pairs
+
+
+def _size(texts: Iterable[str]) -> int:
+    return sum(len(text.encode("utf-8", "surrogatepass")) for text in texts)
+
+
+def _member(words: Mapping[str, Any]) -> Member:
+    epoch, metadata = words.get("epoch"), words.get("metadata", {})
+    if type(epoch) is not int or not 0 <= epoch <= LARGEST_EPOCH:
+        raise ProtocolError("epoch", f"an epoch of {epoch!r}")
+    if not isinstance(metadata, dict):
+        raise ProtocolError("metadata", "metadata are pairs of texts")
+    return Member(check_endpoint(words.get("endpoint")), epoch, check_metadata(metadata))

@@ -1,0 +1,148 @@
+"""TTP v2, the protocol of TensorMQ: a header of 32 bytes, then topic, metadata and data. Pure.
+
+    magic 4 | version 2 | type 1 | flags 1 | stream id 8 | topic length 4 | metadata length 4 | data length 8
+
+Big-endian. docs/protocols/ttp.md is the specification; what the original leaves open is decided there.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Mapping
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from transfer.json_text import dumps, loads
+from transfer.transports.errors import OptionError, ProtocolError
+
+PORT = 59321
+#: its name in TLS (ALPN)
+ALPN = "ttp/2"
+#: "TMQP"
+MAGIC = 0x544D5150
+VERSION = 2
+HEADER = struct.Struct(">IHBBQIIQ")
+HEADER_SIZE = HEADER.size
+
+#: the stream ends with this frame
+EOF = 0x01
+#: the data are compressed; the broker does not look into them
+LZ4 = 0x02
+#: the sender wants an ACK, or a HEARTBEAT in answer to one
+WANTED = 0x80
+
+#: the most that 64 bits hold
+MOST_NUMBER = (1 << 64) - 1
+
+
+class Kind(IntEnum):
+    """The types of messages."""
+
+    CONNECT = 1
+    SUBSCRIBE = 2
+    PUBLISH = 3
+    META = 4
+    CHUNK = 5
+    ACK = 6
+    HEARTBEAT = 7
+    ERROR = 8
+
+
+class Limits(NamedTuple):
+    """Bytes of a frame's parts at most; they are checked before anything is allocated."""
+
+    topic: int = 255
+    meta: int = 64 << 10
+    data: int = 64 << 30
+
+
+LIMITS = Limits()
+
+
+class Header(NamedTuple):
+    """What the first 32 bytes say. The sizes are in bytes."""
+
+    kind: Kind
+    flags: int
+    stream_id: int
+    topic_size: int
+    meta_size: int
+    data_size: int
+
+    @property
+    def data_at(self) -> int:
+        """Where the data begin, counted from the header's first byte."""
+        return HEADER_SIZE + self.topic_size + self.meta_size
+
+
+def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Limits = LIMITS) -> Header:
+    """The header at this place, of which all bytes must be there.
+
+    Raises ProtocolError with one of the words magic, version, control (an unknown type), topic, length,
+    too_large: the stream of bytes cannot be understood from here on.
+    """
+    magic, version, kind, flags, stream_id, topic, meta, size = HEADER.unpack_from(data, at)
+    if magic != MAGIC:
+        raise ProtocolError("magic", f"a frame begins with {magic:08x}", hint="is it TTP?")
+    if version != VERSION:
+        raise ProtocolError("version", f"version {version} of TTP is not spoken here", hint="version 2 is")
+    if not Kind.CONNECT <= kind <= Kind.ERROR:
+        raise ProtocolError("control", f"there is no type {kind}")
+    if topic > limits.topic:
+        raise ProtocolError("topic", f"a topic of {topic} bytes; {limits.topic} are allowed")
+    if meta > limits.meta:
+        raise ProtocolError("length", f"metadata of {meta} bytes; {limits.meta} are allowed")
+    if size > limits.data:
+        raise ProtocolError("too_large", f"data of {size} bytes; {limits.data} are allowed")
+    return Header(Kind(kind), flags, stream_id, topic, meta, size)
+
+
+def encode_head(
+    kind: int, topic: bytes = b"", meta: bytes = b"", size: int = 0, flags: int = 0, stream_id: int = 0
+) -> bytes:
+    """A frame up to its data, of which `size` bytes follow."""
+    head = HEADER.pack(MAGIC, VERSION, kind, flags, stream_id, len(topic), len(meta), size)
+    return b"".join((head, topic, meta)) if topic or meta else head
+
+
+def decode_topic(topic: bytes) -> str:
+    """The topic as text. Raises ProtocolError("topic") if it is no UTF-8."""
+    try:
+        return topic.decode()
+    except UnicodeDecodeError as error:
+        raise ProtocolError("topic", f"a topic that is no UTF-8: {error.reason}") from None
+
+
+def encode_meta(values: Mapping[str, Any]) -> bytes:
+    """Metadata as JSON; nothing for none. Raises OptionError for what JSON cannot say."""
+    if not values:
+        return b""
+    try:
+        return dumps(dict(values))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise OptionError(f"metadata that JSON cannot hold: {error}") from error
+
+
+def decode_meta(meta: bytes) -> dict[str, Any] | None:
+    """Metadata as JSON; None if they are something else, which is nobody's mistake."""
+    if not meta:
+        return {}
+    try:
+        values = loads(meta)
+    except (ValueError, RecursionError):
+        return None
+    return values if isinstance(values, dict) else None
+
+
+def encode_error(stream_id: int, code: str, message: str) -> bytes:
+    """An ERROR frame, which says what became of the frame with this stream id. code: a constant word."""
+    data = encode_meta({"code": code, "message": message.encode(errors="replace").decode()})
+    return encode_head(Kind.ERROR, size=len(data), stream_id=stream_id) + data
+
+
+def decode_error(data: bytes) -> tuple[str, str]:
+    """The code and the message of an ERROR frame's data; ("", text) if they are not the JSON of one."""
+    values = decode_meta(data)
+    if values is None or not isinstance(values.get("code"), str):
+        return "", data.decode(errors="replace")
+    return values["code"], str(values.get("message", ""))

@@ -1,0 +1,321 @@
+"""What there is to see of a broker: numbers for Prometheus, and tables for the console. On its loop."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Final
+
+from transfer import __version__
+from transfer.broker.core.admission import Outcome
+from transfer.broker.fronts.native import OwnFront
+from transfer.broker.pressure import pressure_of
+from transfer.metrics.families import Family
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.group_contract import Served
+    from transfer.broker.delivery.hub import Hub
+    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.server import Broker
+    from transfer.broker.storage.audit_chain import Json
+
+#: topics, groups, and tenants, that have their own names in metrics; each name costs memory in Prometheus
+MOST_NAMES: Final = 100
+_OTHER = "other"
+
+#: a metric's name and the values of its labels
+Key = tuple[str, tuple[str, ...]]
+
+_GROUP = ("topic", "group")
+FAMILIES: Final[Mapping[str, Family]] = {
+    "transfer_broker_messages_total": Family("counter", "Messages published.", ("topic",)),
+    "transfer_broker_message_bytes_total": Family("counter", "Their payload bytes.", ("topic",)),
+    "transfer_broker_events_total": Family("counter", "What happened to messages.", ("event",)),
+    "transfer_broker_front_events_total": Family(
+        "counter", "What happened in one front.", ("front", "event")
+    ),
+    "transfer_broker_refused_total": Family(
+        "counter", "Connections that were not let in.", ("front", "reason")
+    ),
+    "transfer_broker_connections": Family("gauge", "Connections now.", ("front",)),
+    "transfer_broker_topics": Family("gauge", "Topics that are known."),
+    "transfer_broker_subscribers": Family("gauge", "Connections that have subscribed to something."),
+    "transfer_broker_behind_subscribers": Family("gauge", "Those of them that read from the log."),
+    "transfer_broker_group_lag_messages": Family("gauge", "Messages that the group has not done.", _GROUP),
+    "transfer_broker_group_held_messages": Family("gauge", "Those that its consumers have.", _GROUP),
+    "transfer_broker_group_waiting_messages": Family("gauge", "Those that come again, or later.", _GROUP),
+    "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined.", _GROUP),
+    "transfer_broker_registrations": Family("gauge", "Endpoints that programs have announced."),
+    "transfer_broker_registry_watchers": Family(
+        "gauge", "Programs that follow one of their names, each name counted."
+    ),
+    "transfer_broker_dead_letters": Family("gauge", "Messages that nobody could process."),
+    "transfer_broker_audit_problems": Family("gauge", "Damaged places of the audit, as found at the start."),
+    "transfer_broker_log_bytes": Family("gauge", "What the log takes on the disk."),
+    "transfer_broker_log_full": Family("gauge", "1: the log is full, and publishers wait."),
+    "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
+    "transfer_broker_loop_late_seconds": Family("gauge", "By how much the loop was behind at its last look."),
+    "transfer_broker_pressure": Family("gauge", "How near it is to a limit: 1, it is reached.", ("part",)),
+    "transfer_broker_tenant_messages": Family("gauge", "Messages of abtp that are unfinished.", ("tenant",)),
+    "transfer_broker_tenant_accepted_total": Family("counter", "Messages of abtp taken.", ("tenant",)),
+    "transfer_broker_tenant_refused_total": Family("counter", "Those that a limit kept out.", ("tenant",)),
+    "transfer_broker_ready": Family("gauge", "1: it takes work, as /readyz says."),
+}
+
+#: what the hub counts, each there from the start
+EVENTS: Final = (
+    "acked",
+    "offloaded",
+    "offload_failed",
+    "offload_in_place",
+    "broken_off",
+    "closed_slow",
+    "damaged",
+    "dead_lettered",
+    "deferred",
+    "direct_refused",
+    "dispatched",
+    "dropped",
+    "expired",
+    "groups_expired",
+    "lost",
+    "nacked",
+    "not_audited",
+    "redelivered",
+    "returned",
+    "revoked",
+    "spilled",
+    "stale_acks",
+    "unreadable",
+    "unroutable",
+)
+
+
+#: those of them that direct delivery counts, too, and how they are called there
+_OF_DIRECT: Final = {
+    "acked": "acked",
+    "dead_lettered": "dead_lettered",
+    "dispatched": "dispatched",
+    "expired": "ack_timeouts",
+    "lost": "lost",
+    "nacked": "nacked",
+    "stale_acks": "stale_acks",
+}
+
+
+class Names:
+    """Which topics and groups have names of their own in metrics: the first that come, who keep them."""
+
+    def __init__(self, most: int = MOST_NAMES) -> None:
+        self._most = most
+        self._topics: set[str] = set()
+        self._groups: set[tuple[str, str]] = set()
+        self._tenants: set[str] = set()
+
+    def topics(self, known: Mapping[str, Topic]) -> Iterator[Topic]:
+        """Those of them that are there and have names."""
+        if len(self._topics) < self._most:
+            new = (name for name in known if name not in self._topics)
+            self._topics.update(islice(new, self._most - len(self._topics)))
+        return (known[name] for name in self._topics if name in known)
+
+    def group(self, topic: str, name: str) -> tuple[str, str]:
+        """Its labels."""
+        labels = (topic, name)
+        if labels not in self._groups:
+            if len(self._groups) >= self._most:
+                return _OTHER, _OTHER
+            self._groups.add(labels)
+        return labels
+
+    def tenant(self, name: str) -> str:
+        """Its label."""
+        if name not in self._tenants:
+            if len(self._tenants) >= self._most:
+                return _OTHER
+            self._tenants.add(name)
+        return name
+
+
+def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) -> dict[Key, float]:
+    """All numbers of FAMILIES now."""
+    found: dict[Key, float] = defaultdict(float)
+    for name, labels, value in _numbers(broker, names):
+        found[f"transfer_broker_{name}", labels] += value
+    found["transfer_broker_ready", ()] = ready
+    found["transfer_broker_dead_letters", ()] = dead_letters
+    return found
+
+
+def published(broker: Broker) -> tuple[int, int]:
+    """Messages and their bytes since the start, of topics that are forgotten too."""
+    store = broker.hub.store
+    return store.messages, store.nbytes
+
+
+def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...], float]]:
+    hub = broker.hub
+    messages, nbytes = published(broker)
+    for topic in names.topics(hub.store.topics):
+        messages, nbytes = messages - topic.messages, nbytes - topic.nbytes
+        yield "messages_total", (topic.name,), topic.messages
+        yield "message_bytes_total", (topic.name,), topic.nbytes
+    yield "messages_total", (_OTHER,), messages
+    yield "message_bytes_total", (_OTHER,), nbytes
+    for event, count in _events(broker).items():
+        yield "events_total", (event,), count
+    for name, front in broker.fronts.items():
+        yield "connections", (name,), front.connections
+        for event, count in front.counters.items():
+            yield "front_events_total", (name, event), count
+    for name, refused in broker.doors.refused.items():
+        for reason, count in refused.items():
+            yield "refused_total", (name, reason), count
+    yield "topics", (), len(hub.store.topics)
+    yield "subscribers", (), _subscribers(hub)
+    yield "behind_subscribers", (), hub.fanout.behind
+    for served in hub.groups.served:
+        labels = names.group(served.named.topic, served.named.name)
+        yield "group_lag_messages", labels, served.group.lag(served.topic.kept)
+        yield "group_held_messages", labels, served.group.held
+        yield "group_waiting_messages", labels, served.group.waiting
+        yield "group_consumers", labels, served.group.consumers
+    own = broker.fronts.get("own")
+    books = own.registry if isinstance(own, OwnFront) else None
+    yield "registrations", (), len(books) if books is not None else 0
+    yield "registry_watchers", (), books.watchers if books is not None else 0
+    yield "audit_problems", (), len(broker.audit.found.problems)
+    yield "log_bytes", (), hub.store.log.disk_bytes
+    yield "log_full", (), hub.is_full
+    yield "unsynced_bytes", (), hub.durability.unsynced
+    yield "loop_late_seconds", (), broker.late
+    for part, share in pressure_of(broker).items():
+        yield "pressure", (part,), share
+    admission = broker.direct.desk.admission
+    for tenant, count in admission.accepted.items():
+        yield "tenant_accepted_total", (names.tenant(tenant),), count
+        yield "tenant_messages", (names.tenant(tenant),), 0  # they stay when all is done
+    for tenant, count in admission.refused.items():
+        yield "tenant_refused_total", (names.tenant(tenant),), count
+    for tenant, count in admission.unfinished_by_tenant():
+        yield "tenant_messages", (names.tenant(tenant),), count
+
+
+# -- tables ----------------------------------------------------------------------------------------------
+
+
+#: damage of the log that is told
+_DAMAGE = 20
+
+
+def overview_told(broker: Broker) -> dict[str, Json]:
+    """The broker as a whole. seconds: since its loop began to count, to make rates of two looks."""
+    hub = broker.hub
+    messages, nbytes = published(broker)
+    return {
+        "version": __version__,
+        "folder": str(broker.folder.absolute()),
+        "seconds": broker.loop.time(),
+        "messages": messages,
+        "bytes": nbytes,
+        "topics": len(hub.store.topics),
+        "groups": len(hub.groups.served),
+        "subscribers": _subscribers(hub),
+        "behind": hub.fanout.behind,
+        "connections": sum(front.connections for front in broker.fronts.values()),
+        "events": dict(sorted(_events(broker).items())),
+        "log_bytes": hub.store.log.disk_bytes,
+        "log_full": hub.full,
+        "log_damage": [*(one.text for one in hub.store.log.damage), *hub.store.damage.values()][:_DAMAGE],
+        "log_quarantined": hub.store.log.quarantined,
+        "unsynced_bytes": hub.durability.unsynced,
+        "loop_late": broker.late,
+    }
+
+
+def _events(broker: Broker) -> dict[str, int]:
+    """What happened to messages, of groups and of direct delivery."""
+    counts, direct = broker.hub.counts, broker.direct.desk.counts
+    events = {event: counts[event] for event in {*EVENTS, *counts}}
+    for event, name in _OF_DIRECT.items():
+        events[event] += direct[name]
+    events["deferred"] += broker.direct.desk.admission.counts[Outcome.DEFERRED]
+    return events
+
+
+def _subscribers(hub: Hub) -> int:
+    return sum(one.programs for one in hub.fanout.subscriptions())
+
+
+def first_names(names: Sequence[str], after: str, contains: str, limit: int) -> list[str]:
+    """One more than `limit` of these names, in order, if there are as many. On any thread: there may be
+    millions."""
+    return heapq.nsmallest(limit + 1, (name for name in names if name > after and contains in name))
+
+
+def topic_told(broker: Broker, name: str) -> dict[str, Json] | None:
+    """A topic; None: it has gone."""
+    topic = broker.hub.store.topics.get(name)
+    return _topic(broker, topic) if topic is not None else None
+
+
+def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
+    low, high = broker.hub.store.range(topic) if topic.durable else (0, 0)
+    return {
+        "topic": topic.name,
+        "durable": topic.durable,
+        "messages": topic.messages,
+        "bytes": topic.nbytes,
+        "oldest": low,
+        "end": high,
+        "position": topic.position,
+        "subscribers": sum(one.listening(topic.name) for one in broker.hub.fanout.listeners(topic)),
+    }
+
+
+def groups_of(broker: Broker) -> list[tuple[str, str]]:
+    """(topic, name) of all groups, in order."""
+    return sorted((served.named.topic, served.named.name) for served in broker.hub.groups.served)
+
+
+def group_told(broker: Broker, named: tuple[str, str]) -> dict[str, Json] | None:
+    """A group; None: it has gone. cursor: the offset before which all is done. idle: seconds without a
+    consumer."""
+    served = broker.hub.groups.served_as(*named)
+    return _group(broker.hub, served) if served is not None else None
+
+
+def _group(hub: Hub, served: Served) -> dict[str, Json]:
+    group = served.group
+    return {
+        "topic": served.named.topic,
+        "group": served.named.name,
+        "cursor": group.cursor,
+        "lag": group.lag(served.topic.kept),
+        "held": group.held,
+        "waiting": group.waiting,
+        "consumers": group.consumers,
+        "idle": round(hub.groups.activity.idle(served), 3),
+    }
+
+
+def fronts_told(broker: Broker) -> dict[str, Json]:
+    """Who listens where."""
+    fronts: list[Json] = []
+    for name, front in broker.fronts.items():
+        listens: list[Json] = list(broker.endpoints_of(name))
+        fronts.append(
+            {
+                "front": name,
+                "listens": listens,
+                "connections": front.connections,
+                "events": dict(sorted(front.counters.items())),
+            }
+        )
+    if broker.spool is not None:
+        places: list[Json] = list(broker.endpoints_of("spool"))
+        connections = broker.spool.connections
+        fronts.append({"front": "spool", "listens": places, "connections": connections, "events": {}})
+    return {"seconds": broker.loop.time(), "fronts": fronts}

@@ -1,0 +1,260 @@
+"""The audit: an append-only chain of events on the disk, each vouched for by the hash of the next.
+
+What is damaged stays as it is, as evidence, and is told; a new file then begins whose first event names
+the damage, and the broker goes on. A chain of hashes tells of changes; it does not prevent them, and who
+may write all files can write another chain: keep the head elsewhere, or exports.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import logging
+import os
+import threading
+from collections.abc import Generator, Iterator
+from itertools import islice
+from pathlib import Path
+
+from transfer.broker.storage.audit_chain import (
+    ALL,
+    GENESIS,
+    SEGMENT,
+    Action,
+    Chain,
+    Event,
+    Window,
+    encode,
+    export_begin,
+    export_end,
+    time_text,
+)
+from transfer.broker.storage.audit_verification import HEAD, Head, Verdict, examine, name_of, readable
+from transfer.log.disk import full_disk_told, make_folder, sync_folder
+from transfer.log.private import open_file
+from transfer.transports.errors import Closed, LogInUse
+
+_log = logging.getLogger("transfer.broker")
+#: bytes of an event at most, as far as it is known where the last one begins
+_LONGEST = 1 << 20
+_FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
+#: who writes events that nobody asked for
+BROKER = "broker"
+
+
+class Audit:
+    """The audit in a folder, which is made if it is not there. Thread-safe; one process at a time.
+
+    found: what the last look at all of it found: at opening, by `verify`, or when the file was not as the
+    last event left it. Problems are told in the log too. A tail that a crash tore off in mid-line is
+    removed: nobody was told that its event was kept. begun: there was an audit in this folder, so that an
+    empty one is damage. Raises LogInUse, LogFull, InternalError. `close` it; twice is fine.
+    """
+
+    def __init__(self, folder: Path | str, now_ms: int, *, begun: bool = False) -> None:
+        self.folder = Path(folder)
+        self._lock = threading.Lock()
+        self._fd = self._head_fd = -1
+        self._head = Head(1)
+        self._time = ""
+        with full_disk_told():
+            make_folder(self.folder)
+            self._head_fd = _locked(self.folder / HEAD)
+        try:
+            self.found = self._settle(now_ms, begun=begun)
+        except BaseException:
+            self.close()
+            raise
+
+    # -- writing -----------------------------------------------------------------------------------------
+
+    def append(self, action: Action, now_ms: int) -> Event:
+        """Keeps an event: it is on the disk when this returns. now_ms: unix milliseconds.
+
+        Raises UsageError for what JSON cannot say, LogFull, Closed, InternalError; nothing was kept then.
+        """
+        with self._lock:
+            if self._fd < 0:
+                raise Closed("the audit was closed")
+            if not self._is_as_left():
+                self.found = self._settle(now_ms)
+            return self._write(action, now_ms)
+
+    @property
+    def head(self) -> Head:
+        """The last event that was kept."""
+        return self._head
+
+    def _write(self, action: Action, now_ms: int) -> Event:
+        head = self._head
+        time = max(self._time, time_text(now_ms))  # never back
+        event, line = encode(head.sequence + 1, time, action, head.hash)
+        new = Head(head.segment, event.sequence, head.nbytes + len(line), event.hash)
+        with full_disk_told():
+            try:
+                _put(self._fd, line)
+                self._put_head(new)
+            except OSError:
+                os.ftruncate(self._fd, head.nbytes)  # nobody may be told later that it was kept
+                raise
+        self._head, self._time = new, time
+        return event
+
+    def _is_as_left(self) -> bool:
+        """Whether the last file has the length, and is the file, that it was after the last event."""
+        if self._head.segment > 1 and not self._head.nbytes:
+            return False  # its first event could not be written
+        mine = os.fstat(self._fd)
+        try:
+            there = os.stat(self.folder / name_of(self._head.segment))
+        except FileNotFoundError:
+            return False
+        return (there.st_ino, there.st_dev, there.st_size) == (mine.st_ino, mine.st_dev, self._head.nbytes)
+
+    # -- what lies there already -------------------------------------------------------------------------
+
+    def _settle(self, now_ms: int, *, begun: bool = False) -> Verdict:
+        """Reads the folder and goes on at its end, or in a new file if there is damage nobody named yet."""
+        verdict = examine(self.folder, begun=begun)
+        for problem in verdict.problems:
+            _log.warning("audit in %s: %s", self.folder, problem)
+        self._time = verdict.latest
+        with full_disk_told():
+            if verdict.open_problems:
+                self._begin(verdict.head.segment + 1, verdict, now_ms)
+            else:
+                if os.fstat(self._head_fd).st_size == 0:
+                    self._put_head(verdict.head)  # before the file is made: that a head is missing is damage
+                self._open(verdict.head)
+                _write_again(self.folder / name_of(verdict.head.segment))
+                _write_again(self.folder / HEAD)
+                if verdict.torn:
+                    _log.warning("audit in %s: %d bytes of an unfinished event go", self.folder, verdict.torn)
+                    os.ftruncate(self._fd, verdict.head.nbytes)
+                    os.fsync(self._fd)
+                if verdict.head.segment > 1 and verdict.head.nbytes == 0:
+                    # A crash came between the new file and its first event.
+                    self._begin(verdict.head.segment, verdict, now_ms)
+                else:
+                    self._put_head(verdict.head)
+        return verdict
+
+    def _begin(self, segment: int, verdict: Verdict, now_ms: int) -> None:
+        """A new file, whose first event tells why."""
+        head = verdict.head
+        self._open(Head(segment, head.sequence, 0, head.hash))
+        told = verdict.open_problems
+        action = Action(
+            actor=BROKER,
+            operation=SEGMENT,
+            reason="; ".join(map(str, told[:3])) or "the file was empty",
+            prior_state={
+                "files": {one.file: verdict.files.get(one.file) for one in told if one.file != HEAD},
+                "problems": [{"file": one.file, "line": one.line, "problem": one.text} for one in told],
+                "sequence": head.sequence,
+                "hash": head.hash,
+            },
+            resulting_state={"file": name_of(segment)},
+        )
+        self._write(action, now_ms)
+
+    def _open(self, head: Head) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+        self._fd = open_file(self.folder / name_of(head.segment), _FLAGS)
+        self._head = head
+        sync_folder(self.folder)
+
+    def _put_head(self, head: Head) -> None:
+        size = os.fstat(self._head_fd).st_size
+        torn = size and os.pread(self._head_fd, 1, size - 1) != b"\n"
+        _put(self._head_fd, b"\n" * torn + head.encode())
+
+    # -- reading -----------------------------------------------------------------------------------------
+
+    def verify(self) -> Verdict:
+        """Reads all of it again. Others may append meanwhile."""
+        verdict = examine(self.folder)
+        self.found = verdict
+        return verdict
+
+    def events(self, window: Window = ALL, *, limit: int | None = None) -> Iterator[Event]:
+        """The events that fit, the oldest first, one by one. Those whose own line is damaged are left out."""
+        found = (event for _, event in readable(self.folder) if event is not None and window.has(event))
+        return islice(found, limit)
+
+    def export(self, start_ms: int | None = None, end_ms: int | None = None) -> Generator[bytes, None, None]:
+        """The lines of a span of time, as they are, damaged ones too, between a begin and an end that let
+        `check_export` see that none is missing. end_ms is not part of it."""
+        return export(self.folder, start_ms, end_ms)
+
+    def close(self) -> None:
+        """Gives the files back. Twice is fine."""
+        with self._lock:
+            for fd in (self._fd, self._head_fd):
+                if fd >= 0:
+                    os.close(fd)
+            self._fd = self._head_fd = -1
+
+    def __enter__(self) -> Audit:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def export(
+    folder: Path, start_ms: int | None = None, end_ms: int | None = None
+) -> Generator[bytes, None, None]:
+    """See `Audit.export`; of a folder that nobody need have open."""
+    window = Window(start=start_ms, end=end_ms)
+    before, count, inside = (0, GENESIS), 0, start_ms is None
+    chain = Chain(None, None)
+    for line, event in readable(folder):
+        if event is not None:
+            inside = window.has(event)
+        if not inside:
+            if event is not None and not count:
+                before = (event.sequence, event.hash)
+            continue
+        if not count:
+            yield export_begin(*before)
+        count += 1
+        chain.sequence, chain.hash = (event.sequence, event.hash) if event is not None else (None, None)
+        yield line
+    if not count:
+        yield export_begin(*before)
+        chain = Chain(*before)
+    yield export_end(chain, count)
+
+
+def _locked(path: Path) -> int:
+    fd = open_file(path, _FLAGS)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(fd)
+        raise LogInUse(f"the audit in {path.parent} is open elsewhere") from error
+    return fd
+
+
+def _write_again(path: Path) -> None:
+    """Writes the end of a file once more, and syncs: what a sync failed to bring to the disk, the system
+    takes for written, and no later sync would."""
+    fd = open_file(path, os.O_RDWR)
+    try:
+        begin = max(0, os.fstat(fd).st_size - _LONGEST)
+        data = os.pread(fd, _LONGEST, begin)
+        if os.pwrite(fd, data, begin) != len(data):
+            raise OSError(errno.ENOSPC, "the end of the audit could not be written again")
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _put(fd: int, data: bytes) -> None:
+    """Appends all of it and syncs."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+    os.fsync(fd)

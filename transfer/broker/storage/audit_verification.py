@@ -1,0 +1,298 @@
+"""Reads an audit's folder and says whether all of it is what was written. Changes nothing.
+
+The files: `audit.log`, and `audit.2.log`, `audit.3.log` … which each begin after damage to the one
+before. `audit.head` has a line for every event: the file's number, the sequence, the file's length
+behind the event, its hash, and a checksum. It is what tells of a tail that was cut off.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from transfer.broker.storage.audit_chain import GENESIS, SEGMENT, Chain, Event, Json, decode
+from transfer.transports.errors import LogDamaged
+
+HEAD = "audit.head"
+#: digits of a file's number; what has more is none of the chain
+_MAX_DIGITS = 4
+#: of each file at most so many problems are told
+_MOST = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """The last event that was acknowledged: its file, sequence, hash, and the file's length behind it."""
+
+    segment: int
+    sequence: int = 0
+    nbytes: int = 0
+    hash: str = GENESIS
+
+    def encode(self) -> bytes:
+        """Its line in `audit.head`."""
+        text = f"{self.segment} {self.sequence} {self.nbytes} {self.hash}".encode()
+        return b"%b %08x\n" % (text, zlib.crc32(text))
+
+    @classmethod
+    def decode(cls, line: bytes) -> Head | None:
+        """The head of such a line; None if the line is not what was written."""
+        text, _, check = line.rstrip(b"\n").rpartition(b" ")
+        if check != b"%08x" % zlib.crc32(text):
+            return None
+        segment, sequence, nbytes, hash = text.split(b" ")
+        return cls(int(segment), int(sequence), int(nbytes), hash.decode())
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Something that is not what was written. line: the first one that is wrong, from 1; 0: the whole file.
+
+    known: a file that was begun later names it, and nothing changed since.
+    """
+
+    file: str
+    line: int
+    text: str
+    known: bool = False
+
+    def as_json(self) -> dict[str, Json]:
+        """As programs are told."""
+        return {"file": self.file, "line": self.line, "problem": self.text, "known": self.known}
+
+    def __str__(self) -> str:
+        place = f"{self.file}, line {self.line}" if self.line else self.file
+        return f"{place}: {self.text}" + (" (known)" if self.known else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What an audit's folder is found to be.
+
+    head: the last event; its hash vouches for all before it: who keeps it elsewhere can compare later.
+    latest: the highest time of an event. torn: bytes behind the head, of an event that was never
+    acknowledged. files: SHA-256 of each file that is there.
+    """
+
+    problems: tuple[Problem, ...]
+    events: int
+    head: Head
+    latest: str = ""
+    torn: int = 0
+    files: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.problems
+
+    def as_json(self) -> dict[str, Json]:
+        """As programs are told."""
+        head = self.head
+        return {
+            "whole": self.whole,
+            "events": self.events,
+            "problems": [problem.as_json() for problem in self.problems],
+            "head": {"file": name_of(head.segment), "sequence": head.sequence, "hash": head.hash},
+            "torn": self.torn,
+        }
+
+    @property
+    def open_problems(self) -> tuple[Problem, ...]:
+        """Those that no later file names."""
+        return tuple(problem for problem in self.problems if not problem.known)
+
+
+@dataclass(slots=True)
+class _Read:
+    """What one file was found to be. nbytes: its whole lines; last: where the last of them begins; beyond:
+    events behind the one of its head."""
+
+    number: int
+    problems: list[Problem] = field(default_factory=list)
+    first: Event | None = None
+    lines: int = 0
+    events: int = 0
+    highest: int = 0
+    latest: str = ""
+    nbytes: int = 0
+    last: int = 0
+    beyond: int = 0
+    torn: int = 0
+    digest: str = ""
+
+    def tell(self, line: int, text: str) -> None:
+        """One problem for each line is enough."""
+        known = self.problems and line and self.problems[-1].line == line
+        if not known and len(self.problems) < _MOST:
+            self.problems.append(Problem(name_of(self.number), line, text))
+
+
+def name_of(segment: int) -> str:
+    """The name of a file of the chain."""
+    return "audit.log" if segment == 1 else f"audit.{segment}.log"
+
+
+def segments_in(folder: Path) -> list[int]:
+    """The numbers of the chain's files that are there, in order."""
+    numbers = {1}
+    for path in folder.glob("audit.*.log"):
+        middle = path.name.removeprefix("audit.").removesuffix(".log")
+        if middle.isdecimal() and len(middle) <= _MAX_DIGITS:
+            numbers.add(int(middle))
+    return sorted(number for number in numbers if number and (folder / name_of(number)).exists())
+
+
+def examine(folder: Path, *, begun: bool = False) -> Verdict:
+    """Reads all of an audit. Somebody may append meanwhile: what is not acknowledged yet is no damage.
+
+    begun: there was one, so that an empty folder is damage.
+    """
+    heads, problems = _read_heads(folder)
+    last = max([*segments_in(folder), *heads, 1])
+    chain, found = Chain(), []
+    for number in range(1, last + 1):
+        head = heads.get(number)
+        read = _examine_file(folder, number, head, chain)
+        headed = head is not None or (heads and number == last)
+        if read.beyond > 1 and headed and not _went_on(folder, read):
+            read.tell(0, f"{read.beyond} events are behind the one that {HEAD} has: that was set back")
+        if head is not None and (read.problems or chain.hash is None):
+            # What comes next builds on what was acknowledged, even if that is gone.
+            chain.sequence, chain.hash = head.sequence, head.hash
+        found.append(read)
+    if not heads and any(one.nbytes or one.torn for one in found):
+        problems.append(Problem(HEAD, 0, "it is missing: whether a tail was cut off cannot be told"))
+    if begun and not heads and not segments_in(folder):
+        problems.append(Problem(HEAD, 0, "the whole audit is missing"))
+    for one in found:
+        known = any(_names(later.first, one) for later in found[one.number :])
+        problems += [replace(problem, known=known) for problem in one.problems]
+    highest = chain.sequence if chain.sequence is not None else max(one.highest for one in found)
+    return Verdict(
+        tuple(problems),
+        sum(one.events for one in found),
+        Head(last, highest, found[-1].nbytes, chain.hash or GENESIS),
+        max(one.latest for one in found),
+        found[-1].torn,
+        {name_of(one.number): one.digest for one in found if one.digest},
+    )
+
+
+def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
+    """The lines of all files in order, and the event of each; None: the line itself is damaged.
+
+    Whether each follows the one before is `examine`'s to say. A line that is being written is left out.
+    """
+    for number in segments_in(folder):
+        with (folder / name_of(number)).open("rb") as file:
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                try:
+                    yield line, decode(line)
+                except LogDamaged:
+                    yield line, None
+
+
+def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
+    """The last head of each file, and what is wrong with the last lines of `audit.head`."""
+    heads: dict[int, Head] = {}
+    bad = 0
+    try:
+        with (folder / HEAD).open("rb") as file:
+            for number, line in enumerate(file, 1):
+                head = Head.decode(line)
+                if head is not None:
+                    heads[head.segment] = head
+                    bad = 0  # a damaged line before says nothing that this one does not
+                elif not _is_torn(line):  # else its event was never acknowledged
+                    bad = bad or number
+    except FileNotFoundError:
+        pass
+    return heads, [Problem(HEAD, bad, "it is not what was written")] if bad else []
+
+
+def _is_torn(line: bytes) -> bool:
+    """Whether a crash may have left so much of a line: without its end, or with zeros for sectors of it."""
+    return not line.endswith(b"\n") or b"\0" in line
+
+
+def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) -> _Read:
+    """Reads one file; `chain` follows it."""
+    read = _Read(number)
+    acknowledged = head.nbytes if head is not None else 0
+    digest = hashlib.sha256()
+    try:
+        with (folder / name_of(number)).open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            for line in file:
+                digest.update(line)
+                at_end = read.nbytes + len(line) == size and read.nbytes >= acknowledged
+                if not line.endswith(b"\n") or (at_end and _is_torn(line)):
+                    if read.nbytes >= acknowledged:
+                        read.torn = len(line)
+                    elif read.nbytes + len(line) >= acknowledged:
+                        read.tell(read.lines + 1, "its line end was changed")
+                    break
+                _examine_line(read, line, chain)
+                if read.nbytes - len(line) < acknowledged <= read.nbytes:
+                    _compare(read, head, chain)
+                read.beyond += read.nbytes > acknowledged
+    except FileNotFoundError:
+        if acknowledged or number > 1:
+            read.tell(0, "the file is gone")
+        return read
+    read.digest = digest.hexdigest()
+    if read.nbytes < acknowledged and head is not None:
+        lost = f"{read.nbytes} bytes of whole lines are left of {acknowledged}, up to event {head.sequence}"
+        read.tell(read.lines + 1, f"the tail was cut off here: {lost}")
+    return read
+
+
+def _examine_line(read: _Read, line: bytes, chain: Chain) -> None:
+    read.lines += 1
+    read.last = read.nbytes
+    read.nbytes += len(line)
+    try:
+        event = chain.follow(line)
+    except LogDamaged as error:
+        read.tell(read.lines, str(error))
+        return
+    read.events += 1
+    read.highest = max(read.highest, event.sequence)
+    read.latest = max(read.latest, event.time)
+    begins = event.action.operation == SEGMENT
+    if read.lines == 1:
+        read.first = event
+    if begins != (read.lines == 1 and read.number > 1):
+        read.tell(read.lines, "a file begins in the middle" if begins else "it does not say what it follows")
+
+
+def _compare(read: _Read, head: Head | None, chain: Chain) -> None:
+    """The line at which the head's event ends is that event."""
+    if head is not None and (read.nbytes, chain.hash) != (head.nbytes, head.hash):
+        read.tell(read.lines, f"it is not the event that {HEAD} has: it was changed, or one before removed")
+
+
+def _went_on(folder: Path, read: _Read) -> bool:
+    """Whether the events behind the head were acknowledged while the file was read, but for the last."""
+    head = _read_heads(folder)[0].get(read.number)
+    return head is not None and head.nbytes >= read.last
+
+
+def _names(first: Event | None, damaged: _Read) -> bool:
+    """Whether the first event of a file tells of the damage as it still is."""
+    if (
+        first is None
+        or first.action.operation != SEGMENT
+        or not isinstance(first.action.prior_state, Mapping)
+    ):
+        return False
+    told = first.action.prior_state.get("files")
+    name = name_of(damaged.number)
+    return isinstance(told, Mapping) and name in told and told[name] == (damaged.digest or None)

@@ -1,0 +1,58 @@
+"""What the broker itself tells the audit, on a thread beside its loop."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from transfer.broker.storage.audit_chain import Action
+
+if TYPE_CHECKING:
+    from transfer.broker.storage.audit import Audit
+    from transfer.broker.storage.database_thread import StateThread
+    from transfer.transports.errors import TransferError
+
+_log = logging.getLogger("transfer.broker")
+#: events that wait to be audited; beyond them they are counted only (`not_audited`)
+_MOST = 1000
+#: messages that one event names
+_NAMED = 100
+
+
+class Auditing:
+    """Used on the broker's loop."""
+
+    def __init__(self, thread: StateThread, audit: Audit, counts: Counter[str]) -> None:
+        self._thread = thread
+        self._audit = audit
+        self._counts = counts
+        self._waiting = 0
+
+    def stale_acks(self, topic: str, group: str, consumer: str, offsets: Sequence[int]) -> None:
+        """A consumer of a group acknowledged what is not its own any more: it was refused."""
+        text = f"{len(offsets)} of topic {topic!r} in group {group!r} are not the consumer's, or not any more"
+        self.tell(consumer, "stale_ack", [f"{topic}/{offset}" for offset in offsets[:_NAMED]], text)
+
+    def group_expired(self, topic: str, group: str, idle: float) -> None:
+        """The broker has removed a group that had no consumer for too long."""
+        self.tell("broker", "group_expired", (), f"group {group!r} of topic {topic!r}: {idle:.0f} s")
+
+    def tell(self, actor: str, operation: str, message_ids: Sequence[str], text: str) -> None:
+        """Appends an event, soon."""
+        if self._waiting >= _MOST:
+            self._counts["not_audited"] += 1
+            return
+        self._waiting += 1
+        now_ms = time.time_ns() // 1_000_000
+        event = Action(actor, operation, tuple(message_ids), text)
+
+        def done(error: TransferError | None) -> None:
+            self._waiting -= 1
+            if error is not None:
+                self._counts["not_audited"] += 1
+                _log.error("an event is not audited: %s", error)
+
+        self._thread.do(lambda: self._audit.append(event, now_ms), done)

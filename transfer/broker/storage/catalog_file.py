@@ -1,0 +1,152 @@
+"""The catalog file: static routes as an operator writes them, in TOML or JSON.
+
+    version = 1
+
+    [[routes]]
+    id = "orders"                # required, unique
+    pattern = "orders.*"         # required
+    destination = "worker-1"     # required
+    kind = "dots"                # exact, prefix, dots, paths
+    type = "direct"              # direct, fanout, bridge, internal, system
+    tenant = ""
+    priority = 0
+    enabled = true
+    metadata = {}
+
+What is not required may be left out and is as above. Keys that are not known are refused: a mistyped one
+would change nothing in silence.
+"""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transfer.broker.core.routes import Route, RouteType, Source
+from transfer.broker.core.topic_patterns import Kind, pattern
+from transfer.transports.errors import UsageError
+
+#: version of the file's format
+VERSION = 1
+
+#: keys of a route, what they are without being said, and so their type; None: required text
+_KEYS: Mapping[str, Any] = {
+    "id": None,
+    "pattern": None,
+    "destination": None,
+    "kind": "dots",
+    "type": "direct",
+    "tenant": "",
+    "priority": 0,
+    "enabled": True,
+    "metadata": {},
+}
+_NAMES = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "a list"}
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+def read_file(path: Path | str) -> list[Route]:
+    """The static routes of a file, in its order; one whose name ends in `.json` is read as JSON, any
+    other as TOML.
+
+    Raises UsageError with the place of what is wrong: line and column, or `routes[2].pattern`.
+    """
+    path = Path(path)
+    content = _content(path)
+    _known(path, "", content, ("version", "routes"))
+    version = _typed(path, "version", content.get("version"), int)
+    if version != VERSION:
+        raise UsageError(f"{path}: version {version}", hint=f"this program reads version {VERSION}")
+    places: dict[str, str] = {}
+    routes = []
+    for number, entry in enumerate(_typed(path, "routes", content.get("routes", []), list)):
+        place = f"routes[{number}]"
+        route = _route(path, place, _typed(path, place, entry, dict))
+        if route.id in places:
+            raise UsageError(f"{path}: {place}.id: {places[route.id]} has the id {route.id!r} too")
+        places[route.id] = place
+        routes.append(route)
+    return routes
+
+
+def _content(path: Path) -> dict[str, Any]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        if path.suffix.lower() == ".json":
+            return _typed(path, "the file", json.loads(text, object_pairs_hook=_without_doubles), dict)
+        return tomllib.loads(text)
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:  # both parsers', UTF-8's
+        raise UsageError(f"{path}: {error}") from error
+
+
+def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """JSON takes the last of two equal keys; TOML refuses them, and so do we."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        double = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
+        raise ValueError(f"the key {double!r} comes twice in an object")
+    return found
+
+
+def _route(path: Path, place: str, entry: dict[str, Any]) -> Route:
+    _known(path, place, entry, _KEYS)
+    said = {
+        key: _typed(
+            path, f"{place}.{key}", entry.get(key, default), str if default is None else type(default)
+        )
+        for key, default in _KEYS.items()
+    }
+    kind = _chosen(path, f"{place}.kind", Kind, said["kind"])
+    type_ = _chosen(path, f"{place}.type", RouteType, said["type"])
+    try:
+        wanted = pattern(kind, said["pattern"])
+    except UsageError as error:
+        raise UsageError(f"{path}: {place}.pattern: {error}") from error
+    try:
+        return Route(
+            said["id"],
+            said["tenant"],
+            wanted,
+            type_,
+            said["destination"],
+            said["priority"],
+            said["metadata"],
+            said["enabled"],
+            Source.STATIC,
+        )
+    except UsageError as error:
+        raise UsageError(f"{path}: {place}: {error}") from error
+
+
+def _known(
+    path: Path, place: str, given: Mapping[str, Any], known: Mapping[str, Any] | tuple[str, ...]
+) -> None:
+    for key in given:
+        if key not in known:
+            where = f"{place}.{key}" if place else key
+            raise UsageError(f"{path}: {where}: no such key", hint=f"known are {', '.join(known)}")
+
+
+def _typed(path: Path, place: str, value: object, wanted: type[T]) -> T:
+    # True is an int in Python, and in no file.
+    if isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
+        return value
+    if value is None:
+        raise UsageError(f"{path}: {place} is missing")
+    raise UsageError(f"{path}: {place} is {value!r:.80}", hint=f"it is {_NAMES[wanted]}")
+
+
+def _chosen(path: Path, place: str, choices: type[E], value: str) -> E:
+    try:
+        return choices(value)
+    except ValueError as error:
+        names = ", ".join(str(one.value) for one in choices)
+        raise UsageError(f"{path}: {place} is {value!r:.80}", hint=f"one of {names}") from error

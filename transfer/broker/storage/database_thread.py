@@ -1,0 +1,48 @@
+"""The thread on which the broker's database and audit are written, beside the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+from transfer.broker.service_threads import ServiceThreads
+from transfer.transports.errors import InternalError, TransferError
+
+_log = logging.getLogger("transfer.broker")
+_Told = Callable[[TransferError | None], None]
+
+
+class StateThread:
+    """Does work one after the other. Used on the loop."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads | None = None) -> None:
+        self._loop = loop
+        initializer = threads.add_current if threads is not None else None
+        self._pool = ThreadPoolExecutor(1, "transfer-broker-state", initializer)
+        self._closed = False
+
+    def do(self, work: Callable[[], object], told: _Told | None = None) -> None:
+        """Calls `work` on the thread, then `told` on the loop: with None, or with what went wrong."""
+        if not self._closed:
+            self._pool.submit(self._do, work, told)
+
+    def close(self) -> None:
+        """What was given is done; nobody is told any more. Idempotent."""
+        self._closed = True
+        self._pool.shutdown(wait=True)
+
+    def _do(self, work: Callable[[], object], told: _Told | None) -> None:
+        failed: TransferError | None = None
+        try:
+            work()
+        except TransferError as error:
+            failed = error
+        except Exception as error:  # noqa: BLE001 - whoever asked is told
+            _log.exception("the broker's state cannot be written")
+            failed = InternalError(f"the broker's state cannot be written: {error!r}")
+        if told is not None and not self._closed:
+            self._loop.call_soon_threadsafe(told, failed)
+        elif failed is not None:
+            _log.error("%s", failed)

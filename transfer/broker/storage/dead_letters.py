@@ -1,0 +1,404 @@
+"""The store of dead letters: deliveries that were given up, until an operator replays or purges them.
+
+Rows carry checksums: one that is not what was written is told as damaged, and the others are served. Large
+payloads are files beside the database (`payloads.py`), whose checksums stand in the rows.
+
+What operators change is noted in the same transaction (`Note`), until the audit has it.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transfer.broker.delivery.message import Front
+from transfer.broker.storage.database import Database, Value, row_check
+from transfer.broker.storage.dead_letter import DeadLetter, Filed, Filter, Reference, State
+from transfer.broker.storage.dead_letter_payloads import Large, Payloads
+from transfer.transports.errors import LogDamaged, StateError, UsageError
+
+STORE = "dead_letters"
+SCHEMA = [
+    """
+    CREATE TABLE dead_letters (
+        number INTEGER PRIMARY KEY AUTOINCREMENT,
+        delivery_id TEXT NOT NULL UNIQUE,
+        message_id TEXT NOT NULL,
+        tenant TEXT NOT NULL,
+        consumer TEXT NOT NULL,
+        topic TEXT NOT NULL,
+        original_topic TEXT NOT NULL,
+        reason TEXT NOT NULL,
+        attempts INTEGER NOT NULL,
+        last_error TEXT NOT NULL,
+        first_ms INTEGER NOT NULL,
+        last_ms INTEGER NOT NULL,
+        headers TEXT NOT NULL,
+        payload_bytes INTEGER NOT NULL,
+        log_topic TEXT,
+        log_offset INTEGER,
+        fields_check INTEGER NOT NULL,
+        payload BLOB NOT NULL,
+        payload_check INTEGER NOT NULL,
+        state TEXT NOT NULL,
+        replay TEXT NOT NULL
+    )
+    """,
+    "CREATE INDEX dead_letters_by_message ON dead_letters (message_id)",
+    "CREATE INDEX dead_letters_by_target ON dead_letters (tenant, consumer, topic)",
+    "CREATE INDEX dead_letters_by_state ON dead_letters (state) WHERE state <> 'dead'",
+    "CREATE TABLE dead_letter_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, content TEXT NOT NULL)",
+    # The second version: letters keep what their protocol says of them, and large payloads. Rows of the first
+    # have NULL here, and a fields_check over the columns of the first.
+    "ALTER TABLE dead_letters ADD COLUMN front INTEGER",
+    "ALTER TABLE dead_letters ADD COLUMN head BLOB NOT NULL DEFAULT X''",
+    "ALTER TABLE dead_letters ADD COLUMN head_check INTEGER",
+    "ALTER TABLE dead_letters ADD COLUMN file TEXT",
+    "ALTER TABLE dead_letters ADD COLUMN file_check INTEGER",
+    "CREATE INDEX dead_letters_by_file ON dead_letters (file) WHERE file IS NOT NULL",
+]
+#: the folder of large payloads, beside the database
+LETTERS = "letters"
+_TEXTS = (
+    "delivery_id",
+    "message_id",
+    "tenant",
+    "consumer",
+    "topic",
+    "original_topic",
+    "reason",
+    "last_error",
+)
+_NUMBERS = ("attempts", "first_ms", "last_ms", "payload_bytes")
+# A changed bit may make a text that is none, or a number of it: read as bytes, nothing raises.
+_AS_TEXT = (*_TEXTS, "headers", "log_topic", "file", "state", "replay")
+_SECOND = ("front", "head_check", "file_check")
+_AS_NUMBER = (*_NUMBERS, "log_offset", *_SECOND, "fields_check")
+_FIELDS = ", ".join(
+    ["number"]
+    + [f"CAST({name} AS BLOB)" for name in _AS_TEXT]
+    + [f"CAST({name} AS INTEGER)" for name in _AS_NUMBER]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What was done and is not audited yet."""
+
+    number: int
+    content: str
+
+
+class DeadLetters:
+    """The letters in a database. Any thread may use it. Each method is one transaction, on the disk when
+    it returns. Raises what `Database` raises: LogDamaged, LogFull, Closed, InternalError.
+
+    payloads: the large ones, in a folder beside the database if no other is said.
+    """
+
+    def __init__(self, database: Database, payloads: Path | None = None) -> None:
+        self._database = database
+        self.payloads = Payloads(payloads or database.path.parent / LETTERS)
+        database.prepare(STORE, SCHEMA)
+
+    def sweep(self) -> int:
+        """At the start: removes payloads of letters that a crash kept from being written; how many."""
+        return self.payloads.sweep(self.files())
+
+    # -- letters come ------------------------------------------------------------------------------------
+
+    def add(self, letter: DeadLetter, *, large: Large | None = None, note: str | None = None) -> bool:
+        """Keeps a letter; False if this delivery is there already, and nothing was changed. large: its
+        payload, of `payload_bytes`, which gets a file of its own. Raises LogDamaged when that gives something
+        else."""
+        if large is None:
+            return self._add(letter, note)
+        if self.has(letter.delivery_id):  # there is no need to write it
+            return False
+        filed = self.payloads.write(large, letter.payload_bytes)
+        added = False
+        try:
+            added = self._add(replace(letter, payload=filed), note)
+        finally:
+            if not added:
+                self.payloads.remove([filed.name])
+        return added
+
+    def _add(self, letter: DeadLetter, note: str | None) -> bool:
+        with self._database.transaction() as connection:
+            added = insert(connection, letter)
+            if added:
+                _put_note(connection, note)
+        return added
+
+    # -- letters are read --------------------------------------------------------------------------------
+
+    def get(self, delivery_id: str) -> DeadLetter | None:
+        """A letter with its payload."""
+        found = self._read("delivery_id = ?", [delivery_id], payload=True)
+        return found[0] if found else None
+
+    def has(self, delivery_id: str) -> bool:
+        """Whether there is a letter of this delivery."""
+        found = "SELECT count(*) FROM dead_letters WHERE delivery_id = ?"
+        return _int(self._database.query(found, [delivery_id])[0][0]) > 0
+
+    def named(self, prefix: str) -> list[tuple[str, str]]:
+        """Names of deliveries that begin so, with the message's id."""
+        rows = self._database.query(
+            "SELECT CAST(delivery_id AS BLOB), CAST(message_id AS BLOB) FROM dead_letters "
+            "WHERE substr(delivery_id, 1, ?) = ?",
+            [len(prefix), prefix],
+        )
+        return [(_text(row[0]), _text(row[1])) for row in rows]
+
+    def checked(self, letter: DeadLetter) -> DeadLetter:
+        """The same, damaged if its file is not what was written. Reads all of that. Raises InternalError."""
+        problem = self.problem(letter)
+        return replace(letter, damaged=True) if problem else letter
+
+    def problem(self, letter: DeadLetter) -> str:
+        """What is wrong with a letter that was read with its payload; "": nothing. Reads all of its file."""
+        if letter.damaged:
+            return "its row is not what was written"
+        if isinstance(letter.payload, Filed):
+            try:
+                self.payloads.check(letter.payload, letter.payload_bytes)
+            except LogDamaged as error:
+                return str(error)
+        return ""
+
+    def begin(self, letter: DeadLetter, nbytes: int) -> bytes:
+        """The first bytes of a payload, for people; b"" where they cannot be read."""
+        if not isinstance(letter.payload, Filed):
+            return letter.payload[:nbytes] if isinstance(letter.payload, bytes) else b""
+        try:
+            return self.payloads.begin(letter.payload, nbytes)
+        except LogDamaged:
+            return b""
+
+    def files(self) -> set[str]:
+        """Names of the files of all letters."""
+        rows = self._database.query("SELECT CAST(file AS BLOB) FROM dead_letters WHERE file IS NOT NULL")
+        return {_text(row[0]) for row in rows}
+
+    def all(self) -> Iterator[DeadLetter]:
+        """Every letter with its payload, one after the other: not all are in memory."""
+        number = 0
+        while found := self._read("number > ? ORDER BY number LIMIT 1", [number], payload=True):
+            yield found[0]
+            number = found[0].number
+
+    def find(self, id: str, tenant: str | None = None) -> list[DeadLetter]:
+        """The letters of a delivery, or else of a message, with their payloads, in order of arrival."""
+        for name in ("delivery_id", "message_id"):
+            condition, values = Filter(tenant=tenant).where()
+            found = self._read(f"{name} = ? AND {condition}", [id, *values], payload=True)
+            if found:
+                return found
+        return []
+
+    def page(self, asked: Filter, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """At most `limit` letters with numbers above `after`, without payloads, in order of arrival."""
+        condition, values = asked.where()
+        return self._read(
+            f"number > ? AND {condition} ORDER BY number LIMIT ?", [after, *values, limit], payload=False
+        )
+
+    def count(self, asked: Filter | None = None) -> int:
+        """How many there are."""
+        condition, values = (asked or Filter()).where()
+        rows = self._database.query(f"SELECT count(*) FROM dead_letters WHERE {condition}", values)
+        return _int(rows[0][0])
+
+    def counts(self) -> dict[tuple[str, str, str], int]:
+        """How many there are of each (tenant, topic, consumer)."""
+        names = "CAST(tenant AS BLOB), CAST(topic AS BLOB), CAST(consumer AS BLOB)"
+        rows = self._database.query(
+            f"SELECT {names}, count(*) FROM dead_letters GROUP BY tenant, topic, consumer"
+        )
+        return {(_text(row[0]), _text(row[1]), _text(row[2])): _int(row[3]) for row in rows}
+
+    # -- letters go --------------------------------------------------------------------------------------
+
+    def begin_replay(self, delivery_ids: Iterable[str], replay: str) -> None:
+        """They are replaying from now on. replay: who and why, for after a crash. Raises StateError, and
+        changes nothing, if one is gone or is replaying."""
+        with self._database.transaction() as connection:
+            for delivery_id in delivery_ids:
+                changed = connection.execute(
+                    "UPDATE dead_letters SET state = ?, replay = ? WHERE delivery_id = ? AND state <> ?",
+                    (State.REPLAYING, replay, delivery_id, State.REPLAYING),
+                ).rowcount
+                if changed != 1:
+                    raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+
+    def end_replay(self, published: Iterable[str], kept: Mapping[str, State], note: str) -> None:
+        """Those that were published go; the others are what they were before."""
+        files: list[str] = []
+        with self._database.transaction() as connection:
+            for delivery_id in published:
+                files += _remove(connection, delivery_id)
+            for delivery_id, state in kept.items():
+                connection.execute(
+                    "UPDATE dead_letters SET state = ?, replay = '' WHERE delivery_id = ?",
+                    (state, delivery_id),
+                )
+            _put_note(connection, note)
+        self.payloads.remove(files)
+
+    def remove(self, delivery_ids: Sequence[str], note: str) -> None:
+        """All of them go, or none: StateError if one is gone already or is replaying."""
+        files: list[str] = []
+        with self._database.transaction() as connection:
+            for delivery_id in delivery_ids:
+                files += _remove(connection, delivery_id, " AND state <> 'replaying'")
+            _put_note(connection, note)
+        self.payloads.remove(files)
+
+    # -- what the audit has not yet ----------------------------------------------------------------------
+
+    def notes(self) -> list[Note]:
+        """What was done and is not audited, the oldest first."""
+        rows = self._database.query(
+            "SELECT number, CAST(content AS BLOB) FROM dead_letter_notes ORDER BY number"
+        )
+        return [Note(_int(number), _text(content)) for number, content in rows]
+
+    def forget(self, note: Note) -> None:
+        """The audit has it."""
+        with self._database.transaction() as connection:
+            connection.execute("DELETE FROM dead_letter_notes WHERE number = ?", (note.number,))
+
+    def _read(self, condition: str, values: Sequence[Value], *, payload: bool) -> list[DeadLetter]:
+        more = "payload, CAST(payload_check AS INTEGER), head" if payload else "NULL, NULL, NULL"
+        rows = self._database.query(f"SELECT {_FIELDS}, {more} FROM dead_letters WHERE {condition}", values)
+        return [_letter(row) for row in rows]
+
+
+def insert(connection: sqlite3.Connection, letter: DeadLetter) -> bool:
+    """`DeadLetters.add` within a transaction that does more. Raises UsageError."""
+    if letter.payload is None:
+        raise UsageError(f"the payload of {letter.delivery_id!r} was not read")
+    inline = letter.payload if isinstance(letter.payload, bytes) else b""
+    place = letter.payload if isinstance(letter.payload, Reference) else None
+    filed = letter.payload if isinstance(letter.payload, Filed) else None
+    nbytes = letter.payload_bytes or len(inline)
+    fields: dict[str, Value] = {name: getattr(letter, name) for name in (*_TEXTS, *_NUMBERS)}
+    fields |= {
+        "original_topic": letter.original_topic or letter.topic,
+        "headers": json.dumps(dict(letter.headers), separators=(",", ":")),
+        "payload_bytes": nbytes,
+        "log_topic": place.topic if place else None,
+        "log_offset": place.offset if place else None,
+        "file": filed.name if filed else None,
+        "file_check": filed.check if filed else None,
+        "front": int(letter.front) if letter.front is not None else None,
+        "head_check": row_check(letter.head),
+    }
+    check = _check(fields)
+    fields |= {
+        "fields_check": check,
+        "payload": inline,
+        "payload_check": row_check(inline),
+        "head": letter.head,
+        "state": str(letter.state),
+        "replay": letter.replay,
+    }
+    marks = ", ".join("?" * len(fields))
+    statement = f"INSERT INTO dead_letters ({', '.join(fields)}) VALUES ({marks})"
+    return (
+        connection.execute(
+            f"{statement} ON CONFLICT (delivery_id) DO NOTHING", tuple(fields.values())
+        ).rowcount
+        == 1
+    )
+
+
+def _remove(connection: sqlite3.Connection, delivery_id: str, condition: str = "") -> list[str]:
+    """The letter's row goes. Names of files that nobody needs when that is on the disk."""
+    found = "SELECT CAST(file AS BLOB) FROM dead_letters WHERE delivery_id = ? AND file IS NOT NULL"
+    files = [_text(row[0]) for row in connection.execute(found, (delivery_id,))]
+    statement = f"DELETE FROM dead_letters WHERE delivery_id = ?{condition}"
+    if connection.execute(statement, (delivery_id,)).rowcount != 1:
+        raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+    return files
+
+
+def _put_note(connection: sqlite3.Connection, note: str | None) -> None:
+    if note:
+        connection.execute("INSERT INTO dead_letter_notes (content) VALUES (?)", (note,))
+
+
+def _letter(row: Sequence[Value]) -> DeadLetter:
+    """A row of `_FIELDS`, its payload, the payload's checksum and the head, or three None."""
+    middle = 1 + len(_AS_TEXT)
+    texts = {
+        name: None if raw is None else _text(raw) for name, raw in zip(_AS_TEXT, row[1:middle], strict=True)
+    }
+    numbers = dict(zip(_AS_NUMBER, row[middle:-3], strict=True))
+    inline, inline_check, head = row[-3:]
+    state, replay = texts.pop("state"), texts.pop("replay")
+    check = numbers.pop("fields_check")
+    damaged = check != _check(texts | numbers) or state not in set(State)
+    payload: bytes | Reference | Filed | None = None
+    if texts["log_topic"] is not None:
+        payload = Reference(texts["log_topic"], _int(numbers["log_offset"]))
+    elif texts["file"] is not None:
+        payload = Filed(texts["file"], _int(numbers["file_check"]))
+    elif inline_check is not None:
+        payload = inline if isinstance(inline, bytes) else str(inline).encode()
+        damaged = damaged or row_check(inline) != inline_check
+    if inline_check is not None:
+        damaged = damaged or not _is_head(head, numbers["head_check"])
+    front = numbers["front"]
+    try:
+        headers = json.loads(texts["headers"] or "")
+    except ValueError:
+        headers = None
+    words = {name: texts[name] or "" for name in _TEXTS}
+    return DeadLetter(
+        delivery_id=words["delivery_id"],
+        message_id=words["message_id"],
+        consumer=words["consumer"],
+        topic=words["topic"],
+        reason=words["reason"],
+        payload=payload,
+        tenant=words["tenant"],
+        original_topic=words["original_topic"],
+        attempts=_int(numbers["attempts"]),
+        last_error=words["last_error"],
+        first_ms=_int(numbers["first_ms"]),
+        last_ms=_int(numbers["last_ms"]),
+        headers=headers if isinstance(headers, dict) else {},
+        payload_bytes=_int(numbers["payload_bytes"]),
+        front=Front(_int(front)) if front in set(Front) else None,
+        head=head if isinstance(head, bytes) else b"",
+        state=State.DEAD if damaged else State(state or ""),
+        replay=replay or "",
+        number=_int(row[0]),
+        damaged=damaged,
+    )
+
+
+def _text(raw: Value) -> str:
+    return raw.decode(errors="replace") if isinstance(raw, bytes) else str(raw)
+
+
+def _int(value: Value) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _check(fields: Mapping[str, Value]) -> int:
+    """Over the columns that there were when the row was written."""
+    first = fields["head_check"] is None
+    names = sorted(name for name in fields if not (first and name in (*_SECOND, "file")))
+    return row_check(*(fields[name] for name in names))
+
+
+def _is_head(head: Value, check: Value) -> bool:
+    """Rows of the first version have none."""
+    return row_check(head) == check if check is not None else head == b""

@@ -1,0 +1,142 @@
+"""Reads all that a broker keeps in its folder, while no broker runs there, and tells what is damaged."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Set
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import copyfile
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
+
+from transfer.broker.storage.audit_verification import examine
+from transfer.broker.storage.database import Database
+from transfer.broker.storage.dead_letters import LETTERS, DeadLetters
+from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, lost_state, made_parts
+from transfer.log.read_only import Looked, look
+from transfer.transports.errors import LogDamaged, LogInUse, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.broker.storage.audit_chain import Json
+
+#: problems of one part that are told
+_TOLD = 20
+
+#: is told how many bytes were read until now
+Read = Callable[[int], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One part of the folder. found: what it has, for people. problems: what is damaged; none: it is
+    whole."""
+
+    name: str
+    found: str
+    problems: tuple[str, ...] = ()
+
+    def as_json(self) -> dict[str, Json]:
+        """As `check --json` writes it."""
+        return {"part": self.name, "found": self.found, "problems": list(self.problems)}
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found."""
+
+    parts: tuple[Part, ...]
+
+    @property
+    def whole(self) -> bool:
+        """Nothing is damaged."""
+        return not any(part.problems for part in self.parts)
+
+    def as_json(self) -> dict[str, Json]:
+        """As `check --json` writes it."""
+        return {"whole": self.whole, "parts": [part.as_json() for part in self.parts]}
+
+
+def check(folder: Path, read: Read = lambda _: None) -> Report:
+    """Reads everything, and changes nothing in the folder.
+
+    Raises UsageError when there is no broker's data, LogInUse when a broker runs there.
+    """
+    if not (folder / LOG).is_dir():
+        raise UsageError(
+            f"{folder} has no data of a broker", hint="name the folder that --data was given when it ran"
+        )
+    try:
+        looked = look(folder / LOG, read)  # first: it tells whether a broker runs there
+    except LogInUse as error:
+        raise LogInUse(f"a broker runs on {folder}", hint="end it first") from error
+    except LogDamaged as error:
+        log, made = Part("log", "it cannot be opened", (_text(error),)), made_parts({})
+    else:
+        log, made = _log(looked), made_parts(looked.state)
+    return Report((log, *_state(folder, made), *_audit(folder, made)))
+
+
+def _log(looked: Looked) -> Part:
+    verified, damages = looked.verified, looked.damages
+    more = len(damages) - _TOLD
+    problems = (*damages[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
+    found = f"{verified.records} records and {verified.blobs} large payloads, {verified.nbytes} bytes"
+    return Part("log", found, problems)
+
+
+def _state(folder: Path, made: Set[str]) -> Iterator[Part]:
+    lost = lost_state(folder, made)
+    if lost:
+        yield Part("state", "nothing", (lost,))
+    elif (folder / STATE).exists():
+        with TemporaryDirectory(prefix="transfer-check-") as copy:
+            yield from _state_in(folder, Path(copy))
+
+
+def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
+    """Reads a copy of the database: SQLite writes when it opens one that has a write-ahead log."""
+    try:
+        for name in (STATE, f"{STATE}-wal"):
+            with suppress(FileNotFoundError):
+                copyfile(folder / name, copy / name)
+        database = Database(copy / STATE)
+    except (TransferError, OSError) as error:
+        yield Part("state", "it cannot be opened", (_text(error).replace(str(copy), str(folder)),))
+        return
+    try:
+        tables = database.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        problems = database.check()
+        yield Part("state", f"{len(tables)} tables", tuple(problems[:_TOLD]))
+        if not problems:
+            yield _letters(DeadLetters(database, folder / LETTERS))
+    except TransferError as error:
+        yield Part("state", "it cannot be read", (_text(error).replace(str(copy), str(folder)),))
+    finally:
+        database.close()
+
+
+def _letters(letters: DeadLetters) -> Part:
+    """Each dead letter, with its payload."""
+    count, problems = 0, []
+    for letter in letters.all():
+        count += 1
+        problem = letters.problem(letter)
+        if problem:
+            problems.append(f"{letter.delivery_id}: {problem}")
+    more = len(problems) - _TOLD
+    told = (*problems[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
+    return Part("letters", f"{count} dead letters", told)
+
+
+def _audit(folder: Path, made: Set[str]) -> Iterator[Part]:
+    path = folder / AUDIT
+    if path.is_dir() or AUDIT in made:
+        verdict = examine(path, begun=AUDIT in made)
+        told = [str(problem) for problem in verdict.problems]
+        yield Part("audit", f"{verdict.events} events", tuple(told[:_TOLD]))
+
+
+def _text(error: Exception) -> str:
+    """Without its hint."""
+    return str(error).partition("\n  hint: ")[0]

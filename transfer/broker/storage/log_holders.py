@@ -1,0 +1,67 @@
+"""Who keeps the log from giving room back: groups that are behind, and consumers of direct delivery."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+from transfer.broker.delivery.topic import BESIDE, LOG_PREFIX
+
+if TYPE_CHECKING:
+    from transfer.broker.delivery.hub import Hub
+
+#: holders that a text names, and groups whose bytes are looked up: those with the most messages
+_NAMED, _LOOKED_AT = 3, 100
+
+
+class Holder(NamedTuple):
+    """Messages that somebody has not done with. group: or the consumer of direct delivery. nbytes: of their
+    payloads, from the oldest one on. idle: seconds without a consumer."""
+
+    nbytes: int
+    lag: int
+    topic: str
+    group: str
+    idle: float
+
+    def __str__(self) -> str:
+        idle = f", without a consumer for {self.idle:.0f} s" if self.idle else ""
+        holds = f"holds {self.lag} messages ({self.nbytes} bytes{idle})"
+        return f"group {self.group!r} of topic {self.topic!r} {holds}"
+
+
+def holders(hub: Hub) -> list[Holder]:
+    """The groups that hold the most bytes, and direct delivery's consumers, the largest first. On the
+    broker's loop."""
+    return sorted([*_groups(hub), *_consumers(hub)], reverse=True)
+
+
+def held_by(hub: Hub) -> str:
+    """Who holds the log, in words."""
+    found = holders(hub)
+    if found:
+        return "; ".join(map(str, found[:_NAMED]))
+    if any(not name.startswith((LOG_PREFIX, BESIDE, "broker/")) for name in hub.store.log.topics):
+        return "no group holds it, but the spool's runs may (transfer runs list)"
+    return "no group holds it: retention gives back only what is old enough, or beyond its bytes"
+
+
+def _groups(hub: Hub) -> Iterator[Holder]:
+    lags = [(served.group.lag(served.topic.kept), served) for served in hub.groups.served]
+    lags = sorted((one for one in lags if one[0]), key=lambda one: one[0], reverse=True)
+    for lag, served in lags[:_LOOKED_AT]:
+        nbytes = hub.store.bytes_from(served.topic, served.group.cursor)
+        idle = hub.groups.activity.idle(served)
+        yield Holder(nbytes, lag, served.named.topic, served.named.name, idle)
+
+
+def _consumers(hub: Hub) -> Iterator[Holder]:
+    if hub.direct is None:
+        return
+    waiting: dict[tuple[str, str], tuple[int, int]] = {}
+    for parcel in hub.direct.desk.books.parcels.values():
+        key = (parcel.facts.topic, parcel.destination)
+        lag, nbytes = waiting.get(key, (0, 0))
+        waiting[key] = lag + 1, nbytes + parcel.facts.nbytes
+    for (topic, consumer), (lag, nbytes) in waiting.items():
+        yield Holder(nbytes, lag, topic, consumer, 0.0)

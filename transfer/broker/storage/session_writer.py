@@ -1,0 +1,60 @@
+"""Writes the sessions of direct delivery behind: the newest of each consumer, many in one transaction."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer.broker.core.sessions import ConsumerKey, Session
+    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.sessions import Sessions
+    from transfer.transports.errors import TransferError
+
+_log = logging.getLogger("transfer.broker")
+#: sessions of one transaction: dead letters and the audit wait for it on the same thread
+_BATCH = 500
+
+
+class SessionWriter:
+    """Used on the broker's loop. However often a consumer registers, one session of it waits."""
+
+    def __init__(self, thread: StateThread, sessions: Sessions) -> None:
+        self._thread = thread
+        self._sessions = sessions
+        self._waiting: dict[ConsumerKey, Session | None] = {}
+        self._writing = False
+
+    def keep(self, session: Session) -> None:
+        """The consumer's session, as it is now."""
+        self._waiting[session.key] = session
+        self._write_next()
+
+    def remove(self, session: Session) -> None:
+        """It has ended."""
+        self._waiting[session.key] = None
+        self._write_next()
+
+    def close(self) -> None:
+        """Gives the thread all that is left. Idempotent."""
+        while self._waiting:
+            self._thread.do(self._take())
+
+    def _write_next(self) -> None:
+        if self._waiting and not self._writing:
+            self._writing = True
+            self._thread.do(self._take(), self._written)
+
+    def _take(self) -> partial[None]:
+        taken = {consumer: self._waiting.pop(consumer) for consumer in list(islice(self._waiting, _BATCH))}
+        return partial(self._sessions.update, taken)
+
+    def _written(self, error: TransferError | None) -> None:
+        if error is not None:
+            _log.error(
+                "sessions are not kept: their consumers have to register again after a restart: %s", error
+            )
+        self._writing = False
+        self._write_next()

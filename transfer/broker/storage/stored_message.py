@@ -1,0 +1,68 @@
+"""How a message of the broker lies in the log: a head, then its payload; large payloads are blobs.
+
+    version 1 | front 1 | flags 2 | head length 4 | headers length 4 | position 8 | head | headers | payload
+
+Little-endian. position: of the payload's first byte in its topic's byte stream, which all payloads of the
+topic make up one behind the other; it never changes, whatever retention removes. headers: JSON, if there are
+any. flags: 1 the payload is the record's blob, in parts if the head says so. Pure: no files.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from typing import TYPE_CHECKING, Any
+
+from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.transports.errors import LogDamaged
+
+if TYPE_CHECKING:
+    from transfer.log import Message as Kept
+
+_HEAD = struct.Struct("<BBHIIQ")
+_VERSION = 1
+_IN_BLOB = 1
+#: payloads from so many bytes on are blobs: they are written from where they lie
+BLOB_FROM = 64 << 10
+
+
+def record_of(message: Message, position: int, *, blob: bool) -> bytes:
+    """The record's body; with the payload in it unless that is a `blob`."""
+    front, head = message.front, message.head
+    if not (head or blob or message.headers):  # most messages
+        return b"".join((_HEAD.pack(_VERSION, front, 0, 0, 0, position), *message.parts))
+    headers = b""
+    if message.headers:
+        headers = json.dumps(dict(message.headers), separators=(",", ":")).encode()
+    flags = _IN_BLOB if blob else 0
+    first = _HEAD.pack(_VERSION, front, flags, len(head), len(headers), position)
+    return b"".join((first, head, headers) if blob else (first, head, headers, *message.parts))
+
+
+def position_of(body: Buffer) -> int:
+    """Where the payload begins in its topic's byte stream."""
+    position: int = _HEAD.unpack_from(body)[5]
+    return position
+
+
+def message_of(topic: str, kept: Kept) -> Message:
+    """The message as it came; its payload is a view of the log's file. Raises LogDamaged, also when retention
+    was so quick that the payload has gone before its record."""
+    body = kept.body
+    try:
+        version, front, flags, head_size, headers_size, _ = _HEAD.unpack_from(body)
+        begin = _HEAD.size + head_size
+        end = begin + headers_size
+        if version != _VERSION or end > len(body):
+            raise ValueError(f"version {version}")
+        headers: dict[str, Any] | None = json.loads(bytes(body[begin:end])) if headers_size else None
+        front = Front(front)
+    except (struct.error, ValueError) as error:
+        raise LogDamaged(f"message {kept.offset} of topic {topic!r} is not the broker's: {error}") from error
+    head = bytes(body[_HEAD.size : begin])
+    payload: Buffer = body[end:]
+    if flags & _IN_BLOB:
+        if kept.blob is None:
+            raise LogDamaged(f"the payload of message {kept.offset} of topic {topic!r} is not kept any more")
+        payload = kept.blob
+    return Message(topic, (payload,), front, head, headers, offset=kept.offset)

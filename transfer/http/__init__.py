@@ -1,0 +1,1 @@
+"""HTTP that our commands speak, and TLS for HTTP that this process serves."""

@@ -1,7 +1,0 @@
-"""The connections of one socket: they come, they go, and what they held is not lost in silence."""
-
-from __future__ import annotations
-
-from transfer.links.endpoints import Links
-
-__all__ = ["Links"]

@@ -1,0 +1,21 @@
+"""Metrics for Prometheus: `transfer.metrics.register(context)`.
+
+prometheus_client is loaded when it is asked for.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transfer.metrics.prometheus import register, serve, unregister
+
+__all__ = ["register", "serve", "unregister"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from transfer.metrics import prometheus
+
+    return getattr(prometheus, name)

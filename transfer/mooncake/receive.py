@@ -1,0 +1,231 @@
+"""The calls of a socket that receive: callbacks, and polling."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from functools import partial
+from typing import Any
+
+from transfer.constants import DONTWAIT
+from transfer.mooncake.dispatch import BatchCallback, Callback, Dispatcher
+from transfer.mooncake.message import (
+    Codec,
+    Form,
+    Incoming,
+    Message,
+    as_incoming,
+    decoded,
+    read,
+    require_pickle,
+)
+from transfer.mooncake.replies import Replies
+from transfer.mooncake.requests import Requests
+from transfer.mooncake.settings import Settings
+from transfer.mooncake.types import ZmqSocketType
+from transfer.transports.arguments import callable_or_none, flags_of, whole, wrong
+from transfer.transports.errors import NotSupported, StateError
+
+_ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
+
+
+class Receiving(Settings):
+    """Callbacks run in a thread of the socket while polling mode is off; `recv...` fetches messages
+    while it is on."""
+
+    _dispatcher: Dispatcher
+    #: one call of `recv...` at a time
+    _receiving: threading.Lock
+    #: received and not delivered (wrong form for `recv...`, or its callback was removed), the oldest first
+    _unread: deque[Incoming]
+    #: of a REQ
+    _requests: Requests | None
+    #: of a REP
+    _replies: Replies | None
+
+    def set_codec(self, codec: Codec | None) -> bool:
+        """From now on `request`, `reply`, `publish`, `push`, `send` and their `_async` forms take what
+        `codec.encode(value)` makes bytes of, and data arrive as what `codec.decode(data)` makes of them.
+        Tensors go as they are. None: bytes again. It comes before the callbacks. Raises ArgumentError,
+        StateError. True."""
+        for name in ("encode", "decode"):
+            if codec is not None and not callable(getattr(codec, name, None)):
+                raise wrong("codec", codec, "an object with encode(value) and decode(data), or None")
+        if self._dispatcher.wanted:
+            raise StateError("this socket has a callback", hint="set_codec comes first")
+        self._codec = codec
+        return True
+
+    def subscribe(self, topic: str | bytes = "") -> bool:
+        """Asks for messages whose topic begins with this. True."""
+        self._only(ZmqSocketType.SUB)
+        self._socket.subscribe(topic)
+        return True
+
+    def unsubscribe(self, topic: str | bytes = "") -> bool:
+        """Takes one subscription back. Raises UsageError if there is none. True."""
+        self._only(ZmqSocketType.SUB)
+        self._socket.unsubscribe(topic)
+        return True
+
+    def set_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {source, data, topic}, off the caller's thread, one at a time; with {source, tensor,
+        topic} where there is a tensor, or a dict of them, and no callback of its own for it."""
+        self._set_callback(Form.DATA, callback)
+
+    set_subscribe_callback = set_pull_callback = set_receive_callback
+
+    def set_batch_receive_callback(self, callback: BatchCallback | None, most: int = 1000) -> None:
+        """Called with a list of what the callback of `set_receive_callback` gets, in their order: all that is
+        there at the moment, at least one, `most` at the most (1 to 100,000), or some 16 MiB of them. For
+        millions of small messages. While it is set it gets everything. Raises NotSupported for REQ and REP,
+        which know turns.
+        """
+        if self.kind in (ZmqSocketType.REQ, ZmqSocketType.REP):
+            raise NotSupported(f"a {self.kind.name} has one message at a time", hint="set_receive_callback")
+        self._receives()
+        callable_or_none(callback, "callback", "a list of messages")
+        if callback is not None and self._codec is not None:
+            callback = partial(_called_all_decoded, callback, self._codec)
+        self._dispatcher.set_batch(callback, whole(most, "most", 1, 100_000))
+        self._run_callbacks()
+
+    def set_tensor_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {source, tensor, topic}: a tensor, or a dict of them."""
+        self._set_callback(Form.TENSOR, callback)
+
+    def set_multipart_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {frames}."""
+        self._set_callback(Form.MULTIPART, callback)
+
+    def set_json_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {obj, topic}."""
+        self._set_callback(Form.JSON, callback)
+
+    def set_string_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {string, topic}."""
+        self._set_callback(Form.STRING, callback)
+
+    def set_pyobj_receive_callback(self, callback: Callback | None) -> None:
+        """Called with {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        require_pickle()
+        self._set_callback(Form.PYOBJ, callback)
+
+    @property
+    def callback_errors(self) -> int:
+        """Callbacks that raised, and messages that no callback could read."""
+        return self._dispatcher.errors
+
+    def _receives(self) -> None:
+        if self.kind in _ONLY_SEND:
+            raise NotSupported(f"a {self.kind.name} receives nothing")
+
+    def _set_callback(self, form: Form, callback: Callback | None) -> None:
+        self._receives()
+        callable_or_none(callback, "callback", "a message as a dict")
+        if form is Form.DATA and callback is not None and self._codec is not None:
+            callback = partial(_called_decoded, callback, self._codec)
+        self._dispatcher.set(form, callback)
+        self._run_callbacks()
+
+    def set_polling_mode(self, enabled: bool) -> bool:
+        """On: messages are fetched by `recv...`. Off: callbacks get them. True."""
+        self._polling = bool(enabled)
+        self._run_callbacks()
+        return True
+
+    def _run_callbacks(self) -> None:
+        if self._dispatcher.wanted and not self._polling:
+            self._dispatcher.start()
+        else:
+            self._dispatcher.stop()
+
+    # -- polling -------------------------------------------------------------------------------
+
+    def recv(self, flags: int = 0) -> dict[str, Any]:
+        """{source, data, topic}, or {source, tensor, topic}. Flag 1 does not wait. Raises Again after the
+        receive time-out."""
+        return self._fetch(Form.DATA, flags)
+
+    def recv_tensor(self, flags: int = 0) -> dict[str, Any]:
+        """{source, tensor, topic}; a numpy array, writable, or a dict of them. Raises NotATensor; it is still
+        unread."""
+        return self._fetch(Form.TENSOR, flags)
+
+    def recv_multipart(self, flags: int = 0) -> dict[str, Any]:
+        """{frames}."""
+        return self._fetch(Form.MULTIPART, flags)
+
+    def recv_json(self, flags: int = 0) -> dict[str, Any]:
+        """{obj, topic}."""
+        return self._fetch(Form.JSON, flags)
+
+    def recv_string(self, flags: int = 0) -> dict[str, Any]:
+        """{string, topic}."""
+        return self._fetch(Form.STRING, flags)
+
+    def recv_pyobj(self, flags: int = 0) -> dict[str, Any]:
+        """{obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        require_pickle()
+        return self._fetch(Form.PYOBJ, flags)
+
+    def _fetch(self, form: Form, flags: int) -> dict[str, Any]:
+        if not self._polling:
+            raise StateError("polling mode is off", hint="set_polling_mode(id, True), or set a callback")
+        with self._receiving:
+            if not self._unread:
+                self._unread.append(as_incoming(self._receive(self._receive_timeout(flags))))
+            got = read(self._unread[0], form)  # what it raises leaves the message unread
+            if form is Form.DATA and self._codec is not None:
+                got = decoded(got, self._codec)
+            self._unread.popleft()
+            return got
+
+    def _take_unread(self, most: int = 1) -> list[Incoming]:
+        """Messages that were received and not delivered, the oldest first."""
+        with self._receiving:
+            return [self._unread.popleft() for _ in range(min(most, len(self._unread)))]
+
+    def give_back(self, messages: list[Incoming]) -> None:
+        """Puts messages back that have no callback any more: the next receive returns them."""
+        with self._receiving:
+            self._unread.extendleft(reversed(messages))  # they are older than those
+
+    def _receive_timeout(self, flags: int) -> float:
+        """Seconds to wait, negative: endless."""
+        if flags_of(flags) & DONTWAIT:
+            return 0.0
+        if self.kind is ZmqSocketType.REQ:
+            return self._patience.seconds
+        timeout: int = self._socket.rcvtimeo
+        return timeout / 1000 if timeout >= 0 else -1.0
+
+    def _receive(self, timeout: float) -> Message:
+        if self._replies is not None:
+            return self._replies.receive(timeout)
+        if self._requests is not None:
+            return self._requests.claim(timeout)
+        return self._channel.receive(timeout)
+
+    # -- for the thread of the callbacks ---------------------------------------------------------
+
+    def next_message(self, timeout: float) -> Message:
+        """Waits for a message. Raises Again, Broken, Closed."""
+        return self._take_unread()[0] if self._unread else self._receive(timeout)
+
+    def next_messages(self, timeout: float, most: int) -> list[Message]:
+        """As `next_message`, all that are there."""
+        return list(self._take_unread(most)) or self._channel.receive_many(timeout, most)
+
+    def abandon(self, request: int) -> None:
+        """A REP gives up this request, if it is open; the requester will run into its time-out."""
+        if self._replies is not None:
+            self._replies.give_up(request)
+
+
+def _called_decoded(callback: Callback, codec: Codec, message: dict[str, Any]) -> object:
+    return callback(decoded(message, codec))
+
+
+def _called_all_decoded(callback: BatchCallback, codec: Codec, messages: list[dict[str, Any]]) -> object:
+    return callback([decoded(message, codec) for message in messages])

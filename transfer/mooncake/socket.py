@@ -1,0 +1,53 @@
+"""One socket of the Mooncake surface: everything that `ZmqInterface` does, without the id."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from typing import Any
+
+from transfer.mooncake.dispatch import Dispatcher
+from transfer.mooncake.futures import Futures
+from transfer.mooncake.receive import Receiving
+from transfer.mooncake.replies import Replies
+from transfer.mooncake.requests import Requests
+from transfer.mooncake.send import Sending
+from transfer.mooncake.types import ZmqConfig, ZmqSocketType
+
+
+class ZmqSocket(Sending, Receiving):
+    """A socket made by `ZmqInterface.socket(type)`, or behind an id of `create_socket`.
+
+    Thread-safe. Closed by `close`, by its interface's `shutdown`, or by a with-statement.
+    """
+
+    def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
+        super().__init__(number, kind, socket, config)
+        self._receiving = threading.Lock()
+        self._unread = deque()
+        at_once = config.callbacks_at_once if kind is ZmqSocketType.REP else 1
+        self._requests = Requests(self._channel, config.pool_size) if kind is ZmqSocketType.REQ else None
+        self._replies = (
+            Replies(self._channel, at_once, config.timeout_seconds) if kind is ZmqSocketType.REP else None
+        )
+        self._futures = Futures(socket, self._requests)
+        self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}", at_once)
+
+    def close(self) -> bool:
+        """Ends the callbacks, sends what is queued within the linger, closes. Idempotent. True."""
+        self._dispatcher.ask_to_stop()
+        self._futures.close()
+        self._socket.close()
+        if self._requests is not None:
+            self._requests.close()
+        self._dispatcher.stop()
+        return True
+
+    def __enter__(self) -> ZmqSocket:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<ZmqSocket {self.id} {self.kind.name}>"

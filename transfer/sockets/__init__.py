@@ -1,0 +1,1 @@
+"""Sockets: what users send and receive with, and their connections."""

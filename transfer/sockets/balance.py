@@ -1,0 +1,115 @@
+"""Which peer is offered a message first, where a PUSH, DEALER or REQ shall not simply take turns."""
+
+from __future__ import annotations
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+from transfer.sockets.peer import Peer
+from transfer.transports.address import parse
+from transfer.transports.arguments import number
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import AddressError
+
+#: the least loaded first
+LOAD = "load"
+_MOST = 1000
+
+
+def checked(value: Any) -> Any:
+    """A check for the option: None, "load", or weights by endpoint, as they are kept. Raises ValueError."""
+    if value is None or (isinstance(value, str) and value == LOAD):
+        return value
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError('None, "load", or weights by endpoint: {"tcp://node7:5555": 3}')
+    weights = {}
+    for endpoint, weight in value.items():
+        try:
+            address = str(parse(endpoint))
+        except AddressError as error:
+            raise ValueError(str(error)) from None
+        found = number(weight)
+        if found is None or isinstance(weight, bool) or not 1 <= found <= _MOST:
+            raise ValueError(f"a weight is a whole number, 1 to {_MOST}")
+        weights[address] = found
+    return MappingProxyType(weights)
+
+
+class Balance(ABC):
+    """Orders peers before each message. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._due: dict[Peer, float] = {}
+        self._lock = threading.Lock()
+
+    @abstractmethod
+    def order(self, peers: Iterable[Peer]) -> list[Peer]:
+        """Who should get the next message comes first."""
+
+    @abstractmethod
+    def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
+        """This one got the message; those that were passed over had no room."""
+
+
+class Weights(Balance):
+    """Weighted turns, spread evenly: with weights 3 and 1 the messages go to a, a, b, a and so on. A peer
+    without room is passed over, and gets no more for it later.
+    """
+
+    def __init__(self, weights: Mapping[str, int]) -> None:
+        super().__init__()
+        self._weights = weights
+
+    def order(self, peers: Iterable[Peer]) -> list[Peer]:
+        with self._lock:
+            known = {peer: self._due.get(peer, 0.0) + self._weight(peer) for peer in peers}
+            self._due = {peer: self._due.get(peer, 0.0) for peer in known}
+            return sorted(known, key=known.__getitem__, reverse=True)
+
+    def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
+        with self._lock:
+            out = set(passed)
+            of_turn = [one for one in self._due if one not in out]
+            total = sum(map(self._weight, of_turn))
+            for one in of_turn:
+                self._due[one] += self._weight(one)
+            if peer in self._due:
+                self._due[peer] -= total
+
+    def _weight(self, peer: Peer) -> int:
+        return self._weights.get(peer.endpoint, 1)
+
+
+class Load(Balance):
+    """Those first that have the fewest messages in hand; of several, the one that has waited longest.
+
+    A PULL confirms what it has consumed. What others have consumed is not known here: of them counts what has
+    not left for them yet.
+    """
+
+    def order(self, peers: Iterable[Peer]) -> list[Peer]:
+        with self._lock:
+            self._due = {peer: self._due.get(peer, 0.0) for peer in peers}
+            return sorted(self._due, key=lambda peer: (_in_hand(peer), self._due[peer]))
+
+    def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
+        with self._lock:
+            if peer in self._due:
+                self._due[peer] = max(self._due.values()) + 1
+
+
+def made(chosen: Any) -> Balance | None:
+    """What the option's value asks for."""
+    if chosen is None:
+        return None
+    return Load() if chosen == LOAD else Weights(chosen)
+
+
+def _in_hand(peer: Peer) -> int:
+    stream = peer.stream
+    if peer.socket_type is SocketType.PULL:
+        return int(stream.sent - stream.confirmed)
+    return int(stream.queued)

@@ -1,0 +1,29 @@
+"""What `bind` and `connect` return."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+
+
+class Binding:
+    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
+
+    __slots__ = ("addr", "kind", "socket")
+
+    def __init__(self, socket: SocketMethods, kind: str, addr: str) -> None:
+        self.socket = socket
+        self.kind = kind
+        self.addr = addr
+
+    def __enter__(self) -> SocketMethods:
+        return self.socket
+
+    def __exit__(self, *exc: object) -> None:
+        if not self.socket.closed:
+            (self.socket.unbind if self.kind == "bind" else self.socket.disconnect)(self.addr)
+
+    def __repr__(self) -> str:
+        return f"<{self.kind} {self.addr}>"

@@ -1,0 +1,66 @@
+"""Callback mode: a socket's messages are given to a function, one at a time."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from transfer.sockets.monitor import EventKind
+from transfer.transports.errors import Again, Closed, TransferError
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+#: milliseconds between two looks whether the callback was taken away
+_LOOK = 200
+
+
+class Dispatcher:
+    """The thread that receives and calls. Owned by its socket; `close` ends it.
+
+    A thread of its own and not the reactor's: the function may take as long as it likes.
+    """
+
+    def __init__(self, socket: SocketMethods, call: Callable[[list[bytes]], object]) -> None:
+        self._socket = socket
+        self._call = call
+        self._stopped = False
+        self._thread = threading.Thread(target=self._run, name="transfer-callback", daemon=True)
+        self._thread.start()
+
+    def close(self, timeout: float = 5.0) -> None:
+        """No new call begins after this; a running one is waited for, except from within it."""
+        self._stopped = True
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout)
+
+    def _run(self) -> None:
+        socket = self._socket
+        due = time.monotonic() + socket._long_wait / 1000
+        while not self._stopped:
+            try:
+                if not socket.poll(_LOOK):
+                    if time.monotonic() >= due:
+                        socket._on_long_wait()
+                    continue
+                parts = socket.recv_multipart(flags=1)
+            except Again:
+                continue
+            except Closed:
+                return
+            except TransferError as error:  # a lost request of a REQ: tell, and go on
+                self._failed(error)
+                continue
+            try:
+                self._call(parts)
+            except BaseException as error:  # noqa: BLE001 - whatever the user's function raises
+                self._failed(error)
+
+    def _failed(self, error: BaseException) -> None:
+        logger.error("the callback of %r failed", self._socket, exc_info=error)
+        self._socket._links.emit(EventKind.CALLBACK_FAILED, error=error)

@@ -1,0 +1,7 @@
+"""The connections of one socket: they come, they go, and what they held is not lost in silence."""
+
+from __future__ import annotations
+
+from transfer.sockets.connections.connections import Links
+
+__all__ = ["Links"]

@@ -1,0 +1,437 @@
+"""Connections that come: admitted by the pattern, watched, attached to the core."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transfer.patterns import PATTERNS, Pair, Subscriber
+from transfer.sockets import drain as draining
+from transfer.sockets.connections.control import REPLACED, TAKEN
+from transfer.sockets.connections.queue_limits import QueueLimits
+from transfer.sockets.connections.state import control
+from transfer.sockets.connections.topic_positions import BEGIN, LogId, encode_offline, log_of
+from transfer.sockets.monitor import EventKind
+from transfer.sockets.peer import Endpoint, Peer
+from transfer.transports.address import BEGINS
+from transfer.transports.connect.connection import Connected
+from transfer.transports.core.wire import Control, SocketType
+from transfer.transports.errors import Broken, Closed, Fatal, HandshakeError, ProtocolError, TransferError
+from transfer.transports.handshake.hello import PLACE_TAKEN, is_same
+from transfer.transports.reactor import EDGE, PEER_CLOSED, READABLE
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+    from transfer.transports.handshake.hello import Agreement, Hello
+
+logger = logging.getLogger("transfer")
+
+#: seconds that a new connection waits until the unread messages of the peer's previous one are in place
+_UNREAD_TIMEOUT = 5.0
+_CAME_BACK = "the peer came back by a new connection"
+
+
+class Arrivals(QueueLimits):
+    """The beginning of a connection, in the reactor's thread."""
+
+    def _connected(self, record: Endpoint, made: Connected) -> None:
+        """The reactor has a connection for us, after its handshake."""
+        socket = self._socket()
+        if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
+            made.discard()
+            return
+        if record.outgoing and record.connector is None:  # `connect` has not returned yet
+            try:
+                self.context.reactor.call_soon(self._connected, record, made, otherwise=made.discard)
+            except Closed:  # the context ends at this moment
+                made.discard()
+            return
+        queue, record.queue = record.queue, None
+        if queue is not None:
+            socket._detach(queue.stream)
+        if record.address.begin:  # the position of the one before goes to the publisher
+            self._end_those(lambda other: not other.pending and other.source is record, _CAME_BACK)
+        try:
+            peer, replaced, refused = self._admit(socket, record, made, queue)
+        except (HandshakeError, OSError) as error:
+            if isinstance(error, HandshakeError):
+                self._turn_away(record, made, error)
+            else:
+                self._drop(record, made, HandshakeError("tls", error.strerror or str(error)))
+            if queue is not None:
+                record.queue = queue
+                self._attach(socket, queue.stream)
+            return
+        except Closed:
+            made.discard()
+            return
+        if refused is not None:
+            record.peer = peer if record.outgoing else None
+            logger.error("%s ends: %s", peer.address, refused, exc_info=refused.__cause__)
+            self.lost(peer.stream, refused)
+            return
+        try:
+            self._begin(socket, record, peer, replaced, queue)
+        except Exception as error:  # the connection is the peer's by now, and ends with it
+            if not (self.closing or self.context.closed):  # its descriptor may be closed just now
+                logger.exception("the connection to %s cannot be used", peer.address)
+            self.lost(peer.stream, error)
+
+    def _begin(
+        self, socket: SocketMethods, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None
+    ) -> None:
+        """Messages go to the peer, and come from it."""
+        if record.outgoing:
+            record.peer = peer
+            record.attempts, record.error = 0, None
+        if replaced is not None:
+            self._say_replaced(replaced)
+            self.lost(replaced, Broken(_CAME_BACK))
+        self._end_earlier(peer)
+        # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
+        self._watch(peer)
+        moves = queue is not None and queue is not peer
+        with self._in_order() if moves else nullcontext():
+            if not self._attach(socket, peer.stream):
+                return  # `close` knows the peer already and ends it
+            if queue is not None and moves:
+                self._hand_over(queue)
+        self._settled(socket, peer)
+        if record.follower is not None:
+            record.follower.connected(record, peer)
+
+    def _end_earlier(self, peer: Peer) -> None:
+        """The other side has given up the connection that this one follows: what came by it is received
+        before what comes by this one."""
+
+        def is_earlier(other: Peer) -> bool:
+            if other is peer or other.pending or other.source is not peer.source:
+                return False
+            return peer.source.outgoing or _are_same(other, peer)
+
+        self._end_those(is_earlier, _CAME_BACK)
+
+    def _end_those(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
+        with self._lock:
+            earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
+        for stream in earlier:
+            self.lost(stream, Broken(reason))
+        with self._lock:  # another thread may be handling the end of the previous connection
+            self.changed.wait_for(lambda: not any(map(is_earlier, self._ending_peers)), _UNREAD_TIMEOUT)
+
+    def prepare_subscribe(self, prefix: bytes) -> None:
+        """Before messages of a new subscription are let through: ends the connections by which some may have
+        come and been dropped. Their publishers take these for received; the next begins at the position."""
+        self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
+
+    def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
+        if not isinstance(self.pattern, Subscriber) or not peer.unsubscribed:
+            return False
+        return prefix not in self.pattern.subscriptions and any(
+            one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
+        )
+
+    def _settled(self, socket: SocketMethods, peer: Peer) -> None:
+        """Messages can reach the peer: whoever waits for that is told."""
+        peer.attached = True
+        if peer.foreign and not self.receives:
+            peer.stream.on_readable = partial(self._read, peer)
+            self._read(peer)  # what came before
+        if made_beside := getattr(peer.stream, "carrier", None):
+            made_beside.watch(partial(self.lost, peer.stream))
+        self._count("connected")
+        self._explain_choice(peer)
+        self.give_orphans()
+        socket._ways_changed()
+        with self._lock:
+            self.changed.notify_all()
+        socket._notify()
+        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
+
+    def _admit(
+        self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
+    ) -> tuple[Peer, Any, ProtocolError | None]:
+        """Makes the stream and tells the pattern: (the peer, the stream that it replaces, why it has to go at
+        once). Raises HandshakeError, OSError or Closed; nothing has changed then."""
+        remote = made.agreement.remote
+        features = made.agreement.features
+        with self._lock:
+            if self.closing:
+                raise Closed("the socket is closed")
+            if queue is not None:
+                self.pattern.detach(queue.stream)
+            credits = self.pattern.confirms and "credit" in features
+            try:
+                self._check(socket, record, remote)
+                stream = self._stream_for(socket, made, queue, credits)
+            except (HandshakeError, OSError):
+                if queue is not None:
+                    self.pattern.attach(queue.stream, queue.socket_type)
+                raise
+            peer = queue
+            if peer is None or made.stream is not None:
+                peer = Peer(stream, record, remote.socket_type)
+            stream.peer = peer
+            peer.socket_type = remote.socket_type
+            peer.address = made.peer
+            peer.agreement = made.agreement
+            peer.fd = made.fd
+            peer.foreign = made.stream is not None
+            peer.confirms = "credit" in features and _confirms(remote.socket_type)
+            peer.since_ns = time.monotonic_ns()
+            peer.confirms_ours = credits
+            peer.heartbeat = _number(remote.extra.get("heartbeat_ms"))
+            peer.log = log_of(remote) if record.address.begin else None
+            begins = remote.extra.get(BEGIN)
+            peer.catch_up = begins if isinstance(begins, str) and begins in BEGINS else ""
+            replaced = refused = None
+            try:
+                replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+            except Exception as error:  # noqa: BLE001 - ours have checked; a program's own rules may do what they like
+                refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
+                refused.__cause__ = error
+            self.peers[stream] = peer
+            if isinstance(self.pattern, Subscriber):
+                self._introduce(self.pattern, peer)
+        return peer, replaced, refused
+
+    def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
+        """The connection's stream: its own, that of the queue, or a new one. Raises OSError if the peer has
+        sent more than its handshake; nothing has changed then."""
+        if made.stream is not None:
+            stream = made.stream
+            self._limit(socket, stream)
+        elif queue is not None:
+            stream = queue.stream
+            stream.carrier, stream.plain = made.carrier, made.agreement.plain
+            stream.open(made.fd, made.channel)
+        else:
+            stream = self._new_stream(socket, made.fd, credits, made.channel)
+            stream.carrier, stream.plain = made.carrier, made.agreement.plain
+        stream.credits = credits
+        return stream
+
+    def _may_come(self, record: Endpoint, agreement: Agreement) -> None:
+        """Whether a peer can be admitted now: its handshake is not over yet, so it has sent no message that
+        would be lost. In the reactor's thread, as the admission that follows. Raises HandshakeError."""
+        socket = self._socket()
+        if socket is None:
+            return
+        if isinstance(self.pattern, Pair):
+            self._end_given_up(record, agreement.remote)
+        with self._lock:
+            queue = record.queue
+            if queue is not None:  # the peer takes its place
+                self.pattern.detach(queue.stream)
+            try:
+                self._check(socket, record, agreement.remote)
+            finally:
+                if queue is not None:
+                    self.pattern.attach(queue.stream, queue.socket_type)
+
+    def _end_given_up(self, record: Endpoint, remote: Hello) -> None:
+        """The peer comes by a new connection: this side has not seen the end of the earlier one yet."""
+        with self._lock:
+            earlier = [
+                peer.stream
+                for peer in self.peers.values()
+                if peer.source is record and peer.agreement and is_same(peer.agreement.remote, remote)
+            ]
+        for stream in earlier:
+            self.lost(stream, Broken(_CAME_BACK))
+
+    def _may_begin(self, record: Endpoint) -> None:
+        """A PAIR shakes hands with one at a time: another would send at the end of its handshake what is lost
+        when it is refused here. In the reactor's thread. Raises HandshakeError."""
+        if not isinstance(self.pattern, Pair):
+            return
+        with self._lock:
+            there = any(not peer.pending for peer in self.peers.values())
+            others = [other.connector for other in self.endpoints if other is not record]
+        if there or any(getattr(other, "state", "") == "shaking hands" for other in others):
+            raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self.pattern.one_to_one)
+
+    def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
+        most = self.context.credentials.security.connections
+        if not record.outgoing and len(self.peers) >= most:
+            raise HandshakeError("busy", f"this side has {most} connections and takes no more")
+        self.pattern.check(remote.socket_type, remote.routing_id)
+        self._check_log(record, log_of(remote))
+        if not socket.router_handover:
+            self._check_identity(remote)
+
+    def _check_log(self, record: Endpoint, log: LogId | None) -> None:
+        """A publisher has a log if `?begin=` asks for it. This socket has no other connection to that log, by
+        which it would receive each message twice. Raises HandshakeError."""
+        if log is None:
+            if record.address.begin:
+                hint = "?begin= is for what a broker publishes"
+                raise HandshakeError("no_log", "the publisher has no log", hint=hint)
+            return
+        for peer in self.peers.values():
+            if peer.source is record or not (record.address.begin or peer.source.address.begin):
+                continue
+            its = log_of(peer.agreement.remote) if peer.agreement is not None else None
+            if its is not None and its.name == log.name and not draining.has_ended(peer.fd):
+                raise HandshakeError(
+                    "duplicate_log",
+                    f"this socket receives the same log from {peer.endpoint} already",
+                    hint="connect once to each broker; a copy of a broker's folder counts as the same broker",
+                )
+
+    def _check_identity(self, remote: Hello) -> None:
+        """Who has the identity of a peer that is there has to be the same, or that one has ended. Raises
+        HandshakeError."""
+        there = self.peers.get(self.pattern.holder(remote.routing_id))
+        if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
+            return
+        if not draining.has_ended(there.fd):
+            raise HandshakeError(
+                TAKEN,
+                f"another peer has the identity {remote.routing_id!r}",
+                hint="router_handover lets the newest connection take it over",
+            )
+
+    def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
+        stream = peer.stream
+        orders: list[bytes] = pattern.introduce(stream)
+        if self.positions is not None and peer.log is not None:
+            socket = self._socket()
+            for found in socket._found() if socket is not None else ():
+                self.record_position(*found)  # the program is given it before what comes by this connection
+            name, last_seen, offline = peer.log.name, peer.source.last_seen, []
+            if not self.positions.connected(peer.log) and last_seen is not None:
+                offline.append(encode_offline(time.monotonic() - last_seen))
+            orders = [self.positions.subscribe_order(name, order) for order in orders]
+            orders = [*offline, *self.positions.control_frames(name), *orders]
+        try:
+            for order in orders:
+                stream.send(control(order), force=True)
+        except Broken:  # whoever reads the stream finds its end
+            logger.debug("a publisher went before it heard the subscriptions")
+
+    def _drop(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+        """Ends a connection that no stream can be made of: more came by TLS than the handshake's part."""
+        self._count(f"refused:{error.reason}")
+        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        made.discard()
+        if record.connector is not None:
+            record.connector.lost()
+
+    def _failed(self, record: Endpoint, error: TransferError) -> None:
+        """One attempt to connect failed; the connector tries again, except after Fatal."""
+        record.attempts += 1
+        lacks, record.error = self.lacks(record, error), self.telling(record.error, error)
+        if record.follower is not None:
+            record.follower.record.error = record.error
+        if isinstance(error, Fatal):
+            self.fatal = error
+            socket = self._socket()
+            if socket is not None:
+                socket._ways_changed()
+                socket._notify()
+        if isinstance(error, (HandshakeError, Fatal)):
+            reason = getattr(error, "reason", "policy")
+            self.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
+            if reason in PLACE_TAKEN:
+                self._count(f"refused:{reason}")
+                self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
+            else:
+                self._count(f"handshake:{reason}")
+                self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
+        with self._lock:
+            self.changed.notify_all()
+
+    def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+        """Refuses a peer after its hello was good, and says why."""
+        if record.outgoing and error.reason not in PLACE_TAKEN:
+            self._failed(record, error)
+        else:
+            self._count(f"refused:{error.reason}")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        if made.stream is not None:
+            made.stream.close()
+        elif made.agreement.plain:
+            made.discard()  # it knows no such word
+        elif made.fd >= 0:
+            refusal = bytes([Control.REFUSED]) + error.reason.encode()
+            stream = self.context.core.Stream(
+                made.fd,
+                int(self.pattern.socket_type),
+                self.context.flusher,
+                self.context.pool,
+                channel=made.channel,
+            )
+            try:
+                stream.send(control(refusal), force=True)
+                stream.flush()
+            except Broken:
+                logger.debug("%s was gone before it was refused", made.peer)
+            stream.close()
+        if record.connector is not None:
+            record.connector.lost()
+
+    def _say_replaced(self, stream: Any) -> None:
+        """So that a peer who is alive after all does not come back and push out the other one."""
+        try:
+            stream.send(control(bytes([Control.REFUSED]) + REPLACED), force=True)
+            stream.flush()
+        except Broken:
+            logger.debug("the replaced connection was gone")
+
+    def _watch(self, peer: Peer) -> None:
+        """The reactor reads what a send-only socket gets, and sees a peer's end also while the
+        application is busy elsewhere."""
+        if peer.foreign:
+            self._watch_foreign(peer)
+        elif self.receives:
+            events = PEER_CLOSED | EDGE
+            if events != EDGE and PEER_CLOSED:
+                self.context.reactor.register(peer.fd, events, partial(self._ended, peer))
+        else:
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
+
+    def _watch_foreign(self, peer: Peer) -> None:
+        """The connection beside a foreign stream tells of its end and carries control frames; what
+        the stream itself sleeps on is the reactor's where the application does not receive."""
+        if peer.fd >= 0:
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read_beside, peer))
+        if not self.receives:
+            for fd in self._share_foreign(peer, 1):
+                self.context.reactor.register(fd, READABLE, partial(self._read_sharing, fd))
+
+    def _explain_choice(self, peer: Peer) -> None:
+        """Says once why a better transport is not used."""
+        agreement = peer.agreement
+        if agreement is None:
+            return
+        for name in agreement.choice.unused:
+            self._count(f"unused:{name}")
+            self.context.log_once(
+                f"{name} is there on both sides and not used: {agreement.choice.reason} "
+                f"(decided by {self.context.transport_config.protocol_source})"
+            )
+        if agreement.choice.fallback:
+            choice = agreement.choice
+            self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
+            self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
+
+
+def _are_same(one: Peer, other: Peer) -> bool:
+    """Both connections are of one connecting endpoint."""
+    if one.agreement is None or other.agreement is None:
+        return False
+    return is_same(one.agreement.remote, other.agreement.remote)
+
+
+def _confirms(socket_type: SocketType) -> bool:
+    """Whether a peer of this type sends credits."""
+    return PATTERNS[socket_type].confirms
+
+
+def _number(value: Any) -> int:
+    return value if type(value) is int and 0 < value < 2**31 else 0

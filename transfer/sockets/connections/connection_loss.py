@@ -1,0 +1,450 @@
+"""Connections that go: what they held finds another peer, or is counted and told."""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transfer.patterns import Requester
+from transfer.patterns.base import SendMode
+from transfer.sockets import drain as draining
+from transfer.sockets.connections.credits import Credits
+from transfer.sockets.connections.state import Orphan
+from transfer.sockets.connections.unread_messages import Remnant
+from transfer.sockets.monitor import EventKind
+from transfer.sockets.peer import Endpoint, LostPeer, Peer
+from transfer.sockets.tracker import Tracker
+from transfer.transports.core.wire import Flag, SocketType
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError, without_frames
+from transfer.transports.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from transfer.patterns.base import OutFrame
+    from transfer.sockets.socket import SocketMethods
+
+logger = logging.getLogger("transfer")
+
+_Left = TypeVar("_Left")
+
+#: seconds that another thread may take to count what it has read of a lost peer
+_READING = 1.0
+#: seconds until messages of a lost peer that nobody had room for are offered again
+_RETRY = 0.01
+#: bytes that are still received by a connection which the peer has given up
+_MOST_LEFT = 64 << 20
+
+
+class Losses(Credits):
+    """The end of a connection, found by any thread, and what follows from it."""
+
+    def lost(self, stream: Any, error: BaseException) -> bool:
+        """A stream ended. Any thread, any number of times. False: it was known already. The error is kept."""
+        return uninterrupted(partial(self._lost, stream, without_frames(error)), True)
+
+    def _lost(self, stream: Any, error: BaseException) -> bool:
+        with self._in_order():
+            return self._lost_in_order(stream, error)
+
+    def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
+        with self._lock:
+            if isinstance(stream, Remnant):
+                self.pattern.fail(stream, error)
+                self.pattern.detach(stream)
+            if self.closing or stream not in self.peers:  # `close` takes care of what is there
+                return False
+            peer = self.peers.pop(stream)
+            self._ending_peers.append(peer)
+            self._losses += 1
+            peer.loss = self._losses
+            self._unwatch(peer)
+        socket = self._socket()
+        try:
+            self._keep_unread(socket, peer, error)
+        finally:
+            with self._lock:
+                self._ending_peers.remove(peer)
+                self.changed.notify_all()
+        unsent, count = self._take_unsent(peer)
+        unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
+        stream.close()
+        self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+        self._count("disconnected")
+        self._settle(peer, unsent, count, error)
+        if unconfirmed:
+            self._count("unconfirmed", unconfirmed)
+        self._reconnect(peer)
+        if peer.source.follower is not None:
+            peer.source.follower.ended(peer.source)
+        self.give_orphans()
+        if socket is not None:
+            socket._ways_changed()
+        with self._lock:
+            self.changed.notify_all()
+        if socket is not None and not socket.closed:
+            socket._notify()
+            if self.pattern.failure is not None:
+                # Once more from outside: a receiving call that found the loss takes its own
+                # notice back, and an event loop has to see that there is an error to fetch.
+                self.context.reactor.call_soon(self._notify)
+        self._announce(peer, error, unconfirmed, len(unsent))
+        return True
+
+    def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
+        """The lost peer's unread messages (`Remnant`) take the place of its stream."""
+        stream = peer.stream
+        if socket is not None:
+            socket._detach(stream)
+        remnant = self._left_by(peer, lambda: self._rescue(peer, error))
+        with self._lock:
+            if remnant is not None and self._matters(remnant):
+                self.pattern.inherit(remnant, stream)
+            self.pattern.detach(stream)
+        if remnant is not None and socket is not None:
+            self._attach(socket, remnant, sends=False)
+
+    def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
+        """What a lost peer left. None: it cannot be had, and the connection ends all the same."""
+        # Another thread may have read a credit and not counted it yet: its messages would seem lost.
+        [held] = map(peer.reading.acquire, (True,), (_READING,))  # no signal's handler runs before `try`
+        try:
+            return take()
+        except Exception:
+            logger.exception("what the connection to %s left is lost", peer.address)
+            return None
+        finally:
+            if held:
+                peer.reading.release()
+
+    def _rescue(self, peer: Peer, error: BaseException) -> Remnant | None:
+        """Reads what the peer sent before its end: the end may have been found by a send."""
+        if isinstance(error, ProtocolError) or peer.pending:
+            return None
+        heard = []
+        # One who still sends could go on for ever. What is left then counts as unconfirmed there.
+        ended = peer.ended or peer.stream.broken is not None
+        most = math.inf if ended else peer.stream.received_bytes + _MOST_LEFT
+        try:
+            while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
+                heard.append(frames)
+                if frames[0].flags & Flag.CONTROL:
+                    self._credited(peer, frames[0])
+        except (Broken, ProtocolError, Closed) as end:
+            without_frames(end)
+            logger.debug("the connection to %s has been read to its end", peer.address)
+        found = [one for one in heard if not one[0].flags & Flag.CONTROL and self._is_subscribed(one)]
+        if self.pattern.answers:  # the requester is gone, its answer has no receiver
+            self.pattern.drop("requester_gone", len(found))
+            return None
+        for frames in heard if self.positions is not None else ():
+            self._read_late(peer, frames)
+        return Remnant(found, peer) if found and self.receives else None
+
+    def _is_gone(self, peer: Peer) -> bool:
+        """At the socket's end: whether a peer that confirms has ended, and no call has handled that yet. The
+        credits that it sent before are read."""
+        stream = peer.stream
+        if not peer.confirms or stream.sent == stream.confirmed:
+            return False
+        if stream.broken is None and not draining.has_ended(peer.fd):
+            return False
+        peer.ended = True
+        if self.context.reactor.in_loop():  # a socket may be dropped in the middle of its thread's own read
+            return True
+        if peer.foreign:
+            with suppress(Broken, ProtocolError):
+                for frame in stream.beside_ready():
+                    self._credited(peer, frame)
+        self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
+        return True
+
+    def _count_unconfirmed(self, peer: Peer, unsent: int) -> int:
+        """At the socket's end: how much a peer had been given and did not confirm."""
+        if count := max(0, int(peer.stream.sent - unsent - peer.stream.confirmed)):
+            self._count("unconfirmed", count)
+            self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
+        return count
+
+    def _matters(self, remnant: Remnant) -> bool:
+        """A REQ looks for its reply in what is left; where it is not, the request has failed."""
+        pattern = self.pattern
+        return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
+
+    def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
+        """Decides about every message that the lost peer had not confirmed.
+
+        The last `count` of the stream were not sent: `unsent`, or what goes to no other peer.
+        """
+        first = peer.stream.sent - count + 1
+        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
+        left: list[Orphan] = []
+
+        def orphan(number: int, frames: list[OutFrame]) -> Orphan:
+            return Orphan(frames, trackers.pop(number, None), peer.loss, number)
+
+        with self._lock:  # whoever notes a message afterwards finds it among those that moved
+            peer.settle(first)
+            trackers = dict(peer.trackers)
+            if kept:
+                left = [orphan(n, frames) for n, frames in peer.retained if n < first]
+                self._count("resent", len(left))
+                moved = [orphan(n, frames) for n, frames in enumerate(unsent, first)]
+                peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
+                self._count("redistributed", len(moved))
+                if self.pattern.ordered:
+                    self.pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
+                self.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
+        if isinstance(self.pattern, Requester):
+            self._settle_request(self.pattern, peer, unsent, error)
+        dropped = count - len(unsent)
+        if dropped and not isinstance(self.pattern, Requester):
+            self.pattern.drop("peer_gone", dropped)
+        for tracker in trackers.values():
+            tracker._fail(error)
+        peer.part()
+
+    def _settle_request(
+        self, pattern: Requester, peer: Peer, unsent: list[list[OutFrame]], error: BaseException
+    ) -> None:
+        """A request that never left goes to another peer, one that did fails, or is sent again."""
+        if not pattern.waiting or pattern.peer is not peer.stream:
+            return
+        request = next((frames for frames in unsent if frames[0][1] == pattern.waiting), None)
+        if request is None and peer.retained:
+            request = peer.retained[-1][1]
+            self._count("resent")
+        if request is None:
+            pattern.fail(peer.stream, error)
+        else:
+            pattern.peer = None
+            self.orphans.append(Orphan(request, None))
+
+    def _reconnect(self, peer: Peer) -> None:
+        record = peer.source
+        if record.connector is None:
+            return
+        if record.caught_up:
+            record.caught_up = False
+            record.last_seen = peer.stream.last_received_ns / 1e9
+        if record.queue is peer:
+            record.queue = None
+        if record.peer is peer:
+            record.peer = None
+            if record not in self.endpoints:  # disconnected: a new queue would swallow messages
+                return
+            record.since = time.monotonic()
+            self._queue_for(record)
+            record.connector.lost()
+
+    def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:
+        where = (peer.endpoint, peer.address)
+        if isinstance(error, ProtocolError):
+            self._count(f"protocol:{error.reason}")
+            self.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
+        if unconfirmed:
+            self.emit(EventKind.UNCONFIRMED, *where, count=unconfirmed, error=error)
+        if unsent and self.pattern.send_mode is SendMode.ROUND_ROBIN:
+            self.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
+        self.emit(EventKind.DISCONNECTED, *where, error=error)
+
+    def _take_unsent(self, peer: Peer) -> tuple[list[list[OutFrame]], int]:
+        """What the peer's stream had not begun to send and others get, in memory of our own; how many
+        messages it had not begun in all."""
+        stream = peer.stream
+        if self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+            return [], stream.drop_unsent()
+        for _, tracker in list(peer.trackers):  # `_settle` decides
+            tracker._rescue()
+        unsent = self._left_by(peer, stream.take_unsent)
+        return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
+
+    # -- messages that wait for a peer --------------------------------------------------------------
+
+    def _queue_for(self, record: Endpoint) -> None:
+        """With lazy connect: messages queue here until the endpoint is there."""
+        socket = self._socket()
+        if socket is None or socket.immediate or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+            return
+        if record.follower is not None:  # they share the queue of the endpoint that stands for them
+            return
+        expected = min(self.pattern.peer_types)
+        with self._lock:
+            if (
+                self.closing
+                or record not in self.endpoints
+                or (self.pattern.socket_type is SocketType.PAIR and self.pattern.peers)
+            ):
+                return
+            stream = self._new_stream(socket, -1)
+            peer = Peer(stream, record, expected)
+            stream.peer = peer
+            self.pattern.attach(stream, expected)
+            self.peers[stream] = peer
+            record.queue = peer
+        self._attach(socket, stream)
+        self.watch_queue(record, socket._long_wait / 1000)
+        self.give_orphans()
+        socket._ways_changed()
+
+    def take_queue(self, record: Endpoint) -> None:
+        """What was queued for an endpoint that stands for many goes to those of them that are connected."""
+        with self._in_order():
+            with self._lock:
+                queue, record.queue = record.queue, None
+                if queue is None or queue.stream not in self.peers:
+                    return
+                self.pattern.detach(queue.stream)
+            socket = self._socket()
+            if socket is not None:
+                socket._detach(queue.stream)
+            self._hand_over(queue)
+            self.give_orphans()
+            if socket is not None:
+                socket._ways_changed()
+
+    def _hand_over(self, queue: Peer) -> None:
+        """The connection brought a stream of its own (inproc): what was queued will go there."""
+        stream = queue.stream
+        with self._lock:
+            self.peers.pop(stream, None)
+            self._losses += 1
+            queue.loss = self._losses
+        self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
+        stream.close()
+
+    def give_orphans(self) -> None:
+        """Offers the messages of lost peers to whoever has room, in their order: one thread at a time."""
+        if self.orphans:
+            uninterrupted(self._give_orphans, None)
+
+    def _give_orphans(self) -> None:
+        socket = self._socket()
+        if socket is None or not self.orphans or not self._giving.acquire(blocking=False):
+            return
+        try:
+            while self._give_oldest(socket):
+                pass
+        finally:
+            self._giving.release()
+        self._look_behind()
+
+    def _give_oldest(self, socket: SocketMethods) -> bool:
+        """Offers the first of the orphans. False: there is none, or no room for it."""
+        with self._lock:
+            if not self.orphans or not self.peers or socket.closed or self.closing:
+                return False
+            orphan = self.orphans[0]
+            losses = self._losses
+        # Memory of our own: whoever sent it was told long ago that he may change his.
+        taken, frames = partial(self._given, orphan), orphan.frames
+        try:
+            stream = socket._send_frames(
+                frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
+            )
+        except (Again, Closed):
+            if losses != self._losses:  # what that connection left goes before this
+                return True
+            self._later("orphans", _RETRY, self.give_orphans)
+            return False
+        with self._lock, suppress(ValueError):  # `send_newest` may have thrown it away
+            self.orphans.remove(orphan)
+        self.pattern.moved(stream, frames)
+        return True
+
+    def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
+        with self._lock:
+            orphan.taken = stream, number
+            frames, tracker = orphan.frames, orphan.tracker
+            orphan.frames = []
+        self.note(frames, tracker, stream, number, again=True)
+
+    def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
+        """Conflate: sends now, or keeps this message in the place of the one that was kept before.
+
+        The stream that took it (a count for a fan-out), or None: it waits here.
+        """
+        socket = self._socket()
+        assert socket is not None
+        with self._none_gives():
+            with self._lock:
+                self.pattern.drop("conflated", len(self.orphans))
+                self.orphans.clear()
+            try:
+                return socket._send_frames(frames, 0, released=released, taken=taken, first=True)
+            except Again:
+                kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
+                with self._lock:
+                    self.orphans.append(Orphan(kept, None, fresh=True))
+                if self.peers:
+                    self._later("orphans", _RETRY, self.give_orphans)
+                return None
+
+    def note(
+        self,
+        frames: Sequence[OutFrame] | None,
+        tracker: Tracker | None,
+        stream: Any,
+        number: int,
+        again: bool = False,
+    ) -> None:
+        """A message went to this stream: remembers who wants to know what becomes of it. number: the
+        message's in the stream. `again`: the stream is not the first one that had it. frames None: the
+        message is noted already, but for its tracker."""
+        peer = stream.peer
+        if tracker is not None and not again:
+            tracker._taken(1)
+        confirmable = peer.confirms or peer.pending or isinstance(self.pattern, Requester)
+        socket = self._socket()
+        resend = frames is not None and socket is not None and socket.resend
+        if peer.note(number, tracker if confirmable else None, list(frames or ()) if resend else None):
+            if tracker is not None and not confirmable:
+                tracker._not_confirmable()
+            if peer.confirms:
+                self.await_credits()
+            peer.confirm(stream.confirmed)  # its credit may have come before this was noted
+        elif self._follow(tracker, peer, number) or (
+            resend and self._resend(frames or (), tracker, peer, number)
+        ):
+            return
+        elif tracker is not None:
+            tracker._fail(Broken("the peer went at once"))
+
+    def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
+        """The peer was lost between the send and its note. If the message had not left for it, the tracker
+        goes with the message to another peer: True."""
+        with self._lock:
+            orphan = peer.moved.pop(number, None)
+            if orphan is None:
+                return False
+            if tracker is not None:
+                tracker._rescue()
+            orphan.tracker = tracker
+            taken = orphan.taken
+        if taken is not None and tracker is not None:
+            self.note(None, tracker, *taken, again=True)
+        return True
+
+    def _resend(
+        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer | LostPeer, number: int
+    ) -> bool:
+        """The peer was lost between the send and its note, when its other messages had been offered to other
+        peers already: offers this one too. False: it had not left, and was among those."""
+        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
+        if peer.settled is None or number >= peer.settled or not kept:
+            return False
+        with self._in_order(), self._lock:
+            self._put_back(Orphan(list(frames), tracker, peer.loss, number))
+        self._count("resent")
+        self.give_orphans()
+        return True
+
+    def _put_back(self, orphan: Orphan) -> None:
+        """Before what waits, but behind what the same stream had before it. Under the lock."""
+        its = [i for i, other in enumerate(self.orphans) if other.loss == orphan.loss]
+        older = sum(self.orphans[i].number < orphan.number for i in its)
+        at = its[0] + older if its else 0  # they stand together
+        self.orphans.insert(at, orphan)

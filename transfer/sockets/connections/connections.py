@@ -1,0 +1,375 @@
+"""The connections of one socket: they come, they go, and what they held is not lost in silence.
+
+Everything here is rare: it runs in the reactor's thread, or in the thread that found a connection
+broken, never once for each message. `state` holds the data, `losses` the end of connections,
+`control` what travels beside the messages, `arrivals` their beginning, this file the endpoints.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from transfer.patterns import Requester
+from transfer.sockets import drain as draining
+from transfer.sockets.connections.dialer import Connecting, handshake_timeout
+from transfer.sockets.connections.directory_connector import Following, is_member_of, open_directory
+from transfer.sockets.connections.state import control
+from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
+from transfer.sockets.monitor import EventKind
+from transfer.sockets.peer import Endpoint, Peer
+from transfer.transports import registry
+from transfer.transports.address import Address, parse
+from transfer.transports.connect.connection import reach, serve
+from transfer.transports.core.wire import CREDIT, Control
+from transfer.transports.errors import (
+    AddressError,
+    Again,
+    Broken,
+    Closed,
+    HandshakeError,
+    ProtocolError,
+    TransferError,
+)
+from transfer.transports.handshake.choice import BASE, permitted
+from transfer.transports.handshake.hello import PLACE_TAKEN
+from transfer.transports.handshake.identity import new_nonce
+from transfer.transports.security.guard import is_loopback
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+
+#: seconds of waiting at the end of a socket after which a missing peer is said
+_LONG_WAIT = 5.0
+
+
+class Links(Connecting):
+    """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
+
+    # -- endpoints ----------------------------------------------------------------------------------
+
+    def bind(self, endpoint: str) -> str:
+        """Binds; returns the endpoint with the real port. Raises as `transports.serve` does."""
+        socket = self._owner()
+        address = parse(endpoint)
+        if address.is_directory:
+            raise AddressError(
+                f"{endpoint} can be connected to, not bound",
+                hint="bind tcp://*:port; announce() tells a registry of it, and a service of Kubernetes DNS",
+            )
+        check_begin(address, self.pattern, bound=True)
+        record = Endpoint(address, time.monotonic(), outgoing=False)
+        prepare = self._preparation(address)
+        if prepare is not None:
+            prepare()
+        try:
+            record.acceptor = serve(
+                self.context.reactor,
+                registry.open_transport(address.scheme, self._transport_options(socket)),
+                address,
+                hello=self._hello,
+                on_connected=partial(self._connected, record),
+                on_failed=partial(self._refused, record),
+                admits=partial(self._may_come, record),
+                backlog=socket.backlog,
+                handshake_timeout=handshake_timeout(socket),
+                upgrades=self._upgrade,
+                credentials=self.context.credentials,
+                shares_endpoint=self.context.defaults.shares_endpoints,
+            )
+        except TransferError as error:
+            self.emit(EventKind.BIND_FAILED, endpoint, error=error)
+            raise
+        record.address = record.acceptor.address
+        with self._lock:
+            open_still = not self.closing
+            if open_still:
+                self.endpoints.append(record)
+        if not open_still:  # another thread closed the socket meanwhile, and did not see this one
+            record.close()
+            raise Closed("the socket is closed")
+        self.emit(EventKind.LISTENING, str(record.address))
+        self.schedule_checks()
+        return str(record.address)
+
+    def connect(self, endpoint: str) -> Endpoint:
+        """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
+        socket = self._owner()
+        address = parse(endpoint)
+        record = Endpoint(address, time.monotonic(), outgoing=True)
+        if check_begin(address, self.pattern):
+            with self._lock:
+                self._check_once(address)
+                self.positions = self.positions or TopicPositions()
+            socket._ways_changed()
+        directory = open_directory(address, self.context) if address.is_directory else None
+        with self._lock:
+            self._owner()
+            self.endpoints.append(record)
+        self._queue_for(record)
+        try:
+            if directory is not None:
+                record.connector = Following(self, record, directory)
+            else:
+                self._reach(socket, record)
+        except BaseException:
+            self._forget(record)
+            raise
+        if self.closing:  # another thread closed the socket meanwhile, and found no connector here
+            record.close()
+            raise Closed("the socket is closed")
+        self.schedule_checks()
+        if (address.policy or self.context.transport_config.policy) == "require":
+            self._await_handshake(record, handshake_timeout(socket))
+        return record
+
+    def _check_once(self, address: Address) -> None:
+        """Raises AddressError: what is kept there would come twice."""
+        bare = replace(address, begin=None, policy=None)
+        for other in self.endpoints:
+            if other.address.begin and replace(other.address, begin=None, policy=None) == bare:
+                raise AddressError(
+                    f"{address}: {other.address} is connected already", hint="disconnect it first"
+                )
+
+    def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
+        address = record.address
+        record.connector = reach(
+            self.context.reactor,
+            registry.open_transport(address.scheme, self._transport_options(socket)),
+            address,
+            hello=partial(self._hello, new_nonce(), address),
+            on_connected=partial(self._connected, record),
+            on_failed=partial(self._failed, record),
+            admits=partial(self._may_come, record),
+            begins=partial(self._may_begin, record),
+            on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
+            on_retried=partial(self._retried, str(address)),
+            options=replace(self._connect_options(socket), prepare=self._preparation(address)),
+            upgrades=self._upgrade,
+            credentials=self.context.credentials,
+        )
+
+    def reach_member(self, follower: Following, address: Address) -> Endpoint | None:
+        """Begins to connect to one of those that an endpoint stands for. None: that one, or the socket, is
+        given up. Raises TransferError."""
+        socket = self._socket()
+        record = Endpoint(address, time.monotonic(), outgoing=True)
+        record.follower = follower
+        with self._lock:
+            if socket is None or self.closing or follower.record not in self.endpoints:
+                return None
+            self.endpoints.append(record)
+        try:
+            self._reach(socket, record)
+        except BaseException:
+            self._forget(record)
+            raise
+        with self._lock:
+            wanted = not self.closing and record in self.endpoints
+        if not wanted:  # given up by another thread, which may have found no connector here
+            record.close()
+            return None
+        self.schedule_checks()
+        return record
+
+    def release(self, endpoint: str, bound: bool) -> Endpoint:
+        """Ends a bound or connected endpoint. Raises AddressError if there is none like it."""
+        wanted = str(parse(endpoint))
+        with self._lock:
+            for record in reversed(self.endpoints):
+                own = record.follower is None and bound == (record.acceptor is not None)
+                if own and str(record.address) == wanted:
+                    break
+            else:
+                what = "bound" if bound else "connected"
+                others = (e for e in self.endpoints if e.follower is None)
+                here = ", ".join(str(e.address) for e in others if bound == (e.acceptor is not None))
+                raise AddressError(f"{endpoint} is not {what}", hint=f"{what} are: {here or 'none'}")
+            self.endpoints.remove(record)
+        record.close()
+        return record
+
+    def drop(self, record: Endpoint, linger: float) -> None:
+        """Ends what is connected or queued for a released endpoint, and for those that it stood for."""
+        with self._lock:
+            members = [other for other in self.endpoints if is_member_of(other, record.connector)]
+            self.endpoints = [other for other in self.endpoints if other not in members]
+            ended = [record, *members]
+            peers = [p for one in ended for p in (one.peer, one.queue) if p is not None]
+        deadline = time.monotonic() + linger
+        draining.flush([p.stream for p in peers if not p.pending], deadline)
+        for peer in peers:
+            self.lost(peer.stream, Closed(f"{record.address} was disconnected"))
+
+    def _await_handshake(self, record: Endpoint, timeout: float) -> None:
+        with self.changed:
+            self.changed.wait_for(lambda: self._is_reached(record) or self.fatal or self.closing, timeout)
+        if not self._is_reached(record):
+            self._forget(record)
+            if self.fatal is not None:
+                raise self.fatal
+            raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
+
+    def _is_reached(self, record: Endpoint) -> bool:
+        """It has a connection, or one of those that it stands for has."""
+        members = (other for other in self.endpoints if is_member_of(other, record.connector))
+        return record.peer is not None or any(member.peer is not None for member in members)
+
+    def _forget(self, record: Endpoint) -> None:
+        with self._lock:
+            if record in self.endpoints:
+                self.endpoints.remove(record)
+            queue, record.queue = record.queue, None
+        record.close()
+        if queue is not None:
+            self.lost(queue.stream, Broken(f"{record.address} was given up"))
+        if record.address.is_directory:
+            self.drop(record, 0)
+
+    # -- failures of connectors and acceptors -------------------------------------------------------
+
+    def _retried(self, endpoint: str, pause: float) -> None:
+        """The connector tries again after this pause, in seconds."""
+        self._count("retried")
+        self.emit(EventKind.CONNECT_RETRIED, endpoint)
+
+    def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
+        """An accepted connection came to nothing."""
+        reason = getattr(error, "reason", "")
+        if reason in PLACE_TAKEN or reason == "busy":
+            self._count(f"refused:{reason}")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, reason, error=error)
+        elif isinstance(error, (HandshakeError, ProtocolError)):
+            here = f"listening on {record.address}, {where} was not let in"
+            if not self.warn_of(here, error, outgoing=False):
+                said = str(error).partition("\n")[0]
+                self._throttled.say(logging.INFO, reason, "%s: %s", here, said)
+            self._count(f"handshake:{reason}")
+            self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
+        else:
+            said = str(error).replace("\n  hint:", ";")
+            text = "%s: a connection is not accepted: %s"
+            self._throttled.say(logging.WARNING, "accept", text, record.address, said, most=1)
+            self._count("accept_failed")
+            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
+
+    # -- the end ------------------------------------------------------------------------------------
+
+    def flush(self, deadline: float) -> None:
+        """Sends what is queued, until `deadline` (time.monotonic()); with `resend` until it is confirmed.
+
+        Endpoints are still tried and bound meanwhile: the peer may yet come.
+        """
+        due = time.monotonic() + _LONG_WAIT
+        while True:
+            if time.monotonic() >= due:
+                self.long_wait()
+            for peer in list(self.peers.values()):
+                if peer.retained and draining.has_ended(peer.fd):
+                    self.lost(peer.stream, Broken("the peer closed the connection"))
+            with self._lock:
+                streams = [peer.stream for peer in self.peers.values()]
+                left_over = bool(self._moves or self.orphans)
+                waiting = left_over or any(map(draining.unsent, streams))
+            if not waiting and not self._awaits_confirmation():
+                return
+            draining.flush(streams, min(deadline, time.monotonic() + 0.05))
+            if time.monotonic() >= deadline:
+                return
+            if left_over or not waiting:
+                with self._lock:
+                    self.changed.wait(0.01)
+
+    def _awaits_confirmation(self) -> bool:
+        """Whether something is kept for a resend whose confirmation may yet come."""
+        kept = list(filter(_is_kept, list(self.peers.values())))
+        if isinstance(self.pattern, Requester) or not kept:
+            return False
+        for peer in kept if not self.receives else ():
+            self._read(peer)
+        self.read_credits()
+        socket = self._socket()
+        # Behind a message that nobody receives any more no credit is seen.
+        return not (self.receives and socket is not None and socket._readable())
+
+    def close(self, deadline: float) -> int:
+        """Ends everything; how many messages were not sent. `flush` comes before."""
+        with self._none_gives(), self._lock:
+            self._wait_for_moves()
+            self.closing = True
+            endpoints, self.endpoints = self.endpoints, []
+            peers = list(self.peers.values())
+            timers, self._timers = list(self._timers.values()), {}
+            orphans, self.orphans = list(self.orphans), deque()
+            self.changed.notify_all()
+        for timer in timers:
+            timer.cancel()
+        for record in endpoints:
+            record.close()
+        unsent = len(orphans)
+        for orphan in orphans:
+            if orphan.tracker is not None:
+                orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
+        unsent += self.end(peers, deadline)
+        for record in endpoints:
+            record.peer = record.queue = None
+        self.pattern.drop("unsent", unsent)
+        for kept in self.own.values():
+            kept.close()
+        with self._lock:
+            self.peers.clear()
+        self.emit(EventKind.CLOSED)
+        return unsent
+
+    def end(self, peers: list[Peer], deadline: float) -> int:
+        """Ends these connections in order; how many of their messages were not sent."""
+        for peer in peers:
+            if peer.confirms_ours and peer.stream.broken is None:
+                try:  # the last credit, so that the sender's count of what was lost is exact
+                    last = CREDIT.pack(Control.CREDIT, peer.stream.consumed)
+                    peer.stream.send(control(last), force=True)
+                except Broken:
+                    continue
+        draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
+        # Counted now: the end that `finish` makes breaks a stream that is still writing, and what it
+        # had begun would not count as lost any more.
+        queued = {peer.stream: draining.unsent(peer.stream) for peer in peers}
+        draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
+        unsent = 0
+        closed = Closed("the socket was closed before the peer confirmed the message")
+        for peer in peers:
+            self._unwatch(peer)
+            kept = _is_kept(peer)
+            gone = self._is_gone(peer)
+            left = max(queued[peer.stream], peer.stream.close())
+            unsent += left
+            if gone or kept:
+                unconfirmed = self._count_unconfirmed(peer, left)
+                unsent += unconfirmed if kept else 0
+            self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+            peer.settle(0)
+            for _, tracker in peer.trackers:
+                tracker._fail(closed)
+            peer.part()
+        return unsent
+
+    def _preparation(self, address: Address) -> Callable[[], None] | None:
+        """Loads what the endpoint's transport needs, if it takes long. Not for the reactor's thread."""
+        if address.scheme in ("inproc", "ipc"):
+            return None
+        offer = self.context.offer
+        if address.scheme == BASE:  # any other is named by its scheme
+            known, loopback = self.context.credentials.security.any, is_loopback(address.host)
+            offer = permitted(offer, known=known, loopback=loopback)
+        return registry.preparation(offer, address.scheme)
+
+
+def _is_kept(peer: Peer) -> bool:
+    """Whether messages that it was sent are kept until it confirms them."""
+    return peer.confirms and bool(peer.retained)

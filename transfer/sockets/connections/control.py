@@ -1,0 +1,280 @@
+"""Control frames, and what the reactor finds on connections while the application is busy."""
+
+from __future__ import annotations
+
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from transfer.patterns import Publisher, Subscriber
+from transfer.patterns.pub_sub import decode_order, encode_order
+from transfer.sockets import drain as draining
+from transfer.sockets.connections.connection_loss import Losses
+from transfer.sockets.connections.state import control
+from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
+from transfer.sockets.monitor import EventKind
+from transfer.sockets.peer import Peer
+from transfer.transports.core.wire import HEADER_SIZE, Control, Flag, SocketType
+from transfer.transports.errors import Broken, Closed, ProtocolError
+from transfer.transports.reactor import READABLE
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+
+#: why a ROUTER refuses a connection whose identity came again by a newer one
+REPLACED = b"replaced"
+#: why it refuses one whose identity another connection has
+TAKEN = "identity"
+_HEARTBEAT_SIZE = HEADER_SIZE + 1
+_CREDIT = bytes([Control.CREDIT])
+#: bytes of answers to subscriptions that may wait for a peer, beside its messages
+_ANSWERS = 16 << 20
+_SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
+_OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
+_OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
+#: prefixes of one connection that are kept; more count as all topics
+_MAX_UNSUBSCRIBED = 1000
+#: control frames of one peer that the reactor reads before it looks after others
+TURN_FRAMES = 64
+#: so many heartbeats may wait for a receiver
+_GATHERED = 16
+
+
+class Controls(Losses):
+    """Credits, subscriptions, heartbeats. Never on the way of a message."""
+
+    # -- what arrives -------------------------------------------------------------------------------
+
+    def _read(self, peer: Peer, events: int = READABLE) -> None:
+        """Control frames on a send-only socket, and its peer's end: some, then it is the others' turn."""
+        if peer.read_later:
+            return
+        stream = peer.stream
+        try:
+            with peer.reading:
+                for _ in range(TURN_FRAMES):
+                    frames = stream.receive()
+                    if frames is None:
+                        return
+                    if not frames[0].flags & Flag.CONTROL:
+                        raise ProtocolError(
+                            "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
+                        )
+                    self.on_control(stream, frames[0])
+        except (Broken, ProtocolError) as error:
+            self.lost(stream, error)
+            return
+        peer.read_later = True
+        self.context.reactor.call_soon(self._read_on, peer)
+
+    def _read_on(self, peer: Peer) -> None:
+        peer.read_later = False
+        if self.peers.get(peer.stream) is peer:
+            self._read(peer)
+
+    def _read_beside(self, peer: Peer, events: int) -> None:
+        """The connection beside a foreign stream: control frames, and the peer's end."""
+        try:
+            with peer.reading:
+                for frame in peer.stream.beside_ready():
+                    self.on_control(peer.stream, frame)
+        except (Broken, ProtocolError) as error:
+            self.lost(peer.stream, error)
+
+    def _read_sharing(self, fd: int, events: int) -> None:
+        """Something came for the foreign streams of a send-only socket that share a descriptor."""
+        for peer in list(self.peers.values()):
+            if peer.foreign and fd in peer.stream.wait_fds:
+                self._read(peer)
+
+    def _ended(self, peer: Peer, events: int) -> None:
+        """The peer closed its side. What it sent before is still to be read by the application,
+        who finds the end behind it; only a new connection need not wait for that."""
+        self.context.reactor.unregister(peer.fd)
+        peer.ended = True
+        if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+            peer.source.peer = None
+            if peer.source.connector is not None:
+                peer.source.connector.lost()
+        socket = self._socket()
+        if socket is not None:
+            # Somebody closes the socket, or the stream, at this moment: then there is nothing to find.
+            with suppress(Closed, Broken):
+                socket._readable()  # finds the end, unless there is something to read before it
+
+    def control_arrived(self, stream: Any, frame: Any) -> None:
+        """As `on_control`; a frame that makes no sense ends the connection."""
+        try:
+            self.on_control(stream, frame)
+        except (ProtocolError, Broken) as error:
+            self.lost(stream, error)
+
+    def on_control(self, stream: Any, frame: Any) -> None:
+        """A control frame arrived. Raises ProtocolError for one that makes no sense."""
+        data = bytes(frame.data)
+        if data[:1] == _CREDIT:
+            if isinstance(teller := stream.peer, Peer):  # a lost one too, until it is settled
+                self.on_credit(teller, data)
+            return
+        peer = self.peers.get(stream)
+        if peer is None or not data:
+            return
+        kind = data[0]
+        if kind in _OF_SUBSCRIPTIONS:
+            self._on_subscription(peer, data)
+        elif kind in _OF_POSITIONS:
+            self._on_position_control(peer, kind, data)
+        elif kind == Control.REFUSED:
+            reason = data[1:65].decode("ascii", "replace")
+            self._count(f"refused:{reason}")
+            self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+            if reason == TAKEN:
+                self.context.log_once(
+                    f"{peer.endpoint} refuses this socket, and is tried again: another one has its routing_id"
+                )
+            if data[1:] == REPLACED and peer.source.connector is not None:
+                peer.source.connector.close()
+
+    def _on_subscription(self, peer: Peer, data: bytes) -> None:
+        kind, number, prefix = decode_order(data)
+        pattern, stream = self.pattern, peer.stream
+        source = self.catch_up_source if peer.catch_up else None
+        if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
+            self.acknowledged(pattern, peer, number)
+        elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
+            if not pattern.subscribe(stream, prefix):
+                raise ProtocolError("control", "more subscriptions than one peer may have")
+            if source is not None:
+                source.subscribe(peer, number, prefix, kind == Control.RESUBSCRIBE)
+            else:
+                if stream.queued_bytes > max(stream.send_high_water_bytes, _ANSWERS) + _ANSWERS:
+                    raise ProtocolError("control", "the peer subscribes, and does not read the answers")
+                stream.subscribe(prefix)
+                stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
+            self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
+        elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
+            pattern.unsubscribe(stream, prefix)
+            if source is not None:
+                source.unsubscribe(peer, prefix)
+            else:
+                stream.unsubscribe(prefix)
+            self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
+        else:
+            raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
+        with self._lock:
+            self.changed.notify_all()
+
+    def _on_position_control(self, peer: Peer, kind: int, data: bytes) -> None:
+        source = self.catch_up_source if peer.catch_up else None
+        if source is not None and kind == Control.POSITION:
+            source.set_position(peer, *decode_position(data))
+        elif source is not None and kind == Control.OFFLINE:
+            source.set_offline(peer, decode_offline(data))
+        elif self.positions is not None and peer.log is not None and kind != Control.OFFLINE:
+            self.on_publisher_position(peer, kind, data)
+        else:
+            ours = self.pattern.socket_type.name
+            raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
+
+    def subscribe(self, prefix: bytes, add: bool) -> None:
+        """Adds or takes back a subscription of ours and tells every publisher."""
+        pattern = self.pattern
+        assert isinstance(pattern, Subscriber)
+        if add and any(record.address.begin for record in list(self.endpoints)):
+            check_log_prefix(prefix)
+        broken: list[tuple[Any, Broken]] = []
+        stream: Any
+        with self._lock:
+            for stream, order in pattern.subscribe(prefix) if add else pattern.unsubscribe(prefix):
+                try:
+                    stream.send(control(order), force=True)
+                except Broken as error:
+                    broken.append((stream, error))
+            for peer in self.peers.values() if not add and prefix not in pattern.subscriptions else ():
+                if peer.log is not None:
+                    peer.unsubscribed.add(prefix if len(peer.unsubscribed) < _MAX_UNSUBSCRIBED else b"")
+        for stream, reason in broken:
+            self.lost(stream, reason)
+
+    # -- heartbeats ---------------------------------------------------------------------------------
+
+    def schedule_heartbeat(self) -> None:
+        """The next look at the peers: soon enough for each of the three options."""
+        socket = self._socket()
+        if socket is None or self.closing:
+            return
+        beat = socket.heartbeat_ivl or socket.heartbeat_timeout
+        pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
+        with self._lock:
+            if "heartbeat" in self._timers and pulse < self._pulse:
+                self._timers.pop("heartbeat").cancel()
+            if pulse:
+                self._pulse = pulse
+                self._later("heartbeat", pulse, self._beat)
+
+    def _beat(self) -> None:
+        """One-way: tells idle peers that we live, and looks who was silent for too long."""
+        socket = self._socket()
+        if socket is None or self.closing:
+            return
+        now = time.monotonic_ns()
+        with self._lock:
+            peers = [peer for peer in self.peers.values() if peer.fd >= 0]
+        idle = socket.heartbeat_ivl * 1_000_000
+        for peer in peers:
+            if peer.agreement is None:
+                continue
+            stream = peer.stream
+            told = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
+            # What a foreign stream moves is noticed by the peer when its application looks; what comes
+            # beside it, by the peer's reactor.
+            way = stream.beside if peer.foreign else stream
+            try:
+                said = max(way.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
+                if told and now - said >= idle // 2 and not way.queued:
+                    stream.send(control(bytes([Control.HEARTBEAT])), force=True)
+                if self._is_silent(socket, peer, now):
+                    self.emit(EventKind.SILENT, peer.endpoint, peer.address)
+                    self._count("silent")
+                    self.lost(stream, Broken("the peer was silent for too long"))
+                elif self._is_stalled(socket, peer, now):
+                    # Not raised: a traceback would keep what was half read for as long as the event.
+                    self.lost(stream, _stalled(socket.frame_timeout))
+            except Broken as error:
+                self.lost(stream, error)
+        if any(map(self._has_gathered, peers)):
+            with suppress(Closed):
+                socket._readable()
+        self.schedule_heartbeat()
+
+    def _has_gathered(self, peer: Peer) -> bool:
+        """Only control frames wait, as far as their length tells, and many: nobody has received for
+        long, and whoever does next would go through an hour of heartbeats first."""
+        unread = draining.unread(peer.fd) if self.receives else 0
+        return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
+
+    def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+        """Unread bytes are life: whoever is in a long step has not read them, that is all."""
+        if not peer.heartbeat or socket.heartbeat_timeout <= 0:
+            return False
+        allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
+        last = max(peer.stream.last_received_ns, peer.since_ns)
+        return now - last > allowed and draining.unread(peer.fd) == 0
+
+    def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+        """Half a message was read, and nothing came since. Whoever says nothing between two messages
+        may do so for ever; inside one there is nothing that a sender could wait for."""
+        allowed = socket.frame_timeout * 1_000_000
+        stream = peer.stream
+        if allowed <= 0 or not stream.midway or draining.unread(peer.fd):
+            return False
+        # Again after the kernel's queue: a thread may have emptied that at this very moment.
+        return bool(stream.midway) and now - stream.last_received_ns > allowed
+
+
+def _stalled(milliseconds: int) -> ProtocolError:
+    return ProtocolError(
+        "stalled",
+        f"the peer was silent for {milliseconds / 1000:g} s inside a message",
+        hint="frame_timeout sets the time",
+    )

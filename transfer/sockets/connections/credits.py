@@ -1,0 +1,118 @@
+"""Credits: what they say, and those that arrive while no call receives."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any
+
+from transfer.patterns import Subscriber
+from transfer.patterns.pub_sub import decode_order
+from transfer.sockets import drain as draining
+from transfer.sockets.connections.no_peer import NoPeer
+from transfer.sockets.connections.topic_positions import decode_position, decode_skipped
+from transfer.sockets.peer import Peer, PeerInfo
+from transfer.transports.core.wire import CREDIT, Control, Flag
+from transfer.transports.errors import Again, Broken, Closed, ProtocolError
+
+#: seconds until the first look for credits, and the longest pause between two that find nothing
+_FIRST, _LONGEST = 0.02, 0.16
+#: with more bytes unread there are messages among them, which are the application's to read
+_LITTLE = 64 * 1024
+
+
+class Credits(NoPeer):
+    """A socket that receives too gets credits among its messages. While its application only sends, they are
+    read here: as far as the first message, which is kept for the next receive."""
+
+    _pause = _FIRST
+    _confirmed = -1
+
+    def infos(self) -> list[PeerInfo]:
+        """Every connected peer, for people."""
+        self.read_credits()
+        return super().infos()
+
+    def await_credits(self) -> None:
+        """Something was sent that is kept, or watched by a tracker, until it is confirmed."""
+        if self.receives and "credits" not in self._timers:
+            self._pause = _FIRST
+            self._later("credits", _FIRST, self._look_for_credits)
+
+    def _look_for_credits(self) -> None:
+        self.read_credits()
+        peers = list(self.peers.values())
+        if not any(peer.trackers or peer.retained for peer in peers):
+            return
+        confirmed = sum(peer.stream.confirmed for peer in peers)
+        self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
+        self._confirmed = confirmed
+        self._later("credits", self._pause, self._look_for_credits)
+
+    def _credited(self, peer: Peer, frame: Any) -> None:
+        if frame.data[:1] == bytes([Control.CREDIT]):
+            self.on_credit(peer, bytes(frame.data))
+
+    def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
+        """A publisher confirms the subscription of this number."""
+        pattern.acknowledged(peer.stream, number)
+        if self.positions is not None and peer.log is not None and pattern.is_held(peer.stream):
+            self.positions.confirm(peer.log.name, pattern.subscriptions)
+            peer.source.caught_up = True
+
+    def on_publisher_position(self, peer: Peer, kind: int, data: bytes) -> None:
+        """A publisher sets the position of a topic, or has skipped a message. Raises ProtocolError."""
+        assert self.positions is not None
+        if kind == Control.POSITION:
+            self.positions.reset(peer, *decode_position(data))
+            return
+        number, nbytes, topic = decode_skipped(data)
+        if self.positions.skip(peer, number, topic):
+            self._count("missed")
+            text = "%s: a message of topic %r has %d bytes, more than maxmsgsize: raise it to receive such"
+            name = topic.decode(errors="replace")
+            self._throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
+
+    def _read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
+        """Messages and control frames that a connection had received before its end, in their order."""
+        data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
+        pattern = self.pattern
+        if not data:
+            if self._is_subscribed(frames):
+                self.record_position(peer.stream, frames)
+            return
+        if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
+            return
+        with suppress(ProtocolError):  # the connection has ended as it is
+            if data[0] in (Control.POSITION, Control.SKIPPED):
+                self.on_publisher_position(peer, data[0], bytes(frames[0].data))
+            elif data[0] == Control.SUBSCRIBED:
+                self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
+
+    def _is_subscribed(self, frames: Sequence[Any]) -> bool:
+        topic = frames[0].topic
+        return (
+            topic is None
+            or not isinstance(self.pattern, Subscriber)
+            or self.pattern.subscriptions.matches(topic)
+        )
+
+    def on_credit(self, peer: Peer, data: bytes) -> None:
+        """The peer tells how many messages it consumed. Raises ProtocolError."""
+        if len(data) != CREDIT.size:
+            raise ProtocolError("control", f"a credit of {len(data)} bytes")
+        consumed = CREDIT.unpack(data)[1]
+        if consumed > peer.stream.sent:
+            raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
+        peer.confirm(consumed)
+
+    def read_credits(self) -> None:
+        """Never waits; does nothing while another thread receives."""
+        socket = self._socket()
+        if socket is None or not self.receives or self.closing:
+            return
+        peers = [peer for peer in list(self.peers.values()) if peer.confirms]
+        if any(peer.fd < 0 or 0 < draining.unread(peer.fd) <= _LITTLE for peer in peers):
+            with suppress(Again, Broken, Closed):
+                socket._readable()

@@ -1,0 +1,88 @@
+"""What a connection of a socket begins with: its hello, its options, the transport that it changes to."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transfer.sockets.connections.admission import Arrivals
+from transfer.sockets.connections.topic_positions import BEGIN, EPOCH, LOG
+from transfer.transports import registry
+from transfer.transports.config import SocketOptions
+from transfer.transports.connect.connection import ConnectOptions
+from transfer.transports.handshake.identity import make_hello
+from transfer.transports.handshake.upgrade import Surroundings, Upgrade
+
+if TYPE_CHECKING:
+    from transfer.sockets.socket import SocketMethods
+    from transfer.transports.address import Address
+    from transfer.transports.handshake.hello import Agreement
+
+
+class Connecting(Arrivals):
+    """Reads the options of the socket and its context, and changes nothing."""
+
+    def _hello(self, instance: str = "", address: Address | None = None) -> Any:
+        """Ours. address: what is connected to."""
+        socket = self._socket()
+        if socket is None:  # closed in this moment: what comes of the handshake is discarded
+            return make_hello(self.pattern.socket_type, offer=self.context.offer)
+        extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
+        if address is not None and address.begin:
+            extra[BEGIN] = address.begin
+        if self.catch_up_source is not None:
+            extra[LOG], extra[EPOCH] = self.catch_up_source.log
+        return make_hello(
+            self.pattern.socket_type,
+            routing_id=socket.routing_id,
+            instance=instance,
+            max_message=socket.largest_message,
+            offer=self.context.offer,
+            lazy=not socket.immediate,
+            extra=extra,
+        )
+
+    def _upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
+        """Our part in changing to the transport that was chosen. Raises Declined."""
+        socket = self._owner()
+        around = Surroundings(
+            core=self.context.core,
+            reactor=self.context.reactor,
+            flusher=self.context.flusher,
+            pool=self.context.pool,
+            socket_type=self.pattern.socket_type,
+            max_message=socket.largest_message,
+            send_high_water=socket.sndhwm,
+            send_high_water_bytes=socket.sndhwm_bytes,
+            credits=self.pattern.confirms and "credit" in agreement.features,
+            checksum=socket.checksum,
+            options=self._transport_options(socket),
+            shared=self.context.shared,
+            own=self.own,
+        )
+        return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
+
+    @staticmethod
+    def _transport_options(socket: SocketMethods) -> SocketOptions:
+        return SocketOptions(
+            send_buffer=max(0, socket.sndbuf),
+            receive_buffer=max(0, socket.rcvbuf),
+            keepalive=socket.tcp_keepalive,
+            keepalive_idle=socket.tcp_keepalive_idle,
+            keepalive_interval=socket.tcp_keepalive_intvl,
+            keepalive_count=socket.tcp_keepalive_cnt,
+        )
+
+    @staticmethod
+    def _connect_options(socket: SocketMethods) -> ConnectOptions:
+        first = max(0, socket.reconnect_ivl) / 1000.0
+        return ConnectOptions(
+            connect_timeout=socket.connect_timeout / 1000.0 or 30.0,
+            handshake_timeout=handshake_timeout(socket),
+            reconnect_first=first,
+            reconnect_limit=socket.reconnect_ivl_max / 1000.0,
+        )
+
+
+def handshake_timeout(socket: SocketMethods) -> float:
+    """Seconds for a handshake."""
+    return float(socket.handshake_ivl / 1000.0 or 30.0)

@@ -1,0 +1,193 @@
+"""What is the matter with a socket that has no peer: for the error of a time-out, and for the log while a
+call waits."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from transfer.patterns import Publisher, Subscriber
+from transfer.sockets.connections.state import LinkState
+from transfer.transports.errors import Again
+from transfer.transports.handshake.hello import PLACE_TAKEN
+from transfer.transports.security.hints import LACKING
+
+if TYPE_CHECKING:
+    import asyncio
+
+    from transfer.patterns.base import Pattern
+    from transfer.sockets.context import Context
+    from transfer.sockets.peer import Endpoint
+    from transfer.sockets.socket import SocketMethods
+    from transfer.transports.errors import TransferError
+
+logger = logging.getLogger("transfer")
+
+#: reasons of handshakes that fail again as long as both programs stay as they are: those that the listening
+#: side warns of (its peer may not show them), and those of the side that connects
+_OF_ACCEPTED = frozenset({"magic", "socket_type"})
+_LASTING = (
+    _OF_ACCEPTED
+    | PLACE_TAKEN
+    | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
+    | {"no_log", "duplicate_log"}
+)
+#: of handshakes that end so for any reason, and say none
+_WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})
+
+
+class Said:
+    """What the log has a warning of. Of one socket, or of those that one connection is tried with in turn.
+
+    waits: that a call waits without a peer. reasons: of failed handshakes.
+    """
+
+    def __init__(self) -> None:
+        self.waits = False
+        self.reasons: frozenset[str] = frozenset()
+
+
+class NoPeer(LinkState):
+    """Says what is known of endpoints without a connection."""
+
+    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+        super().__init__(socket, context, pattern)
+        self.said = Said()
+
+    @property
+    def alone(self) -> bool:
+        """No peer is connected."""
+        return all(peer.pending for peer in list(self.peers.values()))
+
+    @property
+    def deaf(self) -> bool:
+        """A SUB without a subscription: its publishers send it nothing."""
+        return isinstance(self.pattern, Subscriber) and not len(self.pattern.subscriptions)
+
+    def explained(self, error: Again) -> Again:
+        """The error of a call whose time is over, or what is known of the missing peer instead."""
+        return self.nobody() if self.alone or self.deaf else error
+
+    def nobody(self, before: str = "") -> Again:
+        """What to raise of a socket without peers: what is the matter, what to do, and the failure behind it
+        as its `__cause__`."""
+        with self._lock:
+            endpoints = list(self.endpoints)
+        tried = [e for e in endpoints if e.connector is not None]
+        if not endpoints:
+            return Again(
+                f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
+            )
+        if not self.alone:
+            return self._too_few(before)
+        if not tried:
+            names = ", ".join(str(e.address) for e in endpoints)
+            return Again(
+                f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
+            )
+        return _unserved(tried[0], before)
+
+    def _too_few(self, before: str) -> Again:
+        """Peers are connected: fewer than are waited for, or without subscriptions."""
+        if self.deaf:
+            return Again(
+                f"{before}this SUB is connected and has subscribed to nothing",
+                hint='call subscribe(b"") for all messages, or with the beginning of their topics',
+            )
+        connected = sum(not peer.pending for peer in list(self.peers.values()))
+        missing = (
+            "subscribed to nothing" if isinstance(self.pattern, Publisher) else "confirmed no subscription"
+        )
+        if isinstance(self.pattern, (Publisher, Subscriber)) and self.ready < connected:
+            return Again(
+                f"{before}{connected - self.ready} of the {connected} that are connected have {missing} yet",
+                hint="does the other side call subscribe()?",
+            )
+        return Again(f"{before}only {connected} are connected", hint="start more peers")
+
+    def long_wait(self) -> None:
+        """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
+        listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
+        matters = not listens if self.alone else self.deaf
+        if self.said.waits or self.closing or not matters:
+            return
+        self.said.waits = True
+        logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
+
+    @staticmethod
+    def telling(before: TransferError | None, error: TransferError) -> TransferError:
+        """Which of an endpoint's last two failures says more: one that lasts, or the end that followed."""
+        lasts = before is not None and getattr(before, "reason", "") in _LASTING
+        return before if before and lasts and getattr(error, "reason", "") in _WORDLESS else error
+
+    @staticmethod
+    def lacks(record: Endpoint, error: TransferError) -> bool:
+        """Twice in a row the other side closed without a word, as one does that wants TLS, or a certificate.
+        Once may be one that just ends."""
+        return error.hint in LACKING and record.error is not None and record.error.hint == error.hint
+
+    def warn_of(self, where: str, error: TransferError, outgoing: bool, lasts: bool = False) -> bool:
+        """A handshake failed: one warning for each reason that only a change of a program or its options
+        removes. What a stranger causes who connects to us is one of few reasons."""
+        reason = error.hint if lasts else getattr(error, "reason", "")
+        of_these = _LASTING if outgoing else _OF_ACCEPTED
+        if reason in self.said.reasons or not (lasts or reason in of_these):
+            return False
+        self.said.reasons |= {reason}
+        logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
+        return True
+
+    def watch_queue(self, record: Endpoint, seconds: float) -> None:
+        """Messages may be queued for an endpoint that is never reached, and no call waits then."""
+
+        def look() -> None:
+            queue = record.queue
+            if queue is not None and not self.said.waits:
+                if queue.stream.queued:
+                    self.long_wait()
+                self.watch_queue(record, seconds)
+
+        self._later(f"queue {record.address}", seconds, look)
+
+
+def _line(error: TransferError) -> str:
+    return str(error).replace("\n  hint: ", "; ")
+
+
+def _unserved(worst: Endpoint, before: str) -> Again:
+    error = worst.error
+    hint = error.hint if error is not None else ""
+    cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
+    if not hasattr(error, "reason") and getattr(worst.connector, "state", "") == "shaking hands":
+        cause, hint = (
+            "connected, but the other side says nothing",
+            "does a peer of this library listen there?",
+        )
+    tried = f"tried for {time.monotonic() - worst.since:.1f} s ({cause})"
+    refuses = getattr(error, "reason", "") in PLACE_TAKEN
+    found = Again(
+        f"{before}{worst.address} refuses this socket: {tried}"
+        if refuses
+        else f"{before}nobody serves {worst.address} yet: {tried}",
+        hint=hint or "start the peer; check host and port; `transfer doctor` shows what works here",
+    )
+    found.__cause__ = error
+    return found
+
+
+class LongWait:
+    """Looks now and then, while a call waits on an event loop, whether there is a peer. Owned by the call."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: SocketMethods) -> None:
+        self._loop = loop
+        self._socket = socket
+        self._handle = loop.call_later(socket._long_wait / 1000, self._look)
+
+    def _look(self) -> None:
+        self._socket._on_long_wait()
+        self._handle = self._loop.call_later(self._socket._long_wait / 1000, self._look)
+
+    def close(self) -> None:
+        """The call ends."""
+        self._handle.cancel()

@@ -1,0 +1,401 @@
+"""Context: owns the reactor thread, the flusher, the pool, and knows its sockets."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+import os
+import threading
+import time
+import types
+import warnings
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from transfer import config
+from transfer.metrics.counters import Tally
+from transfer.sockets.attributes import Strict
+from transfer.sockets.options import OPTIONS
+from transfer.transports.arguments import linger_of, whole, wrong
+from transfer.transports.config import load, security as read_security
+from transfer.transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute
+from transfer.transports.forking import undivided
+from transfer.transports.handshake.choice import Offer
+from transfer.transports.reactor import READABLE, Reactor
+from transfer.transports.registry import offer
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.settings import Security
+
+if TYPE_CHECKING:
+    from transfer.patterns import Pattern
+    from transfer.sockets.registration import Registration
+    from transfer.sockets.socket import SocketMethods
+    from transfer.transports.core.wire import SocketType
+
+logger = logging.getLogger("transfer")
+
+#: what sockets load later, in whichever thread needs it first
+_LOADED_WITH = (
+    "transfer.sockets.socket", "transfer.sockets.poller", "transfer.sockets.callback",
+    "transfer.sockets.lz4_frame",
+    "transfer.transports.connect.acceptor", "transfer.transports.connect.connector",
+)  # fmt: skip
+_live: weakref.WeakSet[Context] = weakref.WeakSet()
+#: contexts of the parent in a forked child: kept, since to free them would touch what the parent uses
+_inherited: list[Any] = []
+_hooks_set = False
+
+
+class Context(Strict):
+    """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
+
+    io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
+    number, or "host:port" for one interface; 0: any free port, which the attribute of this name tells).
+    registry: a prometheus registry instead of the default one. defaults: of the sockets' options. core:
+    the core's module, for tests that run on the twin.
+    protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them. security: certificates and
+    tokens, instead of what the TRANSFER_TLS_ and TRANSFER_TOKEN variables say (docs/security.md). Raises
+    SecurityError if they cannot be used.
+    Nothing starts before the first socket is bound or connected.
+    """
+
+    _instances: ClassVar[dict[type[Context], Context]] = {}
+    _instance_lock: ClassVar[Any] = threading.Lock()
+
+    def __init__(
+        self,
+        io_threads: int = 1,
+        *,
+        metrics_port: int | str | None = None,
+        registry: Any = None,
+        defaults: config.Defaults = config.TRANSFER,
+        core: types.ModuleType | None = None,
+        protocol: str | None = None,
+        policy: str | None = None,
+        security: Security | None = None,
+    ) -> None:
+        whole(io_threads, "io_threads")
+        _check_settings(defaults, core, security, registry)
+        if core is None:
+            with undivided():
+                from transfer.transports import core as default_core
+
+            core = default_core
+        with undivided():  # what sockets need, too: else a thread may load it while another one forks
+            for name in _LOADED_WITH:
+                importlib.import_module(name)
+        self.core: Any = core
+        self.defaults = defaults
+        self.transport_config = load(protocol=protocol, policy=policy)
+        config.exit_linger()  # wrong, it is an error now and not at the end
+        self.credentials = Credentials(read_security() if security is None else security, core)
+        self._offer: Offer | None = None
+        #: what transports keep for all sockets of this context, by name; closed with it
+        self.shared: dict[str, Any] = {}
+        self.reactor = Reactor()
+        self.pool = core.Pool()
+        self.flusher = core.Flusher()
+        #: what ended sockets and peers counted, for the metrics
+        self.tally = Tally()
+        self.closed = False
+        self.forked = False
+        self._started = False
+        self._lock = threading.RLock()
+        self._sockets: weakref.WeakSet[SocketMethods] = weakref.WeakSet()
+        self._said: set[str] = set()
+        self._metrics: Any = None
+        self._registered: set[Registration] = set()
+        _live.add(self)
+        _set_hooks()
+        if metrics_port is not None or registry is not None:
+            with undivided():
+                from transfer.metrics import prometheus as metrics
+
+            self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
+        self._complete = True
+
+    @classmethod
+    def instance(cls, io_threads: int = 1) -> Context:
+        """The context that all parts of a program may share; a new one after `term` or fork."""
+        with undivided(), Context._instance_lock:
+            found = Context._instances.get(cls)
+            if found is None or found.closed or found.forked:
+                found = Context._instances[cls] = cls(io_threads)
+            return found
+
+    @property
+    def offer(self) -> Offer:
+        """What peers are offered. Found out with the first connection: it looks at the hardware."""
+        if self._offer is None:
+            self._offer = offer(self.transport_config, self.credentials.security.encrypt)
+        return self._offer
+
+    # -- sockets -------------------------------------------------------------------------------
+
+    def socket(
+        self, socket_type: SocketType | str, *, pattern: type[Pattern] | None = None, **options: Any
+    ) -> Any:
+        """A new socket of this type; keyword arguments are options.
+
+        socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. pattern: your
+        own rules instead of the type's: a class derived from `patterns.Pattern` with this `socket_type`.
+        Raises UsageError (a bare number does not say whose it is), ArgumentError, ContextTerminated.
+        """
+        self.check()
+        made = self._socket_class()(self, socket_type, pattern)
+        try:
+            for name, value in options.items():
+                made.set(name, value)
+        except BaseException:
+            made.close(0)
+            raise
+        return made
+
+    def _socket_class(self) -> type:
+        from transfer.sockets.socket import socket_class
+
+        return socket_class(self.core)
+
+    def empty(self, shape: Any, dtype: Any = "float32", *, like: Any = None) -> Any:
+        """An uninitialised tensor in memory that a peer on this host can be given without a copy.
+
+        shape: a number or numbers, elements. dtype: a name, or numpy's or torch's type. like: as in
+        `recv_tensor` (numpy by default, `torch` for torch). Sending it by `send_tensor` returns a
+        tracker: until that is done the peer sees the same memory, so write nothing before. A peer
+        elsewhere gets the bytes as of any other tensor. The memory is the context's again when the
+        tensor and all views of it are dead. Raises UsageError, NotATensor, InternalError (no memory).
+        """
+        with undivided():
+            from transfer.tensors.empty import empty
+
+        self.check()
+        return empty(self._allocate_shared, shape, dtype, like)
+
+    def _allocate_shared(self, nbytes: int) -> Any:
+        # Also where no peer may share it: that `send_tensor` returns a tracker depends on no variable.
+        if not nbytes or not hasattr(os, "memfd_create"):
+            return self.pool.lease(nbytes)
+        with undivided():
+            from transfer.transports.shm.blocks import NAME, Blocks
+
+        with self._lock:
+            blocks = self.shared.get(NAME)
+            if blocks is None:
+                blocks = self.shared[NAME] = Blocks(self.core)
+        return blocks.allocate(nbytes)
+
+    def register(self, tensor: Any) -> Registration:
+        """Registers a tensor's memory with the network card, once for many sends.
+
+        Only rdma needs it: `send_tensor(tensor, copy=False)` of it, or of a part of it, then registers
+        and copies nothing. Before the device is open (with the first connection) the wish is kept. Where
+        no transport needs it nothing happens, and the result's `reason` says why. The result holds the
+        tensor until it is closed, by itself (`with`) or with the context. Raises NotATensor, UsageError
+        (a tensor with gaps), RegistrationError (when the device is open and refuses).
+        """
+        from transfer.sockets.registration import register
+
+        self.check()
+        made = register(self, tensor)
+        self._registered.add(made)
+        if self.closed:  # by another thread meanwhile
+            made.close()
+        return made
+
+    def is_shared(self, data: Any) -> bool:
+        """Whether these bytes lie in memory of `empty`, all of them."""
+        blocks = self.shared.get("local.blocks")
+        return blocks is not None and bool(blocks.holds(data))
+
+    @property
+    def metrics_port(self) -> int | None:
+        """The port at which metrics are served: what `metrics_port=0` took. None: they are not served."""
+        return None if self._metrics is None else self._metrics.port
+
+    @property
+    def sockets(self) -> list[SocketMethods]:
+        """The open sockets. In a forked child none: they are its parent's."""
+        if self.forked:  # before the lock is touched, which may be held for ever
+            return []
+        with self._lock:
+            return [socket for socket in self._sockets if not socket.closed]
+
+    def start(self) -> None:
+        """Makes the reactor serve the flusher. Called before the first bind or connect."""
+        with self._lock:
+            self.check()
+            if not self._started:
+                self._started = True
+                # Without this context in it: what the reactor's thread refers to is never dropped.
+                self.reactor.register(self.flusher.fileno(), READABLE, partial(_reap, self.flusher))
+
+    def check(self) -> None:
+        """Raises ForkedError or ContextTerminated."""
+        if self.forked:
+            raise ForkedError(
+                "this context was made before fork",
+                hint="make the context in the child, or start processes by spawn or forkserver",
+            )
+        if self.closed:
+            raise ContextTerminated("the context is terminated")
+
+    def log_once(self, text: str) -> None:
+        """One warning for each text."""
+        with self._lock:
+            if text in self._said:
+                return
+            self._said.add(text)
+        logger.warning(text)
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def term(self) -> None:
+        """Closes what is still open, each socket with its own linger, and ends the threads.
+
+        Waiting calls of other threads raise Closed. A socket that was left open is a
+        ResourceWarning. Idempotent; never waits longer than the lingers.
+        """
+        for socket in self.sockets:
+            warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=2, source=socket)
+        self.destroy()
+
+    def destroy(self, linger: float | None = None) -> int:
+        """Closes all sockets with this linger (ms; None: their own) and ends the threads.
+
+        Returns how many messages were not sent. Idempotent.
+        """
+        linger = linger_of(linger)
+        if self.forked:
+            return 0
+        with self._lock:
+            if self.closed:
+                return 0
+            sockets = [socket for socket in self._sockets if not socket.closed]
+            self.closed = True
+        unsent = self._close_all(sockets, linger)
+        if self._metrics is not None:
+            self._metrics.close()
+        if self._started:
+            try:
+                self.reactor.unregister(self.flusher.fileno())
+            except (OSError, ValueError):
+                logger.debug("the flusher was closed before its context")
+        self.reactor.close()
+        for registration in list(self._registered):
+            registration.close()
+        for kept in self.shared.values():
+            kept.close()
+        self.flusher.reap()
+        self.flusher.close()
+        self.pool.close()
+        _live.discard(self)
+        return unsent
+
+    @staticmethod
+    def _close_all(sockets: list[SocketMethods], linger: float | None) -> int:
+        """Closes them within the longest of their lingers, not the sum."""
+        begin = time.monotonic()
+        unsent = 0
+        for socket in sockets:
+            own = socket.linger if linger is None else linger
+            spent = (time.monotonic() - begin) * 1000
+            unsent += socket.close(own if own < 0 else max(0.0, own - spent))
+        return unsent
+
+    def __enter__(self) -> Context:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.destroy()
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and not self.forked:
+            self.destroy(0)
+
+    def __repr__(self) -> str:
+        state = "terminated" if self.closed else f"{len(self.sockets)} sockets"
+        return f"<{type(self).__name__} {state}>"
+
+    def _no_such(self, name: str) -> NoSuchAttribute:
+        error = super()._no_such(name)
+        if name.lower() not in OPTIONS:
+            return error
+        hint = f"it is an option of sockets: socket(transfer.PUSH, {name.lower()}=...)"
+        return NoSuchAttribute(f"a {type(self).__name__} has no attribute {name}", hint=hint)
+
+    def _add(self, socket: SocketMethods) -> None:
+        with self._lock:
+            self.check()
+            self._sockets.add(socket)
+
+
+def _reap(flusher: Any, events: int) -> None:
+    flusher.reap()
+
+
+def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> None:
+    """Raises ArgumentError for what would fail far from here, or not at all."""
+    if not isinstance(defaults, config.Defaults):
+        raise wrong("defaults", defaults, "a transfer.config.Defaults")
+    if core is not None and not hasattr(core, "SocketBase"):
+        raise wrong(
+            "core",
+            core,
+            "a module: native or pure of transfer.transports.core (or set TRANSFER_CORE)",
+        )
+    if not (registry is None or hasattr(registry, "register")):
+        raise wrong("registry", registry, "a prometheus_client.CollectorRegistry")
+    if not (security is None or isinstance(security, Security)):
+        raise wrong("security", security, "a transfer.Security: Security(token_file=...)")
+
+
+def _set_hooks() -> None:
+    """Once, with the first context: importing changes nothing."""
+    global _hooks_set
+    if not _hooks_set:
+        _hooks_set = True
+        atexit.register(_at_exit)
+        os.register_at_fork(after_in_child=_after_fork)
+
+
+def _at_exit() -> None:
+    """Interpreter exit sends what it can within a bounded time, and never hangs."""
+    threading.excepthook = _quiet(threading.excepthook)
+    deadline = time.monotonic() + config.exit_linger()
+    unclosed = []
+    for context in list(_live):
+        for socket in context.sockets:
+            unclosed.append((f"unclosed {socket!r}", socket))
+            left = max(0.0, deadline - time.monotonic()) * 1000
+            own = socket.linger
+            socket.close(left if own < 0 else min(left, own))
+        try:
+            context.destroy(0)
+        except Closed:
+            logger.debug("a context was closed while the interpreter ended")
+    for text, socket in unclosed:  # last: where warnings are errors, the first one ends this function
+        warnings.warn(text, ResourceWarning, stacklevel=1, source=socket)
+
+
+def _quiet(hook: Any) -> Any:
+    """The hook of threads, but for daemons whose call ends because the interpreter does: no traceback."""
+
+    def without_closed(args: threading.ExceptHookArgs) -> None:
+        ended = isinstance(args.exc_value, Closed)
+        if not (ended and args.thread is not None and args.thread.daemon):
+            hook(args)
+
+    return without_closed
+
+
+def _after_fork() -> None:
+    """The child leaves everything of its parent alone, and says so when it is used."""
+    for context in list(_live):
+        context.forked = True
+        _inherited.append(context)
+        for socket in list(context._sockets):
+            socket._forked()
+            _inherited.append(socket)
+    _live.clear()

@@ -1,0 +1,107 @@
+"""Messages as they arrived, for programs that pass them on: topics, tensor headers and payloads untouched."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from transfer.patterns.router_dealer import Router
+from transfer.transports.arguments import flags_of, octets, shown, text, wrong
+from transfer.transports.core.wire import MAX_TOPIC, Flag, fits
+from transfer.transports.errors import ArgumentError, NotSupported, ProtocolError
+
+if TYPE_CHECKING:
+    from transfer.patterns.base import OutFrame
+    from transfer.sockets.connections import Links
+    from transfer.sockets.tracker import Tracker
+    from transfer.transports.core.contract import Frame
+
+#: what says how a frame's own bytes are to be read, and so travels with them
+_KEPT = int(Flag.TENSOR | Flag.EXTENDED | Flag.LZ4)
+
+
+class Forwarding:
+    """What a socket has for brokers and proxies."""
+
+    if TYPE_CHECKING:
+        _links: Links
+
+        def _check_forked(self) -> None: ...
+        def _streams(self) -> list[Any]: ...
+        def _recv_frames(self, flags: int = 0) -> list[Any]: ...
+        def _sound(self, receive: Any, *arguments: Any) -> Any: ...
+        def _send_outframes(
+            self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+        ) -> Tracker | None: ...
+
+    @property
+    def has_peers(self) -> bool:
+        """Whether somebody is connected. Costs less than `peers()`."""
+        return bool(self._streams())
+
+    def routes(self) -> dict[bytes, int]:
+        """Of a ROUTER: whom it can send to, by identity (that of a peer which said none, too), and how many
+        messages wait for each. Raises NotSupported."""
+        streams: dict[bytes, Any] = {**self._router().routes()}
+        return {identity: stream.queued for identity, stream in streams.items()}
+
+    def waiting_bytes(self, identity: bytes) -> int | None:
+        """Of a ROUTER: bytes that wait for a peer; None: it is not there. Raises NotSupported."""
+        stream: Any = self._router().routes().get(octets(identity, "identity"))
+        return None if stream is None else int(stream.queued_bytes)
+
+    def expel(self, identity: bytes, reason: str) -> bool:
+        """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
+        sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""
+        identity, reason = octets(identity, "identity"), text(reason, "reason")
+        peer = self._router().routes().get(identity)
+        return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
+
+    def _router(self) -> Router:
+        self._check_forked()
+        pattern = self._links.pattern
+        if not isinstance(pattern, Router):
+            raise NotSupported(f"a {pattern.socket_type.name} has no identities", hint="a ROUTER has")
+        return pattern
+
+    def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
+        """Receives one whole message as its frames: with topics, tensor headers, and compressed as they came.
+
+        What the pattern put before them (a ROUTER's identity) are plain bytes. `data` of a frame is bytes,
+        or a lease whose memory is the caller's as long as there is a view of it. Raises as `recv`.
+        """
+        frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
+        return frames
+
+    def send_frames(
+        self,
+        frames: Sequence[tuple[bytes | None, bytes | None, int, Any]],
+        flags: int = 0,
+        *,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Tracker | None:
+        """Sends one message of frames: (topic or None, tensor header or None, the frame's flags, data) each.
+
+        Topic and tensor header are those of a frame that `recv_frames` gave. copy, track: as in `send`; None:
+        memory is held only until this returns. Raises as `send_multipart`.
+        """
+        try:
+            parts = [_part(topic, meta, flags_, data) for topic, meta, flags_, data in frames]
+        except ArgumentError:
+            raise
+        except (TypeError, ValueError):
+            raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
+        return self._send_outframes(parts, flags_of(flags), track, copy)
+
+
+def _part(topic: bytes | None, meta: bytes | None, flags: int, data: Any) -> OutFrame:
+    """A frame to send. Raises TypeError, ArgumentError."""
+    if (topic is not None and type(topic) is not bytes) or (meta is not None and type(meta) is not bytes):
+        raise TypeError
+    if topic is not None and len(topic) > MAX_TOPIC:
+        raise ArgumentError(f"a topic of {len(topic)} bytes", hint=f"at most {MAX_TOPIC} can travel")
+    if (flags or meta is not None) and not fits(flags, meta):
+        what = f"no frame has the flags {shown(flags)} and a tensor header of {len(meta or b'')} bytes"
+        raise ArgumentError(what, hint="flags and meta of a frame that recv_frames() gave")
+    return flags & _KEPT, 0, topic, meta, data

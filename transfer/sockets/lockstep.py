@@ -1,0 +1,54 @@
+"""Several threads at one REQ or REP: one at a time sends, one at a time receives."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from transfer.transports.errors import Again
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import SocketBase
+else:
+    SocketBase = object
+
+#: sides of `core_contract.Turn`
+SENDING, RECEIVING = 0, 1
+#: seconds until who waits for another thread looks whether the socket was closed
+_LOOK = 0.1
+
+
+class Turns(SocketBase):
+    """What both halves of a socket use whose calls have an order."""
+
+    if TYPE_CHECKING:
+
+        def _check_usable(self) -> None: ...
+
+    def _enter(self, side: int, timeout: int) -> int:
+        """Waits while another thread is inside; `_leave` must follow. The milliseconds that are left.
+
+        Raises Again, Closed, and StateError if this very thread is inside (a signal handler).
+        """
+        turn = self._turn
+        assert turn is not None
+        # `map`: no handler of a signal runs between the side and our return, and none behind that.
+        [entered] = map(turn.enter, (side,), (0.0,))
+        if entered:
+            return timeout
+        deadline = time.monotonic() + timeout / 1000
+        while True:
+            left = _LOOK if timeout < 0 else min(_LOOK, deadline - time.monotonic())
+            if left <= 0:
+                doing = "receiving" if side else "sending"
+                raise Again(f"another thread is {doing} on this socket")
+            after = timeout if timeout < 0 else max(0, int((deadline - left - time.monotonic()) * 1000))
+            [entered] = map(turn.enter, (side,), (left,))
+            if entered:
+                return after
+            self._check_usable()
+
+    def _leave(self, side: int) -> None:
+        turn = self._turn
+        assert turn is not None
+        turn.leave(side)

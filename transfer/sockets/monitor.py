@@ -1,0 +1,114 @@
+"""What happens to a socket's connections, as a stream of events."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+
+from transfer.transports.arguments import seconds
+from transfer.transports.errors import Again, Closed
+
+#: events that nobody fetched: the oldest go first
+_LIMIT = 10_000
+
+
+class EventKind(StrEnum):
+    """What an event tells. `count` and `error` are given where noted."""
+
+    LISTENING = "listening"
+    BIND_FAILED = "bind_failed"
+    CONNECT_DELAYED = "connect_delayed"
+    CONNECT_RETRIED = "connect_retried"
+    CONNECTED = "connected"
+    ACCEPT_FAILED = "accept_failed"
+    HANDSHAKE_FAILED = "handshake_failed"
+    #: a peer went; `error` says how
+    DISCONNECTED = "disconnected"
+    #: a peer sent what is no valid frame; `reason` is the constant word
+    PROTOCOL_FAILED = "protocol_failed"
+    #: a peer went with `count` messages that it never confirmed
+    UNCONFIRMED = "unconfirmed"
+    #: `count` messages of a lost peer were given to others, or wait for one
+    REDISTRIBUTED = "redistributed"
+    #: a peer was silent for too long
+    SILENT = "silent"
+    #: the peer refused us; `reason` says why
+    REFUSED = "refused"
+    #: of an endpoint that stands for many, whom the name service lists now, or no longer: `peer`
+    MEMBER_ADDED = "member_added"
+    MEMBER_RETIRED = "member_retired"
+    #: one that was retired, or of which nothing more was said, has no connection any more
+    MEMBER_REMOVED = "member_removed"
+    #: the name service gave no answer; those that are known stay
+    LOOK_UP_FAILED = "look_up_failed"
+    CALLBACK_FAILED = "callback_failed"
+    SUBSCRIBED = "subscribed"
+    UNSUBSCRIBED = "unsubscribed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One thing that happened. `peer` is where the peer is, as text; `reason` a constant word."""
+
+    kind: EventKind
+    endpoint: str = ""
+    peer: str = ""
+    reason: str = ""
+    count: int = 0
+    error: BaseException | None = None
+
+
+class Monitor:
+    """Receives a socket's events from the moment `get_monitor` was called. Thread-safe."""
+
+    def __init__(self, forget: Callable[[Monitor], None]) -> None:
+        self._forget = forget
+        self._events: deque[Event] = deque(maxlen=_LIMIT)
+        self._changed = threading.Condition(threading.Lock())
+        self._closed = False
+
+    def recv(self, timeout: float | None = None) -> Event:
+        """The next event. `timeout` in seconds; None waits until the socket is closed.
+
+        Raises Again when the time is over, Closed when no event can come any more.
+        """
+        timeout = seconds(timeout)
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._events or self._closed, timeout):
+                raise Again(f"no event within {timeout} s")
+            if not self._events:
+                raise Closed("the monitor is closed")
+            return self._events.popleft()
+
+    def __iter__(self) -> Iterator[Event]:
+        """Events until the socket or the monitor is closed."""
+        while True:
+            try:
+                yield self.recv()
+            except Closed:
+                return
+
+    def close(self) -> None:
+        """No more events. Idempotent."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._forget(self)
+
+    def __enter__(self) -> Monitor:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def _put(self, event: Event) -> None:
+        with self._changed:
+            if not self._closed:
+                self._events.append(event)
+                if event.kind is EventKind.CLOSED:
+                    self._closed = True
+                self._changed.notify_all()

@@ -1,0 +1,278 @@
+"""What a socket knows of one peer, and of one endpoint that it bound or connected."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from transfer.sockets.tracker import Tracker
+from transfer.transports.address import Address
+from transfer.transports.connect.connection import Acceptor, Connector
+from transfer.transports.core.wire import SocketType
+
+if TYPE_CHECKING:
+    from transfer.patterns.base import OutFrame
+    from transfer.sockets.connections.directory_connector import Following
+    from transfer.sockets.connections.state import Orphan
+    from transfer.sockets.connections.topic_positions import LogId
+    from transfer.sockets.queue_limit import QueueLimit
+    from transfer.transports.errors import TransferError
+    from transfer.transports.handshake.hello import Agreement
+
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """A peer at one moment.
+
+    endpoint: ours, by which it is connected. address: where the peer is. transport, reason: what
+    carries the data, and why. device: the network device, if the transport names one. Then counts
+    of messages; confirmed: consumed by the peer as far as it told; unconfirmed: given to the
+    kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB). encrypted: its messages go
+    through TLS; authenticated: it has shown who it is, by a certificate or a token. queue_limit: payload
+    bytes that may be queued for it now.
+    """
+
+    endpoint: str
+    address: str
+    transport: str
+    reason: str
+    device: str
+    identity: bytes
+    socket_type: SocketType
+    sent: int
+    received: int
+    queued: int
+    confirmed: int
+    unconfirmed: int
+    encrypted: bool = False
+    authenticated: bool = False
+    queue_limit: int = 0
+
+
+class Peer:
+    """One connection of a socket, or the queue of an endpoint that is not connected yet."""
+
+    __slots__ = (
+        "_confirming",
+        "address",
+        "agreement",
+        "attached",
+        "catch_up",
+        "confirms",
+        "confirms_ours",
+        "ended",
+        "endpoint",
+        "fd",
+        "foreign",
+        "heartbeat",
+        "log",
+        "loss",
+        "moved",
+        "queue_limit",
+        "read_later",
+        "reading",
+        "retained",
+        "settled",
+        "since_ns",
+        "socket_type",
+        "source",
+        "stream",
+        "trackers",
+        "unsubscribed",
+    )
+
+    def __init__(self, stream: Any, source: Endpoint, socket_type: SocketType) -> None:
+        self.stream = stream
+        self.source = source
+        self.socket_type = socket_type
+        self.endpoint = str(source.address)
+        self.address = ""
+        self.agreement: Agreement | None = None
+        #: the core sends to it and reads from it
+        self.attached = False
+        #: it has closed its side: nothing more comes
+        self.ended = False
+        #: its control frames are read on after others have had their turn
+        self.read_later = False
+        #: the peer sends credits
+        self.confirms = False
+        #: we send it credits
+        self.confirms_ours = False
+        #: time.monotonic_ns() when it was attached
+        self.since_ns = 0
+        #: milliseconds between the heartbeats that the peer promised; 0: none
+        self.heartbeat = 0
+        #: what the reactor watches, kept because the stream forgets it when it closes
+        self.fd = -1
+        #: the stream is not the core's; `fd` is the connection beside it then, or -1
+        self.foreign = False
+        #: (number of the message in the stream, its tracker), in order
+        self.trackers: deque[tuple[int, Tracker]] = deque()
+        #: (number, message) not confirmed yet, for the option `resend`
+        self.retained: deque[tuple[int, list[OutFrame]]] = deque()
+        #: the peer is lost, and what is numbered so or higher had not left for it; None: it is there
+        self.settled: int | None = None
+        #: of a lost peer: messages without a tracker that had not left for it, by their number
+        self.moved: dict[int, Orphan] = {}
+        #: where a subscriber begins in our log, "old" or "new"; "": it wants new messages only
+        self.catch_up = ""
+        #: the log of a publisher, if we read it from a position
+        self.log: LogId | None = None
+        #: prefixes that we unsubscribed from at that publisher: it may have sent messages that we passed over
+        self.unsubscribed: set[bytes] = set()
+        #: which loss of its socket its own was
+        self.loss = 0
+        #: where the limit of its queue follows what it takes
+        self.queue_limit: QueueLimit | None = None
+        #: held while control frames are read and taken into account
+        self.reading = threading.RLock()
+        self._confirming = threading.Lock()
+
+    @property
+    def pending(self) -> bool:
+        """True as long as there is no connection behind the queue."""
+        return self.agreement is None
+
+    @property
+    def unconfirmed(self) -> int:
+        stream = self.stream
+        if not self.confirms:
+            return 0
+        return max(0, int(stream.sent - stream.queued - stream.confirmed))
+
+    def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
+        """Remembers what was sent to it. False: it is lost, and what it had is settled already."""
+        with self._confirming:
+            if self.settled is not None:
+                return False
+            if tracker is not None:
+                _put_in_order(self.trackers, number, tracker)
+            if message is not None:
+                _put_in_order(self.retained, number, message)
+        return True
+
+    def settle(self, first: int) -> None:
+        """It is lost; what is numbered so or higher had not left for it. Nothing is noted any more."""
+        with self._confirming:
+            self.settled = first
+
+    def part(self) -> None:
+        """It is settled: its stream keeps no more of it than a late word needs. Both go without the
+        collector then."""
+        self.stream.peer = LostPeer(self)
+
+    def confirm(self, consumed: int) -> None:
+        """The peer consumed so many messages of this stream in all."""
+        stream = self.stream
+        with self._confirming:
+            if consumed > stream.confirmed:
+                stream.confirmed = consumed
+            while self.trackers and self.trackers[0][0] <= consumed:
+                self.trackers.popleft()[1]._confirm()
+            while self.retained and self.retained[0][0] <= consumed:
+                self.retained.popleft()
+
+    def answered(self) -> None:
+        """A reply says that every request before it was consumed."""
+        if self.trackers or self.retained:
+            self.confirm(self.stream.sent)
+
+    def info(self) -> PeerInfo:
+        agreement = self.agreement
+        stream = self.stream
+        choice = None if agreement is None else agreement.choice
+        return PeerInfo(
+            self.endpoint,
+            self.address,
+            choice.transport if choice else "",
+            choice.reason if choice else "not connected yet",
+            getattr(stream, "device", ""),
+            agreement.remote.routing_id if agreement else b"",
+            self.socket_type,
+            stream.sent,
+            stream.received,
+            stream.queued,
+            stream.confirmed,
+            self.unconfirmed,
+            agreement is not None and agreement.data_encrypted,
+            agreement is not None and agreement.authenticated,
+            stream.send_high_water_bytes,
+        )
+
+
+class LostPeer:
+    """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
+
+    __slots__ = ("confirms", "endpoint", "log", "loss", "moved", "pending", "settled")
+
+    def __init__(self, peer: Peer) -> None:
+        self.confirms, self.pending, self.log = peer.confirms, peer.pending, peer.log
+        self.settled, self.moved, self.loss = peer.settled, peer.moved, peer.loss
+        self.endpoint = peer.endpoint
+
+    def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
+        """See Peer."""
+        return False
+
+    def answered(self) -> None:
+        """What was noted is settled."""
+
+
+def _put_in_order(noted: deque[tuple[int, T]], number: int, what: T) -> None:
+    """Several threads that send note their messages a little out of order."""
+    place = len(noted)
+    while place and noted[place - 1][0] > number:
+        place -= 1
+    noted.insert(place, (number, what))
+
+
+class Endpoint:
+    """A bound or connected endpoint of a socket, or one of those that a connected one stands for."""
+
+    __slots__ = (
+        "acceptor",
+        "address",
+        "attempts",
+        "caught_up",
+        "connector",
+        "error",
+        "follower",
+        "last_seen",
+        "outgoing",
+        "peer",
+        "queue",
+        "since",
+    )
+
+    def __init__(self, address: Address, since: float, outgoing: bool) -> None:
+        self.address = address
+        #: connected and not bound
+        self.outgoing = outgoing
+        self.acceptor: Acceptor | None = None
+        self.connector: Connector | None = None
+        #: of a connector: its connection, if there is one
+        self.peer: Peer | None = None
+        #: of a connector with lazy connect: the queue until there is a connection
+        self.queue: Peer | None = None
+        #: time.monotonic() when the wish began, for hints
+        self.since = since
+        #: of a connector: its connection's publisher, which has a log, has confirmed all subscriptions
+        self.caught_up = False
+        #: of a connector: time.monotonic() when the last such publisher was heard of; None: there was none
+        self.last_seen: float | None = None
+        self.attempts = 0
+        self.error: TransferError | None = None
+        #: of one of those that another endpoint stands for: what follows that one
+        self.follower: Following | None = None
+
+    def close(self) -> None:
+        """Stops listening or connecting; the connections live on. Idempotent."""
+        if self.acceptor is not None:
+            self.acceptor.close()
+        if self.connector is not None:
+            self.connector.close()

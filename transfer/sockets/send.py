@@ -1,0 +1,278 @@
+"""Sending what the core does not send alone: several parts, trackers, envelopes, compression."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from transfer.constants import DONTWAIT, SNDMORE
+from transfer.patterns import PipelinedReplier, Replier, Requester, Router
+from transfer.patterns.base import ANYONE, Pattern, SendMode
+from transfer.sockets.balance import Balance
+from transfer.sockets.compression import compressed
+from transfer.sockets.connections import Links
+from transfer.sockets.lockstep import SENDING, Turns
+from transfer.sockets.peer import Peer
+from transfer.sockets.tracker import Tracker
+from transfer.transports.arguments import flags_of, wrong
+from transfer.transports.base import Capabilities
+from transfer.transports.core.copies import owned
+from transfer.transports.errors import Again, ArgumentError, Broken, UsageError
+
+if TYPE_CHECKING:
+    from transfer.patterns.base import OutFrame
+    from transfer.sockets.context import Context
+    from transfer.transports.core.contract import SocketBase
+else:
+    SocketBase = object
+
+
+class Sending(Turns):
+    """The sending half of a socket. The plain message of one part never comes here."""
+
+    if TYPE_CHECKING:
+        context: Context
+        _links: Links
+        _pattern: Pattern
+        _requester: Requester | None
+        _balance: Balance | None
+        _partial: dict[int, list[OutFrame]]
+        _values: dict[str, Any]
+        _inherited: bool
+        _lockstep: bool
+        _ending: threading.Lock
+        _deciding: threading.RLock
+
+        def _check_usable(self) -> None: ...
+        def _ways_changed(self) -> None: ...
+
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
+        """Sends several parts as one message, whole or not at all."""
+        if isinstance(msg_parts, (str, bytes, bytearray, memoryview)) or not isinstance(msg_parts, Iterable):
+            raise ArgumentError(
+                f"the parts of a message are a list, not {type(msg_parts).__name__}",
+                hint="send() sends one part, send_multipart([part]) too",
+            )
+        frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
+        return self._send_message(frames, flags_of(flags), not copy, track)
+
+    def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
+        """Sends a text as one part."""
+        self.send(encoded(u, encoding), flags, copy)
+
+    def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
+        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
+        self.send(json_of(obj, kwargs), flags)
+
+    def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if flags & SNDMORE or self._partial:
+            return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
+        return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
+
+    def _send_outframes(
+        self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+    ) -> Tracker | None:
+        """For the tensor methods. copy None: memory is held only while the kernel takes it, unless
+        it is of `Context.empty`."""
+        if copy is None and not (flags & ~DONTWAIT or track or self._general_send or self._lent):
+            # The core may do it alone, as it does a plain send.
+            self._send_frames(frames, 0 if flags else self.send_timeout)
+            return None
+        hold = copy is False
+        if copy is None and self._lent:
+            hold = any(self.context.is_shared(frame[4]) for frame in frames)
+        if flags & SNDMORE or self._partial:
+            return self._send_part(frames, flags, hold, track or hold)
+        return self._send_message(frames, flags, hold, track or hold)
+
+    def _tensor_capabilities(self, flags: int) -> Capabilities:
+        """What each peer that a tensor may go to now can take. Pointers only where nobody on the way
+        reads, keeps or multiplies the payload."""
+        values, streams = self._values, self._streams()
+        plain = self._pattern.send_mode is not SendMode.FANOUT and not (
+            flags & SNDMORE
+            or self._partial
+            or values["compression"]
+            or values["resend"]
+            or values["conflate"]
+        )
+        if not plain or not streams:
+            return Capabilities()
+        return Capabilities(
+            device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
+            registers_memory=all(getattr(s, "registers_device_memory", False) for s in streams),
+        )
+
+    def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
+        thread = threading.get_ident()
+        if flags & SNDMORE:
+            # The caller may change its memory after this returns, and nothing is sent yet.
+            kept = frames if hold else [_kept(frame) for frame in frames]
+            self._check_usable()
+            with self._deciding:  # else another thread's decision from before would undo it
+                self._partial.setdefault(thread, []).extend(kept)
+                self._general_send = True
+            return None
+        parts = [*self._partial.pop(thread, ()), *frames]
+        self._ways_changed()
+        return self._send_message(parts, flags, hold, track)
+
+    def _send_message(
+        self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
+    ) -> Tracker | None:
+        """Sends one whole message by the pattern."""
+        # Before the pattern: a closed socket is closed, whatever its turn or direction.
+        if self._inherited or self._ending.locked() or self._links.fatal is not None:
+            self._check_usable()
+        if not frames:
+            raise UsageError("a message has at least one part")
+        timeout = 0 if flags & DONTWAIT else self.send_timeout
+        if self._turn is None:
+            return self._send_whole(frames, timeout, hold, track)
+        # One thread at a time: whose turn it is holds from the look at it until the message is sent.
+        timeout = self._enter(SENDING, timeout)
+        try:
+            return self._send_whole(frames, timeout, hold, track)
+        finally:
+            try:
+                self._turn.leave(SENDING)
+            except BaseException:  # of a signal's handler, maybe before it was left
+                self._turn.leave(SENDING)
+                raise
+
+    def _send_whole(
+        self, frames: Sequence[OutFrame], timeout: int, hold: bool, track: bool
+    ) -> Tracker | None:
+        pattern = self._pattern
+        tracker = Tracker() if track else None
+        released = tracker._released if tracker is not None else None
+        target, frames = pattern.route(frames)
+        if self._values["compression"] is not None:
+            # What subscriptions are compared with has to stay readable.
+            frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
+        if target is None:  # dropped, and counted there
+            return _dropped(tracker)
+        if self._values["resend"] and target is ANYONE and pattern.send_mode is SendMode.ROUND_ROBIN:
+            # It may be sent once more when the caller has long changed his memory.
+            frames, hold = owned(frames), True
+        taken = None
+        if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
+            self._lockstep = False  # the reply has to come by `_admitted`, which confirms it
+            taken = partial(self._links.note, frames, tracker)
+        try:
+            if target is ANYONE and self._values["conflate"]:
+                taker = self._links.send_newest(frames, released, taken)
+            elif target is ANYONE:
+                taker = self._send_to_one(frames, timeout, hold, released, taken)
+            else:
+                taker = self._send_to(target, frames, timeout, hold, released, taken)
+        except Again as error:
+            raise self._explained(error) from None
+        if taker is None:
+            return _dropped(tracker)
+        if tracker is not None and pattern.send_mode is SendMode.FANOUT:
+            tracker._taken(1)  # the core tells once, after the last stream
+            tracker._not_confirmable()
+        if pattern.ordered:  # last: from now on another thread may receive the reply
+            pattern.sent(taker, time.monotonic_ns())
+        return tracker
+
+    def _send_to_one(
+        self, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
+    ) -> Any:
+        """To the first of those that are preferred and have room, or as the distributor chooses."""
+        passed: list[Peer] = []
+        for peer in self._preferred():
+            with suppress(Again, Broken):
+                taker = self._send_frames(
+                    frames, 0, stream=peer.stream, hold=hold, released=released, taken=taken
+                )
+                if self._balance is not None:
+                    self._balance.took(peer, passed)
+                return taker
+            passed.append(peer)
+        return self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
+
+    def _preferred(self) -> Sequence[Peer]:
+        """Empty while something is left over of a lost peer, or is being taken from it: that goes first."""
+        links, balance = self._links, self._balance
+        wanted = links.peers if balance is not None else self._pattern.preferred()
+        if not wanted or self._behind:
+            return ()
+        peers = [links.peers.get(stream) for stream in list(wanted)]
+        there = [peer for peer in peers if peer is not None and not peer.pending]
+        return there if balance is None else balance.order(there)
+
+    def _send_to(
+        self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
+    ) -> Any:
+        """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
+        pattern = self._pattern
+        if isinstance(pattern, Router) and not pattern.mandatory:
+            timeout = 0
+        try:
+            return self._send_frames(
+                frames, timeout, stream=target, hold=hold, released=released, taken=taken
+            )
+        except Broken:
+            if isinstance(pattern, Replier | PipelinedReplier):
+                pattern.gone(target)
+            else:
+                pattern.drop("peer_gone")
+            return None
+        except Again:
+            if isinstance(pattern, Router) and not pattern.mandatory:
+                pattern.drop("full")
+                return None
+            raise
+
+    def _on_long_wait(self) -> None:
+        """The core, or a call of ours, has waited for `_long_wait` ms."""
+        self._links.long_wait()
+
+    def _explained(self, error: Again) -> Again:
+        """The same error, with what is known of endpoints that nobody serves."""
+        if self._links.fatal is not None:
+            self._check_usable()
+        return self._links.nobody() if self._links.alone else error
+
+
+def encoded(given: Any, encoding: str) -> bytes:
+    """A text as bytes. Raises ArgumentError."""
+    if not isinstance(given, str):
+        raise ArgumentError(f"text is wanted, not {type(given).__name__}", hint="send() sends bytes")
+    try:
+        return given.encode(encoding)
+    except (LookupError, TypeError):
+        raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None
+    except UnicodeEncodeError as error:
+        what = f"{encoding} cannot say this text: {error.reason}"
+        raise ArgumentError(what, hint="send() sends bytes") from None
+
+
+def json_of(given: Any, options: dict[str, Any]) -> bytes:
+    """An object as JSON. Raises ArgumentError."""
+    try:
+        return json.dumps(given, **options).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        hint = "JSON has text, numbers, lists, dicts with text as keys, True, False, None; send() sends bytes"
+        raise ArgumentError(f"it cannot be sent as JSON: {error}", hint=hint) from None
+
+
+def _kept(frame: OutFrame) -> OutFrame:
+    data = frame[4]
+    return frame if type(data) is bytes else (*frame[:4], bytes(data))
+
+
+def _dropped(tracker: Tracker | None) -> Tracker | None:
+    """Nobody has the message, and its memory is free."""
+    if tracker is not None:
+        tracker._end(Broken("nobody took the message", hint="there is no such peer, or it had no room"))
+    return tracker

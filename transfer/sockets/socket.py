@@ -1,0 +1,458 @@
+"""Socket: what users send and receive with.
+
+The common case of `send` and `recv` runs in the core (`SocketBase`) and never enters this file;
+here is what is rarer: several parts, trackers, REQ, REP and ROUTER, topics, compression.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Self
+
+from transfer.constants import POLLIN, POLLOUT, pattern_of
+from transfer.patterns import Publisher, Requester, Router, Subscriber
+from transfer.patterns.base import Pattern, ReceiveMode, SendMode
+from transfer.sockets import balance
+from transfer.sockets.announcement import Announcing
+from transfer.sockets.attributes import Strict
+from transfer.sockets.binding import Binding
+from transfer.sockets.connections import Links
+from transfer.sockets.forward import Forwarding
+from transfer.sockets.monitor import Monitor
+from transfer.sockets.options import SocketOptions
+from transfer.sockets.peer import PeerInfo
+from transfer.sockets.receive import Parts, Receiving
+from transfer.sockets.send import Sending
+from transfer.sockets.unclosed import end_dropped
+from transfer.tensors import TensorMethods
+from transfer.transports.arguments import (
+    callable_or_none,
+    events_of,
+    milliseconds,
+    octets,
+    seconds,
+    whole,
+    wrong,
+)
+from transfer.transports.core.wire import MAX_DATA, SocketType
+from transfer.transports.errors import Closed, ForkedError, NotSupported
+
+if TYPE_CHECKING:
+    from transfer.patterns.base import OutFrame
+    from transfer.sockets.callback import Dispatcher
+    from transfer.sockets.context import Context
+    from transfer.transports.core.contract import Frame, SocketBase
+else:
+    SocketBase = object
+
+#: seconds between two looks of `wait_for_peers` on a SUB, whose acknowledgements come with the data
+_PUMP = 0.005
+
+
+class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Forwarding, Announcing):
+    """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
+    message sent with SNDMORE belong together by thread. Not usable in a forked child.
+
+    Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
+    """
+
+    def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
+        make: Any = super().__new__
+        if make is object.__new__:  # the twin needs nothing before __init__
+            return make(cls)
+        modes = pattern_of(socket_type, pattern).modes()
+        return make(cls, *modes, context.flusher, context.pool)  # type: ignore[no-any-return]
+
+    def __init__(
+        self, context: Context, socket_type: SocketType | str, pattern: type[Pattern] | None = None
+    ) -> None:
+        defaults = context.defaults
+        self._pattern = pattern_of(socket_type, pattern)()
+        self._values = self._initial_values(defaults)
+        self._balance = None
+        self._links = Links(self, context, self._pattern)
+        super().__init__(*self._pattern.modes(), context.flusher, context.pool)
+        self.context = context
+        self._lent = context.shared
+        self.last_endpoint = ""
+        self._requester = self._pattern if isinstance(self._pattern, Requester) else None
+        if self._pattern.turn is not None:
+            self._pattern.turn = context.core.Turn()
+        if self._pattern.in_turns:
+            self._turn = self._pattern.turn  # type: ignore[assignment]  # the core's, as said
+        #: parts sent with SNDMORE whose message is not complete, by thread
+        self._partial: dict[int, list[OutFrame]] = {}
+        self._rests: weakref.WeakSet[Parts] = weakref.WeakSet()
+        self._deciding = threading.RLock()
+        #: messages that were asked for as something else than they are
+        self._returned: deque[tuple[Any, list[Any], Any]] = deque()
+        self._dispatcher: Dispatcher | None = None
+        self._announced = []
+        self._ending = threading.Lock()
+        self._inherited = False
+        self._came = threading.local()
+        self._frame: type[Frame] = context.core.Frame
+        if self._requester is not None and defaults.reply_timeout >= 0:
+            self.receive_timeout = defaults.reply_timeout
+        self._ways_changed()
+        context._add(self)
+        self._complete = True
+
+    # -- endpoints -----------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Binding:
+        """Binds to an endpoint; `last_endpoint` has the real port. A socket may bind several, and
+        sockets of a context whose peers are of different types may bind the same.
+
+        Raises AddressError, AddressInUse, AddressNotAvailable.
+        """
+        self._check_usable()
+        self.context.start()
+        self.last_endpoint = self._links.bind(_text(addr))
+        return Binding(self, "bind", self.last_endpoint)
+
+    def connect(self, addr: str) -> Binding:
+        """Begins to connect and returns; the connection is made again whenever it is lost.
+
+        Raises AddressError; with `?policy=require` it waits, and raises Fatal if the peers have
+        no such transport in common.
+        """
+        self._check_usable()
+        self.context.start()
+        record = self._links.connect(_text(addr))
+        self.last_endpoint = str(record.address)
+        return Binding(self, "connect", _text(addr))
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening there; connections that came by it stay. Raises AddressError."""
+        self._check_usable()
+        self._links.release(_text(addr), bound=True)
+
+    def disconnect(self, addr: str) -> None:
+        """Ends the connection to this endpoint after flushing for at most `linger`."""
+        self._check_usable()
+        record = self._links.release(_text(addr), bound=False)
+        self._links.drop(record, self._linger_seconds(None))
+
+    def peers(self) -> list[PeerInfo]:
+        """Every peer with its transport, the reason for that transport, and its counts."""
+        self._check_forked()
+        return self._links.infos()
+
+    def wait_for_peers(self, n: int = 1, timeout: float | None = 30.0) -> None:
+        """Waits until `n` peers are connected. `timeout` in seconds, None is endless.
+
+        A PUB counts peers whose subscriptions are in, a SUB publishers that acknowledged all of
+        its subscriptions. Raises Again with what is known of the endpoints.
+        """
+        n, timeout = whole(n, "n"), seconds(timeout)
+        links = self._links
+        deadline = None if timeout is None else time.monotonic() + timeout
+        due = time.monotonic() + self._long_wait / 1000
+        while True:
+            self._check_usable()
+            if time.monotonic() >= due:
+                links.long_wait()
+            if isinstance(self._pattern, Subscriber):
+                self._readable()  # acknowledgements come on the way of the data
+            with links.changed:
+                if links.ready >= n:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                look = _PUMP if isinstance(self._pattern, Subscriber) else 0.2
+                links.changed.wait(look if left is None else min(look, left))
+        raise links.nobody(f"{links.ready} of {n} peers after {timeout:g} s: ")
+
+    # -- waiting -------------------------------------------------------------------------------
+
+    def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
+        """The bits of `flags` that hold, after waiting for one. `timeout` in ms, None endless."""
+        from transfer.sockets.poller import wait
+
+        found = self._ready_bits(flags if flags == POLLIN else events_of(flags))
+        if timeout == 0:
+            return found
+        if timeout is not None and type(timeout) is not int:  # also of a call that need not wait now
+            timeout = milliseconds(timeout)
+        if found:
+            return found
+        ready = wait([(self, flags)], timeout)
+        return ready[0][1] if ready else 0
+
+    @property
+    def events(self) -> int:
+        """POLLIN and POLLOUT as they hold now."""
+        return self._ready_bits(POLLIN | POLLOUT)
+
+    @property
+    def fd(self) -> int:
+        """The descriptor that becomes readable when `events` is worth a look."""
+        return self.fileno()
+
+    @property
+    def type(self) -> SocketType:
+        return self._pattern.socket_type
+
+    socket_type = type
+
+    def _ready_bits(self, bits: int) -> int:
+        self._check_usable()
+        found = 0
+        pattern = self._pattern
+        if bits & POLLIN and (
+            self._rest
+            or self._returned
+            or (pattern.may_receive() and self._readable())
+            or pattern.failure is not None
+        ):
+            found = POLLIN
+        if bits & POLLOUT and pattern.may_send() and self._may_take():
+            found |= POLLOUT
+        return found
+
+    def _may_take(self) -> bool:
+        return True if self._pattern.send_mode is SendMode.NONE else self._writable()
+
+    def _tells(self, bits: int) -> bool:
+        """Whether the descriptor becomes readable when one of `bits` does, and only then."""
+        if bits & POLLIN and self._pattern.receive_mode is not ReceiveMode.NONE:
+            return self._pattern.may_receive()
+        return not bits & POLLOUT
+
+    # -- subscriptions, callbacks, events ------------------------------------------------------
+
+    def subscribe(self, prefix: bytes | str = b"") -> None:
+        """Asks for messages whose topic (or first part) begins with `prefix`. Adds up; SUB only."""
+        wanted = self._prefix(prefix)
+        self._links.prepare_subscribe(wanted)
+        self._filter_add(wanted)
+        self._links.subscribe(wanted, add=True)
+
+    def unsubscribe(self, prefix: bytes | str = b"") -> None:
+        """Takes one subscription back. Raises UsageError if there is none."""
+        wanted = self._prefix(prefix)
+        self._links.subscribe(wanted, add=False)
+        self._filter_remove(wanted)
+
+    def subscribers(self, topic: bytes | str | None = None) -> int:
+        """How many peers subscribe to messages of this topic; None: to anything. PUB only."""
+        if not isinstance(self._pattern, Publisher):
+            raise NotSupported(f"a {self.type.name} has no subscribers")
+        self._check_forked()
+        with self._links.changed:
+            if topic is None:
+                return self._pattern.ready
+            return self._pattern.wanting(octets(topic, "topic"))
+
+    def _prefix(self, prefix: bytes | str) -> bytes:
+        self._check_usable()
+        if not isinstance(self._pattern, Subscriber):
+            raise NotSupported(f"a {self.type.name} has no subscriptions")
+        return octets(prefix, "prefix")
+
+    def set_callback(self, callback: Callable[[list[bytes]], object] | None) -> None:
+        """Gives every message to `callback(parts)` in a thread of its own, one at a time.
+
+        None ends that; a call that runs is waited for. An exception of the callback is logged and
+        told to the monitors, and the next message comes.
+        """
+        self._check_usable()
+        callable_or_none(callback, "callback", "the parts of a message")
+        if self._pattern.receive_mode is ReceiveMode.NONE:
+            raise NotSupported(f"a {self.type.name} receives nothing")
+        running, self._dispatcher = self._dispatcher, None
+        if running is not None:
+            running.close()
+        if callback is not None:
+            from transfer.sockets.callback import Dispatcher
+
+            self._dispatcher = Dispatcher(self, callback)
+
+    def get_monitor(self) -> Monitor:
+        """A new monitor: it receives every event from now on until it or the socket is closed."""
+        self._check_usable()
+        monitors = self._links.monitors
+
+        def forget(monitor: Monitor) -> None:
+            if monitor in monitors:
+                monitors.remove(monitor)
+
+        monitor = Monitor(forget)
+        monitors.append(monitor)
+        return monitor
+
+    # -- the end -------------------------------------------------------------------------------
+
+    def close(self, linger: float | None = None) -> int:
+        """Flushes for at most `linger` ms (None: the option) and ends; waiting calls raise Closed.
+
+        Returns how many messages were not sent; with `resend`, not confirmed. Idempotent.
+        """
+        lingers = self._linger_seconds(linger)
+        if self._inherited or not self._ending.acquire(blocking=False):
+            return 0
+        self._general_send = True  # a send from now on would not be flushed
+        self._end_announcements()
+        deadline = time.monotonic() + lingers
+        if lingers:
+            self._links.flush(deadline)
+        self._close_core()
+        unsent = self._links.close(deadline)
+        self.context.tally.socket_ended(self)
+        if self._dispatcher is not None:
+            self._dispatcher.close()
+        return unsent
+
+    def _linger_seconds(self, linger: float | None) -> float:
+        wanted = self.linger if linger is None else milliseconds(linger, "linger")
+        return _ENDLESS if wanted is None or wanted < 0 else wanted / 1000.0
+
+    def __enter__(self) -> SocketMethods:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
+            end_dropped(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{len(self._links.peers)} peers"
+        return f"<{type(self).__name__} {self._pattern.socket_type.name} {state}>"
+
+    def _check_forked(self) -> None:
+        if self._inherited:
+            raise ForkedError(
+                "this socket was made before fork",
+                hint="make context and socket in the child, or start processes by spawn or forkserver",
+            )
+
+    def _check_usable(self) -> None:
+        self._check_forked()
+        if self.closed or self._ending.locked():
+            raise Closed("the socket is closed")
+        if self._links.fatal is not None:
+            raise self._links.fatal
+
+    def _forked(self) -> None:
+        """We are the child's copy of a socket: every call ends in Python, where it is refused."""
+        self._inherited = self._general_send = self._general_recv = True
+
+    # -- changes of options --------------------------------------------------------------------
+
+    @property
+    def largest_message(self) -> int:
+        """The limit of an arriving message, in bytes."""
+        value: int = self.maxmsgsize
+        return MAX_DATA if value < 0 else value
+
+    def _limits_changed(self) -> None:
+        for peer in list(self._links.peers.values()):
+            stream = peer.stream
+            stream.send_high_water = self.sndhwm
+            stream.send_high_water_bytes = self.sndhwm_bytes
+            stream.max_message = self.largest_message
+            stream.checksum = self.checksum
+        self._notify()
+
+    def _buffers_changed(self) -> None:
+        self._links.resize_buffers(self.sndbuf, self.rcvbuf)
+
+    def _pattern_changed(self) -> None:
+        pattern = self._pattern
+        if isinstance(pattern, Requester):
+            pattern.relaxed = self.req_relaxed
+            pattern.correlate = self.req_correlate
+        elif isinstance(pattern, Router):
+            pattern.mandatory = self.router_mandatory
+
+    def _balance_changed(self) -> None:
+        self._balance = balance.made(self._values["balance"])
+        self._ways_changed()
+
+    def _checks_changed(self) -> None:
+        if self._links.endpoints:
+            self._links.schedule_checks()
+
+    def _ways_changed(self) -> None:
+        """Decides which calls the core may do alone."""
+        with self._deciding:  # what one thread decides is not undone by what another saw before
+            self._decide()
+
+    def _decide(self) -> None:
+        values = self._values
+        pattern = self._pattern
+        in_python = (
+            bool(self._partial)
+            or values["resend"]
+            or values["compression"] is not None
+            or values["conflate"]
+            or self._balance is not None
+            or self._inherited
+            or self._ending.locked()
+            # without a peer the error must say who was awaited, and where
+            or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
+        )
+        receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
+        self._lockstep = self._turn is not None and not in_python and not receives_in_python
+        self._in_python = in_python
+        self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
+        noted = pattern.ordered or self._links.positions is not None
+        self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
+
+    # -- hooks of the core ---------------------------------------------------------------------
+
+    def _on_control(self, stream: Any, frame: Frame) -> None:
+        self._links.control_arrived(stream, frame)
+
+    def _send_orphans(self) -> None:
+        self._links.give_orphans()
+
+    def _on_lost(self, stream: Any, error: BaseException) -> None:
+        self._links.lost(stream, error)
+
+
+#: seconds that stand for an endless linger: nothing here waits for ever
+_ENDLESS = 3600.0
+
+
+def _text(addr: str | bytes) -> str:
+    if isinstance(addr, str):
+        return addr
+    if isinstance(addr, bytes):
+        return addr.decode(errors="replace")
+    raise wrong("an endpoint", addr, 'text, for instance "tcp://127.0.0.1:5555"')
+
+
+@functools.cache
+def socket_class(core: Any) -> type[SocketMethods]:
+    """The Socket over this core: the compiled one, or the twin."""
+    return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
+
+
+def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
+    """The `__getattr__` of a module with a class `Socket`: it loads the core when that is asked for,
+    and not before, so that a test may bring another one."""
+
+    def look_up(name: str) -> Any:
+        if name != "Socket":
+            raise AttributeError(f"module {module!r} has no attribute {name!r}")
+        from transfer.transports import core
+
+        return over(core)
+
+    return look_up
+
+
+if TYPE_CHECKING:
+    Socket = SocketMethods
+else:
+    __getattr__ = socket_of(__name__, socket_class)

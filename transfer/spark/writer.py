@@ -1,0 +1,175 @@
+"""`transfer.spark.write`: a DataFrame's rows to a spool or a trainer, on PySpark 4.1 to 4.3 and on 3.5."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import json
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
+
+from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
+from transfer.spark.options import parse_options
+from transfer.spark.producer import Receipt
+from transfer.spool.format.protocol import raised, refusal
+from transfer.spool.format.rows import list_of_names
+from transfer.spool.format.run_messages import Winner
+from transfer.transports.arguments import sequence, text, wrong
+from transfer.transports.errors import NotATensor, NotSupported, TransferError, UsageError
+
+if TYPE_CHECKING:
+    from pyarrow import RecordBatch
+    from pyspark.sql import DataFrame, SparkSession
+
+_registered: WeakSet[Any] = WeakSet()
+#: what a task yields: one row, of a `Receipt`, or of the `cause` for which its rows cannot travel
+_NUMBERS = ("partition", "attempt", "frames", "rows", "nbytes", "crc")
+_RECEIPT = ", ".join(f"{name} long" for name in _NUMBERS) + (
+    ", seconds double, transport string, cause array<string>"
+)
+#: the line of a Python traceback in Spark's error that says what a task refused
+_REFUSAL = re.compile(r"^transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
+
+
+def has_data_sources() -> bool:
+    """Whether this PySpark has Arrow writers of data sources in Python: 4.1 and newer."""
+    if importlib.util.find_spec("pyspark.sql.datasource") is None:
+        return False
+    from pyspark.sql import datasource
+
+    return hasattr(datasource, "DataSourceStreamArrowWriter")
+
+
+def register(spark: SparkSession) -> None:
+    """Makes `format("transfer")` known to a session, and to the calling thread.
+
+    Needed where `pyspark_transfer` is not installed as a top-level module for Spark's Python, and in
+    threads of your own: Spark looks for a Python data source in the thread's active session, and a
+    thread that did not start Spark has none ("Failed to find the data source"). Calling it again does
+    no harm. Raises NotSupported on a PySpark without such data sources.
+    """
+    if not has_data_sources():
+        raise NotSupported(
+            'this PySpark has no format("transfer")', hint="use transfer.spark.write, or PySpark 4.1 to 4.3"
+        )
+    from transfer.spark.source import TransferDataSource
+
+    if not hasattr(spark, "createDataFrame"):
+        raise wrong("spark", spark, "a SparkSession")
+    # The one public call that makes a session the thread's active one; it computes nothing.
+    spark.createDataFrame([], "nothing int")
+    if spark not in _registered:
+        spark.dataSource.register(TransferDataSource)
+        _registered.add(spark)
+
+
+def write(
+    df: DataFrame,
+    endpoint: str | Sequence[str],
+    *,
+    columns: Sequence[str] | None = None,
+    run: str | None = None,
+    delivery: str = "committed",
+    ragged: Sequence[str] | str | None = None,
+    nulls: str | None = None,
+    if_complete: str | None = None,
+    **options: Any,
+) -> str:
+    """Sends a DataFrame's rows to a run of a spool, and returns the run's name.
+
+    endpoint: `run://HOST:PORT/NAME`; with delivery="eager" that of a data set, or of several. columns: those
+    to send, selected first, so that Spark computes no others. delivery: "committed" (all or nothing),
+    "partition" or "eager"; docs/spark.md says what each promises. ragged: array columns whose rows have
+    lengths of their own ("*": all arrays). nulls: "refuse", "fill" or "mask". if_complete: what to do where
+    another job has completed the run: "refuse" (UsageError) or "skip" (end well, send nothing). Other options
+    are those of `WriteOptions`.
+
+    Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
+    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (no spool answers). Values
+    that cannot travel are NotATensor too; what else goes wrong later is Spark's own exception with the cause
+    in its text. Whatever goes wrong, the
+    receivers learn that the job failed.
+    """
+    given = {name: str(value) for name, value in options.items() if value is not None}
+    endpoints = [endpoint] if isinstance(endpoint, str) else sequence(endpoint, "endpoint", "endpoints")
+    given["endpoint"] = ",".join(text(one, "endpoint") for one in endpoints)
+    given["job"] = uuid.uuid4().hex
+    words = {"delivery": delivery, "run": run, "nulls": nulls, "if_complete": if_complete}
+    given |= {name: text(word, name) for name, word in words.items() if word is not None}
+    if columns is not None:
+        given["columns"] = json.dumps(list_of_names("columns", columns))
+    if ragged is not None:
+        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list_of_names("ragged", ragged))
+    if not hasattr(df, "schema"):
+        raise wrong("df", df, "a DataFrame of Spark")
+    parsed = parse_options(given)
+    given["run"] = parsed.run or given["job"]
+    parsed = dataclasses.replace(parsed, run=given["run"])
+    kind = EagerWrite if parsed.delivery == "eager" else SpoolWrite
+    plan: Write = kind(parsed, (), parsed.run, parsed.job)
+    declared = False
+    try:
+        chosen = parsed.columns_of(df.schema)
+        plan = dataclasses.replace(plan, columns=chosen)
+        plan.check()
+        declared = True
+        if columns is not None:
+            df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
+        if has_data_sources():
+            register(df.sparkSession)
+            df.write.format("transfer").mode("append").options(**given).save()
+        else:
+            chosen = parsed.columns_of(df.schema)
+            write_by_map(df, dataclasses.replace(plan, columns=chosen))
+    except BaseException as error:
+        # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
+        # one that did not would wait until its time-out. A second time does no harm.
+        plan.abort(declared=declared)
+        refused = _REFUSAL.search(str(error))
+        if refused is None or isinstance(error, TransferError):
+            raise
+        raise NotATensor(refused[1], hint=refused[2] or "") from error
+    return parsed.run
+
+
+def write_by_map(df: DataFrame, plan: Write) -> None:
+    """The same without data sources: each partition is sent by `mapInArrow`, and what it yields is its
+    receipt.
+
+    A task that is tried again yields the receipt of the attempt that ended well, as a data source's does.
+    """
+
+    def send(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
+        import pyarrow
+        from pyspark import TaskContext
+
+        context = TaskContext.get()
+        if context is None:
+            raise UsageError("rows are sent inside a Spark task only")
+        task = Task(context.partitionId(), context.taskAttemptId(), context.attemptNumber())
+        row: dict[str, Any] | None = None
+        try:
+            receipt = plan.send(batches, task)
+        except NotATensor as error:  # another attempt would find the same rows
+            row = {"cause": refusal(error)}
+        else:
+            if receipt is not None:
+                also = {"seconds": receipt.seconds, "transport": receipt.transport}
+                row = dataclasses.asdict(receipt.winner) | also
+        if row is not None:
+            types = {"seconds": pyarrow.float64(), "transport": pyarrow.string()}
+            fields = {name: pyarrow.int64() for name in _NUMBERS} | types
+            fields["cause"] = pyarrow.list_(pyarrow.string())
+            yield pyarrow.RecordBatch.from_pylist([row], pyarrow.schema(list(fields.items())))
+
+    receipts = []
+    for row in df.mapInArrow(send, _RECEIPT).collect():
+        given = row.asDict()
+        transport, seconds, cause = given.pop("transport"), given.pop("seconds"), given.pop("cause")
+        if cause is not None:
+            raise raised(cause)
+        receipts.append(Receipt(Winner(**given), transport, seconds))
+    plan.commit(receipts)

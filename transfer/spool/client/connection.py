@@ -1,0 +1,245 @@
+"""A connection to a spool that asks and is answered; it is made anew when the spool comes back."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from transfer.sockets.connections.no_peer import Said
+from transfer.spool.format.protocol import Ask, raised, to_meta
+from transfer.spool.format.run_messages import fits
+from transfer.transports.arguments import patience
+from transfer.transports.errors import (
+    Again,
+    Broken,
+    Closed,
+    HandshakeError,
+    ProtocolError,
+    TensorMismatch,
+    TransferError,
+    comes_with,
+)
+from transfer.transports.handshake.identity import one_time_identity
+
+with comes_with("spool", __name__):
+    import msgspec
+
+if TYPE_CHECKING:
+    from transfer.spool.format.rows import Array, Arrays
+
+#: seconds between two looks whether the spool is still there
+_LOOK = 0.2
+#: seconds for a connection: the socket does not try a refused one again, so the first are given up soon
+_FIRST, _CONNECT = 0.25, 5.0
+#: seconds between two of them at most
+_PAUSE = 1.0
+#: a lost connection is not made again by the socket: what was asked would be lost in silence
+_NEVER_MS = 86_400_000
+
+
+class Line:
+    """One connection to a spool, until it breaks. Any thread may send; one receives.
+
+    said: what the log has a warning of, where this is not the first try. Raises Again if nobody is there
+    within `timeout` seconds.
+    """
+
+    def __init__(self, endpoint: str, timeout: float, said: Said | None = None) -> None:
+        import transfer
+
+        self._context = transfer.Context()
+        try:
+            self._socket = self._context.socket(transfer.DEALER)
+            self._socket._links.said = said or Said()
+            self._socket.identity = one_time_identity()
+            self._socket.reconnect_ivl = _NEVER_MS
+            self._socket.reconnect_ivl_max = _NEVER_MS
+            self._socket.sndtimeo = int(_CONNECT * 1000)
+            self._socket.connect(endpoint)
+            self._socket.wait_for_peers(1, timeout=timeout)
+        except BaseException:
+            self._context.destroy(0)
+            raise
+
+    def send(self, request: Ask, arrays: Mapping[str, Array]) -> None:
+        """Raises Broken, Closed."""
+        if not self._socket.peers():
+            raise Broken("the spool went away")
+        try:
+            self._socket.send_tensors(arrays, meta=to_meta(request))
+        except Again as error:
+            raise Broken("the spool takes nothing any more") from error
+
+    def receive(self, timeout: float | None) -> tuple[Arrays, dict[str, Any]]:
+        """The next answer. Raises Again after so many seconds, Broken when the spool went away, Closed."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
+            self._socket.rcvtimeo = max(0, int(left * 1000))
+            try:
+                arrays, meta = self._socket.recv_tensors()
+            except TensorMismatch:
+                self._socket.recv_multipart()
+                raise ProtocolError("spool", "what answers is no spool") from None
+            except Again:
+                if not self._socket.peers():
+                    raise Broken("the spool went away") from None
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise
+                continue
+            if not isinstance(meta, dict):
+                raise ProtocolError("spool", "what answers is no spool")
+            return arrays, meta
+
+    def close(self) -> None:
+        """Idempotent; any thread."""
+        self._context.destroy(0)
+
+
+class Link:
+    """Asks a spool, and asks again on a new connection when one breaks: all requests may be repeated.
+
+    timeout: seconds within which an answer must come. `close` may be called from any thread, all else from
+    one.
+    """
+
+    def __init__(self, endpoint: str, *, timeout: float = 30.0) -> None:
+        self.endpoint = endpoint
+        self.timeout = patience(timeout, endless=False) or 0.0
+        self._line: Line | None = None
+        self._number = 0
+        self._sent = 0  # how often the request of now was
+        self._unanswered: tuple[Line, Ask] | None = None
+        self._patience = _FIRST
+        self._said = Said()  # since there was a connection
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+
+    def ask(
+        self,
+        request: Ask,
+        arrays: Mapping[str, Array] | None = None,
+        *,
+        timeout: float | None = None,
+        resume: bool = False,
+    ) -> tuple[Arrays, dict[str, Any]]:
+        """The answer. resume: if the last request was the same and was not answered in time, its answer is
+        waited for. Raises Again (nobody answers), Closed, what the spool refuses with, and
+        ProtocolError("checksum"): the rows of two answers were changed on their way."""
+        seconds = self.timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
+        pause = 0.05
+        self._sent = 0
+        doubted = False  # an answer was changed on its way
+        while True:
+            try:
+                found, meta = self._ask_once(request, arrays or {}, deadline, resume)
+                if not is_sound(found, meta):
+                    if doubted:
+                        raise changed()
+                    doubted = True
+                    self.hang_up()
+                    continue
+            except (Broken, Again) as error:
+                if self._line is not None and isinstance(error, Again):
+                    # It is there and works on it still.
+                    raise Again(
+                        f"the spool at {self.endpoint} did not answer within {seconds:g} s"
+                    ) from error
+                self.hang_up()
+                if time.monotonic() + pause >= deadline:
+                    raise refused(
+                        f"no spool answers at {self.endpoint}; waited {seconds:g} s",
+                        "Is `transfer serve` running there, and can this host reach it?",
+                        error,
+                    ) from error
+            else:
+                check(meta)  # not before: a refusal may be a Broken or Again too, and is final
+                return found, meta
+            if self._closing.wait(pause * random.uniform(0.5, 1.0)):
+                raise Closed("the link to the spool was closed")
+            pause = min(2 * pause, _PAUSE)
+
+    def line(self, timeout: float) -> Line:
+        """The connection, made if there is none. Raises Again, Closed."""
+        if self._line is None:
+            patience, self._patience = self._patience, min(2 * self._patience, _CONNECT)
+            line = Line(self.endpoint, min(patience, max(0.01, timeout)), self._said)
+            self._patience, self._said = _FIRST, Said()
+            with self._lock:
+                if self._closing.is_set():
+                    line.close()
+                    raise Closed("the link to the spool was closed")
+                self._line = line
+        return self._line
+
+    @property
+    def repeated(self) -> bool:
+        """Whether the last request was sent more than once: it may have been done before its answer."""
+        return self._sent > 1
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._line is not None
+
+    def hang_up(self) -> None:
+        """The connection is of no use any more."""
+        with self._lock:
+            line, self._line = self._line, None
+        if line is not None:
+            line.close()
+
+    def close(self) -> None:
+        """Idempotent; any thread: what is waited for elsewhere raises Closed."""
+        self._closing.set()
+        self.hang_up()
+
+    def _ask_once(
+        self, request: Ask, arrays: Mapping[str, Array], deadline: float, resume: bool
+    ) -> tuple[Arrays, dict[str, Any]]:
+        line = self.line(deadline - time.monotonic())
+        if not (resume and self._unanswered == (line, request)):
+            self._number += 1
+            self._sent += 1
+            line.send(msgspec.structs.replace(request, id=self._number), arrays)
+            self._unanswered = line, request
+        while True:
+            found, meta = line.receive(deadline - time.monotonic())
+            if meta.get("id") == self._number:
+                self._unanswered = None
+                return found, meta
+
+
+def is_sound(arrays: Arrays, meta: dict[str, Any]) -> bool:
+    """Whether the rows of an answer are as the spool sent them."""
+    crc = meta.get("crc")
+    return not arrays if crc is None else type(crc) is int and fits(arrays, crc)
+
+
+def changed() -> ProtocolError:
+    """The error for rows that were changed on their way twice."""
+    return ProtocolError(
+        "checksum",
+        "rows were changed on their way from the spool, twice",
+        hint="a network card, a proxy or memory is faulty; `checksum` on the socket guards each frame too",
+    )
+
+
+def check(meta: dict[str, Any]) -> None:
+    """Raises what the spool refused with."""
+    if "error" in meta:
+        raise raised(meta["error"])
+
+
+def refused(said: str, hint: str, error: BaseException) -> Again:
+    """That nobody answers, with the reason if there was one who refused: then its hint is the better one.
+    error: what wait_for_peers() raised."""
+    cause = error.__cause__
+    if not isinstance(cause, HandshakeError):
+        why = str(cause).partition("\n")[0] if isinstance(cause, TransferError) else ""
+        return Again(f"{said} ({why})" if why else said, hint=hint)
+    return Again(f"{said} ({cause.reason}: {cause.message})", hint=cause.hint or hint)

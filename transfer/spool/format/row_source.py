@@ -1,0 +1,121 @@
+"""What a reader needs of a spool: a run's description, its rows by position, and the word that it has done
+with them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from transfer.spool.format.rows import choose
+from transfer.transports.errors import Broken, UsageError
+
+if TYPE_CHECKING:
+    from transfer.spool.format.protocol import Fetch
+    from transfer.spool.format.rows import Arrays, Layout
+
+OPEN, SEALED, FAILED = "open", "sealed", "failed"
+#: of a run of which the spool's folder has lost something
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True, slots=True)
+class RunInfo:
+    """A run, as it is when it is opened.
+
+    state: "open" (rows may still come), "sealed" (it is complete), "failed" (no more will come). visible:
+    rows that can be read. layouts: its columns, which an open run without rows does not have yet.
+    acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows had
+    been sent to it before its present readers came; None: never. run_id: 128 random bits as hexadecimal
+    digits, made with the run: a run that is deleted and written again has another one.
+    """
+
+    name: str
+    state: str
+    visible: int
+    layouts: tuple[Layout, ...]
+    acknowledged: tuple[int, int] | None = None
+    delivered: tuple[int, int] | None = None
+    run_id: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The answer to a fetch: `count` rows as arrays, writable, and what the run had when it was given.
+
+    Fewer rows than were asked for: the run is over, and has no more.
+    """
+
+    arrays: Arrays
+    count: int
+    visible: int
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """For whom a position is acknowledged: `count` shards of a group from `shard` on, of `shards`."""
+
+    run_id: str
+    group: str
+    shard: int
+    shards: int
+    count: int = 1
+
+
+def check_opening(
+    run: str, state: str, layouts: Sequence[Layout], columns: Sequence[str] | None, *, shuffled: bool
+) -> None:
+    """Whether a run can be read so. layouts: none, if they are not known yet; its rows tell then.
+
+    Raises OptionError (it has no such column), UsageError, Broken (it has no order to be shuffled in).
+    """
+    if layouts:
+        choose(layouts, columns)
+    if shuffled and state == OPEN:
+        raise UsageError(
+            f"run {run!r} is still being written and cannot be shuffled: the order is one of all its rows",
+            hint="Wait until Spark's job is done, or read without `shuffle`.",
+        )
+    if shuffled and state == FAILED:
+        raise Broken(
+            f"run {run!r} failed and has no order to be shuffled in",
+            hint="Read its rows without `shuffle`, or write it again under another name.",
+        )
+
+
+class RowSource(Protocol):
+    """One reader's way to one run. Not thread-safe, except that `close` may be called from another thread."""
+
+    def open(
+        self,
+        group: str,
+        shard: int = 0,
+        shards: int = 1,
+        *,
+        columns: Sequence[str] | None = None,
+        shuffled: bool = False,
+    ) -> RunInfo:
+        """Takes the lease of this shard of the group, which lasts until `close` or the reader's end.
+
+        Raises OptionError (no such run within the source's time-out), UsageError (another reader has the
+        lease), Again (nobody answers), and as `check_opening`: then the group is not made.
+        """
+
+    def request(self, fetch: Fetch) -> None:
+        """Asks for rows. Answers come in the order of the requests; a lost one is asked for again."""
+
+    def collect(self, timeout: float | None) -> Rows:
+        """The answer to the oldest request. Raises Again after so many seconds (the request stands), Broken
+        (the lease is lost, or the run is gone), Closed."""
+
+    def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """The group has done with all rows before this one, as far as its shards were sent them: durable
+        when it returns. steps: lineage records."""
+
+    def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
+        """`acknowledge` for readers in other processes; this one need not be open."""
+
+    def close(self, used: tuple[int, int] | None = None) -> None:
+        """Gives the lease back. Idempotent; a `collect` elsewhere raises Closed. used: (epoch, row) before
+        which all rows of the shard were used; None: that is not known."""

@@ -1,0 +1,270 @@
+"""Rows as dicts of arrays: how a column lies in them, and cutting, joining and picking rows. Pure.
+
+A column of `kind` "dense" is one array (rows, *shape). The others are as long as each row says: the values of
+all rows one behind the other, (values, *shape), and beside it `NAME.offsets`, int64 (rows + 1), which begins
+with 0: row i is values[offsets[i]:offsets[i + 1]]. "string" is UTF-8 and "binary" bytes, both uint8. Where
+nulls were filled, `NAME.valid`, bool (rows), tells which rows had a value.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from transfer.transports.arguments import sequence, text
+from transfer.transports.errors import OptionError, ProtocolError
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Array = np.ndarray[Any, Any]
+    Arrays = dict[str, Array]
+    #: (shape, dtype) -> memory that may be written
+    Allocate = Callable[[tuple[int, ...], Any], Array]
+
+Kind = Literal["dense", "ragged", "string", "binary"]
+#: of a row or value
+_MAX_DIMENSIONS, _MAX_LENGTH = 32, 1 << 40
+#: characters of a type's name
+_MAX_DTYPE = 1 << 16
+#: in one dict of arrays: all rows of a run are counted in 64 bits
+_MAX_ROWS = 1 << 32
+OFFSETS = ".offsets"
+#: bytes of a row's value whose length is not known
+_GUESS = 64
+VALID = ".valid"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How one column lies in a dict of arrays. shape: of a row ("dense") or of a value (else).
+
+    nulls: whether `NAME.valid` is there.
+    """
+
+    name: str
+    kind: Kind
+    dtype: str
+    shape: tuple[int, ...] = ()
+    nulls: bool = False
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The names of its arrays."""
+        names = [self.name]
+        if self.kind != "dense":
+            names.append(self.name + OFFSETS)
+        if self.nulls:
+            names.append(self.name + VALID)
+        return tuple(names)
+
+    @property
+    def takes_no_bytes(self) -> bool:
+        """Whether any number of rows fits into no memory at all."""
+        return self.kind == "dense" and not self.nulls and 0 in self.shape
+
+
+def to_json(layouts: Iterable[Layout]) -> list[dict[str, Any]]:
+    """What travels as JSON."""
+    return [asdict(layout) for layout in layouts]
+
+
+def from_json(value: Any) -> tuple[Layout, ...]:
+    """Reads what a peer sent. Raises ProtocolError("run")."""
+    known = {field.name for field in fields(Layout)}
+    layouts = []
+    for one in value if isinstance(value, list) else [None]:
+        if (
+            not isinstance(one, dict)
+            or one.keys() != known
+            or not isinstance(one["name"], str)
+            or not isinstance(one["dtype"], str)
+            or one["kind"] not in get_args(Kind)
+            or not isinstance(one["shape"], list)
+            or len(one["shape"]) > _MAX_DIMENSIONS
+            or not all(type(n) is int and 0 <= n <= _MAX_LENGTH for n in one["shape"])
+            or type(one["nulls"]) is not bool
+            or not _is_dtype(one["dtype"])
+            or (one["kind"] in ("string", "binary") and (one["dtype"], one["shape"]) != ("uint8", []))
+        ):
+            raise ProtocolError("run", "the description of a run's columns is misshapen")
+        layouts.append(Layout(**(one | {"shape": tuple(one["shape"])})))
+    names = [name for layout in layouts for name in layout.arrays]
+    if len(set(names)) < len(names):
+        raise ProtocolError("run", "the description of a run's columns names one twice")
+    return tuple(layouts)
+
+
+def _is_dtype(text: str) -> bool:
+    """Whether numpy knows it, and its values are bytes."""
+    import numpy as np
+
+    try:
+        dtype = np.dtype(text if len(text) <= _MAX_DTYPE else "")
+    except Exception:  # noqa: BLE001 - a peer's text, of which numpy makes very different errors
+        return False
+    return not dtype.hasobject and dtype.itemsize > 0
+
+
+def row_bytes(layouts: Iterable[Layout]) -> int:
+    """About how many bytes a row has: always the same for the same columns, since orders hang on it."""
+    import numpy as np
+
+    size = 0
+    for layout in layouts:
+        width = math.prod(layout.shape) * np.dtype(layout.dtype).itemsize
+        size += width if layout.kind == "dense" else max(width, _GUESS)
+    return size
+
+
+def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> None:
+    """Raises ProtocolError("run") unless these are `rows` rows of such columns."""
+    if rows > _MAX_ROWS or (rows and not layouts):
+        raise ProtocolError("run", f"{rows:,} rows at a time, of {len(layouts)} columns")
+    names = {name for layout in layouts for name in layout.arrays}
+    if arrays.keys() != names:
+        wrong = sorted(arrays.keys() ^ names)[0]
+        raise ProtocolError("run", f"rows with other columns than their run has: {wrong!r}")
+    for layout in layouts:
+        values = arrays[layout.name]
+        where = f"column {layout.name!r}"
+        if values.dtype != layout.dtype or values.shape[1:] != layout.shape or not values.ndim:
+            got = f"{values.dtype} {list(values.shape[1:])}"
+            raise ProtocolError("run", f"{where} is {got}, the run has {layout.dtype} {list(layout.shape)}")
+        length = rows
+        if layout.kind != "dense":
+            offsets = arrays[layout.name + OFFSETS]
+            if offsets.dtype != "int64" or offsets.shape != (rows + 1,):
+                raise ProtocolError("run", f"{where} has no offsets for {rows} rows")
+            if offsets[0] or (offsets[1:] < offsets[:-1]).any():
+                raise ProtocolError("run", f"{where} has offsets that do not rise from 0")
+            length = int(offsets[-1])
+        if len(values) != length:
+            raise ProtocolError("run", f"{where} has {len(values)} values, not {length}")
+        if layout.nulls and (arrays[layout.name + VALID].shape, arrays[layout.name + VALID].dtype) != (
+            (rows,),
+            "bool",
+        ):
+            raise ProtocolError("run", f"{where} does not tell which of {rows} rows have a value")
+
+
+def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The columns that were asked for; None: all. Raises as `list_of_names`."""
+    return None if columns is None else list_of_names("columns", columns)
+
+
+def list_of_names(option: str, given: Sequence[str]) -> tuple[str, ...]:
+    """The names that an option lists. Raises OptionError for one text, whose letters would be names too, and
+    ArgumentError."""
+    if isinstance(given, (str, bytes)):
+        raise OptionError(f"{option} is a list of names, not {given!r}", hint=f"One: {option}=[{given!r}].")
+    return tuple(text(name, f"a name of {option}") for name in sequence(given, option, "names"))
+
+
+def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:
+    """The columns to which these arrays belong (None: all), in the run's order. Raises OptionError for an
+    array that no column has."""
+    if names is None:
+        return tuple(layouts)
+    wanted = set(names)
+    unknown = wanted.difference(*(layout.arrays for layout in layouts))
+    if unknown:
+        raise OptionError(
+            f"the run has no column {min(unknown)!r}",
+            hint=f"It has: {', '.join(layout.name for layout in layouts)}.",
+        )
+    return tuple(layout for layout in layouts if not wanted.isdisjoint(layout.arrays))
+
+
+def layouts_of(arrays: Arrays) -> tuple[Layout, ...]:
+    """The columns of a batch, by the names of its arrays alone: strings and bytes are "ragged" by these."""
+    found = []
+    for name, values in arrays.items():
+        base, dot, suffix = name.rpartition(".")
+        if dot + suffix in (OFFSETS, VALID) and base in arrays:
+            continue
+        kind: Kind = "ragged" if name + OFFSETS in arrays else "dense"
+        nulls = name + VALID in arrays
+        found.append(Layout(name, kind, str(values.dtype), tuple(values.shape[1:]), nulls))
+    return tuple(found)
+
+
+def cut(arrays: Mapping[str, Array], layouts: Sequence[Layout], start: int, stop: int) -> Arrays:
+    """Rows start to stop, as views but for the offsets, which begin with 0 again."""
+    piece: Arrays = {}
+    for layout in layouts:
+        values = arrays[layout.name]
+        if layout.kind == "dense":
+            piece[layout.name] = values[start:stop]
+        else:
+            offsets = arrays[layout.name + OFFSETS][start : stop + 1]
+            piece[layout.name] = values[int(offsets[0]) : int(offsets[-1])]
+            piece[layout.name + OFFSETS] = offsets - offsets[0]
+        if layout.nulls:
+            piece[layout.name + VALID] = arrays[layout.name + VALID][start:stop]
+    return piece
+
+
+def join(
+    pieces: Sequence[Mapping[str, Array]], layouts: Sequence[Layout], allocate: Allocate | None = None
+) -> Arrays:
+    """The rows of all pieces, copied; one alone is given back as it is. allocate: makes the memory."""
+    import numpy as np
+
+    if len(pieces) == 1:
+        return dict(pieces[0])
+    allocate = allocate or np.empty
+    whole: Arrays = {}
+    for layout in layouts:
+        for name in layout.arrays:
+            parts = [piece[name] for piece in pieces]
+            if name != layout.name + OFFSETS or layout.kind == "dense":
+                shape = (sum(map(len, parts)), *parts[0].shape[1:])
+                whole[name] = np.concatenate(parts, out=allocate(shape, parts[0].dtype))
+                continue
+            ends = np.cumsum([0] + [part[-1] for part in parts[:-1]])
+            joined = [part[1:] + end for part, end in zip(parts, ends, strict=True)]
+            whole[name] = np.concatenate([parts[0][:1], *joined])
+    return whole
+
+
+def pick(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: Array) -> Arrays:
+    """The rows with these numbers, in that order, copied."""
+    import numpy as np
+
+    picked: Arrays = {}
+    for layout in layouts:
+        values = arrays[layout.name]
+        if layout.kind == "dense":
+            picked[layout.name] = values[rows]
+        else:
+            offsets = arrays[layout.name + OFFSETS]
+            lengths = offsets[rows + 1] - offsets[rows]
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            # For each value that is wanted, where it lies: its row's first one, and how far behind that.
+            places = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+            picked[layout.name] = values[places]
+            picked[layout.name + OFFSETS] = ends
+        if layout.nulls:
+            picked[layout.name + VALID] = arrays[layout.name + VALID][rows]
+    return picked
+
+
+def strings(batch: Mapping[str, Any], name: str) -> list[str]:
+    """A "string" column of a batch (numpy or torch) as Python strings. Raises OptionError if it is none."""
+    return [value.decode() for value in blobs(batch, name)]
+
+
+def blobs(batch: Mapping[str, Any], name: str) -> list[bytes]:
+    """A "string" or "binary" column of a batch (numpy or torch) as bytes. Raises OptionError if it is
+    none."""
+    import numpy as np
+
+    if name not in batch or name + OFFSETS not in batch:
+        raise OptionError(f"{name!r} is no column of strings or bytes", hint=f"there are {sorted(batch)}")
+    data = np.asarray(batch[name]).tobytes()
+    ends = np.asarray(batch[name + OFFSETS]).tolist()
+    return [data[start:stop] for start, stop in pairwise(ends)]

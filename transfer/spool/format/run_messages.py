@@ -1,0 +1,376 @@
+"""A run: the rows that many producers send to one receiver, each of them accounted for.
+
+A producer is one attempt at one partition (a Spark task attempt). It sends `begin`, then its rows in
+frames numbered from 0, then `end` with how many there were and a checksum. When every partition has a
+winner, whoever started the run sends `commit`, which names the partitions; if it fails, `abort`.
+
+Delivery is `eager`: rows are handed on when they arrive, and the first frame with a given (run,
+partition, sequence) wins. A retry of a partition sends all of it again; what was taken already is
+dropped and counted. That is right only if the retry cuts the same frames, so every frame carries a
+checksum, and a retry that differs is an error and not a silent mixture.
+
+Everything here is pure: no socket, no clock, no thread, no numpy.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields as dataclass_fields
+from typing import Any, ClassVar
+
+from transfer.transports.core import IMPLEMENTATION, crc32c
+from transfer.transports.errors import Broken, ProtocolError
+
+PROTOCOL = 1
+#: limit for numbers in a message: what fits an int64
+MAX_NUMBER = (1 << 63) - 1
+MAX_NAME = 255
+#: for the description of a run's columns
+MAX_COLUMNS = 8 << 20
+#: bytes of a checksum that are summed at a time
+_SLICE = 16 << 20
+_LINK = struct.Struct("<QQQ")
+#: set in checksums that are CRC-32 as zlib makes it, and not CRC-32C
+_ZLIB = 1 << 32
+
+
+def chain(crc: int, sequence: int, rows: int, frame_crc: int) -> int:
+    """The checksum of an attempt after one more frame; begins with 0."""
+    return zlib.crc32(_LINK.pack(sequence, rows, frame_crc), crc)
+
+
+def checksum(columns: Mapping[str, Any]) -> int:
+    """Over the columns' bytes in the order of their names. They are C-contiguous numpy arrays.
+
+    The CRC-32C of the compiled core, else zlib's CRC-32: whoever compares sees by the number which it is.
+    """
+    return _crc32c(columns) if IMPLEMENTATION == "native" else _crc32(columns)
+
+
+def checksum_in_slices(columns: Mapping[str, Any]) -> Generator[int, None, int]:
+    """The same, for a thread that has others to serve: yields after each few megabytes."""
+    native, crc = IMPLEMENTATION == "native", 0
+    for name in sorted(columns):
+        data = columns[name].reshape(-1).view("uint8")
+        for begin in range(0, len(data), _SLICE):
+            part = data[begin : begin + _SLICE]
+            crc = crc32c(part, crc) if native else zlib.crc32(part, crc)
+            if len(data) > _SLICE:
+                yield 0
+    return crc if native else crc | _ZLIB
+
+
+def fits(columns: Mapping[str, Any], crc: int) -> bool:
+    """Whether this is the columns' checksum, of either kind."""
+    return (_crc32(columns) if crc & _ZLIB else _crc32c(columns)) == crc
+
+
+def _crc32c(columns: Mapping[str, Any]) -> int:
+    crc = 0
+    for name in sorted(columns):
+        crc = crc32c(columns[name].reshape(-1).view("uint8"), crc)
+    return crc
+
+
+def _crc32(columns: Mapping[str, Any]) -> int:
+    crc = 0
+    for name in sorted(columns):
+        crc = zlib.crc32(columns[name].reshape(-1).view("uint8"), crc)
+    return crc | _ZLIB
+
+
+# --- messages -------------------------------------------------------------------------------
+# `run` is the name that the user chose or was given; `job` is new for each time that the run is tried.
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """An attempt says which partition it sends. `number` counts the retries from 0. `columns`: the layouts
+    of its rows as JSON (see `rows.py`), for receivers that keep them; "" when it has no rows."""
+
+    kind: ClassVar[str] = "begin"
+    run: str
+    job: str
+    partition: int
+    attempt: int
+    number: int = 0
+    columns: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """One frame of rows; `crc` is the `checksum` of its columns."""
+
+    kind: ClassVar[str] = "rows"
+    run: str
+    job: str
+    partition: int
+    attempt: int
+    sequence: int
+    rows: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """An attempt has sent everything; `crc` is the chain over its frames."""
+
+    kind: ClassVar[str] = "end"
+    run: str
+    job: str
+    partition: int
+    attempt: int
+    frames: int
+    rows: int
+    crc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """The run is complete. Its partitions travel beside it, as columns (see `Winner`).
+
+    With several receivers, partition p belongs to receiver p % receivers; `receiver` is the one
+    that this message is for. `transports` names how the rows travelled, with commas.
+    """
+
+    kind: ClassVar[str] = "commit"
+    run: str
+    job: str
+    receiver: int = 0
+    receivers: int = 1
+    transports: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Abort:
+    """The run has failed. Rows that were handed on cannot be called back."""
+
+    kind: ClassVar[str] = "abort"
+    run: str
+    job: str
+
+
+Message = Begin | Rows | End | Commit | Abort
+_KINDS: dict[str, type[Message]] = {m.kind: m for m in (Begin, Rows, End, Commit, Abort)}
+
+
+def to_meta(message: Message) -> dict[str, Any]:
+    """What goes into the metadata of the message that carries it."""
+    return {"transfer.run": PROTOCOL, "kind": message.kind, **asdict(message)}
+
+
+def from_meta(meta: Mapping[str, Any] | None) -> Message:
+    """Reads what a peer sent. Raises ProtocolError("run") when it is anything else."""
+    if not isinstance(meta, Mapping) or meta.get("transfer.run") != PROTOCOL:
+        raise ProtocolError(
+            "run",
+            "a message arrived that belongs to no run",
+            hint="Only the Spark writer of the same release may send to this socket.",
+        )
+    given = {k: v for k, v in meta.items() if k not in ("transfer.run", "kind")}
+    kind = meta.get("kind")
+    cls = _KINDS.get(kind) if isinstance(kind, str) else None
+    if cls is None or given.keys() != {f.name for f in dataclass_fields(cls)}:
+        raise ProtocolError("run", f"unknown or misshapen run message {kind!r:.80}")
+    for name, value in given.items():
+        if name == "columns":
+            if not isinstance(value, str) or len(value) > MAX_COLUMNS:
+                raise ProtocolError("run", f"columns is no text of at most {MAX_COLUMNS} characters")
+        elif name in ("run", "job", "transports"):
+            if not isinstance(value, str) or len(value) > MAX_NAME or (name == "run" and not value):
+                raise ProtocolError("run", f"{name} is no name of at most {MAX_NAME} characters")
+        elif type(value) is not int or not 0 <= value <= MAX_NUMBER:
+            raise ProtocolError("run", f"{name} is not a count: {value!r:.80}")
+    return cls(**given)
+
+
+@dataclass(frozen=True, slots=True)
+class Winner:
+    """The attempt that produced a partition, as the commit names it."""
+
+    partition: int
+    attempt: int
+    frames: int
+    rows: int
+    nbytes: int
+    crc: int
+
+
+WINNER_COLUMNS = tuple(f.name for f in dataclass_fields(Winner))
+
+
+def to_table(winners: Sequence[Winner]) -> dict[str, list[int]]:
+    """The winners as columns of integers: a run may have any number of partitions."""
+    return {name: [getattr(winner, name) for winner in winners] for name in WINNER_COLUMNS}
+
+
+def from_table(table: Mapping[str, Sequence[int]]) -> list[Winner]:
+    """Raises ProtocolError("run") when the columns are not those of `to_table`."""
+    if table.keys() != set(WINNER_COLUMNS) or len({len(column) for column in table.values()}) != 1:
+        raise ProtocolError("run", "a commit arrived without its table of partitions")
+    return [Winner(*row) for row in zip(*(table[name] for name in WINNER_COLUMNS), strict=True)]
+
+
+# --- the receiver's books -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Counts:
+    """What arrived, in plain integers. Rows and frames are those handed on; the rest was dropped."""
+
+    rows: int = 0
+    frames: int = 0
+    duplicate_rows: int = 0  # sent again by a retry or a speculative copy
+    stray_frames: int = 0  # of an attempt whose beginning went to somebody else
+    attempts: int = 0
+
+
+@dataclass(slots=True)
+class _Attempt:
+    frames: int = 0
+    rows: int = 0
+    crc: int = 0
+
+
+@dataclass(slots=True)
+class _Partition:
+    #: (rows, crc) of the frames handed on. Attempts send without gaps, so this has none either.
+    taken: list[tuple[int, int]] = field(default_factory=list)
+    ended: End | None = None
+
+
+class RunLedger:
+    """What has arrived of one run. Not thread-safe: one receiver owns it.
+
+    All methods raise ProtocolError with one of these reasons: `lost_rows` (a gap, or fewer rows than
+    were announced), `doubled_rows` (more than were announced), `recut` (a retry cut other frames
+    than the attempt before it).
+    """
+
+    def __init__(self, run: str, job: str) -> None:
+        self.run = run
+        self.job = job
+        self.counts = Counts()
+        self.complete = False
+        self.committed_rows = 0  # of the partitions that are ours, as the commit told
+        self._attempts: dict[tuple[int, int], _Attempt] = {}
+        self._partitions: dict[int, _Partition] = {}
+
+    @property
+    def partitions_ended(self) -> int:
+        return sum(p.ended is not None for p in self._partitions.values())
+
+    @property
+    def ends(self) -> frozenset[tuple[int, int, int]]:
+        """Partition, rows and checksum of each partition that has ended."""
+        ended = ((number, found.ended) for number, found in self._partitions.items())
+        return frozenset((number, end.rows, end.crc) for number, end in ended if end is not None)
+
+    def rows_of(self, partition: int) -> int:
+        """Rows handed on from one partition."""
+        found = self._partitions.get(partition)
+        return sum(rows for rows, _ in found.taken) if found else 0
+
+    def begin(self, message: Begin) -> None:
+        self._attempts[message.partition, message.attempt] = _Attempt()
+        self._partitions.setdefault(message.partition, _Partition())
+        self.counts.attempts += 1
+
+    def rows(self, message: Rows) -> bool:
+        """True: hand these rows on. False: they were there before, or are strays."""
+        attempt = self._attempts.get((message.partition, message.attempt))
+        if attempt is None:
+            # The connection was re-made in mid-attempt. Its task fails, for want of confirmation
+            # of what went before, and is retried from the start.
+            self.counts.stray_frames += 1
+            return False
+        if message.sequence > attempt.frames:
+            raise self._error(
+                "lost_rows", message, f"frames {attempt.frames} to {message.sequence - 1} never arrived"
+            )
+        if message.sequence < attempt.frames:
+            return self._duplicate(message)
+        attempt.crc = chain(attempt.crc, message.sequence, message.rows, message.crc)
+        attempt.frames += 1
+        attempt.rows += message.rows
+        partition = self._partitions[message.partition]
+        if message.sequence < len(partition.taken):
+            return self._duplicate(message)
+        if partition.ended is not None:
+            raise self._error("recut", message, "an attempt sent more frames than the one that ended")
+        partition.taken.append((message.rows, message.crc))
+        self.counts.frames += 1
+        self.counts.rows += message.rows
+        return True
+
+    def end(self, message: End) -> None:
+        attempt = self._attempts.get((message.partition, message.attempt))
+        if attempt is None:
+            self.counts.stray_frames += 1
+            return
+        if (attempt.frames, attempt.rows) != (message.frames, message.rows):
+            reason = "lost_rows" if attempt.rows < message.rows else "doubled_rows"
+            raise self._error(
+                reason,
+                message,
+                f"{message.rows:,} rows in {message.frames} frames were announced, "
+                f"{attempt.rows:,} in {attempt.frames} arrived",
+            )
+        partition = self._partitions[message.partition]
+        if attempt.crc != message.crc or len(partition.taken) != message.frames:
+            raise self._error("recut", message, "the attempt's frames are not those that were taken")
+        partition.ended = message
+
+    def commit(self, message: Commit, winners: list[Winner]) -> None:
+        """Compares what the run says it sent with what was handed on."""
+        ours = {w.partition: w for w in winners if w.partition % message.receivers == message.receiver}
+        for number, winner in ours.items():
+            found = self._partitions.get(number)
+            ended = found.ended if found else None
+            if ended is None or ended.rows < winner.rows:
+                raise ProtocolError(
+                    "lost_rows",
+                    f"run {self.run}, partition {number}: {winner.rows:,} rows were sent and "
+                    f"{self.rows_of(number):,} arrived",
+                )
+            if ended.rows > winner.rows:
+                raise ProtocolError(
+                    "doubled_rows",
+                    f"run {self.run}, partition {number}: {winner.rows:,} rows were sent and "
+                    f"{ended.rows:,} arrived",
+                )
+            if (ended.frames, ended.crc) != (winner.frames, winner.crc):
+                raise ProtocolError(
+                    "recut",
+                    f"run {self.run}, partition {number}: the winner's frames differ",
+                    hint=RECUT_HINT,
+                )
+        extra = [n for n, p in self._partitions.items() if p.taken and n not in ours]
+        if extra:
+            raise ProtocolError("doubled_rows", f"run {self.run}: partition {extra[0]} is not part of it")
+        self.committed_rows = sum(winner.rows for winner in ours.values())
+        self.complete = True
+
+    def abort(self, message: Abort) -> None:
+        raise Broken(
+            f"run {message.run} failed in Spark; {self.counts.rows:,} of its rows had been handed on",
+            hint="Spark's own error says why. Start the epoch again from your last checkpoint.",
+        )
+
+    def _duplicate(self, message: Rows) -> bool:
+        if self._partitions[message.partition].taken[message.sequence] != (message.rows, message.crc):
+            raise self._error("recut", message, "a retry cut other frames than the attempt before it")
+        self.counts.duplicate_rows += message.rows
+        return False
+
+    def _error(self, reason: str, message: Rows | End, text: str) -> ProtocolError:
+        where = f"run {self.run}, partition {message.partition}, attempt {message.attempt}: "
+        return ProtocolError(reason, where + text, hint=RECUT_HINT if reason == "recut" else "")
+
+
+RECUT_HINT = (
+    "Eager delivery needs a plan that gives the same rows in the same order on a retry: "
+    "order the rows by something unique, or write them to a table first."
+)

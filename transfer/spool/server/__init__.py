@@ -1,0 +1,1 @@
+"""The spool itself: keeps rows of runs, and gives them to readers."""

@@ -1,0 +1,34 @@
+"""Receives the spool's messages: one that cannot be read is dropped, and no other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from transfer.tensors.build import NUMPY
+from transfer.transports.errors import Again, Closed, NotSupported, ProtocolError, TensorMismatch
+
+if TYPE_CHECKING:
+    from transfer.peer_faults import PeerFaults
+
+
+class MessageReceiver:
+    """Dicts of tensors at one socket. For one thread. take: `take_bundle` or `take_bundle_from`."""
+
+    def __init__(self, socket: Any, take: Callable[..., tuple[Any, ...]], faults: PeerFaults) -> None:
+        self._socket = socket
+        self._take = take
+        self._faults = faults
+
+    def next(self, flags: int = 0) -> tuple[Any, ...] | None:
+        """What was received; None: it was no dict of tensors that numpy knows. Raises Again, Closed."""
+        try:
+            found: tuple[Any, ...] = self._socket._sound(self._take, self._socket, flags, NUMPY)
+            return found
+        except (Again, Closed):
+            raise
+        except (ProtocolError, TensorMismatch, NotSupported) as error:
+            self._faults.warn("a message", error, "a peer")
+        except Exception as error:  # noqa: BLE001 - whatever a peer's bytes raise, others are served
+            self._faults.note("a message", error)
+        return None

@@ -1,0 +1,214 @@
+"""Readers' requests: which reader leases which shard of a group, and what the group has read."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+from transfer.spool.format import rows as row_layouts
+from transfer.spool.format.protocol import Acknowledge, Fetch, OpenRun, Read, Release, refusal
+from transfer.spool.format.row_source import OPEN, check_opening
+from transfer.spool.server.answers import Answers
+from transfer.spool.server.group import MAX_SHARDS, Group, Position
+from transfer.spool.server.reader import Reader
+from transfer.spool.server.responder import Answer, Responder
+from transfer.spool.server.row_requests import RowRequests
+from transfer.spool.server.run_record import Entry, Seen
+from transfer.spool.server.store import Store
+from transfer.transports.errors import Broken, UsageError
+
+if TYPE_CHECKING:
+    from transfer.peer_faults import PeerFaults
+
+_log = logging.getLogger("transfer.spool")
+
+_FORGOTTEN = "by `transfer runs forget-group`; who opens the run again begins as a new group does"
+
+
+class ReaderRequests:
+    """For one thread. A reader that has opened a run leases its shard until it goes."""
+
+    def __init__(
+        self, store: Store, answers: Answers, answer: Answer, responder: Responder, faults: PeerFaults
+    ) -> None:
+        self._store = store
+        self._responder = responder
+        self._readers: dict[bytes, Reader] = {}
+        #: why a connected reader has no lease any more
+        self._ended: dict[bytes, str] = {}
+        #: groups by (number of the run, name), whose positions are to be kept
+        self._unnoted: dict[tuple[int, str], Entry] = {}
+        self._rows = RowRequests(store, answers, answer, faults, self._delivered)
+
+    @property
+    def leases(self) -> list[Reader]:
+        """All readers that have one."""
+        return [*self._readers.values()]
+
+    def open(self, identity: bytes, request: OpenRun) -> dict[str, Any] | None:
+        """Leases a shard. The answer; None: it follows."""
+        if request.shard >= request.shards:
+            raise UsageError(f"shard {request.shard} of {request.shards}", hint="shards are counted from 0")
+        if request.shards > MAX_SHARDS:
+            raise UsageError(f"{request.shards:,} shards", hint=f"a group has at most {MAX_SHARDS:,}")
+        if request.run not in self._store.entries and not request.run_id:
+            return {"missing": True}
+        entry = self._store.entry(request.run, request.run_id)
+        entry.check_whole()
+        run, state = entry.run, entry.state
+        check_opening(run.name, state, run.layouts or (), request.columns, shuffled=request.shuffled)
+        busy, alone = self._look_at_others(identity, request, entry)
+        if busy:
+            return {"busy": busy}
+        group = self._store.group(entry, request.group)
+        _check_kept(entry, request.group, group)
+        came_back = group.given_up
+        group.used, group.given_up = self._store.now(), False
+        if not group.settled:
+            group.before, group.settled = group.delivered, True
+        if request.run_id:
+            changed = group.rejoin(request.shard, request.shards, request.delivered)
+        else:
+            changed = group.join(request.shard, request.shards, alone=alone)
+        if changed or came_back:
+            group.noted = self._store.note(entry, request.group)
+        self._ended.pop(identity, None)
+        self._readers[identity] = Reader(
+            entry, request.run, request.group, request.shard, request.shards, request.token
+        )
+        seen = entry.seen
+        answer = {
+            "name": entry.run.name,
+            "run_id": entry.run_id,
+            "state": seen.state,
+            "visible": seen.rows,
+            "layouts": row_layouts.to_json(entry.run.layouts or ()),
+            "acknowledged": group.acknowledged,
+            "delivered": group.before,
+        }
+        # From now on a stream keeps rows for its sake, after a crash too, which does not take the run's id.
+        self._responder.respond_when_committed(group.noted, identity, request, lambda: answer)
+        return None
+
+    def fetch(self, identity: bytes, request: Fetch) -> None:
+        """The rows follow, when they are visible."""
+        reader = self._readers.get(identity)
+        if reader is None:
+            if (ended := self._ended.get(identity)) is not None:
+                raise Broken(ended, hint=_FORGOTTEN)
+            raise Broken("this reader has no lease", hint="open the run first")
+        self._rows.fetch(identity, reader, request)
+
+    def read(self, identity: bytes, request: Read) -> None:
+        """The rows follow; no group, and no lease."""
+        self._store.entry(request.run, request.run_id).touched = self._store.now()
+        self._rows.read(identity, request)
+
+    def serve_waiting(self) -> float:
+        """Answers the requests for rows that can be answered now. Seconds until it is to be called again."""
+        return self._rows.serve_waiting(self._readers)
+
+    def acknowledge(self, identity: bytes, request: Acknowledge) -> None:
+        """The answer follows, when the group's position is on the disk."""
+        entry = self._store.entry(request.run, request.run_id)
+        if request.group not in entry.groups:
+            raise UsageError(
+                f"group {request.group!r} has not opened run {request.run}, or was forgotten",
+                hint="open the run with this group first",
+            )
+        lease = request.shard, request.count, request.shards
+        if request.shard + request.count > request.shards or request.shards > MAX_SHARDS:
+            raise UsageError(f"shards {request.shard} to {request.shard + request.count} of {request.shards}")
+        if request.row > entry.rows:  # rows that come later would count as read
+            raise UsageError(
+                f"row {request.row:,} of run {request.run}, which has {entry.rows:,} rows",
+                hint="acknowledge a state of this run, at most as far as it was read",
+            )
+        position = request.epoch, request.row
+        sequence = self._store.acknowledge(request.run, request.group, position, request.steps, lease)
+        self._responder.respond_when_committed(sequence, identity, request, dict)
+
+    def release(self, identity: bytes, request: Release) -> dict[str, Any]:
+        """The reader goes."""
+        reader = self._readers.pop(identity, None)
+        if reader is not None:
+            self._leave(reader, request.used)
+        return {}
+
+    def end_leases(self, entry: Entry, group: str) -> None:
+        """The group is forgotten; what its readers wait for is refused."""
+        text = f"group {group!r} of run {entry.run.name} was forgotten"
+        error = refusal(Broken(text, hint=_FORGOTTEN))
+        for identity, reader in [*self._readers.items()]:
+            if reader.entry is entry and reader.group == group:
+                del self._readers[identity]
+                self._ended[identity] = text
+                for request in reader.waiting:
+                    self._responder.respond(identity, request, {"error": error})
+
+    def tick(self, connected: set[bytes]) -> None:
+        """Readers whose connection is gone have no lease any more."""
+        self.note_all()
+        for identity in [identity for identity in self._readers if identity not in connected]:
+            reader = self._readers.pop(identity)
+            _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
+            self._leave(reader, None)
+        for identity in [identity for identity in self._ended if identity not in connected]:
+            del self._ended[identity]
+        self._rows.tick(connected)
+
+    def note_all(self) -> None:
+        """Positions of groups that were not kept yet are; also when the spool is closed."""
+        unnoted, self._unnoted = self._unnoted, {}
+        for (_, group), entry in unnoted.items():
+            if self._store.entries.get(entry.run.name) is entry and group in entry.groups:
+                self._store.note(entry, group)
+
+    def _look_at_others(self, identity: bytes, request: OpenRun, entry: Entry) -> tuple[str, bool]:
+        """(why the shard cannot be leased, or ""; whether no other reads for the group)."""
+        wanted, alone = (request.shards, request.shard), True
+        for other, reader in [*self._readers.items()]:
+            if (reader.run, reader.group) != (request.run, request.group) or other == identity:
+                continue
+            if reader.entry is not entry:  # its shards would be of two runs
+                return f"shard {reader.shard} of {reader.shards} of {reader.entry.run_id}, deleted", False
+            if reader.token == request.token and reader.shard == request.shard:
+                del self._readers[other]  # its connection broke, and it is here again
+            elif (reader.shards, reader.shard) == wanted or reader.shards != request.shards:
+                return f"shard {reader.shard} of {reader.shards}", False
+            else:
+                alone = False
+        return "", alone
+
+    def _delivered(self, reader: Reader, request: Fetch, seen: Seen) -> None:
+        if not any(one is reader for one in self._readers.values()):
+            return  # it went while its answer was made
+        entry = reader.entry
+        group = entry.groups[reader.group]
+        if group.deliver(reader.shard, request, seen.rows, over=seen.state != OPEN):
+            self._unnoted[entry.number, reader.group] = entry
+        end = min(request.begin + (request.times - 1) * request.stride + request.rows, entry.rows)
+        position = request.epoch, end
+        if group.delivered is None or group.delivered < position:
+            group.delivered = position
+
+    def _leave(self, reader: Reader, used: Position | None) -> None:
+        """The group's positions are kept soon: once for all readers that go together."""
+        group = reader.entry.groups.get(reader.group)
+        if group is None:
+            return  # it was forgotten meanwhile
+        group.used = self._store.now()
+        group.settled = False  # who comes next is told what this one was sent
+        group.leave(reader.shard, used)
+        self._unnoted[reader.entry.number, reader.group] = reader.entry
+
+
+def _check_kept(entry: Entry, name: str, group: Group) -> None:
+    """Raises Broken: the group was given up, and rows that it has not read were given back."""
+    row = group.acknowledged[1] if group.acknowledged is not None else 0
+    if entry.run.kind == "stream" and row < entry.first:
+        raise Broken(
+            f"group {name!r} of run {entry.run.name} was given up after a long silence: its rows {row:,} to "
+            f"{entry.first:,} are not kept any more",
+            hint=f"to begin at row {entry.first:,}: transfer runs forget-group, or another group",
+        )

@@ -1,0 +1,389 @@
+"""The spool's runs on its log: events are kept first, then booked, and readers see what is on the disk.
+
+Each run is a topic of the log. Its messages are the events of `ledger.py` as they came, with the rows as
+blobs, so the books are found again by reading them. When a run is sealed its index is kept as one message,
+and that is read alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+import threading
+import time
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from transfer import steady_clock
+from transfer.log import Log, Retention
+from transfer.log.checks import check_key
+from transfer.spool.format import rows as row_layouts
+from transfer.spool.format.protocol import Delivery, IfComplete, Kind
+from transfer.spool.format.row_source import SEALED
+from transfer.spool.format.run_messages import Abort, Begin, Commit, End, Rows, Winner, to_table
+from transfer.spool.server.group import Group, group_to_json
+from transfer.spool.server.ledger import Attempt, Run
+from transfer.spool.server.recovery import recover
+from transfer.spool.server.replay import keep_attempt, layouts_of
+from transfer.spool.server.run_log import RunLog, integer_columns
+from transfer.spool.server.run_record import Booked, Entry, Seen, group_key, run_key
+from transfer.transports.errors import Broken, LogFull, OptionError, ProtocolError, UsageError
+
+if TYPE_CHECKING:
+    from transfer.spool.format.rows import Array, Arrays
+
+_log = logging.getLogger("transfer.spool")
+
+#: what holds a run's messages in the log until it is deleted
+HOLD = "spool"
+#: what anybody can make a spool keep for ever: runs, and of a run its open jobs and its groups
+MAX_RUNS, MAX_JOBS, MAX_GROUPS = 100_000, 10_000, 10_000
+
+
+class Store:
+    """All runs of a spool's folder. Thread-safe; frames may be received by one thread only.
+
+    Methods that change something return the sequence to wait for: when the log has committed it, `kept` makes
+    visible what was booked up to there. Only that: what is booked behind it may be lost in a crash.
+
+    where: a folder of its own, or a log that is somebody else's too, who closes it.
+    """
+
+    def __init__(self, where: Path | Log, *, retention_bytes: int | None = None) -> None:
+        self.lock = threading.RLock()
+        self._owns_log = isinstance(where, Path)
+        if isinstance(where, Path):
+            retention = Retention(bytes=retention_bytes, acknowledged=True)
+            self.log = Log(where, retention=retention, damaged="serve")
+        else:
+            self.log = where
+        self._runs = RunLog(self.log, self.lock)
+        self._booked: deque[Booked] = deque()
+        #: the time of day, of a clock that nobody sets
+        self.now: Callable[[], float] = lambda: steady_clock.unix_ns() / 1e9
+        try:
+            self.entries = recover(self._runs, self.now)
+        except BaseException:
+            self.close()
+            raise
+        self._number = max((entry.number for entry in self.entries.values()), default=0)
+
+    def close(self) -> None:
+        self._runs.close()
+        if self._owns_log:
+            self.log.close()
+
+    def entry(self, run: str, run_id: str = "") -> Entry:
+        """Raises OptionError: there is no such run; Broken: it is not the one with this id."""
+        found = self.entries.get(run)
+        if run_id and (found is None or found.run_id != run_id):
+            raise _gone(run, run_id, found)
+        if found is None:
+            names = ", ".join(sorted(self.entries)[:5]) or "none"
+            raise OptionError(f"there is no run {run!r}", hint=f"there are: {names}")
+        return found
+
+    def gone(self, entry: Entry) -> Broken:
+        """What who still reads a deleted run hears."""
+        return _gone(entry.run.name, entry.run_id, self.entries.get(entry.run.name))
+
+    # -- jobs --------------------------------------------------------------------------------------------
+
+    def declare(
+        self, run: str, job: str, delivery: Delivery, kind: Kind, if_complete: IfComplete = "refuse"
+    ) -> bool:
+        """As `Run.declare`; makes the run if it is not there."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None:
+                if len(self.entries) >= MAX_RUNS:
+                    raise UsageError(f"there are {MAX_RUNS} runs", hint="delete some: transfer runs delete")
+                self._number = max(self._number + 1, time.time_ns())
+                run_id = secrets.token_hex(16)
+                entry = Entry(Run(run, delivery, kind), self._number, self.now(), run_id, touched=self.now())
+                self.log.acknowledge(entry.topic, HOLD, 0)
+                self._runs.put(entry)
+                self.entries[run] = entry
+            entry.check_whole()
+            jobs = entry.run.jobs
+            if len(jobs) >= MAX_JOBS and job not in jobs:
+                raise UsageError(
+                    f"{MAX_JOBS} jobs write to run {run}, and none of them has ended", hint="delete the run"
+                )
+            wanted = entry.run.declare(job, delivery, kind, if_complete)
+            if wanted:
+                entry.expired.pop(job, None)
+                new = job not in entry.active
+                entry.active[job] = self.now()
+                if new or job in entry.aborted:
+                    entry.aborted = [one for one in entry.aborted if one != job]
+                    self._runs.put(entry)
+                self._book(entry, self._booked[-1].sequence if self._booked else None)
+            entry.touched = self.now()
+            return wanted
+
+    def receive(self, message: Begin | Rows | End, arrays: Mapping[str, Array]) -> int | None:
+        """What a task sent. The sequence to wait for before its end counts; None: it came for nobody.
+
+        Raises LogFull (nothing was done; it may be tried again), ProtocolError, NotATensor.
+        """
+        with self.lock:
+            entry = self.entries.get(message.run)
+            if entry is None or entry.damage:
+                return None
+            run = entry.run
+            if message.job in run.jobs:
+                entry.touched = entry.active[message.job] = self.now()
+            if isinstance(message, Begin):
+                layouts = layouts_of(message)
+                if not run.check_begin(message, layouts):
+                    return None
+                sequence = self._runs.append(entry, message)  # before it is booked: it may be tried again
+                run.begin(message, layouts)
+                return sequence
+            if isinstance(message, End):
+                return self._receive_end(entry, message)
+            if not run.wants(message):
+                return None
+            layouts = run.layouts_of(message)
+        row_layouts.check(arrays, layouts, message.rows)
+        # Without the lock: it takes as long as the disk does.
+        nbytes = sum(array.nbytes for array in arrays.values())
+        sequence, offset = self._runs.append_rows(entry, message, arrays)
+        with self.lock:
+            if self.entries.get(message.run) is not entry:
+                self.log.drop(entry.topic)  # deleted meanwhile; this made its topic anew
+                return None
+            if not run.rows(message, offset, nbytes):
+                self._runs.discard(entry, [offset])
+                return None
+        return sequence
+
+    def _receive_end(self, entry: Entry, message: End) -> int | None:
+        if not entry.run.check_end(message):
+            return None
+        sequence = self._runs.append(entry, message)
+        self._runs.discard(entry, entry.run.end(message))
+        self._book(entry, sequence)
+        return sequence
+
+    def commit(
+        self, run: str, job: str, winners: Sequence[Winner], if_complete: IfComplete = "refuse"
+    ) -> tuple[int, bool]:
+        """(the sequence to wait for, whether it was committed before: which may not be on the disk yet)."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None:
+                raise ProtocolError(
+                    "lost_rows",
+                    f"run {run} is not there, and {sum(winner.rows for winner in winners):,} of its rows "
+                    "were acknowledged",
+                    hint="was it deleted, or the spool's folder deleted or changed? Nothing was delivered; "
+                    "write the run again",
+                )
+            entry.check_whole()
+            entry.check_job(job)
+            if not entry.run.check_commit(job, winners, if_complete):
+                return entry.sequence, True
+            sequence = self._runs.append(entry, Commit(run, job), integer_columns(to_table(winners)))
+            unneeded = entry.run.commit(job, winners)
+            entry.touched = self.now()
+            entry.active = {name: last for name, last in entry.active.items() if name in entry.run.jobs}
+            if entry.run.state == SEALED:
+                entry.tidy = not unneeded
+                try:
+                    self._runs.keep_index(entry)
+                    sequence = self._runs.put(entry)
+                except LogFull:
+                    pass  # it is committed; without an index its books are found again by all of its events
+            entry.sequence = sequence
+            self._book(entry, sequence, unneeded)
+            return sequence, False
+
+    def abort(self, run: str, job: str) -> int | None:
+        """The sequence to wait for; None: nothing of that job is there."""
+        with self.lock:
+            entry = self.entries.get(run)
+            if entry is None or job not in entry.run.jobs:
+                return None
+            try:
+                sequence = self._runs.append(entry, Abort(run, job))
+            except LogFull:  # its rows are what has to go
+                entry.aborted.append(job)
+                sequence = self._runs.put(entry)
+            entry.active.pop(job, None)
+            self._runs.discard(entry, entry.run.abort(job))
+            self._book(entry, sequence)
+            return sequence
+
+    def expire(self, entry: Entry, job: str, age: float) -> None:
+        """A job is aborted that was silent for so long. Who sends for it later is refused."""
+        with self.lock:
+            entry.expire(job, age)
+            self.abort(entry.run.name, job)
+            self._runs.put(entry)
+
+    def mark(self) -> int:
+        """The sequence of a new record behind all others, which says nothing: to wait for all of them."""
+        return self.log.put(b"room", b"")
+
+    def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
+        """Readers may see what is booked now when this record is kept; None: at once."""
+        booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
+        if sequence is None:
+            self._show(booked)
+        else:
+            self._booked.append(booked)
+
+    def kept(self, sequence: int) -> None:
+        """All up to this record is on the disk: what was booked till then is visible."""
+        with self.lock:
+            while self._booked and self._booked[0].sequence <= sequence:
+                self._show(self._booked.popleft())
+
+    def _show(self, booked: Booked) -> None:
+        entry = booked.entry
+        entry.seen = Seen(booked.rows, booked.state)
+        if booked.unneeded and self.entries.get(entry.run.name) is entry:
+            with suppress(LogFull):  # else a spool that begins anew gives it back
+                self._runs.discard(entry, booked.unneeded)
+                if entry.state == SEALED:
+                    entry.tidy = True
+                    self._runs.put(entry)
+
+    def attempt(self, run: str, job: str, partition: int, attempt: int) -> Attempt | None:
+        """What is known of an attempt; None: nothing, or its job is over."""
+        with self.lock:
+            entry = self.entries.get(run)
+            found = entry.run.jobs.get(job) if entry is not None else None
+            return found.attempts.get((partition, attempt)) if found is not None else None
+
+    def attempt_kept(self, message: End) -> None:
+        """All of an attempt is on the disk."""
+        with self.lock:
+            entry = self.entries.get(message.run)
+            if entry is not None:
+                keep_attempt(entry.run, message)
+
+    def delete(self, run: str) -> tuple[int, int]:
+        """The run is gone: its rows and bytes. Raises OptionError."""
+        with self.lock:
+            entry = self.entry(run)
+            del self.entries[run]
+            self._runs.forget_frames(entry)
+            for group in entry.groups:
+                self.log.remove(group_key(entry, group))
+            self.log.remove(run_key(entry))
+            self.log.drop(entry.lineage)
+            entry.sequence = self.log.drop(entry.topic) or entry.sequence
+            return entry.rows, entry.nbytes
+
+    # -- readers -----------------------------------------------------------------------------------------
+
+    def acknowledge(
+        self,
+        run: str,
+        group: str,
+        position: tuple[int, int],
+        steps: list[list[int]],
+        lease: tuple[int, int, int] = (0, 1, 1),
+    ) -> int:
+        """The group has done with all before this position, says who has the shards of this lease (first,
+        how many, of how many). The sequence to wait for."""
+        with self.lock:
+            entry = self.entry(run)
+            found = self.group(entry, group)
+            if steps:
+                body = json.dumps({"group": group, "steps": steps}).encode()
+                try:
+                    self.log.append(entry.lineage, body)
+                except LogFull:  # what is acknowledged makes room, and must not wait for it
+                    _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
+            entry.touched = found.used = self.now()
+            found.given_up = False
+            found.acknowledge(position, *lease, kept=(0, entry.first))
+            if found.delivered is None or found.delivered < position:
+                found.delivered = position
+            sequence = self.note(entry, group)
+            if entry.run.kind == "stream":
+                self.trim(entry)
+            return sequence
+
+    def group(self, entry: Entry, name: str) -> Group:
+        """The group; it is made if it is not there. Raises UsageError: there are too many."""
+        group = entry.groups.get(name)
+        if group is None:
+            if len(entry.groups) >= MAX_GROUPS:
+                raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
+            check_key(group_key(entry, name))
+            group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
+        return group
+
+    def note(self, entry: Entry, group: str) -> int:
+        """The group's positions are kept, with whatever is kept next."""
+        found = entry.groups[group]
+        found.used_noted = found.used
+        return self.log.put(group_key(entry, group), group_to_json(found))
+
+    def forget(self, entry: Entry, group: str) -> int:
+        """The group's positions are gone, and no rows are kept for it. The sequence to wait for."""
+        with self.lock:
+            del entry.groups[group]
+            sequence = self.log.remove(group_key(entry, group))
+            if entry.run.kind == "stream":
+                self.trim(entry)
+            return sequence
+
+    def note_activity(self, entry: Entry, coarse: float) -> None:
+        """When the run, its jobs and its groups were active is kept, if what is kept is so much older."""
+        touched, active = entry.noted
+        late = any(last - active.get(job, 0.0) > coarse for job, last in entry.active.items())
+        if late or entry.touched - touched > coarse or entry.active.keys() != active.keys():
+            self._runs.put(entry)
+        for name, group in entry.groups.items():
+            if group.used - group.used_noted > coarse:
+                self.note(entry, name)
+
+    def lineage(self, entry: Entry, group: str) -> list[list[int]]:
+        """What was recorded for a group, the oldest first."""
+        steps: list[list[int]] = []
+        for message in self._runs.messages(entry.lineage):
+            value = json.loads(bytes(message.body))
+            if value["group"] == group:
+                steps += value["steps"]
+        return steps
+
+    def frame(self, entry: Entry, number: int) -> Arrays:
+        """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
+        return self._runs.frame(entry, number)
+
+    def trim(self, entry: Entry) -> None:
+        """A stream's frames that all groups have acknowledged are not kept."""
+        live = [group for group in entry.groups.values() if not group.given_up]
+        if live:
+            self.trim_to(entry, min(group.acknowledged[1] if group.acknowledged else 0 for group in live))
+
+    def trim_to(self, entry: Entry, rows: int) -> None:
+        """A stream's frames that end before this row are not kept."""
+        visible = entry.run.visible
+        low = bisect_right(visible.ends, entry.first)
+        high = bisect_right(visible.ends, min(rows, entry.rows))
+        if low < high:
+            entry.first = visible.ends[high - 1]
+            self._runs.put(entry)
+            self._runs.discard(entry, visible.offsets[low:high])
+
+
+def _gone(run: str, run_id: str, found: Entry | None) -> Broken:
+    """found: the run that has the name now."""
+    now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
+    return Broken(
+        f"run {run}, {run_id}, was deleted: {now}",
+        hint="the rows of a run that was written again are others: read it from its first row, "
+        "without a saved state",
+    )

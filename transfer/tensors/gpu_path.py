@@ -1,0 +1,90 @@
+"""How a tensor on a GPU leaves: by its pointer or registered with the network card, where every peer's
+transport takes that, else through the host.
+
+Never ran on a GPU: tested with stand-ins for the tensor, its device, the driver and the peers.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Final
+
+from transfer import config
+from transfer.tensors.export import export, export_pointer
+from transfer.transports import cuda, gpu
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import RegistrationError
+
+logger = logging.getLogger("transfer")
+
+_DIRECT: Final = frozenset({gpu.Route.POINTER, gpu.Route.DMABUF, gpu.Route.PEERMEM})
+_MODULES: Final = Path("/proc/modules")
+_warned: Final[set[str]] = set()
+
+
+def send_from_device(socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool) -> Any:
+    """Sends one tensor that is on a device, with `copy=False`. Raises what `send_tensor` raises."""
+    asked = getattr(socket, "_tensor_capabilities", None)
+    can = Capabilities() if asked is None else asked(flags)
+    way = way_of(tensor, can)
+    if way.route in _DIRECT:
+        bits, header, flat = export_pointer(tensor)
+        payload = registrable(flat) if way.route is gpu.Route.DMABUF else flat
+        try:
+            return socket._send_outframes([(bits, 0, topic, header, payload)], flags, track, False)
+        except (TypeError, BufferError, RegistrationError) as error:
+            # A peer by another transport came meanwhile, the core knows no device memory, or the card
+            # does not take this.
+            warn(f"a tensor on a GPU is copied through the host after all: {error}")
+    bits, header, buffer = export(tensor)
+    return socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
+
+
+def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
+    """What `gpu.decide` says of it on this machine; its warning is logged once."""
+    memory = gpu.described(tensor)
+    if memory is None:
+        return gpu.Way(gpu.Route.STAGING, "nothing is known of its memory")
+    driver = cuda.load() if memory.kind == gpu.CUDA else None
+    if driver is not None:
+        memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))
+    way = gpu.decide(memory, can, machine(driver, memory.index) if can.registers_memory else machine())
+    if way.warning:
+        warn(way.warning)
+    return way
+
+
+def machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
+    """What this process knows; of dma-buf and peermem with the driver of the tensor's device."""
+    expandable = gpu.expandable_segments(config.torch_allocator())
+    if driver is None:
+        return gpu.Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
+    release = os.uname().release
+    missing = gpu.dmabuf_missing(release, driver.supports_dmabuf(device), registers=True)
+    return gpu.Machine(dmabuf=missing, peermem=_peermem(), expandable=expandable)
+
+
+def registrable(flat: Any) -> gpu.Exportable:
+    """Flat device memory with the way to its dma-buf. Only where `decide` said so."""
+    driver = cuda.load()
+    assert driver is not None
+    pointer = int(flat.__cuda_array_interface__["data"][0])
+    return gpu.Exportable(flat, partial(driver.export, pointer, int(flat.nbytes)))
+
+
+def warn(text: str) -> None:
+    """Once for each text."""
+    if text not in _warned:
+        _warned.add(text)
+        logger.warning(text)
+
+
+def _peermem() -> str:
+    try:
+        return gpu.peermem_missing(_MODULES.read_text())
+    except OSError as error:
+        return f"{_MODULES} cannot be read: {error.strerror}"

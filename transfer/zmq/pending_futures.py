@@ -1,0 +1,168 @@
+"""Who awaits what on one socket: futures that are tried again when the socket may be ready."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+from transfer.constants import POLLIN
+from transfer.sockets.connections.no_peer import LongWait
+from transfer.transports.errors import Again
+
+Attempt = Callable[[], Any]
+
+#: seconds: first and longest pause between two tries where no descriptor tells
+_SOON, _LATER = 0.001, 0.02
+
+
+class Waiter:
+    """A future and the call that makes its result; the call raises Again while it would block."""
+
+    __slots__ = ("attempt", "future")
+
+    def __init__(self, future: asyncio.Future[Any], attempt: Attempt) -> None:
+        self.future = future
+        self.attempt = attempt
+
+    def try_once(self) -> bool:
+        """True when the future is done, by this call or before it (cancelled, timed out)."""
+        if self.future.done():
+            return True
+        try:
+            result = self.attempt()
+        except Again:
+            return False
+        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who awaits the future
+            self.future.set_exception(error)
+        else:
+            self.future.set_result(result)
+        return True
+
+
+class Watch:
+    """All waiters of one socket. Used from one event loop at a time; not thread-safe.
+
+    Receivers are served in order, senders too; pollers see what there is. A cancelled waiter takes
+    no message.
+    """
+
+    def __init__(self, sync: Any) -> None:
+        self._sync = sync
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.receivers: deque[Waiter] = deque()
+        self.senders: deque[Waiter] = deque()
+        self.pollers: deque[Waiter] = deque()
+        self._fd = -1
+        self._timer: asyncio.TimerHandle | None = None
+        self._pause = _SOON
+
+    def begin(
+        self, queue: deque[Waiter], attempt: Attempt, timeout: float, at_end: Callable[[Any], None]
+    ) -> asyncio.Future[Any]:
+        """A future for `attempt`, tried at once unless others wait in the queue before it.
+
+        timeout: seconds, negative: endless, 0: only this once. at_end(future) ends it when the time
+        is over.
+        """
+        loop = self._enter()
+        future = loop.create_future()
+        waiter = Waiter(future, attempt)
+        if (not queue or timeout == 0) and waiter.try_once():
+            return future
+        if timeout == 0:
+            at_end(future)
+            return future
+        queue.append(waiter)
+        waiting = LongWait(loop, self._sync)
+        future.add_done_callback(lambda _: waiting.close())
+        if timeout > 0:
+            handle = loop.call_later(timeout, _end, future, at_end)
+            future.add_done_callback(lambda _: handle.cancel())
+        self._pause = _SOON
+        self._arm()
+        return future
+
+    def amend(self, future: asyncio.Future[Any], load: Callable[[Any], Any]) -> asyncio.Future[Any]:
+        """The same future, with `load` applied to its result. No message can be lost in between."""
+        for waiter in self.receivers:
+            if waiter.future is future:
+                waiter.attempt = _composed(waiter.attempt, load)
+                return future
+        # It was done at once.
+        made = self._enter().create_future()
+        if future.cancelled():
+            made.cancel()
+        elif (error := future.exception()) is not None:
+            made.set_exception(error)
+        else:
+            Waiter(made, lambda: load(future.result())).try_once()
+        return made
+
+    def close(self) -> None:
+        """Cancels all that wait."""
+        self._disarm()
+        for queue in (self.receivers, self.senders, self.pollers):
+            while queue:
+                queue.popleft().future.cancel()
+
+    def _enter(self) -> asyncio.AbstractEventLoop:
+        loop = asyncio.get_running_loop()
+        if loop is not self._loop:
+            self._disarm()
+            self._loop = loop
+        return loop
+
+    # -- looking -------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        _serve(self.receivers)
+        _serve(self.senders)
+        self.pollers = deque(waiter for waiter in self.pollers if not waiter.try_once())
+        self._arm()
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._look()
+
+    def _arm(self) -> None:
+        """Asks the loop for exactly what the waiters need."""
+        loop = self._loop
+        assert loop is not None
+        reads = any(not w.future.done() for w in (*self.receivers, *self.pollers))
+        if reads and self._fd < 0:
+            self._fd = self._sync.fileno()
+            loop.add_reader(self._fd, self._look)
+        elif not reads:
+            self._stop_reading()
+        # Room to send, and a REQ whose peer died, are not told by the descriptor.
+        silent = self.senders or self.pollers or (self.receivers and not self._sync._tells(POLLIN))
+        if silent and self._timer is None:
+            self._timer = loop.call_later(self._pause, self._on_timer)
+            self._pause = min(_LATER, self._pause * 2)
+
+    def _stop_reading(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0 and self._loop is not None and not self._loop.is_closed():
+            self._loop.remove_reader(fd)
+
+    def _disarm(self) -> None:
+        self._stop_reading()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+def _composed(attempt: Attempt, load: Callable[[Any], Any]) -> Attempt:
+    return lambda: load(attempt())
+
+
+def _serve(queue: deque[Waiter]) -> None:
+    while queue and queue[0].try_once():
+        queue.popleft()
+
+
+def _end(future: asyncio.Future[Any], at_end: Callable[[Any], None]) -> None:
+    if not future.done():
+        at_end(future)

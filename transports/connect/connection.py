@@ -1,0 +1,397 @@
+"""From an endpoint to a connection that both sides agreed on, and back again when it is lost.
+
+`serve` binds and hands out every connection whose hello was good; `reach` connects, and connects
+again with growing, jittered pauses. Both return an object with `address` and `close()`. All
+callbacks run in the reactor's thread, one at a time, and must not block; they may call any method
+of the reactor, of the acceptor and of the connector.
+
+    transport = registry.open_transport(address.scheme, options)
+    acceptor = serve(reactor, transport, address, hello=make_hello, on_connected=..., on_failed=...)
+    connector = reach(reactor, transport, address, hello=make_hello, on_connected=..., on_failed=...)
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from abc import abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Protocol
+
+from transfer.transports.address import Address
+from transfer.transports.base import Stream, Transport
+from transfer.transports.connect.pending import MOST
+from transfer.transports.core.wire import SocketType
+from transfer.transports.errors import AddressInUse, Fatal, HandshakeError, TransferError
+from transfer.transports.handshake.choice import HINT, permitted
+from transfer.transports.handshake.compatibility import common_peers
+from transfer.transports.handshake.exchange import Exchange, OnEnd, wished
+from transfer.transports.handshake.handshake import Admits, Handshake
+from transfer.transports.handshake.hello import Agreement, Hello
+from transfer.transports.handshake.upgrade import Made, UpgradeFactory
+from transfer.transports.peercred import same_user
+from transfer.transports.reactor import Reactor
+from transfer.transports.security.credentials import Credentials
+from transfer.transports.security.guard import check_listening, on_loopback
+
+
+@dataclass(frozen=True, slots=True)
+class Connected:
+    """A connection after its handshake. Whoever gets it owns it from that moment.
+
+    fd: a connected, non-blocking stream socket, detached from Python's socket object. Without a
+        `stream` it is for `core.Stream(fd, ...)`; nothing behind the hello was read from it. With
+        one it is the connection beside it, which belongs to the stream: for watching only.
+        -1: the stream has none (inproc).
+    stream: a foreign stream, else None.
+    carrier: carries large payloads beside `fd`, else None. See core_contract.Carrier.
+    channel: TLS on `fd` for `core.Stream`, else None.
+    agreement: what both sides agreed on; `agreement.remote` is the peer's hello.
+    endpoint: the bound or connected endpoint that it came by.
+    peer: where the peer is, as text, for people ("127.0.0.1:40312").
+    """
+
+    fd: int
+    stream: Stream | None
+    agreement: Agreement
+    endpoint: Address
+    peer: str
+    carrier: Any = None
+    channel: Any = None
+
+    @classmethod
+    def of(cls, made: Made, agreement: Agreement, endpoint: Address, peer: str) -> Connected:
+        """From what the handshake made."""
+        return cls(made.fd, made.stream, agreement, endpoint, peer, made.carrier, made.channel)
+
+    def discard(self) -> None:
+        """Closes it, when nobody wants it any more."""
+        if self.carrier is not None:
+            self.carrier.close()
+        if self.stream is not None:
+            self.stream.close()
+        elif self.fd >= 0:
+            os.close(self.fd)
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectOptions:
+    """How patient a connector is. Everything is in seconds.
+
+    connect_timeout: for look-up and connect together, each attempt.
+    handshake_timeout: from the connect to the end of the hello.
+    reconnect_first: the first pause is a random time up to this; each further one up to twice that.
+    reconnect_limit: no pause is longer; 0: the pauses do not grow (as in pyzmq).
+    prepare: called before the first attempt, in a thread of its own: it may take a second.
+    """
+
+    connect_timeout: float = 30.0
+    handshake_timeout: float = 30.0
+    reconnect_first: float = 0.1
+    reconnect_limit: float = 5.0
+    prepare: Callable[[], object] | None = None
+
+
+HelloFactory = Callable[[], Hello]  # a fresh nonce for each connection: see identity.make_hello
+#: it owns the connection then, unless it raises
+OnConnected = Callable[[Connected], object]
+#: (error, where from). HandshakeError or ProtocolError: the peer; OutOfDescriptors: the listener rests
+OnRefused = Callable[[TransferError, str], object]
+#: one attempt failed (Broken: no connection; HandshakeError: no agreement; AddressError: no such
+#: name). The connector tries again by itself; only after Fatal (policy `require`) it does not.
+OnFailed = Callable[[TransferError], object]
+OnDelayed = Callable[[], object]  # the connect is under way and not done at once
+OnRetried = Callable[[float], object]  # the next attempt begins after so many seconds
+
+
+class Acceptor(Protocol):
+    """A bound endpoint with its handshakes. Thread-safe."""
+
+    #: the endpoint as bound, with the real port
+    address: Address
+
+    def close(self) -> None:
+        """Stops listening at once and ends unfinished handshakes; what was handed out lives on.
+
+        Idempotent, never waits. A callback that runs at this moment in the reactor's thread may
+        still finish.
+        """
+
+
+class Connector(Protocol):
+    """A wish to be connected to one endpoint. Thread-safe. It begins with its construction."""
+
+    address: Address
+
+    def lost(self) -> None:
+        """Tell it that the connection it handed out is gone: it connects again, after a pause.
+
+        Ignored when no connection is handed out, so telling twice is fine.
+        """
+
+    def close(self) -> None:
+        """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Owner:
+    """What whoever has an endpoint says of itself, and shows.
+
+    networked: others get there by a network. credentials: None where strangers cannot come, and nothing is
+    shown. admits: raises HandshakeError for a peer that cannot come in now; asked of an accepting side, and
+    of both where they meet in one step.
+    """
+
+    hello: HelloFactory
+    admits: Admits | None = None
+    upgrades: UpgradeFactory | None = None
+    credentials: Credentials | None = None
+    networked: bool = True
+
+    def exchange(
+        self,
+        reactor: Reactor,
+        connection: socket.socket,
+        address: Address,
+        peer: str,
+        on_end: OnEnd,
+        *,
+        base: str,
+        server_name: str | None = None,
+        user: int | None = None,
+        refusal: HandshakeError | None = None,
+    ) -> Exchange:
+        """The handshake on a new connection, which is the exchange's from now on, unless this raises.
+
+        base: the transport's scheme. server_name: of whom was connected to; None: the connection was
+        accepted. user: who listens; None: the user of this process. refusal: the error that the peer gets.
+        Raises TransferError.
+        """
+        connecting = server_name is not None
+        secure = self.secure(server_name or "") if self.networked else None
+        tokens = self.tokens
+        if not self.networked:
+            tokens, of_strangers = self._asked_here(connection, user)
+            refusal = refusal or of_strangers
+        if refusal is not None and connecting:
+            raise refusal  # before anything is said
+        hello = wished(self.hello(), address, base)
+        allowed = permitted(hello.offer, known=self.guarded, loopback=on_loopback(connection))
+        handshake = Handshake(
+            replace(hello, offer=allowed),
+            connecting=connecting,
+            base=base,
+            upgrades=self.upgrades,
+            tokens=tokens,
+            guarded=self.guarded,
+            refusal=refusal,
+            admits=None if connecting else self.admits,
+        )
+        return Exchange(reactor, connection, handshake, peer, on_end, secure)
+
+    def _asked_here(
+        self, connection: socket.socket, user: int | None
+    ) -> tuple[tuple[bytes, ...], HandshakeError | None]:
+        """(tokens that a peer on this host may prove, why it is refused). A process of the same user, which
+        may do all that this one may, is asked for nothing. Both sides come to the same."""
+        if connection.family != socket.AF_UNIX or same_user(connection, user):
+            return (), None
+        tokens = self.tokens
+        return tokens, _other_user() if self.guarded and not tokens else None
+
+    @property
+    def socket_type(self) -> SocketType:
+        return self.hello().socket_type
+
+    @property
+    def tokens(self) -> tuple[bytes, ...]:
+        return () if self.credentials is None else self.credentials.tokens()
+
+    @property
+    def guarded(self) -> bool:
+        """Strangers are told little."""
+        return self.credentials is not None and self.credentials.security.any
+
+    def secure(self, server_name: str) -> Callable[[int], Any] | None:
+        """What makes TLS for a descriptor, None: there is none. server_name: of whom was connected to.
+        Raises SecurityError where it cannot be made."""
+        credentials = self.credentials
+        if credentials is None or not credentials.security.tls:
+            return None
+        if not server_name:
+            credentials.check_server()
+        kind = self.socket_type.name if server_name else ""
+        return partial(credentials.channel, server_name=server_name, socket_type=kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AcceptorOwner(Owner):
+    """The owner of a bound endpoint, and its callbacks. shares_endpoint: sockets of the same context may bind
+    the endpoint too, if no peer can talk to both."""
+
+    on_connected: OnConnected
+    on_failed: OnRefused
+    shares_endpoint: bool = True
+
+    @property
+    def requires_tls(self) -> bool:
+        """Peers have to connect with TLS."""
+        return self.networked and self.credentials is not None and self.credentials.security.tls
+
+    @property
+    def most_unfinished(self) -> int:
+        """Handshakes at once."""
+        return MOST if self.credentials is None else self.credentials.security.unfinished
+
+    def check_listening(self, address: Address) -> None:
+        """Raises SecurityError if peers could connect there without authentication, or if none could."""
+        if self.credentials is not None and self.networked:
+            check_listening(address.host, str(address), self.credentials.security)
+            self.secure("")  # without a certificate no peer could connect
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConnectorOwner(Owner):
+    """The same of the side that connects. begins: raises HandshakeError where no handshake may begin
+    now, for the other side sends as soon as it has ended."""
+
+    begins: Callable[[], object] | None = None
+    on_connected: OnConnected
+    on_failed: OnFailed
+    on_delayed: OnDelayed | None = None
+    on_retried: OnRetried | None = None
+
+
+class DirectTransport(Transport):
+    """A transport that makes foreign streams and needs no descriptors to meet its peer."""
+
+    @abstractmethod
+    def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor: ...
+
+    @abstractmethod
+    def reach(
+        self, reactor: Reactor, address: Address, owner: ConnectorOwner, options: ConnectOptions
+    ) -> Connector: ...
+
+
+def _other_user() -> HandshakeError:
+    return HandshakeError(
+        "token",
+        "the peer is another user's, and this side wants certificates, which nobody shows by ipc://",
+        hint="give both sides a token (TRANSFER_TOKEN_FILE), or meet by tcp://",
+    )
+
+
+def check_sharing(address: Address, one: AcceptorOwner | None, other: AcceptorOwner | None) -> None:
+    """Raises AddressInUse unless both may bind the address: then each peer can talk to one of them only."""
+    if one is None or other is None or not (one.shares_endpoint and other.shares_endpoint):
+        raise AddressInUse(f"{address} is in use", hint="it can be bound once: take another port or name")
+    both = common_peers(one.socket_type, other.socket_type)
+    if both:
+        raise AddressInUse(
+            f"{address} is in use by a {one.socket_type.name}, which talks to {both} too",
+            hint="sockets that share an endpoint need peers of different types, as PULL, REP and PUB have",
+        )
+
+
+def hand_over(connected: Connected, on_connected: OnConnected) -> None:
+    """Gives a connection to its owner. Raises what `on_connected` raises: nobody wants it then."""
+    try:
+        on_connected(connected)
+    except BaseException:
+        connected.discard()
+        raise
+
+
+def serve(
+    reactor: Reactor,
+    transport: Transport,
+    address: Address,
+    *,
+    hello: HelloFactory,
+    on_connected: OnConnected,
+    on_failed: OnRefused,
+    backlog: int = 4096,
+    handshake_timeout: float = 30.0,
+    upgrades: UpgradeFactory | None = None,
+    credentials: Credentials | None = None,
+    admits: Admits | None = None,
+    shares_endpoint: bool = True,
+) -> Acceptor:
+    """Binds `address` now, in the calling thread, and accepts until `close`.
+
+    credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
+    those of other users. admits: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
+    AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
+    """
+    if not transport.capabilities.has_socket:
+        credentials = None
+    owner = AcceptorOwner(
+        hello=hello,
+        on_connected=on_connected,
+        on_failed=on_failed,
+        upgrades=upgrades,
+        credentials=credentials,
+        networked=transport.capabilities.networked,
+        admits=admits,
+        shares_endpoint=shares_endpoint,
+    )
+    if isinstance(transport, DirectTransport):
+        return transport.serve(reactor, address, owner)
+    from transfer.transports.connect.acceptor import SocketAcceptor  # which needs the names above
+
+    return SocketAcceptor(
+        reactor, transport, address, owner, backlog=backlog, handshake_timeout=handshake_timeout
+    )
+
+
+def reach(
+    reactor: Reactor,
+    transport: Transport,
+    address: Address,
+    *,
+    hello: HelloFactory,
+    on_connected: OnConnected,
+    on_failed: OnFailed,
+    on_delayed: OnDelayed | None = None,
+    on_retried: OnRetried | None = None,
+    options: ConnectOptions | None = None,
+    upgrades: UpgradeFactory | None = None,
+    credentials: Credentials | None = None,
+    admits: Admits | None = None,
+    begins: Callable[[], object] | None = None,
+) -> Connector:
+    """Begins to connect and returns at once. credentials, admits: as in `serve`; begins: as in
+    `ConnectorOwner`. Raises AddressError for a
+    wildcard."""
+    options = ConnectOptions() if options is None else options
+    if not transport.capabilities.has_socket:
+        credentials = None
+    owner = ConnectorOwner(
+        hello=hello,
+        on_connected=on_connected,
+        on_failed=on_failed,
+        on_delayed=on_delayed,
+        on_retried=on_retried,
+        upgrades=upgrades,
+        credentials=credentials,
+        networked=transport.capabilities.networked,
+        admits=admits,
+        begins=begins,
+    )
+    if isinstance(transport, DirectTransport):
+        return transport.reach(reactor, address, owner, options)
+    from transfer.transports.connect.connector import SocketConnector  # which needs the names above
+
+    return SocketConnector(reactor, transport, address, owner, options)
+
+
+def final(address: Address, error: TransferError) -> TransferError:
+    """Fatal in the place of an error that no further attempt can mend: a policy is not met."""
+    if not isinstance(error, HandshakeError) or error.reason != "policy":
+        return error
+    fatal = Fatal(f"{address}: {error.message}", hint=error.hint or HINT)
+    fatal.__cause__ = error
+    return fatal

@@ -1,0 +1,165 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Attachments: the streams of a socket, from attaching to detaching or loss."""
+
+from libc.errno cimport errno
+
+from transfer.transports.callbacks import weakly
+from transfer.transports.errors import InternalError
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.reading cimport is_ended
+from transfer.transports.core.native.receiving cimport Receiving
+from transfer.transports.core.native.stream cimport Stream
+from transfer.transports.core.native.system cimport (
+    EPOLL_CTL_ADD, EPOLL_CTL_DEL, EPOLLIN, epoll_ctl, epoll_event,
+)
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+
+cdef class Attachments(Receiving):
+    """Which streams a socket has, what it watches for them, and their order. The GIL guards the lists."""
+
+    def _attach(self, stream, bint sends, bint receives):
+        """Uses the stream for sending, receiving or both."""
+        self.check_usable()
+        if type(stream) is not Stream:
+            stream.on_readable = stream.on_writable = weakly(self, "_notify")
+            if sends:
+                self.foreign_outs.append(stream)
+            if receives:
+                place = self.count_ended() if is_ended(stream) else len(self.foreign_ins)
+                self.foreign_ins.insert(place, stream)
+                for fd in getattr(stream, "wait_fds", ()):
+                    self.watch_foreign(fd)
+        else:
+            (<Stream>stream).socket = <void*>self
+            (<Stream>stream).opened = weakly(self, "_opened")
+            if sends:
+                self.join_round(stream)
+            if receives:
+                if (<Stream>stream).link.fd >= 0:
+                    self.watch(<Stream>stream)
+                else:
+                    self.lazy.append(stream)
+        self._notify()
+
+    cdef Py_ssize_t count_ended(self):
+        """How many foreign streams are the rest of a lost peer: they stand first, in their order."""
+        cdef Py_ssize_t count = 0
+        while count < len(self.foreign_ins) and is_ended(self.foreign_ins[count]):
+            count += 1
+        return count
+
+    cdef int watch(self, Stream stream) except -1:
+        cdef epoll_event event
+        cdef int fd = stream.link.fd
+        event.events = EPOLLIN
+        event.data.fd = fd
+        self.by_fd[fd] = stream
+        if epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
+            del self.by_fd[fd]
+            raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
+        return 0
+
+    cdef int watch_foreign(self, int fd) except -1:
+        """Foreign streams that share a completion channel share its place in the epoll set."""
+        cdef epoll_event event
+        event.events = EPOLLIN
+        event.data.fd = fd
+        if fd not in self.foreign_fds and epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, fd, &event) != 0:
+            raise InternalError(f"cannot watch descriptor {fd}: errno {errno}")
+        self.foreign_fds[fd] = self.foreign_fds.get(fd, 0) + 1
+        return 0
+
+    cdef int unwatch_foreign(self, int fd) except -1:
+        cdef Py_ssize_t left = self.foreign_fds.get(fd, 1) - 1
+        if left:
+            self.foreign_fds[fd] = left
+        elif self.foreign_fds.pop(fd, 0) and self.generation == native_link.fork_generation:
+            epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
+        return 0
+
+    def _opened(self, stream):
+        """The stream was given its descriptor."""
+        if stream in self.lazy:
+            self.lazy.remove(stream)
+            self.watch(stream)
+        self._notify()
+
+    def _detach(self, stream):
+        """Forgets the stream; it is not closed. Not attached: nothing happens."""
+        if stream in self.outs:
+            self.leave_round(stream)
+        if stream in self.foreign_ins:
+            for fd in getattr(stream, "wait_fds", ()):
+                self.unwatch_foreign(fd)
+        for streams in (self.foreign_outs, self.foreign_ins, self.lazy):
+            if stream in streams:
+                streams.remove(stream)
+        if type(stream) is not Stream:
+            stream.on_readable = stream.on_writable = None
+            self.take_out(stream)
+            return
+        (<Stream>stream).socket = NULL
+        (<Stream>stream).opened = None
+        (<Stream>stream).tell_of_room(-1)
+        if self.by_fd.get((<Stream>stream).link.fd) is stream:
+            numbers = [(<Stream>stream).link.fd]
+        else:  # closed before, or never watched
+            numbers = [known for known, other in self.by_fd.items() if other is stream]
+        for known in numbers:
+            del self.by_fd[known]
+            if self.generation == native_link.fork_generation:
+                epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
+        self.take_out(stream)
+
+    cdef int leave_round(self, stream) except -1:
+        """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
+        one that waited for its connection is taken out while it gets it."""
+        cdef Py_ssize_t index = self.outs.index(stream)
+        if self.next_out >= len(self.outs):
+            self.next_out = 0
+        self.left = stream
+        self.left_at = index
+        self.left_was_next = index == self.next_out
+        if index < self.next_out:
+            self.next_out -= 1
+        # A new list: a fan-out that is walking over the old one would pass over the next stream.
+        self.outs = self.outs[:index] + self.outs[index + 1:]
+        return 0
+
+    cdef int join_round(self, stream) except -1:
+        if stream is not self.left or self.left_at > len(self.outs):
+            self.outs.append(stream)
+            return 0
+        self.left = None
+        self.outs = self.outs[:self.left_at] + [stream] + self.outs[self.left_at:]
+        if self.left_was_next:
+            self.next_out = self.left_at
+        elif self.left_at <= self.next_out:
+            self.next_out += 1
+        return 0
+
+    def _streams(self):
+        cdef dict found = {}
+        for streams in (self.outs, self.by_fd.values(), self.lazy, self.foreign_outs, self.foreign_ins):
+            for stream in streams:
+                found[stream] = None
+        return list(found)
+
+    cdef int lose(self, stream, error) except -1:
+        self.losses += 1
+        if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
+            self.inside = None  # this thread reads it no more: the thread that detaches it need not wait
+        if type(stream) is Stream:
+            (<Stream>stream).fail(error)
+        try:
+            self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream
+        except BaseException:  # of a signal's handler, before it had begun: behind that it is known
+            self._on_lost(stream, error)
+            raise
+        finally:
+            self._detach(stream)
+        return 0

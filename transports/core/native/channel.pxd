@@ -1,0 +1,27 @@
+# TLS contexts and channels as Python sees them. See channel.pyx.
+
+from transfer.transports.core.native.openssl cimport ptr
+from transfer.transports.core.native.tls cimport tls_t
+
+
+cdef class TlsContext:
+    cdef ptr context
+    cdef bytes protocols            # as on the wire: each behind its length
+    cdef readonly bint server
+
+
+cdef class TlsChannel:
+    cdef tls_t* tls
+    cdef readonly TlsContext context
+    cdef readonly bint done         # the handshake is over
+    cdef bytes staged               # plain bytes that found no room
+    cdef str why                    # it failed
+
+    cdef tls_t* give(self) except NULL
+    cdef int expect(self, str server_name) except -1
+    cdef int check(self) except -1
+    cdef object failure(self)
+    cdef int step(self) except -1
+    cdef Py_ssize_t unstage(self, char* data, Py_ssize_t size) except -1
+    cdef bytes more(self)
+    cdef Py_ssize_t read(self, char* data, Py_ssize_t size) except -1

@@ -1,0 +1,21 @@
+# A link as Python sees it. See connection.pyx.
+
+from transfer.transports.core.native.flusher cimport Flusher
+from transfer.transports.core.native.link cimport link_t
+from transfer.transports.core.native.pool cimport Pool
+
+
+cdef class Connection:
+    cdef link_t* link
+    cdef readonly Flusher flusher
+    cdef readonly Pool pool
+    cdef public object peer
+    cdef void* socket               # the SocketBase that it is attached to: which one, no more
+    cdef object opened              # to be called when there is a descriptor; does not keep the socket
+    cdef object failure
+    cdef object __weakref__
+
+    cdef int check_process(self) except -1
+    cdef int take_mutex(self) except -1
+    cdef object raise_broken(self)
+    cdef int fail(self, object error) except -1

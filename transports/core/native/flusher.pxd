@@ -1,0 +1,23 @@
+# Layout of the compiled Flusher. See flusher.pyx.
+
+from transfer.transports.core.native.link cimport flusher_t, segment_t
+
+# Bytes read ahead of one connection. `drained`: the last read emptied the kernel's buffer.
+cdef struct reader_t:
+    char* data
+    size_t start
+    size_t end
+    size_t capacity
+    int drained
+    int reads                 # so many more before it is another stream's turn; -1: no limit
+    int large                 # a large frame was read in this turn
+
+
+cdef class Flusher:
+    cdef flusher_t* state
+    cdef reader_t reader      # for streams that no socket reads, and whether a thread has it now
+    cdef bint reader_taken
+    cdef object __weakref__
+
+cdef void let_go(flusher_t* state) noexcept
+cdef int release_segments(segment_t* segment, object error) except -1

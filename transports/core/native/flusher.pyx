@@ -1,0 +1,85 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Flusher: the native thread as Python sees it, and the way finished Python objects are let go."""
+
+from cpython.ref cimport Py_DECREF
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free
+from posix.unistd cimport read as read_fd
+
+from transfer.transports.descriptors import descriptor_hint
+from transfer.transports.errors import Broken, OutOfDescriptors
+
+from transfer.transports.core.native.link cimport flusher_t, segment_t
+from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_unlock
+from transfer.transports.core.native.thread cimport flusher_free, flusher_new, flusher_stop
+
+
+cdef class Flusher:
+    """The native thread of a context; it starts with the first stream that needs it."""
+
+    def __cinit__(self):
+        self.state = flusher_new()
+        if self.state == NULL:
+            raise OutOfDescriptors("no descriptors left for the flusher", hint=descriptor_hint())
+        self.state.references = 1
+
+    def fileno(self):
+        return self.state.reap_fd
+
+    def reap(self):
+        """Lets go of user memory that is written, and tells whoever asked."""
+        cdef uint64_t count
+        cdef segment_t* finished
+        read_fd(self.state.reap_fd, &count, 8)
+        pthread_mutex_lock(&self.state.mutex)
+        finished = self.state.finished
+        self.state.finished = NULL
+        pthread_mutex_unlock(&self.state.mutex)
+        release_segments(finished, None)
+
+    def close(self):
+        """Joins the thread. Twice is fine."""
+        self.reap()
+        with nogil:
+            flusher_stop(self.state)
+        release_segments(self.state.finished, None)
+        self.state.finished = NULL
+
+    def __dealloc__(self):
+        free(self.reader.data)
+        if self.state != NULL:
+            with nogil:
+                flusher_stop(self.state)
+            release_segments(self.state.finished, None)
+            self.state.finished = NULL
+            let_go(self.state)
+
+
+cdef void let_go(flusher_t* state) noexcept:
+    """One owner less. A stream may outlive its Flusher when both die as garbage."""
+    state.references -= 1
+    if state.references == 0:
+        flusher_free(state)
+
+
+cdef int release_segments(segment_t* segment, object error) except -1:
+    """Under the GIL and without any mutex: what Python code runs here may call us again."""
+    cdef segment_t* following = segment
+    cdef object released
+    # All memory first: the last written stands first, and its sender may be told of several pieces.
+    while following != NULL:
+        if following.owner != NULL:
+            Py_DECREF(<object>following.owner)
+        following = following.next
+    while segment != NULL:
+        following = segment.next
+        if segment.released != NULL:
+            released = <object>segment.released
+            Py_DECREF(released)
+            released(Broken("the connection ended while this message was sent")
+                     if segment.failed else error)
+        if segment.capacity:
+            free(segment.data)
+        free(segment)
+        segment = following
+    return 0

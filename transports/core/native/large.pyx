@@ -1,0 +1,251 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Large: the large frame on its way into a Stream.
+
+Its payload is read straight to where it will stay: a sink's memory, a lease or bytes. How a read ends,
+this one and those of incoming.pyx, stands here too.
+"""
+
+import os
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport uint64_t
+from libc.string cimport memcpy
+from posix.unistd cimport close as close_fd
+
+from transfer.transports.errors import Broken, InternalError, ProtocolError
+
+from transfer.transports.core.native.atomic cimport load_int, store_int, store_signed
+from transfer.transports.core.native.flusher cimport reader_t
+from transfer.transports.core.native.header cimport frame_of
+from transfer.transports.core.native.link cimport (
+    F_CONTROL, F_LZ4, F_MORE, F_TENSOR, SLICE, header_t, link_t, now_ns, slice_of,
+)
+from transfer.transports.core.native.pool cimport (
+    Frame, HeldBuffer, Lease, copy_bytes, fill, no_memory, room_for,
+)
+from transfer.transports.core.native.system cimport (
+    EPOLL_CTL_DEL, MADV_HUGEPAGE, MSG_DONTWAIT, epoll_ctl, iovec, madvise, pthread_mutex_unlock, readv,
+    recv, sched_yield,
+)
+from transfer.transports.core.native.tls cimport SPILL, tls_read
+
+cdef enum:
+    HUGE = 4 * 1024 * 1024
+
+
+cdef class Large(Outgoing):
+    """Finds the place of a large payload, and reads it there; ends the reads of a stream that was closed."""
+
+    # --- the large frame -------------------------------------------------------------------------
+
+    cdef object ask(self, object sink, Frame frame, uint64_t size):
+        """Where the payload goes, or None. A message that the sink refuses is read to its end: the socket
+        asks again when it is whole, and then the error gets out."""
+        if self.refused:
+            return None
+        try:
+            return sink(frame.meta, frame.topic, size)
+        except ProtocolError:
+            raise
+        except Exception:
+            self.refused = True
+            return None
+
+    cdef object place(self, size_t size, bint lease, char** data):
+        """Memory for a large payload, and where it begins."""
+        cdef object target
+        if self.spare is not None and self.expect_size == size and lease == (type(self.spare) is Lease):
+            target = self.spare
+            self.spare = None
+            data[0] = self.spare_data
+            return target
+        self.spare = None
+        if lease:
+            target = room_for(self.pool, size)
+            data[0] = (<Lease>target).pointer
+            return target
+        try:
+            target = PyBytes_FromStringAndSize(NULL, size)
+        except (MemoryError, OverflowError):
+            raise no_memory(size) from None
+        data[0] = PyBytes_AS_STRING(target)
+        if size >= HUGE:  # not the beginning: see pool.pyx
+            madvise(<void*>((<size_t>data[0] + 4095 + HUGE // 2) & ~<size_t>4095), size - 4096 - HUGE // 2,
+                    MADV_HUGEPAGE)
+        return target
+
+    cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1:
+        """Prepares the payload's place and moves there what was read ahead."""
+        cdef const char* at = reader.data + reader.start
+        cdef header_t* header = <header_t*>at
+        cdef size_t size = header.data_length
+        cdef size_t here = reader.end - reader.start - head
+        cdef Frame frame = frame_of(at, head)
+        cdef object target = None
+        cdef HeldBuffer held
+        cdef bint lease = not as_bytes or header.flags & F_TENSOR
+        if sink is not None and not header.flags & F_LZ4:
+            target = self.ask(sink, frame, size)
+            self.large_sink = sink
+        if target is not None:
+            held = HeldBuffer(target)
+            if held.view.readonly or <size_t>held.view.len != size:
+                raise InternalError(f"a sink gave {held.view.len} bytes for {size}, or read-only ones")
+            self.large_hold = held
+            self.large_data = <char*>held.view.buf
+        else:
+            target = self.place(size, lease, &self.large_data)
+            self.expect_lease = lease
+        self.expect_head = head
+        self.expect_size = size
+        frame.data = target
+        memcpy(self.large_data, at + head, here)
+        self.large = frame
+        self.large_size = size
+        self.large_done = here
+        self.large_checksum = header.checksum
+        reader.start = reader.end = 0
+        return 0
+
+    cdef object pour(self, Frame frame, object sink):
+        """Copies a payload that was read before this sink was known to where the sink wants it."""
+        if frame.flags & (F_CONTROL | F_LZ4):
+            return None
+        target = self.ask(sink, frame, len(frame.data))
+        if target is not None:
+            fill(target, frame.data)
+            frame.data = target
+
+    cdef int leave_sink(self) except -1:
+        """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
+        cdef Lease lease
+        cdef Frame frame = self.large
+        cdef HeldBuffer held = self.large_hold
+        self.large_sink = None
+        if frame is None or held is None:
+            return 0
+        self.large = None
+        self.large_hold = None
+        lease = room_for(self.pool, self.large_size)   # if it raises, the stream is lost
+        copy_bytes(lease.pointer, self.large_data, self.large_done)
+        if self.link.closed:  # by another thread during the copy: `drop_unread` did not see this frame
+            return 0
+        frame.data = lease
+        self.large_data = lease.pointer
+        self.large = frame
+        return 0
+
+    cdef int read_large(self, reader_t* reader) except -1:
+        """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
+        its header is read along. The frame is held here: another thread may close the stream meanwhile."""
+        cdef object _frame = self.large
+        cdef object _hold = self.large_hold
+        cdef iovec vectors[2]
+        cdef ssize_t count = -1
+        cdef size_t left
+        cdef size_t following = 0
+        cdef int error = EAGAIN
+        if self.large_done < self.large_size:
+            if reader.start == reader.end:
+                reader.start = reader.end = 0
+                if self.link.tls != NULL:
+                    following = SPILL         # the last record may hold what stands behind the payload
+                elif self.large.flags & F_MORE:
+                    following = self.expect_head
+            vectors[1].iov_base = reader.data
+            vectors[1].iov_len = following
+            if self.link.closed:
+                self.end_reading()
+            self.link.reading = 1
+            with nogil:
+                while (self.large_done < self.large_size and not load_int(&self.link.leaving)
+                       and not load_int(&self.link.closed)):
+                    left = self.large_size - self.large_done
+                    vectors[0].iov_base = self.large_data + self.large_done
+                    vectors[0].iov_len = slice_of(left, SLICE, SLICE)
+                    count = receive(self.link, vectors, 2 if vectors[0].iov_len == left else 1)
+                    if count <= 0:
+                        error = errno
+                        if count < 0 and error == EINTR:
+                            continue
+                        break
+                    if <size_t>count > left:
+                        reader.end = count - left
+                        count = left
+                    self.large_done += count
+                    store_signed(&self.link.last_received, now_ns())   # who looks for signs of life sees them
+                    if count >= SLICE // 2 and self.large_size >= HUGE:
+                        sched_yield()
+            self.done_reading()
+            if self.large_done < self.large_size:
+                if count > 0 or (count < 0 and error == EAGAIN):
+                    return 0
+                self.large = None
+                self.large_hold = self.large_sink = None
+                self.took(NULL, count, error)
+        store_int(&self.link.turn, 1)
+        self.hungry = False
+        reader.large = 1
+        return 1
+
+    # --- every read ------------------------------------------------------------------------------
+
+    cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:
+        """What a read's result means: 1 something came, 0 nothing there; raises at the end."""
+        if count > 0:
+            store_signed(&self.link.last_received, now_ns())
+            store_int(&self.link.turn, 1)
+            self.hungry = False
+            return 1
+        if count < 0 and (error == EAGAIN or error == EINTR):
+            return 0
+        if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
+            raise ProtocolError("truncated", "the connection ended inside a message")
+        if self.link.tls != NULL and load_int(&self.link.tls.failed):
+            raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
+        failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
+        if count < 0:
+            failure.__cause__ = OSError(error, os.strerror(error))
+        raise failure
+
+    cdef int done_reading(self) except -1:
+        self.link.reading = 0
+        if self.link.closed:
+            self.end_reading()
+        return 0
+
+    cdef int end_reading(self) except -1:
+        """Another thread closed the stream, before a read or during it."""
+        cdef int fd
+        self.take_mutex()
+        fd = self.link.fd
+        self.link.fd = -1
+        pthread_mutex_unlock(&self.link.mutex)
+        self.close_descriptor(fd)
+        self.drop_unread()
+        raise (self.failure or Broken("this end closed the stream")).with_traceback(None)
+
+    cdef int close_descriptor(self, int fd) except -1:
+        if fd >= 0:
+            # Another process may share the descriptor, so closing alone would not end the watch.
+            epoll_ctl(self.flusher.state.epoll_fd, EPOLL_CTL_DEL, fd, NULL)
+            close_fd(fd)
+        return 0
+
+    cdef int drop_unread(self) except -1:
+        """The memory of what nobody will receive. A read that goes on holds what it writes to."""
+        self.large = None
+        self.large_hold = self.large_sink = None
+        self.spare = None
+        self.parts = None
+        self.refused = False
+        return 0
+
+
+cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:
+    """Plain bytes of the connection: as readv."""
+    if link.tls != NULL:
+        return tls_read(link.tls, vectors, count)
+    return readv(link.fd, vectors, count) if count > 1 else recv(
+        link.fd, vectors[0].iov_base, vectors[0].iov_len, MSG_DONTWAIT)

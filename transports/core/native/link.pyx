@@ -1,0 +1,497 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""A connection's out-queue, all of it without the GIL. The flusher thread is in thread.pyx.
+
+Small messages are copied into the tail chunk and share a write; large payloads lie in segments of
+their own that point into the user's memory. `link_t.mutex` guards the queue. Rules that keep this
+free of deadlock: never take the GIL while holding a mutex; the order is link, then flusher; Python
+objects of finished segments wait in `finished` for the next caller that has the GIL.
+"""
+
+from libc.errno cimport EAGAIN, EINTR, errno
+from libc.stdint cimport int64_t, uint32_t, uint64_t
+from libc.stdlib cimport calloc, free, malloc
+from libc.string cimport memcpy, memset
+from posix.time cimport CLOCK_MONOTONIC, clock_gettime, timespec
+from posix.unistd cimport write
+
+from transfer.transports.core.native.atomic cimport (
+    add, add_signed, load_int, load_signed, store_int, store_signed,
+)
+from transfer.transports.core.native.pool cimport allocate
+from transfer.transports.core.native.system cimport (
+    MSG_DONTWAIT, MSG_NOSIGNAL, iovec, msghdr, sched_yield, sendmsg,
+)
+from transfer.transports.core.native.tls cimport SEAL, tls_free, tls_push, tls_seal, tls_unsent
+from transfer.transports.core.native.system cimport (
+    pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
+)
+
+cdef enum:
+    MAX_IOV = 64
+    YIELD = 4 * 1024 * 1024         # with so much to write the core is offered to others
+    ROUND = 4 * 1024 * 1024         # of one link_write: others wait for the mutex, or for the flusher
+    PIECE = 1024 * 1024             # of one copy under the mutex
+    PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
+    BURST_NS = 100 * 1000           # the same where a payload is copied in between
+
+fork_generation = 0
+
+
+cdef int64_t now_ns() noexcept nogil:
+    cdef timespec t
+    clock_gettime(CLOCK_MONOTONIC, &t)
+    return <int64_t>t.tv_sec * 1000000000 + t.tv_nsec
+
+
+# --- the out-queue ----------------------------------------------------------------------------
+
+cdef link_t* link_new(flusher_t* flusher) noexcept nogil:
+    cdef link_t* link = <link_t*>calloc(1, sizeof(link_t))
+    if link != NULL:
+        pthread_mutex_init(&link.mutex, NULL)
+        link.flusher = flusher
+        link.fd = -1
+        link.notify_fd = -1
+    return link
+
+
+cdef void link_free(link_t* link) noexcept nogil:
+    """Frees what is left. The Python objects of segments were taken before (see Stream.close)."""
+    cdef segment_t* segment = link.head
+    cdef segment_t* following
+    while segment != NULL:
+        following = segment.next
+        if segment.capacity:
+            free(segment.data)
+        free(segment)
+        segment = following
+    tls_free(link.tls)
+    pthread_mutex_destroy(&link.mutex)
+    free(link)
+
+
+cdef segment_t* new_chunk(size_t size) noexcept nogil:
+    cdef segment_t* chunk = <segment_t*>calloc(1, sizeof(segment_t))
+    if chunk == NULL:
+        return NULL
+    chunk.capacity = size if size > CHUNK else CHUNK
+    chunk.data = <char*>malloc(chunk.capacity)
+    if chunk.data == NULL:
+        free(chunk)
+        return NULL
+    return chunk
+
+
+cdef void link_append(link_t* link, segment_t* segment) noexcept nogil:
+    segment.next = NULL
+    if link.tail == NULL:
+        link.head = segment
+    else:
+        link.tail.next = segment
+    link.tail = segment
+
+
+cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil:
+    """`size` bytes in one piece at the end of the queue. A frame never crosses chunks, so a chunk
+    always begins with a header; take_unsent relies on it."""
+    cdef segment_t* tail = link.tail
+    if tail == NULL or tail.capacity - tail.size < size or tail.capacity == 0:
+        tail = new_chunk(size)
+        if tail == NULL:
+            return NULL
+        link_append(link, tail)
+    if tail.size == 0:
+        tail.starts_inside = inside
+    tail.size += size
+    add_signed(&link.queued_bytes, size)
+    return tail.data + tail.size - size
+
+
+cdef inline void put_header(char* at, int socket_type, int flags, uint64_t sequence,
+                            uint32_t topic, uint64_t data, uint32_t checksum) noexcept nogil:
+    cdef header_t* header = <header_t*>at
+    header.magic = MAGIC
+    header.version = VERSION
+    header.socket_type = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
+    header.flags = flags & 0xFF
+    header.sequence = sequence
+    header.topic_length = topic
+    header.data_length = data
+    header.checksum = checksum
+
+
+cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
+                          uint64_t data, uint32_t checksum) noexcept nogil:
+    put_header(at, socket_type, flags, sequence, topic, data, checksum)
+
+
+cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
+    """Whether the high-water marks refuse one more message of so many bytes."""
+    cdef int64_t high_water = load_signed(&link.high_water)
+    cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
+    cdef int64_t queued = load_signed(&link.queued)
+    return ((high_water and queued + load_signed(&link.sealed) >= high_water)
+            or (high_water_bytes and queued
+                and load_signed(&link.queued_payload) + <int64_t>payload > high_water_bytes))
+
+
+cdef int link_room(link_t* link, size_t payload) noexcept nogil:
+    """OK if the high-water marks allow one more message of so many bytes, else FULL or BROKEN."""
+    if not link_is_full(link, payload):
+        return OK
+    # What waits for company only is not a backlog: let the kernel have it first.
+    if link.fd < 0 or link.kernel_full:
+        return FULL
+    if link_write(link) == BROKEN:
+        return BROKEN
+    return FULL if link_is_full(link, payload) else OK
+
+
+cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
+    """Queues one plain message of one frame and writes it if it should go out now.
+
+    The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and enough
+    has gathered that the caller had better call link_write without the GIL. BROKEN means that
+    nothing was queued: what is queued and meets the end of the connection is found by take_unsent,
+    and would be sent twice if the caller offered it elsewhere, too.
+    """
+    cdef int64_t now
+    cdef int64_t before = link.queued_bytes
+    cdef int answer
+    cdef char* at
+    if load_int(&link.error) or link.closed:
+        return BROKEN
+    if link_is_full(link, size):
+        answer = link_room(link, size)
+        if answer != OK:
+            return answer
+    at = link_reserve(link, HEADER + size, 0)
+    if at == NULL:
+        return NO_MEMORY
+    add(&link.sent, 1)
+    add(&link.sent_bytes, size)
+    add_signed(&link.queued, 1)
+    add_signed(&link.queued_payload, size)
+    link.tail.messages += 1
+    link.tail.payloads += size
+    put_header(at, link.socket_type, 0, sequence if sequence else link.sent, 0, size, 0)
+    memcpy(at + HEADER, data, size)
+    if link.fd < 0 or link.kernel_full:
+        return OK
+    if link.queued_bytes >= COALESCE:
+        return WOULD_BLOCK
+    if load_int(&link.turn):
+        store_int(&link.turn, 0)
+        link_write(link)
+        return OK
+    # The clock is read for the first message after a write only: it costs as much as the rest.
+    if before == 0:
+        now = now_ns()
+        if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
+            store_signed(&link.last_sent, now)
+            link_write(link)
+            return OK
+        store_signed(&link.last_sent, now)
+    if not link.armed:
+        link_arm(link)
+    return OK
+
+
+cdef bint link_gathers(link_t* link) noexcept nogil:
+    """Whether a message whose payload travels beside the connection waits for company: within a
+    burst, and if nobody waits for its answer. Its turn and time are noted."""
+    cdef int64_t now = now_ns()
+    cdef bint burst = now - link.last_sent <= BURST_NS or now - link.last_write <= BURST_NS
+    cdef bint turn = load_int(&link.turn)
+    store_int(&link.turn, 0)
+    store_signed(&link.last_sent, now)
+    return burst and not turn and link.queued_bytes < COALESCE
+
+
+cdef int link_write(link_t* link) noexcept nogil:
+    """Gives the kernel what it takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
+    WOULD_BLOCK: the kernel is full, or it was enough for once, and the flusher knows. BROKEN."""
+    cdef size_t done = 0
+    cdef ssize_t written
+    if link.fd < 0:
+        return OK
+    while link.queued_bytes > 0:
+        written = write_once(link) if link.tls == NULL else write_sealed(link)
+        if written < 0:
+            if errno == EINTR:
+                continue
+            if errno == EAGAIN:
+                link.kernel_full = 1
+                return leave_rest(link)
+            if load_int(&link.error) == 0:
+                store_int(&link.error, errno)
+                link_give_up_begun(link)
+            return BROKEN
+        done += written
+        if done >= ROUND and link.queued_bytes > 0:
+            # A receiver as fast as we are would keep us here until the end of a very large message.
+            return leave_rest(link)
+        if load_int(&link.waiters) and link.queued_bytes >= YIELD and written >= SLICE // 2:
+            # A long copy in the kernel must not hold up the small message of another thread.
+            sched_yield()
+    link.kernel_full = 0
+    link.last_write = now_ns()
+    return OK
+
+
+cdef int gather(link_t* link, iovec* vectors, size_t slice) noexcept nogil:
+    """What stands first in the queue, up to about `slice` bytes: how many vectors."""
+    cdef segment_t* segment = link.head
+    cdef int count = 0
+    cdef size_t total = 0
+    while segment != NULL and count < MAX_IOV and total < slice:
+        if segment.size > segment.done:
+            vectors[count].iov_base = segment.data + segment.done
+            vectors[count].iov_len = slice_of(segment.size - segment.done, slice - total, slice)
+            total += vectors[count].iov_len
+            count += 1
+        segment = segment.next
+    return count
+
+
+cdef ssize_t write_once(link_t* link) noexcept nogil:
+    """One call of the system: as sendmsg."""
+    cdef iovec vectors[MAX_IOV]
+    cdef msghdr message
+    cdef ssize_t written
+    memset(&message, 0, sizeof(message))
+    message.msg_iov = vectors
+    message.msg_iovlen = gather(link, vectors, SLICE)
+    written = sendmsg(link.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL)
+    if written > 0:
+        retire(link, written)
+    return written
+
+
+cdef ssize_t write_sealed(link_t* link) noexcept nogil:
+    """The same with TLS. What is encrypted has left the queue as far as its owners are concerned: it
+    cannot be taken back. Until the kernel has it, it counts in `queued_bytes` and `sealed`."""
+    cdef iovec vectors[MAX_IOV]
+    cdef ssize_t written
+    cdef int64_t messages
+    if tls_unsent(link.tls) == 0:
+        written = tls_seal(link.tls, vectors, gather(link, vectors, SEAL))
+        if written < 0:
+            return -1
+        messages = link.queued
+        retire(link, written)
+        store_signed(&link.sealed, messages - link.queued)
+        add_signed(&link.queued_bytes, tls_unsent(link.tls))
+    written = tls_push(link.tls)
+    if written > 0:
+        add_signed(&link.queued_bytes, -written)
+        if tls_unsent(link.tls) == 0:
+            store_signed(&link.sealed, 0)
+    return written
+
+
+cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil:
+    """How much of what is left one system call takes: a short rest goes along, not in a call of its own."""
+    return left if left <= room + slice // 2 else room
+
+
+cdef int leave_rest(link_t* link) noexcept nogil:
+    if not link.armed and not link.wants_output and not load_int(&link.waiters):
+        link_arm(link)
+    return WOULD_BLOCK
+
+
+cdef void retire(link_t* link, size_t written) noexcept nogil:
+    """Takes off the queue what the kernel has, and tells who waits for room."""
+    cdef uint64_t one = 1
+    drop_written(link, written)
+    if link.notify_fd >= 0 and not link_is_full(link, 0):
+        write(link.notify_fd, &one, 8)
+        link.notify_fd = -1
+
+
+cdef void drop_written(link_t* link, size_t written) noexcept nogil:
+    cdef segment_t* segment
+    cdef size_t part
+    add_signed(&link.queued_bytes, -written)
+    add(&link.written, written)
+    link.kernel_full = 0
+    while link.head != NULL:
+        segment = link.head
+        part = segment.size - segment.done
+        if part > written:
+            segment.done += written
+            return
+        written -= part
+        segment.done = segment.size
+        add_signed(&link.queued, -segment.messages)
+        add_signed(&link.queued_payload, -segment.payloads)
+        if (segment.capacity and segment.next == NULL and not segment.payload
+                and segment.capacity <= CHUNK):
+            # The last chunk stays for the next message.
+            segment.size = segment.done = 0
+            segment.messages = segment.payloads = 0
+            return
+        link.head = segment.next
+        if link.head == NULL:
+            link.tail = NULL
+        link.borrowed -= segment.borrowed
+        if segment.capacity:
+            free(segment.data)
+            segment.capacity = 0
+        if segment.owner != NULL or segment.released != NULL:
+            segment.next = link.finished
+            store_segment(&link.finished, segment)
+        else:
+            free(segment)
+
+
+cdef void link_give_up_begun(link_t* link) noexcept nogil:
+    """The payload that was on its way is of no use to anybody: its owner gets it back now."""
+    cdef segment_t* segment = link.head
+    if segment == NULL or not segment.payload or segment.owner == NULL:
+        return
+    link.head = segment.next
+    if link.head == NULL:
+        link.tail = NULL
+    add_signed(&link.queued, -segment.messages)
+    add_signed(&link.queued_payload, -segment.payloads)
+    add_signed(&link.queued_bytes, -(segment.size - segment.done))
+    link.borrowed -= segment.borrowed
+    segment.failed = 1
+    segment.next = link.finished
+    store_segment(&link.finished, segment)
+
+
+cdef int link_settle(link_t* link) noexcept nogil:
+    """Copies what is left of borrowed memory, so that its owner may change it.
+
+    Enters and leaves with the mutex held. For a long copy it lets it go in between, and writes what
+    the kernel takes meanwhile: heartbeats, credits and other links do not wait for gigabytes.
+    """
+    cdef segment_t* segment = link.head
+    cdef int answer
+    while segment != NULL:
+        answer = settle_one(link, segment) if segment.borrowed else OK
+        if answer == GONE:
+            segment = link.head      # the queue may be another one
+        elif answer != OK:
+            return answer
+        else:
+            segment = segment.next
+    return OK
+
+
+cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
+    """From its end on, since the kernel takes its beginning meanwhile. OK: the segment is in the queue;
+    GONE: it may not be."""
+    cdef char* data = segment.data
+    cdef size_t first = segment.done
+    cdef size_t size = segment.size
+    cdef size_t at = size
+    cdef size_t part
+    cdef char* copy = <char*>allocate(size - first if size > first else 1)
+    cdef segment_t* husk = <segment_t*>calloc(1, sizeof(segment_t))
+    if copy == NULL or husk == NULL:
+        free(copy)
+        free(husk)
+        return NO_MEMORY
+    while at > segment.done:
+        part = min(at - segment.done, <size_t>PIECE)
+        at -= part
+        memcpy(copy + at - first, data + at, part)
+        if at > segment.done:
+            if not load_int(&link.error) and not link.closed:
+                link_write(link)
+            pthread_mutex_unlock(&link.mutex)
+            sched_yield()
+            pthread_mutex_lock(&link.mutex)
+            if not still_borrowed(link, segment, data):
+                free(copy)
+                free(husk)
+                return GONE
+    husk.owner = segment.owner
+    husk.next = link.finished
+    store_segment(&link.finished, husk)
+    segment.owner = NULL
+    segment.borrowed = 0
+    link.borrowed -= 1
+    segment.data = copy
+    segment.size = size - first
+    segment.done -= first
+    segment.capacity = size - first if size > first else 1
+    return OK
+
+
+cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noexcept nogil:
+    """It was neither written to its end, nor copied, nor taken back while the mutex was free."""
+    cdef segment_t* segment = link.head
+    while segment != NULL and segment != wanted:
+        segment = segment.next
+    return segment != NULL and segment.borrowed and segment.data == data
+
+
+cdef void link_arm(link_t* link) noexcept nogil:
+    """Asks the flusher to look at this link at its next tick."""
+    cdef flusher_t* flusher = link.flusher
+    cdef uint64_t one = 1
+    cdef int asleep
+    if link.armed or link.closed:
+        return
+    pthread_mutex_lock(&flusher.mutex)
+    if not flusher.running:
+        flusher.start(flusher)
+    link.armed = 1
+    link.next_pending = flusher.pending
+    flusher.pending = link
+    asleep = flusher.asleep
+    flusher.asleep = 0
+    pthread_mutex_unlock(&flusher.mutex)
+    if asleep:
+        write(flusher.wake_fd, &one, 8)
+
+
+cdef void link_arm_credit(link_t* link) noexcept nogil:
+    """Lets the flusher tell the peer, within CREDIT_NS, how much was consumed."""
+    cdef flusher_t* flusher = link.flusher
+    cdef uint64_t one = 1
+    cdef int asleep = 0
+    pthread_mutex_lock(&flusher.mutex)
+    store_int(&link.credit_armed, 1)
+    if not link.credit_listed and not load_int(&link.closed):
+        if not flusher.running:
+            flusher.start(flusher)
+        link.credit_listed = 1
+        link.credit_due = now_ns() + CREDIT_NS
+        link.next_credit = NULL
+        if flusher.credit_tail == NULL:
+            flusher.credit_head = link
+            # Only the first needs a new sleeping time; those behind it are due later.
+            asleep = flusher.asleep
+            flusher.asleep = 0
+        else:
+            flusher.credit_tail.next_credit = link
+        flusher.credit_tail = link
+    pthread_mutex_unlock(&flusher.mutex)
+    if asleep:
+        write(flusher.wake_fd, &one, 8)
+
+
+cdef void link_bury(link_t* link) noexcept nogil:
+    """Gives a closed link to the flusher thread, which alone knows when nobody looks at it."""
+    cdef flusher_t* flusher = link.flusher
+    cdef uint64_t one = 1
+    cdef int running
+    if flusher.generation != fork_generation:
+        # In a forked child there is no thread, and its mutex may be held for ever: let it leak.
+        return
+    pthread_mutex_lock(&flusher.mutex)
+    running = flusher.running
+    if running:
+        link.next_dead = flusher.dead
+        flusher.dead = link
+        flusher.asleep = 0
+        write(flusher.wake_fd, &one, 8)    # with the mutex, since flusher_stop closes it
+    pthread_mutex_unlock(&flusher.mutex)
+    if not running:
+        link_free(link)

@@ -1,0 +1,28 @@
+# One outgoing message. See message.pyx.
+
+from libc.stdint cimport int64_t, uint64_t
+
+from transfer.transports.core.native.link cimport link_t, segment_t
+
+cdef struct outgoing_t:
+    int flags
+    uint64_t sequence
+    uint64_t number         # of the message among those sent; set in the first one's place
+    const char* topic
+    size_t topic_size
+    const char* meta
+    size_t meta_size
+    const char* data
+    size_t size
+    unsigned int checksum
+    segment_t* segment
+
+cdef unsigned int checksum_of(object meta, object topic, object data)
+cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list owners) except -1
+cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold, object released) except -1
+cdef int drop_segments(outgoing_t* out, Py_ssize_t count) except -1
+cdef bint has_large(list owners)
+cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, bint force,
+                 bint settle, bint gather) noexcept nogil
+cdef int64_t unsent_count(link_t* link) noexcept nogil
+cdef list unsent_messages(list pieces)

@@ -1,0 +1,126 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""OpenSSL, found when TLS is first used: the very library that Python's own `ssl` has loaded.
+
+Not linked: installing needs no headers of OpenSSL, and a process has one copy of it. Its functions are
+called by their addresses; all of them are of OpenSSL 3.0 and stable since.
+"""
+
+from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlopen, dlsym
+
+from transfer.transports import config
+from transfer.transports.errors import NotSupported
+
+cdef bint loaded = False
+
+
+cdef void* library_of_python() except NULL:
+    """Symbols are looked for in what a library depends on, too: so this finds what `_ssl` was linked to."""
+    cdef void* library = NULL
+    import _ssl
+
+    wished = config.libssl()
+    for path in (wished, getattr(_ssl, "__file__", ""), "libssl.so.3"):
+        if not path:
+            continue
+        library = dlopen(path.encode(), RTLD_NOW | RTLD_LOCAL)
+        if library != NULL and dlsym(library, "SSL_get1_peer_certificate") != NULL:
+            return library
+        if path == wished:
+            raise NotSupported(f"TRANSFER_LIBSSL names {wished}, which is no libssl of OpenSSL 3",
+                               hint="unset it to use the one that Python's own ssl uses")
+    raise NotSupported(
+        "no OpenSSL 3 is here that the compiled core could use",
+        hint="install libssl3, or set TRANSFER_CORE=twin, which uses Python's own")
+
+
+cdef int find(void* library, const char* name, void** place) except -1:
+    place[0] = dlsym(library, name)
+    if place[0] == NULL:
+        raise NotSupported(f"this OpenSSL has no {name.decode()}", hint="TLS needs OpenSSL 3.0 or newer")
+    return 0
+
+
+cdef int load() except -1:
+    """Finds all functions, once. Raises NotSupported."""
+    global loaded
+    cdef void* library
+    if loaded:
+        return 0
+    library = library_of_python()
+    find(library, "TLS_server_method", <void**>&openssl.TLS_server_method)
+    find(library, "TLS_client_method", <void**>&openssl.TLS_client_method)
+    find(library, "SSL_CTX_new", <void**>&openssl.SSL_CTX_new)
+    find(library, "SSL_CTX_free", <void**>&openssl.SSL_CTX_free)
+    find(library, "SSL_CTX_ctrl", <void**>&openssl.SSL_CTX_ctrl)
+    find(library, "SSL_CTX_set_ciphersuites", <void**>&openssl.SSL_CTX_set_ciphersuites)
+    find(library, "SSL_CTX_set_default_passwd_cb", <void**>&openssl.SSL_CTX_set_default_passwd_cb)
+    find(library, "SSL_CTX_set_num_tickets", <void**>&openssl.SSL_CTX_set_num_tickets)
+    find(library, "SSL_CTX_use_certificate_chain_file", <void**>&openssl.SSL_CTX_use_certificate_chain_file)
+    find(library, "SSL_CTX_use_PrivateKey_file", <void**>&openssl.SSL_CTX_use_PrivateKey_file)
+    find(library, "SSL_CTX_check_private_key", <void**>&openssl.SSL_CTX_check_private_key)
+    find(library, "SSL_CTX_load_verify_locations", <void**>&openssl.SSL_CTX_load_verify_locations)
+    find(library, "SSL_CTX_set_default_verify_paths", <void**>&openssl.SSL_CTX_set_default_verify_paths)
+    find(library, "SSL_CTX_set_verify", <void**>&openssl.SSL_CTX_set_verify)
+    find(library, "SSL_CTX_set_alpn_protos", <void**>&openssl.SSL_CTX_set_alpn_protos)
+    find(library, "SSL_CTX_set_alpn_select_cb", <void**>&openssl.SSL_CTX_set_alpn_select_cb)
+    find(library, "SSL_select_next_proto", <void**>&openssl.SSL_select_next_proto)
+    find(library, "SSL_new", <void**>&openssl.SSL_new)
+    find(library, "SSL_free", <void**>&openssl.SSL_free)
+    find(library, "SSL_set_bio", <void**>&openssl.SSL_set_bio)
+    find(library, "SSL_set_accept_state", <void**>&openssl.SSL_set_accept_state)
+    find(library, "SSL_set_connect_state", <void**>&openssl.SSL_set_connect_state)
+    find(library, "SSL_ctrl", <void**>&openssl.SSL_ctrl)
+    find(library, "SSL_set1_host", <void**>&openssl.SSL_set1_host)
+    find(library, "SSL_get0_param", <void**>&openssl.SSL_get0_param)
+    find(library, "SSL_do_handshake", <void**>&openssl.SSL_do_handshake)
+    find(library, "SSL_read_ex", <void**>&openssl.SSL_read_ex)
+    find(library, "SSL_write_ex", <void**>&openssl.SSL_write_ex)
+    find(library, "SSL_pending", <void**>&openssl.SSL_pending)
+    find(library, "SSL_shutdown", <void**>&openssl.SSL_shutdown)
+    find(library, "SSL_get_error", <void**>&openssl.SSL_get_error)
+    find(library, "SSL_get_verify_result", <void**>&openssl.SSL_get_verify_result)
+    find(library, "SSL_get1_peer_certificate", <void**>&openssl.SSL_get1_peer_certificate)
+    find(library, "SSL_get_certificate", <void**>&openssl.SSL_get_certificate)
+    find(library, "SSL_get0_alpn_selected", <void**>&openssl.SSL_get0_alpn_selected)
+    find(library, "BIO_meth_new", <void**>&openssl.BIO_meth_new)
+    find(library, "BIO_meth_set_read", <void**>&openssl.BIO_meth_set_read)
+    find(library, "BIO_meth_set_write", <void**>&openssl.BIO_meth_set_write)
+    find(library, "BIO_meth_set_ctrl", <void**>&openssl.BIO_meth_set_ctrl)
+    find(library, "BIO_new", <void**>&openssl.BIO_new)
+    find(library, "BIO_set_data", <void**>&openssl.BIO_set_data)
+    find(library, "BIO_get_data", <void**>&openssl.BIO_get_data)
+    find(library, "BIO_set_init", <void**>&openssl.BIO_set_init)
+    find(library, "BIO_set_flags", <void**>&openssl.BIO_set_flags)
+    find(library, "BIO_clear_flags", <void**>&openssl.BIO_clear_flags)
+    find(library, "X509_VERIFY_PARAM_set1_ip_asc", <void**>&openssl.X509_VERIFY_PARAM_set1_ip_asc)
+    find(library, "X509_VERIFY_PARAM_set_hostflags", <void**>&openssl.X509_VERIFY_PARAM_set_hostflags)
+    find(library, "X509_verify_cert_error_string", <void**>&openssl.X509_verify_cert_error_string)
+    find(library, "i2d_X509", <void**>&openssl.i2d_X509)
+    find(library, "X509_free", <void**>&openssl.X509_free)
+    find(library, "ERR_clear_error", <void**>&openssl.ERR_clear_error)
+    find(library, "ERR_get_error", <void**>&openssl.ERR_get_error)
+    find(library, "ERR_reason_error_string", <void**>&openssl.ERR_reason_error_string)
+    find(library, "OpenSSL_version", <void**>&openssl.OpenSSL_version)
+    loaded = True
+    return 0
+
+
+def openssl_version():
+    """Which OpenSSL the core uses, as it says. Raises NotSupported."""
+    load()
+    return openssl.OpenSSL_version(0).decode()
+
+
+cdef str reasons():
+    """What OpenSSL says went wrong in this thread, the first cause first; nothing is left of it."""
+    cdef unsigned long code = openssl.ERR_get_error()
+    cdef const char* text
+    cdef list said = []
+    while code:
+        text = openssl.ERR_reason_error_string(code)
+        if text != NULL:
+            word = text.decode("utf-8", "replace")
+            if word not in said:
+                said.append(word)
+        code = openssl.ERR_get_error()
+    return "; ".join(said)

@@ -1,0 +1,347 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Outgoing: the sending half of a Stream."""
+
+from cpython.buffer cimport PyBuffer_FillInfo
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from libc.stdint cimport int64_t, uint64_t
+from libc.stdlib cimport calloc, free
+
+from transfer.transports.errors import Broken, InternalError, UsageError, not_a_buffer
+from transfer.transports.core.wire import MAX_FRAMES
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.atomic cimport add, load_int, load_signed, store_signed
+from transfer.transports.core.native.connection cimport Connection
+from transfer.transports.core.native.flusher cimport release_segments
+from transfer.transports.core.native.link cimport (
+    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
+    load_segment, segment_t, store_segment,
+)
+from transfer.transports.core.native.message cimport (
+    add_segments, drop_segments, enqueue, has_large, outgoing_t, prepare, unsent_count,
+    unsent_messages,
+)
+from transfer.transports.core.native.pool cimport HeldBuffer
+from transfer.transports.core.native.system cimport pthread_mutex_unlock
+
+cdef enum:
+    GATHERED = 256 * 1024      # a payload beside the connection that is no smaller goes out at once
+
+cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
+
+
+cdef bint any_large(frames) except -1:
+    for frame in frames:
+        if payload_size(frame[4]) >= LARGE:
+            return True
+    return False
+
+
+cdef Py_ssize_t payload_size(data) except -1:
+    if type(data) is bytes:
+        return PyBytes_GET_SIZE(data)
+    if type(data) is HeldBuffer:
+        return (<HeldBuffer>data).view.len
+    try:
+        return memoryview(data).nbytes
+    except TypeError:
+        if hasattr(data, "__cuda_array_interface__"):  # for a foreign stream; others refuse it
+            return data.nbytes
+        raise not_a_buffer(data) from None
+
+
+cdef class Copy:
+    """The copy of a payload, taken out of the queue as it is: it may be gigabytes."""
+
+    cdef char* data
+    cdef Py_ssize_t size
+
+    def __len__(self):
+        return self.size
+
+    def __getbuffer__(self, Py_buffer* view, int flags):
+        PyBuffer_FillInfo(view, self, self.data, self.size, 1, flags)
+
+    def __dealloc__(self):
+        free(self.data)
+
+
+cdef object payload_of(segment_t* segment, bint first, bint foreign):
+    """What `unsent_messages` needs of a segment; its memory, if that is ours, is taken over."""
+    cdef Copy copy
+    if foreign:
+        return b""      # it counts as sent, and nothing may hold it when its owner is told
+    if segment.owner != NULL:
+        return <object>segment.owner
+    if not segment.payload:
+        return PyBytes_FromStringAndSize(segment.data, segment.size)
+    if first:
+        return b""      # its header is written, so it is never sent again
+    copy = Copy.__new__(Copy)
+    copy.data = segment.data
+    copy.size = segment.size
+    segment.capacity = 0
+    return copy
+
+
+cdef int release_exports(list owners) except -1:
+    """What was written or copied is the caller's again as his call ends; the flusher may have its
+    segment yet, to be let go when somebody with the GIL comes by."""
+    for owner in owners:
+        if type(owner) is HeldBuffer:
+            (<HeldBuffer>owner).release()
+    return 0
+
+
+cdef class Outgoing(Connection):
+    """The out-queue of one connection, and the subscriptions of its peer."""
+
+    def __cinit__(self, *args, **kwargs):
+        self.prefix_lengths = ()
+
+    # --- subscriptions of the peer ------------------------------------------------------------
+
+    def subscribe(self, bytes prefix):
+        if self.prefixes is None:
+            self.prefixes = {}
+        self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
+        self.wants_all = b"" in self.prefixes
+        if len(prefix) not in self.prefix_lengths:
+            self.prefix_lengths = tuple(sorted((len(prefix), *self.prefix_lengths)))
+
+    def unsubscribe(self, bytes prefix):
+        if not self.prefixes or prefix not in self.prefixes:
+            return False
+        self.prefixes[prefix] -= 1
+        if not self.prefixes[prefix]:
+            del self.prefixes[prefix]
+        self.wants_all = b"" in self.prefixes
+        if not self.prefixes:  # until then a length that none has costs a look: to count them all costs more
+            self.prefix_lengths = ()
+        return True
+
+    @property
+    def subscriptions(self):
+        return tuple(self.prefixes or ())
+
+    def matches(self, bytes topic):
+        return self.match(topic)
+
+    cdef bint match(self, bytes topic):
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(topic)
+        cdef Py_ssize_t length
+        if self.wants_all:
+            return True
+        for length in self.prefix_lengths:
+            if length > size:
+                return False
+            if topic[:length] in self.prefixes:
+                return True
+        return False
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def send(self, frames, *, bint force=False, bint hold=False, released=None):
+        """Queues one message whole and writes what the kernel takes: its number. 0: full, nothing taken."""
+        cdef uint64_t number = 0
+        if self.offer(frames, force, hold, released, None, &number) != OK:
+            return 0
+        return number or 1
+
+    def flush(self):
+        """Writes what the kernel takes; True when nothing is queued."""
+        self.write_out(True)
+        return load_signed(&self.link.queued_bytes) == 0
+
+    cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
+                   uint64_t* number) except -1:
+        """OK or FULL; number: the message's among those sent. With `lent` user memory that the kernel
+        did not take stays where it is and counts in link.borrowed, for the caller to wait or to settle,
+        and then to release what is in `lent`; else it is copied."""
+        cdef int answer
+        if self.carrier is not None and not force and any_large(frames):
+            answer = self.offer_carried(frames, hold, released, number)
+            if answer >= 0:
+                return answer
+        return self.put(frames, force, hold, released, lent, number)
+
+    cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
+        """As `offer`, with large payloads beside the connection; -1: it has to take them itself."""
+        cdef object carried
+        if link_is_full(self.link, 0):
+            self.write_out(True)
+            if link_is_full(self.link, 0):
+                return FULL
+        carried = self.carrier.place(frames, hold, released, self.several)
+        if carried is None:
+            return -1
+        placed, released, saved = carried
+        try:
+            self.put(placed, True, True, released, None, number, saved < GATHERED)
+        except BaseException:
+            self.carrier.take_back(placed)
+            raise
+        self.take_mutex()
+        add(&self.link.sent_bytes, <uint64_t>saved)
+        pthread_mutex_unlock(&self.link.mutex)
+        return OK
+
+    cdef int put(self, object frames, bint force, bint hold, object released, list lent,
+                 uint64_t* number, bint gather=False) except -1:
+        """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
+        cdef outgoing_t one
+        cdef outgoing_t* out = &one
+        cdef Py_ssize_t count = len(frames)
+        cdef Py_ssize_t i
+        cdef int answer
+        cdef size_t total = 0
+        cdef list owners = []
+        if count < 1 or count > MOST_FRAMES:
+            raise UsageError(f"a message of {count} frames, it has 1 to {MOST_FRAMES}")
+        if count > 1:
+            out = <outgoing_t*>calloc(count, sizeof(outgoing_t))
+            if out == NULL:
+                raise MemoryError()
+        try:
+            for i in range(count):
+                prepare(self.link, &out[i], frames[i], i + 1 < count, owners)
+                total += out[i].size
+            add_segments(out, count, owners, hold, released)
+            if total < 4096:
+                self.take_mutex()
+                # Nothing of it is borrowed; what another thread lent is not copied with the GIL held.
+                answer = enqueue(self.link, out, count, total, force, False, gather)
+            else:
+                self.take_mutex()
+                with nogil:
+                    answer = enqueue(self.link, out, count, total, force, not hold and lent is None, gather)
+            if answer != OK:
+                drop_segments(out, count)
+            else:
+                number[0] = out[0].number
+        finally:
+            if count > 1:
+                free(out)
+        if answer == BROKEN:
+            self.raise_broken()
+        if answer == NO_MEMORY:
+            raise InternalError("no memory to queue a message", hint="lower the high-water marks")
+        if load_segment(&self.link.finished) != NULL:
+            self.reap()
+        if answer != OK:
+            return answer
+        if lent is not None:
+            lent.extend(owners)
+        elif not hold or not has_large(owners):
+            release_exports(owners)
+        if released is not None and not has_large(owners):
+            released(None)
+        return OK
+
+    cdef int tell_of_room(self, int fd) except -1:
+        """Which eventfd hears of room; -1: none. From then on the one before is not written to: its number
+        may become another's. In a forked child there is no thread that would."""
+        if self.link.flusher.generation == native_link.fork_generation:
+            self.take_mutex()
+            self.link.notify_fd = fd
+            pthread_mutex_unlock(&self.link.mutex)
+        return 0
+
+    cdef int write_out(self, bint no_gil) except -1:
+        """1 when nothing is queued any more, else 0; finished Python objects are let go."""
+        cdef int answer
+        self.take_mutex()
+        if no_gil:
+            with nogil:
+                answer = link_write(self.link) if not self.link.closed else BROKEN
+                pthread_mutex_unlock(&self.link.mutex)
+        else:
+            answer = link_write(self.link) if not self.link.closed else BROKEN
+            pthread_mutex_unlock(&self.link.mutex)
+        if load_segment(&self.link.finished) != NULL:
+            self.reap()
+        return answer == OK
+
+    cdef int reap(self) except -1:
+        cdef segment_t* finished
+        self.take_mutex()
+        finished = self.link.finished
+        store_segment(&self.link.finished, NULL)
+        pthread_mutex_unlock(&self.link.mutex)
+        release_segments(finished, None)
+        return 0
+
+    def take_unsent(self):
+        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
+        our own: whoever sent them may change his by the time that they go to somebody else."""
+        cdef segment_t* segment
+        cdef segment_t* first
+        cdef list pieces = []
+        cdef bint foreign
+        self.own_all()
+        segment = first = self.empty_queue()
+        try:
+            while segment != NULL:
+                # Still somebody else's: there was no memory for a copy, so it counts as written.
+                foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
+                pieces.append((payload_of(segment, segment == first, foreign), 1 if foreign else segment.done,
+                               segment.size, not segment.payload, bool(segment.starts_inside)))
+                segment = segment.next
+        finally:
+            self.let_go_copied()
+            release_segments(first, Broken("the connection ended before this message was sent"))
+        messages = unsent_messages(pieces)
+        if self.carrier is not None:
+            messages = [self.carrier.take_back(message) for message in messages]
+        return messages
+
+    def drop_unsent(self):
+        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
+        cdef int64_t count
+        cdef segment_t* first
+        self.take_mutex()
+        count = unsent_count(self.link)
+        first = self.empty_queue()
+        self.let_go_copied()
+        release_segments(first, Broken("the connection ended before this message was sent"))
+        return count
+
+    cdef segment_t* empty_queue(self) noexcept:
+        """Takes what is queued out of the queue. Enters with the mutex held and leaves without it."""
+        cdef segment_t* first = self.link.head
+        self.link.head = self.link.tail = NULL
+        store_signed(&self.link.queued, 0)
+        store_signed(&self.link.queued_bytes, 0)
+        store_signed(&self.link.queued_payload, 0)
+        self.link.borrowed = 0
+        pthread_mutex_unlock(&self.link.mutex)
+        return first
+
+    cdef int let_go_copied(self) except -1:
+        """Before somebody is told that his memory is his again: the flusher may have had the mutex
+        since, and the segments that hold that memory with it."""
+        self.reap()
+        self.flusher.reap()
+        return 0
+
+    cdef int own_all(self) except -1:
+        """Copies what the queue has of users' memory, while its senders still wait or are not told
+        yet that they may change it. Leaves with the mutex held."""
+        cdef segment_t* segment
+        cdef int answer = OK
+        self.take_mutex()
+        while answer == OK:
+            if load_int(&self.link.error):
+                link_give_up_begun(self.link)
+            segment = self.link.head
+            while segment != NULL:
+                if (segment.owner != NULL and not segment.borrowed and not segment.done
+                        and type(<object>segment.owner) is not bytes):
+                    segment.borrowed = 1
+                    self.link.borrowed += 1
+                segment = segment.next
+            if not self.link.borrowed:
+                break
+            with nogil:
+                answer = link_settle(self.link)  # others may send while it lets the mutex go
+        return 0

@@ -1,0 +1,405 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Reading: the fair reader over the streams of a socket. It takes what is there, and never waits."""
+
+from libc.stdint cimport uint64_t
+from posix.unistd cimport read as read_fd
+from posix.unistd cimport usleep
+
+from transfer.transports.errors import Broken, Closed, ProtocolError, TransferError
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.atomic cimport store_int
+from transfer.transports.core.native.incoming cimport STEP_US, STEPS, group, prepare_reader
+from transfer.transports.core.native.link cimport F_CONTROL, F_LZ4
+from transfer.transports.core.native.pool cimport Frame, Lease, fill, room_for
+from transfer.transports.core.native.sending cimport Sending
+from transfer.transports.core.native.stream cimport Stream
+from transfer.transports.core.native.system cimport epoll_event, epoll_wait
+
+cdef extern from "pythread.h" nogil:
+    unsigned long PyThread_get_thread_ident()
+
+cdef enum:
+    FILTERED = 2
+
+
+cdef bint is_ended(object stream) except -1:
+    """Whether it is the rest of a lost peer, which comes before what its next connection brings."""
+    return getattr(stream, "ended", False)
+
+
+cdef class Reading(Sending):
+    """Reads the streams that have something, each in its turn. One thread at a time: its caller's lock."""
+
+    cdef tuple poll_once(self, bint as_bytes, sink):
+        """The next message without waiting, or None when everything known to be ready was read."""
+        cdef object stash
+        cdef tuple message
+        if self.stash is None and self.again is not None:
+            self.stash = self.counted = <tuple>self.again.pop(0)
+            if not self.again:
+                self.again = None
+        stash = self.stash
+        if stash is not None and sink is None:
+            self.stash = None
+            return stash
+        if stash is not None:
+            message = self.pour_stash(sink)
+            if message is not None:
+                return message
+        prepare_reader(&self.reader)
+        if self.foreign_ins and self.foreign_first:
+            self.foreign_first = False
+            message = self.next_foreign(sink)
+            if message is not None:
+                return message
+        self.foreign_first = True
+        if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
+            # Foreign streams must not keep us from asking for the others.
+            self.look()
+        while True:
+            if self.current is None and not self.next_ready():
+                break
+            if self.foreign_sinking is not None:
+                self.leave_sink()  # the sink's memory is for one message
+            # Checked right before each read: another thread may have attached the unread messages of a lost
+            # peer since the last one.
+            if self.foreign_ins and is_ended(self.foreign_ins[0]):
+                message = self.next_foreign(sink)
+            else:
+                message = self.next_of_current(as_bytes, sink)
+            if message is not None:
+                return message
+            if self.unwanted >= MOST_UNWANTED:
+                return None
+        return self.next_foreign(sink) if self.foreign_ins else None
+
+    cdef bint look(self) except -1:
+        """Asks epoll once, without waiting. Whether a stream is ready."""
+        cdef epoll_event events[MAX_EVENTS]
+        cdef int count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+        return self.take_events(events, count)
+
+    cdef bint take_events(self, epoll_event* events, int count) except -1:
+        cdef int i
+        cdef uint64_t drained
+        self.ready_next = self.ready_count = 0
+        for i in range(count):
+            if events[i].data.fd == self.receive_event:
+                read_fd(self.receive_event, &drained, 8)
+                self.event_set = False
+            else:
+                self.ready[self.ready_count] = events[i].data.fd
+                self.ready_count += 1
+        return self.ready_count > 0
+
+    cdef bint next_ready(self):
+        """Takes the next stream that epoll named, or that had a turn and has more: those of each kind that
+        are there go before the other kind comes again."""
+        cdef bint looked = False
+        while True:
+            while self.ready_next < self.ready_count:
+                self.ready_next += 1
+                if self.begin_turn(<Stream>self.by_fd.get(self.ready[self.ready_next - 1])):
+                    return True
+            if self.turns_left > 0 and self.waiting_turn:
+                self.turns_left -= 1
+                return self.begin_turn(<Stream>next(iter(self.waiting_turn)))
+            if looked or not self.waiting_turn:
+                self.turns_left = 0
+                return False
+            looked = True
+            self.look()
+            self.turns_left = len(self.waiting_turn)
+
+    cdef bint begin_turn(self, Stream stream):
+        """Whether it is there."""
+        self.current = stream
+        if stream is None:
+            return False
+        self.waiting_turn.pop(stream, None)
+        self.reader.start = self.reader.end = 0
+        self.reader.drained = self.reader.large = self.turn_messages = 0
+        # With several peers each has one read-ahead a turn.
+        self.reader.reads = -1 if len(self.by_fd) == 1 else 1
+        if self.sinking is not stream:
+            self.leave_sink()
+        return True
+
+    cdef int count_turn(self, Stream stream) except -1:
+        self.turn_messages += 1
+        if self.turn_messages >= TURN_MESSAGES and self.current is stream:
+            self.end_turn(stream)
+        return 0
+
+    cdef int end_turn(self, Stream stream) except -1:
+        """Others come before its next messages, which were read already. Alone it goes on."""
+        if self.reader.reads >= 0 and self.reader.end != self.reader.start:
+            self.current = None
+            stream.park(&self.reader)
+            self.waiting_turn[stream] = None
+        return 0
+
+    # --- streams of the core ---------------------------------------------------------------------
+
+    cdef tuple next_of_current(self, bint as_bytes, sink):
+        """A message of the current stream; None: it has no more, and another's turn has come."""
+        cdef Stream stream = self.current
+        if stream is None:  # taken out by another thread a moment ago
+            return None
+        self.enter(stream)
+        try:
+            return self.read_current(stream, as_bytes, sink)
+        finally:
+            self.inside = None
+
+    cdef tuple read_current(self, Stream stream, bint as_bytes, sink):
+        cdef object frame
+        cdef list frames
+        cdef bint refused
+        while self.current is stream and self.unwanted < MOST_UNWANTED:
+            try:
+                frame = stream.next_frame(&self.reader, as_bytes, sink)
+                if stream.socket != <void*>self:  # taken out while we read it
+                    self.give_back(stream)
+                if frame is None:
+                    self.current = None
+                    if stream.large_hold is not None:
+                        self.sinking = stream
+                    return None
+                if (<Frame>frame).flags & F_CONTROL:
+                    self.unwanted += 1
+                    self._on_control(stream, frame)
+                    self.count_turn(stream)
+                    continue
+                frames = group(stream, <Frame>frame)
+            except (Broken, ProtocolError) as error:
+                self.reader.start = self.reader.end = 0
+                self.current = None
+                self.lose(stream, error)
+                return None
+            if frames is None:
+                continue
+            self.count_turn(stream)
+            refused = stream.refused
+            stream.refused = False
+            if self.receive_mode == FILTERED and not self.wanted(frames):
+                self.filtered += 1
+                self.unwanted += 1
+                continue
+            if refused and sink is not None:
+                self.stash = (stream, frames)   # it stays unread if the sink refuses it again
+                return self.pour_stash(sink)
+            return (stream, frames)
+        return None
+
+    cdef int give_back(self, Stream stream) except -1:
+        """What was read ahead, or went to the sink's memory, stands in the stream again: whoever took it
+        out reads on from there."""
+        self.current = None
+        stream.park(&self.reader)
+        stream.leave_sink()
+        return 0
+
+    cdef int enter(self, object stream) except -1:
+        self.inside = stream
+        self.inside_thread = PyThread_get_thread_ident()
+        return 0
+
+    cdef int take_out(self, object stream) except -1:
+        """The stream was detached. When this returns, no receiver reads it any more, and nothing of it is
+        here: what is left in it comes after all that was handed out."""
+        cdef int steps = STEPS
+        if self.generation == native_link.fork_generation:
+            if self.inside_thread != PyThread_get_thread_ident():
+                if type(stream) is Stream and self.inside is stream:
+                    store_int(&(<Stream>stream).link.leaving, 1)
+                while self.inside is stream and steps:
+                    steps -= 1
+                    with nogil:
+                        usleep(STEP_US)
+                if type(stream) is Stream and self.inside is not stream:
+                    store_int(&(<Stream>stream).link.leaving, 0)
+        if self.inside is stream and steps == 0:
+            return 0
+        self.waiting_turn.pop(stream, None)
+        try:
+            if self.current is stream:
+                self.give_back(<Stream>stream)
+            if self.sinking is stream:
+                self.sinking = None
+                (<Stream>stream).leave_sink()
+            if self.foreign_sinking is stream:
+                self.foreign_sinking = None
+                stream.leave_sink()
+        except TransferError as error:  # half a message is lost: nothing can follow
+            if type(stream) is Stream:
+                (<Stream>stream).fail(error)
+        return 0
+
+    # --- foreign streams -------------------------------------------------------------------------
+
+    cdef tuple next_foreign(self, sink):
+        cdef object stream
+        cdef object frames
+        cdef tuple message
+        if self.foreign_sinking is not None and self.foreign_sinking in self.foreign_ins:
+            # Before another's message, for which it would have to leave the sink's memory.
+            self.foreign_ins.remove(self.foreign_sinking)
+            self.foreign_ins.insert(0, self.foreign_sinking)
+        for _ in range(len(self.foreign_ins)):
+            if not self.foreign_ins:
+                break
+            stream = self.foreign_ins[0]
+            if not is_ended(stream):
+                self.foreign_ins.append(self.foreign_ins.pop(0))
+            while self.unwanted < MOST_UNWANTED:
+                try:
+                    frames = self.ask_foreign(stream, sink)
+                except (Broken, Closed, ProtocolError) as error:
+                    self.lose(stream, error)
+                    break
+                if frames is None:
+                    break
+                if (<Frame>frames[0]).flags & F_CONTROL:
+                    self.unwanted += 1
+                    self._on_control(stream, frames[0])
+                    continue
+                if self.receive_mode == FILTERED and not self.wanted(frames):
+                    self.filtered += 1
+                    self.unwanted += 1
+                    continue
+                if sink is None or (stream.takes_sink and stream.placed):
+                    return (stream, frames)
+                # It stays unread if the sink refuses.
+                self.stash = (stream, frames)
+                message = self.pour_stash(sink)
+                if message is not None:
+                    return message
+                break
+        return None
+
+    cdef object ask_foreign(self, object stream, sink):
+        """A message or None. One stream at a time may have the sink's memory; others' are copied."""
+        cdef object frames
+        self.enter(stream)
+        try:
+            # Whoever takes it out from now on waits until we have left it.
+            if stream not in self.foreign_ins:
+                return None
+            frames = self.take_foreign(stream, sink)
+            stream.handed = None  # it is ours: from here on no handler of a signal runs before `claim`
+            return frames
+        finally:
+            self.inside = None
+
+    cdef object take_foreign(self, object stream, sink):
+        cdef object frames
+        if (sink is None or not stream.takes_sink or self.sinking is not None
+                or (self.foreign_sinking is not None and self.foreign_sinking is not stream)):
+            return stream.take()
+        self.foreign_sinking = stream
+        try:
+            frames = stream.take(sink)
+        except (Broken, Closed, ProtocolError):
+            raise
+        except Exception:  # the sink refuses: it is asked again when the message is whole
+            self.leave_sink()
+            return stream.take()
+        if not stream.sinking:
+            self.foreign_sinking = None
+        return frames
+
+    # --- sinks -----------------------------------------------------------------------------------
+
+    cdef tuple pour_stash(self, sink):
+        """The message that was found before its sink was known: one more copy. None: the sink found
+        that it breaks the protocol, and its stream is lost."""
+        cdef tuple message = self.stash
+        cdef list frames = message[1]
+        cdef list targets = []
+        cdef Frame frame
+        self.leave_sink()  # what is half there from others would be mixed with it
+        try:
+            for frame in frames:
+                unseen = frame.flags & (F_CONTROL | F_LZ4)
+                targets.append(None if unseen else sink(frame.meta, frame.topic, len(frame.data)))
+        except ProtocolError as error:
+            self.stash = None
+            self.lose(message[0], error)
+            return None
+        except BaseException:
+            self.own(frames)
+            raise
+        for frame, target in zip(frames, targets):
+            if target is not None and target is not frame.data:
+                fill(target, frame.data)
+                frame.data = target
+        self.stash = None
+        return message
+
+    cdef int own(self, list frames) except -1:
+        """What a sink had placed before it refused the message leaves the memory of its caller."""
+        cdef Frame frame
+        cdef Lease lease
+        for frame in frames:
+            if type(frame.data) is not bytes and type(frame.data) is not Lease:
+                lease = room_for(self.pool, len(frame.data))
+                fill(lease, frame.data)
+                frame.data = lease
+        return 0
+
+    cdef int leave_sink(self) except -1:
+        """What is half read leaves the memory that a sink gave, or its stream is lost."""
+        cdef Stream stream = self.sinking
+        cdef object other = self.foreign_sinking
+        if stream is not None:
+            self.sinking = None
+            try:
+                stream.leave_sink()
+            except ProtocolError as error:
+                self.lose(stream, error)
+        if other is not None:
+            self.foreign_sinking = None
+            try:
+                other.leave_sink()
+            except TransferError as error:
+                self.lose(other, error)
+        return 0
+
+    # --- own subscriptions -----------------------------------------------------------------------
+
+    cdef bint wanted(self, list frames):
+        """Whether one of our own subscriptions matches; the publisher has checked before."""
+        cdef Frame first = <Frame>frames[0]
+        cdef Py_ssize_t length
+        if self.wants_all:
+            return True
+        if not self.prefix_lengths:
+            return False
+        topic = first.topic
+        if topic is None:
+            topic = first.data
+            if type(topic) is not bytes:
+                topic = bytes(memoryview(topic).cast("B")[:self.prefix_lengths[len(self.prefix_lengths) - 1]])
+        for length in self.prefix_lengths:
+            if topic[:length] in self.prefixes:
+                return True
+        return False
+
+    def _filter_add(self, bytes prefix):
+        self.prefixes[prefix] = self.prefixes.get(prefix, 0) + 1
+        self.wants_all = b"" in self.prefixes
+        if len(prefix) not in self.prefix_lengths:
+            self.prefix_lengths = tuple(sorted((len(prefix), *self.prefix_lengths)))
+
+    def _filter_remove(self, bytes prefix):
+        if prefix not in self.prefixes:
+            return False
+        self.prefixes[prefix] -= 1
+        if not self.prefixes[prefix]:
+            del self.prefixes[prefix]
+        self.wants_all = b"" in self.prefixes
+        if not self.prefixes:  # see Outgoing
+            self.prefix_lengths = ()
+        return True

@@ -1,0 +1,25 @@
+# The receiving half of a SocketBase. See receiving.pyx.
+
+from libc.stdint cimport int64_t, uint64_t
+
+from transfer.transports.core.native.reading cimport Reading
+
+cdef extern from "pythread.h" nogil:
+    ctypedef void* PyThread_type_lock
+
+
+cdef class Receiving(Reading):
+    cdef public long long receive_timeout
+    cdef public long long spin_us
+    cdef public uint64_t messages_received
+    cdef public uint64_t bytes_received
+    cdef public uint64_t waited_ns
+    cdef PyThread_type_lock lock    # who receives
+    cdef int64_t last_wait
+
+    cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=*)
+    cdef int claim(self, tuple message) except -1
+    cdef int count_message(self, tuple message) except -1
+    cdef int count_foreign(self, object stream, tuple message) except -1
+    cdef int take_lock(self, long long timeout, int64_t deadline) except -1
+    cdef bint wait_for_input(self, int64_t deadline) except -1

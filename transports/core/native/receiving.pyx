@@ -1,0 +1,242 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Receiving: one receive at a time, which sleeps until something comes, and counts what it hands out."""
+
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport read as read_fd
+from posix.unistd cimport write as write_fd
+
+from transfer.transports.errors import Again
+
+from transfer.transports.core.native.link cimport now_ns
+from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
+from transfer.transports.core.native.stream cimport Stream
+from transfer.transports.core.native.system cimport epoll_event, epoll_wait
+
+cdef extern from "pythread.h" nogil:
+    int PyThread_acquire_lock(PyThread_type_lock, int)
+    int PyThread_acquire_lock_timed(PyThread_type_lock, long long microseconds, int interruptible)
+    void PyThread_release_lock(PyThread_type_lock)
+    int PY_LOCK_ACQUIRED
+    int PY_LOCK_INTR
+
+cdef enum:
+    LOOK_MS = 1000                 # a sleep at most
+
+
+cdef class Receiving(Reading):
+    """The receives of a socket: who reads, until when, and how the waiting is woken."""
+
+    def _recv_message(self, long long timeout, sink=None):
+        """One whole message: (stream, frames). Raises Again, Closed."""
+        return self.next_message(timeout, False, sink)
+
+    def _readable(self):
+        """Whether a recv would return at once. Exact: a message found is kept for the next recv."""
+        if self.stash is not None or self.again is not None:
+            return True
+        if self.closed or self.receiving:
+            return False
+        try:
+            self.stash = self.next_message(0, False, None, True)
+        except Again:
+            return False
+        if self.exposed:
+            self.signal()
+        return True
+
+    cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=False):
+        cdef int64_t deadline = -1
+        cdef int64_t due = 0
+        cdef tuple message
+        self.check_usable()
+        if timeout > 0:
+            deadline = now_ns() + timeout * 1000000
+        self.take_lock(timeout, deadline)
+        self.receiving = True
+        self.last_wait = self.unwanted = 0
+        try:
+            while True:
+                message = self.poll_once(as_bytes, sink)
+                if message is not None:
+                    if not peek:
+                        self.claim(message)
+                    return message
+                if self.unwanted >= MOST_UNWANTED:  # and more of it may come, for ever
+                    self.check_usable()
+                    PyErr_CheckSignals()
+                    if timeout == 0:
+                        raise Again("no message was found yet")
+                    if deadline >= 0 and now_ns() >= deadline:
+                        raise self._no_message()
+                    self.unwanted = 0
+                    continue
+                if timeout == 0 and not self.look():
+                    raise Again("no message is there")
+                if timeout == 0:
+                    continue
+                due = self.note_wait(due)
+                if not self.wait_for_input(deadline):
+                    raise self._no_message()
+        finally:
+            self.leave_sink()
+            self.receiving = False
+            if self.exposed:
+                self.signal()
+            PyThread_release_lock(self.lock)
+
+    def _pass_turn(self):
+        """What was done with the last messages took long: others come before their stream's next ones.
+        Any thread may call."""
+        if not PyThread_acquire_lock(self.lock, 0):
+            return
+        try:
+            if self.current is not None:
+                self.end_turn(self.current)
+        finally:
+            PyThread_release_lock(self.lock)
+
+    def _found(self):
+        """See the contract."""
+        cdef list found = [] if self.again is None else list(self.again)
+        cdef tuple stash = self.stash
+        if stash is not None:
+            found.append(stash)
+        return found
+
+    def _give_again(self, stream, list frames):
+        """A message of `_recv_message` that its call could not give to the program: the next receive has it.
+        It is counted already. Any thread may call."""
+        self.own(frames)
+        if self.again is None:
+            self.again = []
+        self.again.append((stream, frames))
+        self._notify()
+
+    cdef int claim(self, tuple message) except -1:
+        """The message becomes the caller's. A signal that came while it was read: its handler would raise
+        before the caller has it. So it is called here, and the message stays for the next receive."""
+        try:
+            PyErr_CheckSignals()
+            if message is not self.counted:
+                self.count_message(message)
+        except BaseException:
+            self.own(<list>message[1])  # a sink's memory is the caller's
+            self.stash = message
+            raise
+        self.counted = None
+        return 0
+
+    cdef int count_message(self, tuple message) except -1:
+        cdef object stream = message[0]
+        cdef Frame frame
+        if type(stream) is not Stream:
+            self.count_foreign(stream, message)
+        self.messages_received += 1
+        for frame in <list>message[1]:
+            self.bytes_received += len(frame.data)
+        if type(stream) is Stream:
+            (<Stream>stream).count(<list>message[1])
+            (<Stream>stream).link.waited_ns += self.last_wait
+            self.last_wait = 0
+        return 0
+
+    cdef int count_foreign(self, object stream, tuple message) except -1:
+        """Python code, in which a handler may raise: behind its count or before it."""
+        cdef object before = stream.received
+        try:
+            stream.consume(message[1])
+        except BaseException:
+            if stream.received != before:
+                self.messages_received += 1
+                self.counted = message
+            raise
+        return 0
+
+    cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
+        """The receive lock, within the caller's time. Waiting threads see a close within 100 ms."""
+        cdef long long wait
+        cdef int answer
+        if PyThread_acquire_lock(self.lock, 0):
+            return 0
+        if timeout == 0:
+            raise Again("another thread is receiving on this socket")
+        while True:
+            wait = 100000
+            if deadline >= 0:
+                wait = min(wait, (deadline - now_ns()) // 1000)
+                if wait <= 0:
+                    raise Again("another thread was receiving on this socket all the time")
+            with nogil:
+                answer = PyThread_acquire_lock_timed(self.lock, wait, 1)
+            if answer == PY_LOCK_ACQUIRED:
+                if self.closed:
+                    PyThread_release_lock(self.lock)
+                    self.check_usable()
+                return 0
+            if answer == PY_LOCK_INTR:
+                PyErr_CheckSignals()
+            self.check_usable()
+
+    cdef bint wait_for_input(self, int64_t deadline) except -1:
+        """Sleeps until something came or the socket is told to look again. False: time is over."""
+        cdef epoll_event events[MAX_EVENTS]
+        cdef int count = 0
+        cdef int error = 0
+        cdef int wait = LOOK_MS
+        cdef int64_t begin = now_ns()
+        cdef int64_t spin_until = begin + self.spin_us * 1000
+        self.check_usable()  # who closed it while we read has woken those who slept then
+        if deadline >= 0:
+            if begin >= deadline:
+                return False
+            wait = <int>min((deadline - begin + 999999) // 1000000, <int64_t>LOOK_MS)
+        self.waiting += 1
+        try:
+            if self.spin_us:
+                with nogil:
+                    while count == 0 and now_ns() < spin_until:
+                        count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
+            # A signal that came just before would not end the sleep, and between this look and the sleep
+            # there is a moment, too: so no sleep is endless.
+            PyErr_CheckSignals()
+            if count == 0:
+                with nogil:
+                    count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, wait)
+                    error = errno
+        finally:
+            self.waiting -= 1
+        self.last_wait += now_ns() - begin
+        self.waited_ns += now_ns() - begin
+        self.take_events(events, count)
+        if count < 0 and error == EINTR:
+            PyErr_CheckSignals()
+        self.check_usable()
+        return True
+
+    cdef int signal(self) except -1:
+        """Keeps the descriptor readable exactly while decoded messages are left."""
+        cdef uint64_t one = 1
+        cdef bint left = (self.stash is not None or self.again is not None
+                          or self.reader.end != self.reader.start
+                          or self.ready_next < self.ready_count or len(self.waiting_turn) > 0
+                          or self.unwanted >= MOST_UNWANTED)
+        if left == self.event_set:
+            return 0
+        self.event_set = left
+        if left:
+            write_fd(self.receive_event, &one, 8)
+        else:
+            read_fd(self.receive_event, &one, 8)
+        return 0
+
+    def _notify(self):
+        """Wakes everybody who waits in this socket; they look again."""
+        cdef uint64_t one = 1
+        if self.receive_event < 0:
+            return
+        self.event_set = True
+        write_fd(self.receive_event, &one, 8)
+        write_fd(self.send_event, &one, 8)

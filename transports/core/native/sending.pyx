@@ -1,0 +1,498 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Sending: which stream takes a message, and what happens while none has room."""
+
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from libc.errno cimport EINTR, errno
+from libc.stdint cimport int64_t, uint64_t
+from posix.unistd cimport read as read_fd
+
+from transfer.transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
+from transfer.transports.core.native.link cimport (
+    BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
+    link_push, link_settle, link_t, link_write, load_segment, now_ns,
+)
+from transfer.transports.core.native.outgoing cimport payload_size, release_exports
+from transfer.transports.core.native.stream cimport Stream
+from transfer.transports.core.native.system cimport (
+    POLLIN, POLLOUT, poll, pollfd, pthread_mutex_lock, pthread_mutex_trylock, pthread_mutex_unlock,
+)
+
+cdef enum:
+    FANOUT = 2
+    MAX_POLLED = 256
+    PATIENCE_MS = 20           # how long a send waits for the kernel before it copies
+    # Who waits for room looks this often: of several senders one takes the notice meant for all.
+    LOOK_MS = 100
+
+
+cdef class Sending:
+    """Distributors over streams: round robin that skips full ones, and fan-out by subscription."""
+
+    cdef Stream push_one(self, bytes data, uint64_t sequence):
+        """Round robin over the streams with room: who took it, or None."""
+        cdef Stream stream
+        cdef int answer
+        cdef Py_ssize_t place = self.next_out
+        for _ in range(len(self.outs)):
+            # `push` may let the GIL go. Streams leave meanwhile: the length is asked anew. Others send:
+            # the place is our own, so that none with room is passed over.
+            if place >= len(self.outs):
+                place = 0
+                if not self.outs:
+                    break
+            stream = <Stream>self.outs[place]
+            place += 1
+            self.next_out = place
+            answer = self.push(stream, data, sequence)
+            if answer == OK:
+                self.messages_sent += 1
+                self.bytes_sent += PyBytes_GET_SIZE(data)
+                return stream
+            if answer == BROKEN:
+                self.lose(stream, stream.broken)
+                return None       # what was left in it goes first
+            if self._behind:      # a loss, while `push` had let the GIL go
+                return None
+        return None
+
+    cdef int push_all(self, bytes data) except -2:
+        """To every stream whose peer subscribed to this; a full one misses it, and that is counted."""
+        cdef Stream stream
+        cdef Py_ssize_t taken = 0
+        cdef int answer
+        cdef list broken = None
+        for stream in self.outs:
+            if not stream.wants_all and not stream.match(data):
+                continue
+            answer = self.push(stream, data, 0)
+            taken += 1
+            if answer == OK:
+                self.messages_sent += 1
+                self.bytes_sent += PyBytes_GET_SIZE(data)
+            elif answer == FULL:
+                stream.link.dropped += 1
+            elif answer == BROKEN:
+                broken = [stream] if broken is None else broken + [stream]
+        if broken is not None:
+            for stream in broken:
+                self.lose(stream, stream.broken)
+        if taken == 0:
+            self.dropped_no_peer += 1
+        return OK
+
+    cdef int push(self, Stream stream, bytes data, uint64_t sequence) except -2:
+        cdef link_t* link = stream.link
+        cdef int answer
+        cdef Py_ssize_t size = PyBytes_GET_SIZE(data)
+        if pthread_mutex_trylock(&link.mutex) != 0:
+            with nogil:
+                pthread_mutex_lock(&link.mutex)
+        if sequence:
+            store_int(&link.turn, 1)         # somebody waits for it: no company
+        answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
+        if answer == WOULD_BLOCK:
+            # Enough has gathered: worth a system call without the GIL.
+            with nogil:
+                link_write(link)
+                pthread_mutex_unlock(&link.mutex)
+            answer = OK
+        else:
+            pthread_mutex_unlock(&link.mutex)
+        if answer == NO_MEMORY:
+            raise InternalError("no memory to queue a message", hint="lower the high-water marks")
+        if load_segment(&link.finished) != NULL:
+            stream.reap()
+        return answer
+
+    def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
+                     released=None, taken=None, bint first=False, bint again=False):
+        """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
+        how many took it. Raises Again, Closed, and Broken with `stream`."""
+        self.check_usable()
+        return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first, again)
+
+    cdef object send_frames(self, frames, long long timeout, stream, topic, bint hold, released,
+                            taken, bint patient, bint first=False, bint again=False):
+        cdef int64_t deadline = -1
+        cdef uint64_t number = 0
+        cdef int64_t size = 0
+        cdef list lent = None if hold else []
+        cdef uint64_t losses
+        cdef object taker
+        cdef int64_t due = 0
+        if not frames:
+            raise UsageError("a message has at least one part")
+        for frame in frames:
+            size += payload_size(frame[4])
+        if stream is None and self.send_mode == FANOUT:
+            return self.fan_out(frames, topic, hold, released)
+        if timeout > 0:
+            deadline = now_ns() + timeout * 1000000
+        while True:
+            losses = self.losses
+            if stream is not None:
+                taker = self.offer_by_name(stream, frames, hold, released, lent, &number)
+            elif first or self.may_go():
+                taker = self.offer_in_turn(frames, hold, released, lent, &number, first)
+            else:
+                taker = None
+            if taker is not None:
+                break
+            if losses != self.losses and not first:
+                continue
+            if timeout == 0 and self.exposed and self.ask_for_room(stream, size):
+                continue
+            if timeout:
+                due = self.note_wait(due)
+            if timeout == 0 or not self.wait_for_room(stream, deadline):
+                raise Again(
+                    "no peer has room for the message" if self.outs or self.foreign_outs
+                    else "no peer is connected",
+                    hint="" if self.outs or self.foreign_outs else
+                    "is anybody there? see peers() and wait_for_peers()")
+        if taken is not None:
+            taken(taker, number)
+        if not again:
+            self.messages_sent += 1
+            self.bytes_sent += size
+        if type(taker) is Stream and size >= LARGE:
+            self.drain(<Stream>taker, timeout == 0 or not patient, hold, lent)
+        return taker
+
+    cdef bint may_go(self) except -1:
+        """Whether nothing is left over of lost connections: that is offered first."""
+        if self._behind:
+            self._send_orphans()
+        return not self._behind
+
+    cdef bint ask_for_room(self, only, int64_t size) except -1:
+        """Lets the descriptor become readable when a full stream has room; True: it has some now for so many
+        bytes. Room for fewer would be asked for again and again."""
+        cdef Stream stream
+        cdef uint64_t drained
+        cdef bint room = False
+        if not self.receiving:  # else a notice may be meant for the receiver that sleeps
+            read_fd(self.receive_event, &drained, 8)
+            self.event_set = False
+        for candidate in (self.outs if only is None else (only,)):
+            if type(candidate) is Stream:
+                stream = <Stream>candidate
+                stream.take_mutex()
+                stream.link.notify_fd = self.receive_event
+                room = room or not link_is_full(stream.link, <size_t>size)
+                pthread_mutex_unlock(&stream.link.mutex)
+        self.signal()
+        return room and (only is not None or not self._behind)
+
+    cdef object offer_to(self, stream, frames, bint hold, released, list lent, uint64_t* number):
+        if type(stream) is Stream:
+            if (<Stream>stream).offer(frames, False, hold, released, lent, number) == OK:
+                return stream
+            return None
+        if stream.broken is not None:
+            raise stream.broken
+        number[0] = stream.send(frames, hold=hold, released=released)
+        return stream if number[0] else None
+
+    cdef object offer_by_name(self, stream, frames, bint hold, released, list lent,
+                              uint64_t* number):
+        try:
+            return self.offer_to(stream, frames, hold, released, lent, number)
+        except Broken as error:
+            self.lose(stream, error)
+            raise
+
+    cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number,
+                              bint first):
+        """Round robin over native and foreign streams alike. None: no room, or a stream was lost, and what
+        was left in it goes before this message."""
+        cdef Py_ssize_t native
+        cdef object stream
+        cdef Py_ssize_t place = self.next_out
+        for _ in range(len(self.outs) + len(self.foreign_outs)):
+            # As in `push_one`.
+            native = len(self.outs)
+            if place >= native + len(self.foreign_outs):
+                place = 0
+                if not native and not self.foreign_outs:
+                    break
+            stream = self.outs[place] if place < native else self.foreign_outs[place - native]
+            place += 1
+            self.next_out = place
+            try:
+                if self.offer_to(stream, frames, hold, released, lent, number) is not None:
+                    return stream
+            except (Broken, Closed) as error:
+                self.lose(stream, error)
+                return None
+            if self._behind and not first:
+                return None
+        return None
+
+    cdef object fan_out(self, frames, topic, bint hold, released):
+        cdef list takers
+        cdef list all_streams = self.outs + self.foreign_outs
+        cdef Py_ssize_t taken = 0
+        cdef uint64_t number = 0
+        cdef object stream
+        if topic is None:
+            topic = frames[0][2]
+        if topic is None:
+            topic = self.first_bytes(frames[0][4], all_streams)
+        takers = [stream for stream in all_streams if stream.matches(topic)]
+        if not takers:
+            self.dropped_no_peer += 1
+            if released is not None:
+                released(None)
+            return 0
+        if len(takers) > 1:
+            if not hold:
+                # One copy for all: after that every queue may keep it as long as it likes.
+                frames = [shared(frame) for frame in frames]
+            if released is not None:
+                released = Countdown(len(takers), released)
+        for stream in takers:
+            try:
+                if type(stream) is Stream:
+                    (<Stream>stream).several = len(takers) > 1
+                    took = (<Stream>stream).offer(frames, False, hold, released, None, &number) == OK
+                else:
+                    took = stream.send(frames, hold=hold, released=released)
+            except (Broken, Closed) as error:
+                self.lose(stream, error)
+                took = False
+            else:
+                if not took:
+                    stream.dropped += 1
+            if took:
+                taken += 1
+            elif released is not None:
+                released(None)
+        self.messages_sent += taken
+        for frame in frames:
+            self.bytes_sent += payload_size(frame[4]) * taken
+        return taken
+
+    cdef bytes first_bytes(self, data, list streams):
+        """As much of a payload as the longest subscription can ask for."""
+        cdef Py_ssize_t longest = 0
+        if type(data) is bytes:
+            return data
+        for stream in streams:
+            for prefix in stream.subscriptions:
+                longest = max(longest, len(prefix))
+        return bytes(memoryview(data).cast("B")[:longest])
+
+    cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1:
+        """Writes while the kernel makes progress, so that large memory need not be copied. What is
+        left after PATIENCE_MS without any is held (bytes, `hold`) or copied."""
+        cdef link_t* link = stream.link
+        cdef pollfd room
+        cdef uint64_t target
+        cdef int answer = 0
+        cdef int64_t begin
+        if load_signed(&link.queued_bytes) == 0:
+            if not hold:
+                release_exports(lent)
+            return 0
+        begin = now_ns()
+        stream.take_mutex()
+        target = link.written + link.queued_bytes
+        add_int(&link.waiters, 1)
+        pthread_mutex_unlock(&link.mutex)
+        try:
+            while not at_once and load(&link.written) < target and load_signed(&link.queued_bytes):
+                if link.fd < 0 or load_int(&link.error) or link.closed:
+                    break
+                PyErr_CheckSignals()
+                room.fd = link.fd
+                room.events = POLLOUT
+                with nogil:
+                    answer = poll(&room, 1, PATIENCE_MS)
+                    if answer > 0:
+                        pthread_mutex_lock(&link.mutex)
+                        if not link.closed:
+                            link_write(link)
+                        pthread_mutex_unlock(&link.mutex)
+                if answer == 0:
+                    break
+                if answer < 0:
+                    PyErr_CheckSignals()
+        except BaseException as error:
+            # Half a frame is out and its memory is the caller's again: this connection is over.
+            interrupted = Broken("a send was interrupted inside a message")
+            interrupted.__cause__ = error
+            stream.fail(interrupted)
+            raise
+        finally:
+            answer = OK
+            if not hold:
+                stream.check_process()
+                with nogil:  # gigabytes may be left
+                    pthread_mutex_lock(&link.mutex)
+                    if load_int(&link.error):
+                        link_give_up_begun(link)
+                    if link.borrowed:
+                        answer = link_settle(link)
+                    pthread_mutex_unlock(&link.mutex)
+            stream.take_mutex()
+            add_int(&link.waiters, -1)
+            if load_int(&link.error):
+                link_give_up_begun(link)
+            if link.queued_bytes and not link.wants_output and link.fd >= 0:
+                link_arm(link)
+            pthread_mutex_unlock(&link.mutex)
+            link.blocked_ns += now_ns() - begin
+            if load_segment(&link.finished) != NULL:
+                stream.reap()
+            if not hold and answer == OK:
+                release_exports(lent)
+        if answer == NO_MEMORY:
+            raise InternalError("no memory to queue a message", hint="lower the high-water marks")
+        return 0
+
+    cdef int64_t note_wait(self, int64_t due) except -1:
+        """A call sleeps, or has slept. due: 0 at first; what this returns from then on."""
+        cdef int64_t now = now_ns()
+        if due == 0:
+            return now + self._long_wait * 1000000
+        if now < due:
+            return due
+        self._on_long_wait()
+        return now + self._long_wait * 1000000
+
+    def _wait_writable(self, long long timeout):
+        """Until a send may succeed; False when the time is over."""
+        cdef int64_t deadline = -1 if timeout < 0 else now_ns() + timeout * 1000000
+        self.check_usable()
+        while not self.has_room(None):
+            if timeout == 0 or not self.wait_for_room(None, deadline):
+                return False
+        return True
+
+    def _writable(self):
+        return not self.closed and (self.send_mode == FANOUT or self.has_room(None))
+
+    cdef bint has_room(self, only) except -1:
+        cdef Stream stream
+        if only is None and not self.may_go():
+            return False
+        for candidate in (self.outs + self.foreign_outs if only is None else (only,)):
+            if type(candidate) is not Stream:
+                if candidate.broken is not None or not getattr(candidate, "full", False):
+                    return True
+                continue
+            stream = <Stream>candidate
+            if load_int(&stream.link.error) or stream.link.closed or not link_is_full(stream.link, 0):
+                return True
+            stream.write_out(False)
+            if not link_is_full(stream.link, 0):
+                return True
+        return False
+
+    cdef bint wait_for_room(self, only, int64_t deadline) except -1:
+        """Sleeps until a full stream drains, a peer comes, or the socket is told to look again.
+        False when the deadline has passed."""
+        cdef pollfd watched[MAX_POLLED]
+        cdef list streams = []
+        cdef Stream stream
+        cdef int count = 1
+        cdef int answer
+        cdef int error
+        cdef int wait = LOOK_MS
+        cdef int64_t begin = now_ns()
+        cdef uint64_t drained
+        if deadline >= 0:
+            if begin >= deadline:
+                return False
+            wait = <int>min((deadline - begin + 999999) // 1000000, LOOK_MS)
+        watched[0].fd = self.send_event
+        watched[0].events = POLLIN
+        watched[0].revents = 0
+        for candidate in (self.outs if only is None else (only,)):
+            if type(candidate) is Stream and count < MAX_POLLED and (<Stream>candidate).link.fd >= 0:
+                stream = <Stream>candidate
+                streams.append(stream)
+                add_int(&stream.link.waiters, 1)
+                watched[count].fd = stream.link.fd
+                # One that waits for company only has room already.
+                watched[count].events = POLLOUT
+                watched[count].revents = 0
+                count += 1
+            elif type(candidate) is Stream:
+                # More than one poll takes: the flusher drains these and tells.
+                (<Stream>candidate).tell_of_room(self.send_event)
+        self.waiting += 1
+        try:
+            PyErr_CheckSignals()
+            with nogil:
+                answer = poll(watched, count, wait)
+                error = errno
+        finally:
+            self.waiting -= 1
+            for stream in streams:
+                add_int(&stream.link.waiters, -1)
+        if answer > 0 and watched[0].revents:
+            read_fd(self.send_event, &drained, 8)
+        count = 1
+        for stream in streams:
+            if answer > 0 and watched[count].revents:
+                stream.write_out(True)
+            elif load_signed(&stream.link.queued_bytes):
+                stream.take_mutex()
+                if not stream.link.wants_output and stream.link.fd >= 0:
+                    link_arm(stream.link)
+                pthread_mutex_unlock(&stream.link.mutex)
+            stream.link.blocked_ns += now_ns() - begin
+            count += 1
+        self.blocked_ns += now_ns() - begin
+        if answer < 0 and error == EINTR:
+            PyErr_CheckSignals()
+        self.check_usable()
+        return True
+
+    cdef int check_usable(self) except -1:
+        if self.closed:
+            raise Closed("this socket is closed")
+        if self.generation != native_link.fork_generation:
+            raise ForkedError(
+                "this socket was made before the process forked",
+                hint="make a new Context in the child, or start it with spawn or forkserver")
+        return 0
+
+    # --- what the classes below do ----------------------------------------------------------------
+
+    cdef int signal(self) except -1:
+        return 0
+
+    cdef int lose(self, stream, error) except -1:
+        return 0
+
+    def _send_orphans(self):
+        pass
+
+
+class Countdown:
+    """Calls `released` once, when the last of `count` parties has."""
+
+    def __init__(self, count, released):
+        self.count = count
+        self.released = released
+        self.error = None
+
+    def __call__(self, error):
+        self.error = self.error or error
+        self.count -= 1
+        if self.count == 0:
+            self.released(self.error)
+
+
+cdef tuple shared(tuple frame):
+    """The frame with a payload that nobody can change."""
+    if type(frame[4]) is bytes:
+        return frame
+    return frame[:4] + (bytes(memoryview(frame[4])),)

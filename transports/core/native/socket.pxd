@@ -1,0 +1,24 @@
+# What users call. See socket.pyx.
+
+from transfer.transports.core.native.attachment cimport Attachments
+from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.turn cimport Turn
+
+
+cdef class SocketBase(Attachments):
+    cdef public bint _general_send
+    cdef public bint _general_recv
+    cdef public dict _lent          # memory that is held where it lies when it is sent; empty: none
+    cdef public bint _lockstep      # the core may take the common turns of a REQ or REP
+    cdef public Turn _turn
+
+    cdef void close_descriptors(self) noexcept
+    cdef bint send_in_turn(self, bytes data) except -1
+    cdef bint ask(self, Turn turn, bytes data) except -1
+    cdef bint reply(self, Turn turn, bytes data) except -1
+    cdef object send_slowly(self, data, int flags, bint copy, bint track)
+    cdef object recv_slowly(self, int flags, bint copy, bint track)
+    cdef object payload(self, tuple message, Frame frame, bint copy)
+    cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track)
+    cdef object admit(self, tuple message)
+    cdef object recv_in_turn(self, bint copy, bint track)

@@ -1,0 +1,452 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""SocketBase: the calls that users make. Contract: core_contract.pyi.
+
+The common message goes through `send` or `recv` without a call into Python; all else goes to the
+halves in sending.pyx and receiving.pyx. The receive lock guards the reader.
+"""
+
+from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+from cpython.exc cimport PyErr_CheckSignals
+from cpython.long cimport PyLong_AsLongAndOverflow, PyLong_CheckExact
+from libc.stdint cimport uint64_t
+from libc.stdlib cimport free
+from posix.unistd cimport close as close_fd
+from posix.unistd cimport usleep
+
+from transfer.transports.arguments import flags_of
+from transfer.transports.descriptors import descriptor_hint
+from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.atomic cimport add, load_int
+from transfer.transports.core.native.attachment cimport Attachments
+from transfer.transports.core.native.flusher cimport Flusher
+from transfer.transports.core.native.known cimport known_frame, note_header
+from transfer.transports.core.native.link cimport (
+    F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
+)
+from transfer.transports.core.native.pool cimport Frame, Pool
+from transfer.transports.core.native.reading cimport PLAIN_TURN
+from transfer.transports.core.native.stream cimport Stream
+from transfer.transports.core.native.system cimport (
+    EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
+    epoll_event, eventfd,
+)
+from transfer.transports.core.native.turn cimport Turn
+
+cdef extern from "pythread.h" nogil:
+    ctypedef void* PyThread_type_lock
+    PyThread_type_lock PyThread_allocate_lock()
+    void PyThread_free_lock(PyThread_type_lock)
+
+cdef enum:
+    DONTWAIT = 1
+    ROUND_ROBIN = 1
+    FANOUT = 2
+    FAIR = 1
+    REQ = 0
+    SENDING = 0                # sides of a turn
+    RECEIVING = 1
+    LOOK_MS = 50               # a REQ looks this often whether its peer still lives
+
+
+cdef inline int bits_of(object flags) except -1:
+    """The flags of a call; what they cannot be is looked at in Python."""
+    cdef int overflow = 0
+    cdef long bits = -1
+    if PyLong_CheckExact(flags):
+        bits = PyLong_AsLongAndOverflow(flags, &overflow)
+    return <int>bits if 0 <= bits <= 3 else flags_of(flags)
+
+
+cdef class SocketBase(Attachments):
+    """Base of transfer.Socket: everything that happens for each message. Any thread may call."""
+
+    def __cinit__(self, int socket_type, int send_mode, int receive_mode, Flusher flusher, Pool pool,
+                  *args, **kwargs):
+        cdef epoll_event event
+        self.socket_type = socket_type
+        self.send_mode = send_mode
+        self.receive_mode = receive_mode
+        self.flusher = flusher
+        self.pool = pool
+        self.send_timeout = -1
+        self.receive_timeout = -1
+        self.copy_threshold = LARGE
+        self._long_wait = 5000
+        self.generation = native_link.fork_generation
+        self.outs = []
+        self.foreign_outs = []
+        self.foreign_ins = []
+        self.lazy = []
+        self.by_fd = {}
+        self.waiting_turn = {}
+        self.foreign_fds = {}
+        self.prefixes = {}
+        self.prefix_lengths = ()
+        self.epoll_fd = epoll_create1(EPOLL_CLOEXEC)
+        self.receive_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        self.send_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)
+        self.lock = PyThread_allocate_lock()
+        if self.epoll_fd < 0 or self.receive_event < 0 or self.send_event < 0 or self.lock == NULL:
+            self.close_descriptors()
+            raise OutOfDescriptors("no descriptors left for a socket", hint=descriptor_hint())
+        event.events = EPOLLIN
+        event.data.fd = self.receive_event
+        epoll_ctl(self.epoll_fd, EPOLL_CTL_ADD, self.receive_event, &event)
+
+    def __init__(self, socket_type, send_mode, receive_mode, flusher, pool):
+        pass
+
+    def __dealloc__(self):
+        free(self.reader.data)
+        if self.lock != NULL:  # else `__cinit__` did not come so far
+            self.close_descriptors()
+            PyThread_free_lock(self.lock)
+
+    cdef void close_descriptors(self) noexcept:
+        if self.epoll_fd >= 0:
+            close_fd(self.epoll_fd)
+        if self.receive_event >= 0:
+            close_fd(self.receive_event)
+        if self.send_event >= 0:
+            close_fd(self.send_event)
+        self.epoll_fd = self.receive_event = self.send_event = -1
+
+    # --- sending --------------------------------------------------------------------------------
+
+    def send(self, data, flags=0, bint copy=True, bint track=False):
+        """Sends one part. Returns None, or a tracker if `track`. Raises Again after send_timeout
+        (at once with DONTWAIT), Closed, StateError. Any thread may call."""
+        cdef int bits = bits_of(flags)
+        if (type(data) is bytes and not (bits & ~DONTWAIT) and not track and is_usable(self)
+                and PyBytes_GET_SIZE(data) < self.copy_threshold):
+            if self._lockstep:
+                if self.send_in_turn(data):
+                    return None
+            elif self._general_send:
+                pass
+            elif self.send_mode == ROUND_ROBIN:
+                if self.push_one(data, 0) is not None:
+                    return None
+            elif self.send_mode == FANOUT:
+                self.push_all(data)
+                return None
+        return self.send_slowly(data, bits, copy, track)
+
+    cdef bint send_in_turn(self, bytes data) except -1:
+        """The common send of a REQ or REP; False: the pattern has to look."""
+        cdef Turn turn = self._turn
+        if not turn.take(SENDING):
+            return False
+        try:
+            return self.ask(turn, data) if self.socket_type == REQ else self.reply(turn, data)
+        finally:
+            turn.give(SENDING)
+
+    cdef bint ask(self, Turn turn, bytes data) except -1:
+        cdef Stream stream
+        cdef uint64_t number = (turn.last + 1) | turn.mark
+        if (turn.number and not turn.relaxed) or turn.failure is not None:
+            return False
+        turn.pending = number
+        stream = self.push_one(data, number)
+        if stream is None:
+            return False
+        turn.last += 1
+        turn.asks(stream, number, now_ns())
+        if turn.number and stream.socket != <void*>self:  # it went meanwhile: nobody else will say so
+            turn.failure = Broken("the peer went before it could answer")
+        return True
+
+    cdef bint reply(self, Turn turn, bytes data) except -1:
+        cdef Stream stream
+        if not turn.open or not turn.simple or type(turn.stream) is not Stream:
+            return False
+        stream = <Stream>turn.stream
+        if stream.socket != <void*>self or self.push(stream, data, turn.number) != OK:
+            return False
+        self.messages_sent += 1
+        self.bytes_sent += PyBytes_GET_SIZE(data)
+        turn.open = False
+        return True
+
+    def _send_known(self, tensor, int flags):
+        cdef tuple frame
+        if self._general_send or self.foreign_outs or self._lent:
+            return False
+        frame = known_frame(tensor)
+        if frame is None:
+            return False
+        self.check_usable()
+        self.send_frames((frame,), 0 if flags & DONTWAIT else self.send_timeout,
+                         None, None, False, None, None, True)
+        return True
+
+    def _note_known(self, tensor, int flags, bytes header):
+        note_header(tensor, flags, header)
+
+    cdef object send_slowly(self, data, int flags, bint copy, bint track):
+        self.check_usable()
+        if self.send_mode == 0 or self._general_send or track or flags & ~DONTWAIT:
+            return self._send_general(data, flags, copy, track)
+        self.send_frames([(0, 0, None, None, data)], 0 if flags & DONTWAIT else self.send_timeout,
+                         None, None, not copy, None, None, True)
+        return None
+
+    # --- receiving ------------------------------------------------------------------------------
+
+    def recv(self, flags=0, bint copy=True, bint track=False):
+        """Receives one part: bytes, or a Frame if not `copy`. Raises Again after receive_timeout
+        (at once with DONTWAIT), Closed, StateError. Any thread may call."""
+        cdef Stream stream
+        cdef header_t* header
+        cdef Py_ssize_t size = plain_size(self)
+        cdef size_t start
+        cdef uint64_t number
+        cdef bytes data
+        cdef int bits = bits_of(flags)
+        if size >= 0:
+            stream = self.current
+            header = <header_t*>(self.reader.data + self.reader.start)
+            data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
+            number = self.messages_received
+            start = self.reader.start
+            # A signal's handler that raises here finds the message unread. One that does not may have
+            # received on this socket, or let other threads do so.
+            PyErr_CheckSignals()
+            if (self.messages_received == number and self.reader.start == start
+                    and self.current is stream and not self.receiving and not self.closed):
+                self.reader.start += HEADER + size
+                stream.expect_size = 0
+                count_one(self, stream, size)
+                if self.exposed:
+                    self.signal()
+                if copy:
+                    return data
+                return plain_frame(data, header)
+        return self.recv_slowly(bits, copy, track)
+
+    def _read_ahead(self, Py_ssize_t most):
+        """Plain messages of one part that were read ahead: (their stream, payloads), `most` at the most.
+        None: the next one is no such message, or has yet to be read."""
+        cdef list payloads = []
+        cdef Stream stream = self.current
+        cdef Py_ssize_t size = plain_size(self)
+        while size >= 0 and len(payloads) < most:
+            payloads.append(PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size))
+            self.reader.start += HEADER + size
+            stream.expect_size = 0
+            count_one(self, stream, size)
+            size = plain_size(self)
+        if self.exposed and payloads:
+            self.signal()
+        return (stream, payloads) if payloads else None
+
+    cdef object recv_slowly(self, int flags, bint copy, bint track):
+        cdef tuple message
+        cdef list frames
+        cdef Frame frame
+        if self._lockstep and flags == 0:
+            return self.recv_in_turn(copy, track)
+        if self.receive_mode == 0 or self._general_recv or flags & ~DONTWAIT:
+            self.check_usable()
+            return self._recv_general(flags, copy, track)
+        message = self.next_message(0 if flags & DONTWAIT else self.receive_timeout, copy, None)
+        frames = <list>message[1]
+        if len(frames) == 1:
+            frame = <Frame>frames[0]
+            if frame.flags & ~F_CRC == 0:
+                return self.payload(message, frame, copy)
+        return self.deliver(message, frames, flags, copy, track)
+
+    cdef object payload(self, tuple message, Frame frame, bint copy):
+        """What the program gets of a plain frame. If a signal's handler raises until then, as during the copy
+        of a large payload, the message is the next receive's."""
+        cdef object data = frame
+        try:
+            if copy:
+                data = frame.data if type(frame.data) is bytes else frame.bytes
+            PyErr_CheckSignals()
+        except BaseException:
+            self._give_again(message[0], message[1])
+            raise
+        return data
+
+    cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track):
+        """Python makes of a message what the program gets. A signal's handler may raise in it; then the
+        message is the next receive's."""
+        cdef object made
+        try:
+            made = self._deliver(message[0], frames, flags, copy)
+        except TransferError:
+            raise
+        except BaseException:
+            self._take_back(message[0], message[1])
+            raise
+        # The frames made no sense: their connection is lost.
+        return self._recv_general(flags, copy, track) if made is NotImplemented else made
+
+    cdef object admit(self, tuple message):
+        try:
+            return self._admitted(message[0], message[1])
+        except TransferError:
+            raise
+        except BaseException:
+            self._take_back(message[0], message[1])
+            raise
+
+    cdef object recv_in_turn(self, bint copy, bint track):
+        """The common receive of a REQ or REP; what is not common goes to the pattern."""
+        cdef Turn turn = self._turn
+        cdef tuple message = None
+        cdef Frame frame
+        cdef object admitted
+        cdef object data
+        if self.socket_type == REQ:
+            if (turn.number and turn.failure is None
+                    and not 0 <= self.receive_timeout <= LOOK_MS):
+                try:
+                    message = self.next_message(LOOK_MS, copy, None)
+                except Again:
+                    message = None
+            if message is None:
+                return self._recv_general(0, copy, track)
+            frame = only_frame(message)
+            if frame is not None:
+                data = self.payload(message, frame, copy)
+            # A reply that a tracker waits for has more to do.
+            if frame is not None and self._lockstep and turn.answers(message[0], frame.sequence):
+                turn.answered(now_ns())
+                return data
+            admitted = self.admit(message)
+        else:
+            if turn.open or not turn.take(RECEIVING):
+                return self._recv_general(0, copy, track)
+            try:
+                message = self.next_message(self.receive_timeout, copy, None)
+                frame = only_frame(message)
+                if frame is not None and frame.socket_type == REQ and type(message[0]) is Stream:
+                    data = self.payload(message, frame, copy)
+                    turn.stream = message[0]
+                    turn.number = frame.sequence
+                    turn.open = True
+                    turn.simple = True
+                    return data
+                admitted = self.admit(message)
+            finally:
+                turn.give(RECEIVING)
+        if admitted is None:
+            return self._recv_general(0, copy, track)
+        return self.deliver(message, list(admitted), 0, copy, track)
+
+    # --- descriptors ----------------------------------------------------------------------------
+
+    def fileno(self):
+        """A descriptor that is readable when recv may succeed; watch it for reading only."""
+        self.check_usable()
+        if not self.exposed:
+            self.exposed = True
+            self.signal()
+        return self.epoll_fd
+
+    def _close_core(self):
+        """Wakes waiters, who raise Closed, and gives the descriptors back. Twice is fine."""
+        cdef int patience = 5000
+        self.closed = True
+        while self.waiting and patience:
+            self._notify()
+            patience -= 1
+            with nogil:
+                usleep(200)
+        for stream in self._streams():
+            self._detach(stream)
+        self.stash = self.again = self.counted = None
+        self.current = None
+        self.left = None
+        if not self.waiting:
+            self.close_descriptors()
+
+    # --- hooks ----------------------------------------------------------------------------------
+
+    def _send_general(self, data, flags, copy, track):
+        raise NotSupported("this socket type cannot send")
+
+    def _recv_general(self, flags, copy, track):
+        raise NotSupported("this socket type cannot receive")
+
+    def _deliver(self, stream, frames, flags, copy):
+        frame = frames[len(frames) - 1]
+        return frame.bytes if copy else frame
+
+    def _admitted(self, stream, frames):
+        return frames
+
+    def _take_back(self, stream, frames):
+        self._give_again(stream, frames)
+
+    def _on_control(self, stream, frame):
+        pass
+
+    def _no_message(self):
+        return Again("no message came in time")
+
+    def _on_long_wait(self):
+        pass
+
+    def _on_lost(self, stream, error):
+        pass
+
+
+cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
+    """The length of the plain message of one part that comes next and was read ahead; -1: it is none, or
+    somebody else has a say."""
+    cdef Stream stream = self.current
+    cdef header_t* header
+    cdef size_t available
+    if (stream is None or self.receiving or self._general_recv or self.stash is not None
+            or self.again is not None or self.receive_mode != FAIR or self.closed or self.foreign_ins
+            or self.generation != native_link.fork_generation
+            or stream.parts is not None or stream.large is not None
+            or (self.turn_messages >= PLAIN_TURN and self.reader.reads >= 0)):
+        return -1
+    available = self.reader.end - self.reader.start
+    header = <header_t*>(self.reader.data + self.reader.start)
+    if (available < HEADER or header.flags != 0 or header.data_length > available - HEADER
+            or header.magic != MAGIC or header.version != VERSION or header.topic_length != 0
+            or header.socket_type > 8 or header.data_length > stream.link.max_message):
+        return -1
+    return header.data_length
+
+
+cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept:
+    cdef link_t* link = stream.link
+    add(&link.received, 1)
+    link.received_bytes += size
+    self.turn_messages += 1
+    self.messages_received += 1
+    self.bytes_received += size
+    if link.credits and not load_int(&link.credit_armed):
+        link_arm_credit(link)
+
+
+cdef inline Frame only_frame(tuple message):
+    """The plain frame of a numbered message, if it is no more than that."""
+    cdef Frame frame
+    if len(<list>message[1]) != 1:
+        return None
+    frame = <Frame>(<list>message[1])[0]
+    return frame if frame.flags == 0 and frame.sequence else None
+
+
+cdef Frame plain_frame(bytes data, header_t* header):
+    cdef Frame frame = Frame.__new__(Frame)
+    frame.data = data
+    frame.sequence = header.sequence
+    frame.socket_type = header.socket_type
+    return frame
+
+
+cdef inline bint is_usable(SocketBase self) noexcept:
+    return (not self.closed and not self._behind
+            and self.generation == native_link.fork_generation and not self.foreign_outs)

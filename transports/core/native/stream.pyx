@@ -1,0 +1,169 @@
+# cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
+"""Stream: one connection as Python sees it, from opening to closing. Contract: core_contract.pyi.
+
+The halves are in outgoing.pyx and incoming.pyx.
+"""
+
+from libc.stdlib cimport free
+from libc.string cimport memset
+from posix.unistd cimport close as close_fd
+from posix.unistd cimport usleep
+
+from transfer.transports.errors import Broken, InternalError, ProtocolError
+
+from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native.atomic cimport load_int, store_int, store_signed
+from transfer.transports.core.native.channel cimport TlsChannel
+from transfer.transports.core.native.flusher cimport let_go, reader_t, release_segments
+from transfer.transports.core.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
+from transfer.transports.core.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
+from transfer.transports.core.native.pool cimport Frame
+from transfer.transports.core.native.system cimport (
+    SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown,
+)
+
+
+cdef class Stream(Incoming):
+    """Frames over a connected, non-blocking stream socket that belongs to it. Any thread may call."""
+
+    def open(self, int fd, TlsChannel channel=None):
+        """Gives a stream that was made without one its descriptor; what is queued goes out."""
+        # Not with the GIL held: who has the mutex may wait for that. Behind it nobody closes the stream.
+        self.take_mutex()
+        try:
+            if self.link.fd >= 0 or self.link.closed:
+                raise InternalError("this stream was opened before")
+            if channel is not None:
+                self.link.tls = channel.give()
+            self.link.fd = fd  # who sees it sees the other
+        finally:
+            pthread_mutex_unlock(&self.link.mutex)
+        if self.opened is not None:
+            self.opened(self)
+        self.write_out(True)
+
+    def receive(self):
+        """One message, or one control frame, without waiting; None: nothing there."""
+        cdef reader_t own
+        cdef bint alone = not self.flusher.reader_taken
+        cdef int steps = STEPS
+        self.check_process()
+        if self.link.fd < 0 and not self.link.closed:
+            return None
+        while self.entered or self.link.reading:  # another thread reads, and half a message is not shared
+            if not steps:
+                return None
+            steps -= 1
+            with nogil:
+                usleep(STEP_US)
+            alone = not self.flusher.reader_taken
+        self.entered = True
+        try:
+            if alone:
+                self.flusher.reader_taken = True
+                return self.receive_by(&self.flusher.reader)
+            memset(&own, 0, sizeof(own))
+            return self.receive_by(&own)
+        finally:
+            self.entered = False
+            if alone:
+                self.flusher.reader_taken = False
+            else:
+                free(own.data)
+
+    cdef object receive_by(self, reader_t* reader):
+        cdef object frame
+        cdef object message
+        prepare_reader(reader)
+        reader.start = reader.end = 0
+        try:
+            while True:
+                reader.drained = 0
+                reader.reads = -1
+                frame = self.next_frame(reader, False, None)
+                if frame is None:
+                    return None
+                if (<Frame>frame).flags & F_CONTROL:
+                    return [frame]
+                message = group(self, <Frame>frame)
+                if message is not None:
+                    self.count(message)
+                    return message
+        except (Broken, ProtocolError) as error:
+            self.fail(error)
+            raise
+        finally:
+            # The reader is for all: what is left of this stream moves out.
+            self.park(reader)
+
+    def close(self):
+        """Ends at once. How many queued messages are lost."""
+        cdef segment_t* left
+        cdef Py_ssize_t lost
+        cdef int fd
+        if self.link == NULL or self.link.closed:
+            return 0
+        if self.flusher.state.generation != native_link.fork_generation:
+            store_int(&self.link.closed, 1)
+            close_fd(self.link.fd)
+            return 0
+        self.take_mutex()
+        store_int(&self.link.closed, 1)
+        fd = self.link.fd
+        if self.link.reading:
+            # A thread is in recv: its descriptor must not become somebody else's under it.
+            shutdown(fd, SHUT_RDWR)
+            fd = -1
+        else:
+            self.link.fd = -1
+        lost = self.link.queued + self.link.sealed
+        left = self.link.head
+        self.link.head = self.link.tail = NULL
+        store_signed(&self.link.queued, 0)
+        store_signed(&self.link.sealed, 0)
+        store_signed(&self.link.queued_bytes, 0)
+        store_signed(&self.link.queued_payload, 0)
+        pthread_mutex_unlock(&self.link.mutex)
+        self.close_descriptor(fd)
+        self.let_go_copied()
+        release_segments(left, Broken("the stream was closed before this message was sent"))
+        if self.failure is None and not load_int(&self.link.error):
+            self.failure = Broken("this end closed the stream")
+        if self.carrier is not None:
+            self.carrier.close()
+        self.drop_unread()
+        return lost
+
+    cdef void end_unclosed(self) noexcept:
+        """It dies without a close. The flusher may write from its queue at this moment. A forked child has
+        none, and there the mutex may be held for ever."""
+        cdef bint alone = self.link.flusher.generation != native_link.fork_generation
+        cdef segment_t* left
+        cdef int fd
+        if not alone:
+            pthread_mutex_lock(&self.link.mutex)
+        store_int(&self.link.closed, 1)
+        fd = self.link.fd
+        self.link.fd = -1
+        left = self.link.head
+        self.link.head = self.link.tail = NULL
+        if not alone:
+            pthread_mutex_unlock(&self.link.mutex)
+        if fd >= 0:
+            close_fd(fd)
+        release_segments(left, None)
+
+    def __dealloc__(self):
+        cdef flusher_t* state
+        if self.link == NULL:
+            return
+        if not self.link.closed:
+            self.end_unclosed()
+        release_segments(self.link.finished, None)
+        self.link.finished = NULL
+        free(self.saved)
+        state = self.link.flusher
+        with nogil:
+            link_bury(self.link)
+        self.link = NULL
+        let_go(state)

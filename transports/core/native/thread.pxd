@@ -1,0 +1,8 @@
+# The flusher thread. See thread.pyx.
+
+from transfer.transports.core.native.link cimport flusher_t
+
+cdef flusher_t* flusher_new() noexcept nogil
+cdef int flusher_start(flusher_t* flusher) noexcept nogil
+cdef void flusher_stop(flusher_t* flusher) noexcept nogil
+cdef void flusher_free(flusher_t* flusher) noexcept nogil

@@ -1,0 +1,449 @@
+"""Frames to bytes and back, without I/O. The layout stands in `transports/core/wire.py`."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, ClassVar
+from zlib import crc32
+
+from transfer.transports.core.pure.frame import Frame
+from transfer.transports.core.pure.pool import HeldBuffer, Lease, Pool, copy_into, flat_view
+from transfer.transports.core.pure.size import Size
+from transfer.transports.core.wire import (
+    BY_REFERENCE,
+    EXTENDED_LENGTH,
+    EXTENDED_MAX,
+    EXTENDED_MIN,
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_CONTROL,
+    MAX_FRAMES,
+    MAX_TOPIC,
+    REFERENCE,
+    REFERENCE_BIT,
+    REFERENCE_SIZE,
+    TENSOR_HEADER_SIZE,
+    VERSION,
+    Flag,
+    SocketType,
+)
+from transfer.transports.errors import InternalError, ProtocolError, UsageError, not_a_buffer
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import Carrier, OutFrame, Sink
+
+# Plain integers: arithmetic on IntFlag costs more than the rest of a small frame.
+TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
+MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
+_NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
+_LAST_TYPE = max(SocketType)
+#: payloads from here on are read straight into the buffer that the caller gets
+LARGE = 64 * 1024
+#: so are those from here on that are not wholly there; a sink is asked before they are
+DIRECT = 4 * 1024
+#: payloads up to here are copied behind their header when they are sent: cheaper than an iovec
+JOINED = 4 * 1024
+
+
+# --- out --------------------------------------------------------------------------------------
+
+
+def payload_of(data: Any) -> bytes | memoryview:
+    """Data of a frame to send as bytes, or as a flat view that keeps it exported.
+
+    Raises ArgumentError for what has no buffer, BufferError for memory in pieces.
+    """
+    if type(data) is bytes:
+        return data
+    if isinstance(data, Frame):
+        return payload_of(data.data)
+    if isinstance(data, HeldBuffer):
+        return data.view
+    if isinstance(data, str):
+        raise not_a_buffer(data)
+    try:
+        return flat_view(data)
+    except TypeError:
+        raise not_a_buffer(data) from None
+
+
+def normalize(frames: Sequence[OutFrame]) -> list[OutFrame]:
+    """The same frames with payloads that can be written. Raises UsageError for what cannot travel."""
+    if not frames:
+        raise UsageError("a message has at least one part")
+    if len(frames) > MAX_FRAMES:
+        raise UsageError(f"a message of {len(frames)} parts, it has 1 to {MAX_FRAMES}")
+    result: list[OutFrame] = []
+    for flags, sequence, topic, meta, data in frames:
+        if topic is not None and len(topic) > MAX_TOPIC:
+            raise UsageError(f"a topic has at most {MAX_TOPIC} bytes, this one {len(topic)}")
+        if (meta is not None) != bool(flags & TENSOR):
+            raise UsageError("the flag TENSOR and a tensor header go together")
+        result.append((flags, sequence, topic, meta, payload_of(data)))
+    return result
+
+
+def encode(
+    frames: Sequence[OutFrame], socket_type: int, sequence: int, checksum: bool
+) -> list[bytes | memoryview]:
+    """The bytes of one message, in pieces. Small payloads are copied, others referenced.
+
+    `frames` come from `normalize`. `sequence` is for frames that have none of their own.
+    """
+    chunks: list[bytes | memoryview] = []
+    more = MORE if len(frames) > 1 else 0
+    left = len(frames)
+    for flags, own_sequence, topic, meta, data in frames:
+        left -= 1
+        flags = int(flags) | (more if left else 0) | (CRC if checksum else 0)
+        kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
+        head = encode_head(kind, flags, own_sequence or sequence, topic, meta, data, len(data))
+        if len(data) <= JOINED:
+            chunks.append(head + data)
+        else:
+            chunks.append(head)
+            chunks.append(data)
+    return chunks
+
+
+def encode_head(
+    kind: int, flags: int, sequence: int, topic: bytes | None, meta: bytes | None, data: Any, length: int
+) -> bytes:
+    """All of a frame but its data of `length` bytes, which is read only for a checksum (CRC in flags)."""
+    between = meta or b""
+    if topic is not None:
+        flags |= TOPIC
+        between += topic
+    check = crc32(data, crc32(between)) if flags & CRC else 0
+    head = HEADER.pack(MAGIC, VERSION, kind, flags & 0xFF, sequence, len(topic or b""), length, check)
+    return head + between
+
+
+# --- in ---------------------------------------------------------------------------------------
+
+
+class Head:
+    """A frame whose header, tensor header and topic have arrived, and its data not yet wholly."""
+
+    __slots__ = ("checksum", "flags", "length", "meta", "sequence", "socket_type", "topic")
+    #: what a frame is here; other transports make those of the core in use
+    make: ClassVar[Any] = Frame
+
+    def __init__(
+        self, flags: int, sequence: int, socket_type: int, length: int, checksum: int,
+        meta: bytes | None, topic: bytes | None,
+    ) -> None:  # fmt: skip
+        self.flags = flags
+        self.sequence = sequence
+        self.socket_type = socket_type
+        self.length = length
+        self.checksum = checksum
+        self.meta = meta
+        self.topic = topic
+
+    def frame(self, data: Any) -> Any:
+        """The finished frame. Raises ProtocolError when the checksum disagrees."""
+        if self.flags & CRC:
+            check = crc32(self.meta or b"")
+            check = crc32(data, crc32(self.topic or b"", check))
+            if check != self.checksum:
+                raise ProtocolError("checksum", f"CRC-32 is {check:#x}, the header says {self.checksum:#x}")
+        return self.make(
+            data,
+            flags=self.flags,
+            sequence=self.sequence,
+            socket_type=self.socket_type,
+            topic=self.topic,
+            meta=self.meta,
+        )
+
+
+def check_header(
+    magic: int,
+    version: int,
+    socket_type: int,
+    flags: int,
+    topic_length: int,
+    data_length: int,
+    max_message: int,
+    references: bool = False,
+) -> None:
+    """Refuses what must not be believed, before anything is allocated for it. Raises ProtocolError."""
+    if magic != MAGIC:
+        raise ProtocolError("magic", f"magic {magic:#010x}", hint="is the peer another protocol?")
+    if version != VERSION:
+        raise ProtocolError("version", f"version {version} of the wire format, {VERSION} is spoken here")
+    refers = bool(socket_type & REFERENCE_BIT)
+    if refers and (not references or flags & CONTROL or data_length != REFERENCE_SIZE):
+        raise ProtocolError("flags", "a reference to a payload that this connection cannot have")
+    if socket_type & ~REFERENCE_BIT > _LAST_TYPE:
+        raise ProtocolError("flags", f"socket type {socket_type}")
+    if flags & EXTENDED and not flags & TENSOR:
+        raise ProtocolError("flags", "an extended tensor header without a tensor")
+    if topic_length > MAX_TOPIC or (topic_length and not flags & TOPIC):
+        raise ProtocolError("topic", f"a topic of {topic_length} bytes with flags {flags:#x}")
+    if data_length >> 63:
+        raise ProtocolError("length", f"a length of {data_length} bytes")
+    if flags & CONTROL:
+        # Its first byte says what it is about, so there is one.
+        if flags & ~(CONTROL | CRC) or not 1 <= data_length <= MAX_CONTROL:
+            raise ProtocolError("control", f"a control frame with flags {flags:#x} and {data_length} bytes")
+    elif data_length > max_message:
+        raise ProtocolError(
+            "too_large", f"{data_length} bytes, the limit is {max_message}", hint="raise maxmsgsize"
+        )
+
+
+def meta_length(flags: int, data: bytes | bytearray | memoryview, start: int, end: int) -> int:
+    """Bytes of the tensor header from `start` on; -1 if that is not known yet. Raises ProtocolError."""
+    if not flags & TENSOR:
+        return 0
+    if not flags & EXTENDED:
+        return TENSOR_HEADER_SIZE
+    if end - start < EXTENDED_LENGTH.size:
+        return -1
+    (length,) = EXTENDED_LENGTH.unpack_from(data, start)
+    if not EXTENDED_MIN <= length <= EXTENDED_MAX:
+        raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
+    return int(length)
+
+
+class Decoder:
+    """Bytes of one connection in, messages out. Not thread-safe.
+
+    `feed` takes what was read; finished messages wait in `messages`. The data of a large frame is
+    not fed: while `head` is set, the owner reads it into `body()` and calls `filled(n)`.
+    After a ProtocolError the decoder is of no further use, but `messages` are good.
+    """
+
+    def __init__(self, pool: Pool, max_message: int) -> None:
+        self.max_message = max_message
+        self.carrier: Carrier | None = None
+        self.messages: deque[list[Frame]] = deque()
+        self.head: Head | None = None
+        #: indices of frames of the newest message whose data a sink of this very call chose
+        self.placed: set[int] = set()
+        self._pool = pool
+        self._parts: list[Frame] = []
+        #: a sink refused a frame of this message: the rest of it is read without one
+        self._refused = False
+        self._size = Size()
+        self._rest = b""
+        self._body: Any = None
+        self._view: memoryview | None = None
+        self._got = 0
+
+    @property
+    def inside(self) -> bool:
+        """A message has begun and is not complete."""
+        return bool(self._rest or self._parts or self.head is not None)
+
+    @property
+    def starving(self) -> bool:
+        """All that came was taken, and a message is not complete."""
+        if self.messages:
+            return False
+        if self.head is None:
+            return bool(self._rest or self._parts)
+        return (len(self._rest) if self._view is None else self._got) < self.head.length
+
+    def feed(self, data: bytes) -> None:
+        """Takes any number of bytes. Raises ProtocolError."""
+        if self.head is not None:
+            raise AssertionError("the data of a large frame is read into body()")
+        if self._rest:
+            data = self._rest + data
+            self._rest = b""
+        position, end = 0, len(data)
+        while end - position >= HEADER_SIZE:
+            magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack_from(
+                data, position
+            )
+            references = self.carrier is not None
+            check_header(magic, version, kind, flags, topic_length, length, self.max_message, references)
+            start = position + HEADER_SIZE
+            plain = not flags & _NOT_PLAIN and kind < REFERENCE_BIT and not self._parts
+            if plain and start + length <= end and length < LARGE:
+                # The short way of the common case: one small plain frame that is all here.
+                head = Head(flags, sequence, kind, length, checksum, None, None)
+                self.messages.append([head.frame(data[start : start + length])])
+                position = start + length
+                continue
+            meta_size = meta_length(flags, data, start, end)
+            if meta_size < 0 or end - start < meta_size + topic_length:
+                break
+            meta = data[start : start + meta_size] if flags & TENSOR else None
+            start += meta_size
+            topic = data[start : start + topic_length] if flags & TOPIC else None
+            start += topic_length
+            if end - start < length < DIRECT:
+                break
+            if not kind & REFERENCE_BIT:
+                self._size.add(flags, meta_size + topic_length + length, self.max_message)
+            head = Head(flags, sequence, kind, length, checksum, meta, topic)
+            if length >= LARGE or end - start < length:
+                self.head = head
+                self._rest = data[start:]
+                return
+            if kind & REFERENCE_BIT:
+                self._add(self._referred(head, data[start : start + length]))
+            else:
+                self._add(head.frame(self._small(head, data[start : start + length])))
+            position = start + length
+        self._rest = data[position:]
+
+    def _small(self, head: Head, data: bytes) -> bytes | Lease:
+        if not head.flags & TENSOR:
+            return data
+        # Received tensors are writable and own their memory.
+        lease = room_for(len(data), self._pool)
+        memoryview(lease)[:] = data
+        return lease
+
+    def _referred(self, head: Head, reference: bytes) -> Frame:
+        """A frame whose payload came beside the connection. The checksum is that of the reference."""
+        head.socket_type &= ~REFERENCE_BIT
+        frame: Frame = head.frame(reference)
+        frame.flags &= ~CRC
+        size = REFERENCE.unpack(reference)[3]
+        if size > self.max_message:
+            raise ProtocolError(
+                "too_large", f"{size} bytes, the limit is {self.max_message}", hint="raise maxmsgsize"
+            )
+        self._size.add(frame.flags, size, self.max_message)
+        assert self.carrier is not None
+        frame.data = self.carrier.fetch(reference)
+        return frame
+
+    def _add(self, frame: Frame) -> None:
+        if frame.flags & CONTROL:
+            self.messages.append([frame])
+            return
+        self._parts.append(frame)
+        if not frame.flags & MORE:
+            self.messages.append(self._parts)
+            self._parts = []
+            self._refused = False
+
+    # -- the data of a large frame
+
+    def body(self, sink: Sink | None) -> memoryview:
+        """Where the rest of the large frame's data goes. With a sink, it is asked first.
+
+        A message that it refuses is read to its end; `place` asks again. Raises ProtocolError.
+        """
+        head = self.head
+        assert head is not None
+        if self._view is None:
+            if sink is not None and not self.messages and not head.flags & (CONTROL | LZ4):
+                self._body = self._ask(sink, head)
+                if self._body is not None:
+                    self.placed.add(len(self._parts))
+            if self._body is None:
+                self._body = room_for(head.length, self._pool)
+            self._view = flat_view(self._body)
+            known, self._rest = self._rest[: head.length], self._rest[head.length :]
+            self._view[: len(known)] = known
+            self._got = len(known)
+        return self._view[self._got :]
+
+    def _ask(self, sink: Sink, head: Head) -> Any:
+        try:
+            return None if self._refused else chosen(sink, head.meta, head.topic, head.length)
+        except ProtocolError:
+            raise
+        except Exception:  # noqa: BLE001 - `place` asks again, and there it gets out
+            self._refused = True
+
+    def filled(self, nbytes: int) -> bool:
+        """`nbytes` more stand in `body()`; True when the frame is whole. Raises ProtocolError."""
+        head = self.head
+        assert head is not None
+        self._got += nbytes
+        if self._got < head.length:
+            return False
+        data, self.head, self._body, self._view, self._got = self._body, None, None, None, 0
+        if head.length < LARGE and not head.flags & TENSOR and len(self._parts) not in self.placed:
+            data = bytes(data)
+        self._add(head.frame(data))
+        rest, self._rest = self._rest, b""
+        if rest:
+            self.feed(rest)
+        return True
+
+    def take(self) -> tuple[list[Frame], set[int]]:
+        """The oldest message, and the indices of its frames that lie where a sink wanted them."""
+        placed, self.placed = self.placed, set()
+        return self.messages.popleft(), placed
+
+    def abandon(self) -> None:
+        """Drops the message that will never be complete, and its memory."""
+        self.head = self._body = self._view = None
+        self._parts, self._rest, self._refused = [], b"", False
+        if not self.messages:
+            self.placed = set()
+
+    def unplace(self) -> None:
+        """Moves what nobody has taken yet out of buffers that a sink gave: its call is over.
+
+        Raises ProtocolError when there is no memory for that.
+        """
+        if not self.placed:
+            return
+        placed, self.placed = self.placed, set()
+        frames = self.messages[0] if self.messages else self._parts
+        if self._view is not None and frames is self._parts and len(frames) in placed:
+            assert self.head is not None
+            lease = room_for(self.head.length, self._pool)
+            view = memoryview(lease)
+            copy_into(view[: self._got], self._view[: self._got])
+            self._body, self._view = lease, view
+        for index, frame in enumerate(frames):
+            if index in placed:
+                frame.data = copied(frame.data, self._pool)
+
+
+def chosen(sink: Sink, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
+    """What the sink chose, or None. Raises UsageError if it does not fit."""
+    buffer = sink(meta, topic, nbytes)
+    if buffer is not None:
+        view = flat_view(buffer)
+        if view.readonly or view.nbytes != nbytes:
+            raise UsageError(f"the sink gave {view.nbytes} bytes (read-only: {view.readonly}) for {nbytes}")
+    return buffer
+
+
+def room_for(nbytes: int, pool: Pool) -> Lease:
+    """Memory for a payload. Raises ProtocolError: without any, the connection ends."""
+    try:
+        return pool.lease(nbytes)
+    except InternalError:
+        hint = "lower maxmsgsize, or free received tensors sooner"
+        raise ProtocolError("no_memory", f"a frame of {nbytes} bytes", hint=hint) from None
+
+
+def copied(data: Any, pool: Pool) -> Lease:
+    """The same bytes on a lease of the pool. Raises ProtocolError as `room_for` does."""
+    view = flat_view(data)
+    lease = room_for(view.nbytes, pool)
+    copy_into(memoryview(lease), view)
+    return lease
+
+
+def place(frames: list[Frame], sink: Sink, placed: set[int]) -> None:
+    """Copies a message that arrived before its sink was known to where the sink wants it.
+
+    All or nothing: if the sink raises, the frames are as before.
+    """
+    buffers = [
+        None
+        if index in placed or frame.flags & LZ4  # what was compressed cannot be placed as it is
+        else chosen(sink, frame.meta, frame.topic, len(frame))
+        for index, frame in enumerate(frames)
+    ]
+    for frame, buffer in zip(frames, buffers, strict=True):
+        if buffer is not None:
+            copy_into(flat_view(buffer), flat_view(frame.data))
+            frame.data = buffer

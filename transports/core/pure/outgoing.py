@@ -1,0 +1,450 @@
+"""The sending half of a stream: the out-queue, coalescing, what happens when the kernel is full."""
+
+from __future__ import annotations
+
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+from typing import TYPE_CHECKING, Protocol
+
+from transfer.transports.callbacks import nothing
+from transfer.transports.core.pure import fork
+from transfer.transports.core.pure.codec import CONTROL, CRC, EXTENDED, LARGE, LZ4, encode, normalize
+from transfer.transports.core.pure.flusher import Flusher, Released
+from transfer.transports.core.pure.message import Message
+from transfer.transports.core.wire import CREDIT, Control
+from transfer.transports.errors import PLAIN_HINT, TOO_NEW, Broken, NotSupported
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import Carrier, OutFrame
+    from transfer.transports.core.pure.tls import TlsChannel
+
+#: bytes that wait for nothing: a burst is gathered up to here
+COALESCE = 64 * 1024
+#: a message after so long a pause (ns) is no part of a burst
+PAUSE_NS = 60_000
+#: buffers in one write; the system allows 1024
+MAX_IOV = 512
+#: bytes of one system call, and of one round of them: others wait for the lock, or for the flusher
+SLICE, ROUND = 1 << 20, 4 << 20
+_NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
+
+
+class Owner(Protocol):
+    """The socket that uses a stream, as the stream sees it. Called with no lock of the stream held."""
+
+    def _opened(self, stream: Outgoing) -> None: ...
+    def _closing(self, stream: Outgoing) -> None: ...
+    def _has_room(self, stream: Outgoing) -> None: ...
+
+
+class Outgoing:
+    """What `core_contract.Stream` says about sending.
+
+    `_lock` guards the queue; the flusher's lock may be taken under it. Callbacks are called with
+    no lock held.
+    """
+
+    def __init__(self, socket_type: int, flusher: Flusher) -> None:
+        flusher.check()
+        self.sent = self.sent_bytes = self.queued = self.queued_bytes = 0
+        self.received = self.confirmed = self.dropped = 0
+        self.blocked_ns = self.last_sent_ns = 0
+        self.send_high_water = self.send_high_water_bytes = 0
+        self.checksum = self.credits = self.plain = False
+        self.broken: BaseException | None = None
+        self._socket_type = int(socket_type)
+        self._flusher = flusher
+        self._socket: socket.socket | None = None
+        self._channel: TlsChannel | None = None  # between the queue and the socket, if there is TLS
+        self._owner_ref: Callable[[], Owner | None] = nothing  # a weak reference
+        self._lock = threading.Lock()
+        self._queue: deque[Message] = deque()
+        self._pending_bytes = 0  # of frames, headers and all
+        self._armed = False  # the flusher writes soon
+        self._kernel_full = False  # the flusher waits until the kernel has room
+        self._starved = False  # somebody was refused and wants to hear of room
+        self._turn = True  # something was received since the last send: answer at once
+        self._finished: list[tuple[Message, BaseException | None]] = []
+        self._room = False
+        self._credited = 0
+        self._credit_listed = False
+
+    @property
+    def carrier(self) -> Carrier | None:
+        """Of the receiving half, which has one."""
+        return None
+
+    @property
+    def fd(self) -> int:
+        return -1 if self._socket is None else self._socket.fileno()
+
+    # -- taking a message
+
+    def send(
+        self,
+        frames: Sequence[OutFrame],
+        *,
+        force: bool = False,
+        hold: bool = False,
+        released: Released | None = None,
+    ) -> int:
+        self._flusher.check_process()  # before the lock, which may be held for ever in a forked child
+        message = self._offer(normalize(frames), force, hold, released)
+        if message is None:
+            return 0
+        if message.borrowed and not hold:
+            self._own(message)
+        self._settle(message)
+        return message.number or 1
+
+    def _offer(
+        self,
+        frames: list[OutFrame],
+        force: bool,
+        hold: bool,
+        released: Released | None,
+        several: bool = False,
+    ) -> Message | None:
+        """As `_take`, with large payloads beside the connection if somebody carries them."""
+        carrier = self.carrier
+        if carrier is None or force or not any(len(frame[4]) >= LARGE for frame in frames):
+            return self._take(frames, force, released)
+        with self._lock:
+            self._check()
+            if self._crowded(0) and not self._makes_room(0):
+                return None
+        carried = carrier.place(frames, hold, released, several)
+        if carried is None:
+            return self._take(frames, force, released)
+        placed, released, saved = carried
+        try:
+            message = self._take(placed, True, released)
+        except BaseException:
+            carrier.take_back(placed)
+            raise
+        self.sent_bytes += saved
+        return message
+
+    def _take(self, frames: list[OutFrame], force: bool, released: Released | None) -> Message | None:
+        """Queues a normalized message, still pointing into its memory, and writes if it is time.
+
+        None: full. The caller must `_settle(message)` afterwards, with no lock held.
+        """
+        size = sum([len(frame[4]) for frame in frames])
+        if self.plain and (len(frames) > 1 or frames[0][0] & (CRC | EXTENDED | LZ4)):
+            raise NotSupported(TOO_NEW, hint=PLAIN_HINT)
+        with self._lock:
+            self._check()
+            if not force and self._crowded(size) and not self._makes_room(size):
+                return None
+            control = frames[0][0] & CONTROL
+            sequence = 0 if control else self.sent + 1
+            chunks = encode(frames, self._socket_type, sequence, self.checksum and not self.plain)
+            message = Message(frames, chunks, size, released, sequence)
+            self._queue.append(message)
+            self._pending_bytes += message.left
+            if not control:
+                self.sent += 1
+                self.sent_bytes += size
+                self.queued += 1
+                self.queued_bytes += size
+            if self._socket is not None and not self._kernel_full:
+                self._write_or_gather(message)
+                if self.broken is not None and message.left and not message.begun:
+                    self._untake(message)
+                    self._check()
+        return message
+
+    def _check(self) -> None:
+        if self._flusher.generation != fork.generation:
+            raise fork.refuse()
+        if self.broken is not None:
+            raise Broken(f"the connection is gone: {self.broken}") from self.broken
+
+    def _crowded(self, size: int) -> bool:
+        """True when a message of this size must wait. An empty queue takes any message."""
+        if not self.queued:
+            return False
+        messages, nbytes = self.send_high_water, self.send_high_water_bytes
+        return bool((messages and self.queued >= messages) or (nbytes and self.queued_bytes + size > nbytes))
+
+    def _makes_room(self, size: int) -> bool:
+        if not self._kernel_full:
+            self._write()
+            self._check()
+        self._starved = self._crowded(size)
+        return not self._starved
+
+    def _untake(self, message: Message) -> None:
+        """The send fails with nothing of this message on its way: it was never taken."""
+        message.released = None
+        self._queue.remove(message)
+        self._leave(message, None)
+        if not message.control:
+            self.sent -= 1
+            self.sent_bytes -= message.size
+
+    # -- writing, under _lock
+
+    def _write_or_gather(self, message: Message) -> None:
+        # The first message after a pause goes out at once. So does an answer: the peer waits for it.
+        alone = len(self._queue) == 1
+        paused = alone and (self._turn or time.monotonic_ns() - self.last_sent_ns > PAUSE_NS)
+        if paused or message.control or self._pending_bytes >= COALESCE:
+            self._write()
+        elif not self._armed:
+            self._armed = True
+            self._flusher.arm(self)
+
+    def _write(self) -> None:
+        """Writes until the queue is empty, the kernel is full, or it was enough for once."""
+        sock = self._socket
+        self._turn = False
+        done = 0
+        while self._has_output and sock is not None and self.broken is None:
+            try:
+                if done >= ROUND:
+                    raise BlockingIOError  # as if it were full: the flusher comes back to it
+                if not self._queue:
+                    self._push_sealed()
+                    continue
+                count = (self._channel or sock).sendmsg(self._next_chunks(), (), _NOSIGNAL)
+                done += count
+                self._written(count)
+            except BlockingIOError:
+                if not self._kernel_full:
+                    self._kernel_full = True
+                    self._flusher.drain(sock.fileno(), self)
+                return
+            except OSError as error:  # without its traceback, which would keep the memory written from
+                self._break(failed(error.with_traceback(None)))
+                return
+            except BaseException as error:
+                # An interrupt between the system's answer and our account of it: how much went
+                # out is not known, so nothing may follow.
+                self._break(interrupted(error))
+                raise
+        self._end_drain()
+
+    @property
+    def _has_output(self) -> bool:
+        """Messages wait, or what was encrypted and the kernel did not take."""
+        return bool(self._queue) or (self._channel is not None and self._channel.unsent > 0)
+
+    def _push_sealed(self) -> None:
+        assert self._channel is not None
+        if not self._channel.flush():
+            raise BlockingIOError
+
+    def _next_chunks(self) -> list[bytes | memoryview]:
+        first = self._queue[0]
+        if len(first.chunks[0]) > SLICE:
+            return [memoryview(first.chunks[0])[:SLICE]]
+        chunks: list[bytes | memoryview] = []
+        size = 0
+        for message in islice(self._queue, MAX_IOV):
+            for chunk in message.chunks:
+                size += len(chunk)
+                if chunks and (size > SLICE or len(chunks) >= MAX_IOV):
+                    return chunks
+                chunks.append(chunk)
+        return chunks
+
+    def _written(self, count: int) -> None:
+        self.last_sent_ns = time.monotonic_ns()
+        self._pending_bytes -= count
+        queue = self._queue
+        while count:
+            message = queue[0]
+            if count < message.left:
+                message.advance(count)
+                return
+            count -= message.left
+            message.left = 0
+            queue.popleft()
+            self._leave(message, None)
+
+    def _leave(self, message: Message, error: BaseException | None) -> None:
+        """The message is out of the queue."""
+        self._pending_bytes -= message.left
+        message.left = 0
+        message.chunks, message.frames, message.borrowed = [], [], False
+        if not message.control:
+            self.queued -= 1
+            self.queued_bytes -= message.size
+        if message.released is not None:
+            self._finished.append((message, error))
+        if self._starved:
+            self._starved = False
+            self._room = True
+
+    def _end_drain(self) -> None:
+        if self._kernel_full and self._socket is not None:
+            self._kernel_full = False
+            self._flusher.drained(self._socket.fileno())
+
+    def _break(self, error: BaseException) -> None:
+        """No more is sent. What was not begun stays for `take_unsent`."""
+        if self.broken is None:
+            self.broken = error
+        if self._queue and self._queue[0].begun:
+            self._leave(self._queue.popleft(), error)
+        self._starved = False
+        self._room = True  # those who wait for room must look again
+        self._end_drain()
+
+    # -- for callers, with no lock held
+
+    def flush(self) -> bool:
+        """Writes what the kernel takes. True when nothing is queued."""
+        with self._lock:
+            if self._has_output and self._socket is not None and self.broken is None:
+                self._write()
+            empty = not self._has_output
+        self._settle()
+        return empty
+
+    def _own(self, message: Message) -> None:
+        """The caller gets its memory back: copies what is not written yet."""
+        with self._lock:
+            before = list(message.chunks)
+        if not before:
+            return
+        copies = message.copies(before)
+        with self._lock:
+            if message.left and message.borrowed:  # else another thread was faster
+                message.own(before, copies)
+
+    def _settle(self, own: Message | None = None) -> None:
+        """Tells those who wait. `own` is the message of this very call, which is told directly."""
+        if self._finished:
+            with self._lock:
+                finished, self._finished = self._finished, []
+            for message, error in finished:
+                assert message.released is not None
+                if message is own:
+                    message.released(error)
+                else:
+                    self._flusher.post(message.released, error)
+        if self._room:
+            self._room = False
+            if (owner := self._owner_ref()) is not None:
+                owner._has_room(self)
+
+    def _push_through(self, message: Message, patience: float) -> None:
+        """Writes the message while the kernel takes some of it, then copies the rest.
+
+        patience: seconds to wait for the kernel each time. An interrupt takes the message back, or
+        breaks the stream if a part of it is written already.
+        """
+        poll = select.poll()
+        fd = self.fd
+        if fd >= 0:
+            poll.register(fd, select.POLLOUT)
+        try:
+            while message.left and fd >= 0 and self.broken is None:
+                left = message.left
+                if not poll.poll(patience * 1000) and message.left == left:
+                    break
+                self.flush()
+        except BaseException as error:
+            self._take_back(message, error)
+            raise
+        self._own(message)
+
+    def _take_back(self, message: Message, error: BaseException) -> None:
+        with self._lock:
+            if message.begun:
+                self._break(interrupted(error))
+            elif message.left and message in self._queue:
+                self._untake(message)
+        self._settle(message)
+
+    def take_unsent(self) -> list[list[OutFrame]]:
+        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
+        our own: whoever sent them may change his by the time that they go to somebody else."""
+        while True:
+            with self._lock:
+                taken = [m for m in self._queue if not m.begun and not m.control]
+                borrowed = [m for m in taken if m.borrowed]
+                if not borrowed:
+                    back = self.carrier.take_back if self.carrier is not None else lambda frames: frames
+                    result = [back(message.frames) for message in taken]
+                    self._drop(taken)
+                    break
+            for message in borrowed:  # its sender still waits, or is not told yet that he may change it
+                self._own(message)
+        self._settle()
+        return result
+
+    def drop_unsent(self) -> int:
+        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
+        with self._lock:
+            self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
+        self._settle()
+        return len(dropped)
+
+    def _drop(self, taken: list[Message]) -> None:
+        self._queue = deque(m for m in self._queue if m.begun or m.control)
+        error = self.broken or Broken("taken back before it was sent")
+        for message in taken:
+            self._leave(message, error)
+
+    # -- the flusher's
+
+    def _write_pending(self) -> bool:
+        """Writes what was gathered, or what the full kernel left. False: not now, somebody else writes."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            self._armed = False
+            if self._has_output and self.broken is None and self._socket is not None:
+                self._write()
+            else:
+                self._end_drain()
+        finally:
+            self._lock.release()
+        self._settle()
+        return True
+
+    def _send_credit(self) -> bool:
+        """Tells the peer how much was consumed. False: not now, output is queued or on its way."""
+        if not self._lock.acquire(blocking=False):
+            return False
+        try:
+            able = self.broken is None and self._socket is not None and self.credits
+            if able and self._has_output:
+                return False
+            # Before the count is read: what is consumed while this writes lists the stream again.
+            self._credit_listed = False
+            if able and self._credited != self.received:
+                self._credited = self.received
+                data = CREDIT.pack(Control.CREDIT, self._credited)
+                frames: list[OutFrame] = [(CONTROL, 0, None, None, data)]
+                chunks = encode(frames, self._socket_type, 0, self.checksum)
+                message = Message(frames, chunks, len(data), None, 0)
+                self._queue.append(message)
+                self._pending_bytes += message.left
+                self._write()
+        finally:
+            self._lock.release()
+        self._settle()
+        return True
+
+
+def interrupted(error: BaseException) -> Broken:
+    """What ended a stream whose caller was interrupted in the middle of a frame."""
+    # Not chained: the traceback would keep the caller's memory alive.
+    return Broken(f"interrupted in the middle of a frame by {error!r}")
+
+
+def failed(error: OSError) -> Broken:
+    """The system's error as ours, chained."""
+    broken = Broken(f"the connection failed: {error}")
+    broken.__cause__ = error
+    return broken

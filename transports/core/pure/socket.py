@@ -1,0 +1,83 @@
+"""The base of a Socket: the calls that users make."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from transfer.transports.arguments import flags_of
+from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
+from transfer.transports.core.pure.flusher import Flusher
+from transfer.transports.core.pure.pool import Pool
+from transfer.transports.core.pure.receiving import Receiving
+from transfer.transports.core.pure.sending import NONE, Sending, plain
+from transfer.transports.core.pure.turn import Turn
+from transfer.transports.errors import TransferError
+
+if TYPE_CHECKING:
+    from transfer.transports.core.pure.frame import Frame
+
+DONTWAIT = 1
+#: flags of a frame that `recv` does not hand out by itself
+_NOT_PLAIN = TENSOR | TOPIC | MORE | LZ4
+
+
+class SocketBase(Sending, Receiving):
+    """Distributes messages over streams and reads them fairly. See `core_contract.SocketBase`."""
+
+    def __init__(
+        self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
+    ) -> None:
+        super().__init__(socket_type, send_mode, receive_mode, flusher, pool)
+        self.send_timeout = self.receive_timeout = -1
+        self._general_send = self._general_recv = False
+        # Python runs for each message here anyway, so the pattern takes every turn.
+        self._lockstep = False
+        self._lent: dict[str, Any] = {}
+        self._turn: Turn | None = None
+
+    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        flags = flags_of(flags)
+        if flags & ~DONTWAIT or track or self._general_send or self._foreign or self._send_mode == NONE:
+            return self._send_general(data, flags, copy, track)
+        frames, size = plain(data)
+        hold = not copy and size >= self.copy_threshold
+        self._distribute(frames, 0 if flags else self.send_timeout, None, None, hold, None)
+        return None
+
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        flags = flags_of(flags)
+        if self._general_recv or self._receive_mode == NONE:
+            return self._recv_general(flags, copy, track)
+        stream, frames = self._recv_message(0 if flags & DONTWAIT else self.receive_timeout)
+        frame = frames[0]
+        if not copy and not frame.flags & _NOT_PLAIN:
+            return frame
+        try:
+            made = self._deliver(stream, frames, flags, copy) if frame.flags & _NOT_PLAIN else frame.bytes
+        except TransferError:
+            raise
+        except BaseException:  # of a signal's handler
+            self._take_back(stream, frames)
+            raise
+        return self._recv_general(flags, copy, track) if made is NotImplemented else made
+
+    def _send_known(self, tensor: Any, flags: int) -> bool:
+        return False
+
+    def _note_known(self, tensor: Any, flags: int, header: bytes) -> None:
+        """Nothing would be saved."""
+
+    # -- hooks
+
+    def _send_general(self, data: Any, flags: int, copy: bool, track: bool) -> Any:
+        """Every send that is not plain."""
+
+    def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
+        """Every recv when the fast one is switched off."""
+
+    def _take_back(self, stream: Any, frames: list[Frame]) -> None:
+        """A call was interrupted between its message and its caller."""
+        self._give_again(stream, frames)
+
+    def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
+        """A message that is not one plain frame; what this returns, recv returns."""

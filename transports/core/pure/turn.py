@@ -1,0 +1,70 @@
+"""Whose turn it is on a REQ or a REP, for many threads."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+from transfer.transports import turn
+from transfer.transports.errors import StateError
+
+
+class Turn(turn.Turn):
+    """The state with a lock around each step, and one more for each side, of which one thread at a time
+    is inside. Thread-safe. The compiled core's needs no first lock: it has the interpreter's."""
+
+    __slots__ = ("_holders", "_lock", "_sides")
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Reentrant: the end of an object that a step lets go may run Python that ends up here.
+        self._lock = threading.RLock()
+        self._sides = threading.Lock(), threading.Lock()
+        self._holders = [0, 0]
+
+    def enter(self, side: int, seconds: float) -> bool:
+        """Takes a side; see `core_contract.Turn`."""
+        me = threading.get_ident()
+        # `map`: no handler of a signal runs between the lock and the note of its holder.
+        [taken] = map(self._sides[side].acquire, (False,))
+        if not taken:
+            if self._holders[side] == me:
+                raise StateError(
+                    "this thread is in the middle of such a call",
+                    hint="do not use a socket in a signal handler",
+                )
+            if seconds > 0:
+                [taken] = map(self._sides[side].acquire, (True,), (seconds,))
+        if taken:
+            self._holders[side] = me
+        return taken
+
+    def leave(self, side: int) -> None:
+        """Gives a side back, if it is this thread's: who was interrupted in this call calls again."""
+        if self._holders[side] == threading.get_ident():
+            self._holders[side] = 0
+            self._sides[side].release()
+
+    def asks(self, stream: Any, number: int, now: int) -> None:
+        with self._lock:
+            super().asks(stream, number, now)
+
+    def answers(self, stream: Any, number: int) -> bool:
+        with self._lock:
+            return super().answers(stream, number)
+
+    def fails(self, stream: Any, error: BaseException) -> bool:
+        with self._lock:
+            return super().fails(stream, error)
+
+    def gives_up(self) -> BaseException | None:
+        with self._lock:
+            return super().gives_up()
+
+    def was_asked(self, stream: Any, number: int, simple: bool) -> None:
+        with self._lock:
+            super().was_asked(stream, number, simple)
+
+    def closes(self, stream: Any) -> bool:
+        with self._lock:
+            return super().closes(stream)

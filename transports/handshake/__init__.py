@@ -1,0 +1,1 @@
+"""What two sides say to each other before the first message."""

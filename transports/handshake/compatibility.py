@@ -1,0 +1,32 @@
+"""Which socket types talk to each other, as in ZeroMQ. Pure."""
+
+from __future__ import annotations
+
+from transfer.transports.core.wire import SocketType
+
+_COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
+    SocketType.REQ: frozenset({SocketType.REP, SocketType.ROUTER}),
+    SocketType.REP: frozenset({SocketType.REQ, SocketType.DEALER}),
+    SocketType.PUB: frozenset({SocketType.SUB}),
+    SocketType.SUB: frozenset({SocketType.PUB}),
+    SocketType.PUSH: frozenset({SocketType.PULL}),
+    SocketType.PULL: frozenset({SocketType.PUSH}),
+    SocketType.PAIR: frozenset({SocketType.PAIR}),
+    SocketType.DEALER: frozenset({SocketType.REP, SocketType.DEALER, SocketType.ROUTER}),
+    SocketType.ROUTER: frozenset({SocketType.REQ, SocketType.DEALER, SocketType.ROUTER}),
+}
+
+
+def compatible(one: SocketType, other: SocketType) -> bool:
+    """Whether ZeroMQ lets these two talk."""
+    return other in _COMPATIBLE[one]
+
+
+def common_peers(one: SocketType, other: SocketType) -> str:
+    """The types that both talk to, for people."""
+    return " and ".join(sorted(kind.name for kind in _COMPATIBLE[one] & _COMPATIBLE[other]))
+
+
+def talks_to(kind: SocketType) -> str:
+    """What a socket of this type can be connected with, for people."""
+    return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"

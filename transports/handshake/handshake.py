@@ -1,0 +1,372 @@
+"""The exchange of hellos as a state machine: fed with bytes, it says what to send and how it ended.
+
+It reads exactly what belongs to the handshake, so that nothing of the first message is swallowed:
+
+    begin()  -> bytes to send          the connecting side's hello
+    peeking  -> show it the first header with `look`, without taking it off the connection
+    wants    -> how many bytes it takes next; give it at most so many with `feed`
+    outcome  -> None, an Agreement, or the HandshakeError; then what `output` still holds is sent
+    made(fd) -> after an Agreement: what carries the data (see upgrade.py, whose dialogue comes between)
+
+Reasons of a HandshakeError: those of `hello.REASONS`, which may come from either side; `refused` for
+a peer's reason that we do not know; `no_hello` (a message where the hello was due); and the driver's
+own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network), `tls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from transfer.transports.address import POLICIES
+from transfer.transports.core.wire import (
+    HEADER,
+    HEADER_SIZE,
+    MAGIC,
+    MAX_DATA,
+    MAX_TOPIC,
+    TENSOR_HEADER_SIZE,
+    VERSION,
+    Flag,
+    SocketType,
+)
+from transfer.transports.errors import HandshakeError, without_frames
+from transfer.transports.handshake.choice import BASE, Choice, strictness
+from transfer.transports.handshake.compatibility import talks_to
+from transfer.transports.handshake.foreign_protocols import stranger
+from transfer.transports.handshake.hello import (
+    MAX_HELLO,
+    Agreement,
+    Hello,
+    decode_body,
+    encode,
+    encode_refusal,
+    negotiate,
+    plain_peer,
+)
+from transfer.transports.handshake.upgrade import (
+    Declined,
+    Dialogue,
+    Made,
+    Refusal,
+    Upgrade,
+    UpgradeFactory,
+    declined,
+)
+from transfer.transports.security.proof import transcript
+from transfer.transports.security.proving import Proving
+
+#: raises HandshakeError for a peer that cannot come in now
+Admits = Callable[[Agreement], object]
+
+_MAGIC = MAGIC.to_bytes(4, "little")
+_PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
+
+
+class Handshake:
+    """One connection's handshake, from our side. Not thread-safe.
+
+    local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
+    base: the transport that carries this. upgrades: makes our part in changing to a faster one.
+    tokens: those that the peer may prove to know, ours first.
+    guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
+    shown who they are. refusal: all that a peer that connects gets.
+    admits: raises HandshakeError for a peer that cannot come in now. Asked before the accepting side's last
+    word: the other side sends messages behind it, which would be lost with the connection.
+    """
+
+    def __init__(
+        self,
+        local: Hello,
+        *,
+        connecting: bool,
+        base: str = BASE,
+        upgrades: UpgradeFactory | None = None,
+        tokens: tuple[bytes, ...] = (),
+        guarded: bool = False,
+        refusal: HandshakeError | None = None,
+        admits: Admits | None = None,
+    ) -> None:
+        self.local = replace(local, proves=bool(tokens))
+        self.connecting = connecting
+        #: True until the first header was looked at: it may be that of a plain peer's first message
+        self.peeking = not connecting
+        self.wants = HEADER_SIZE
+        self.outcome: Agreement | HandshakeError | None = None
+        #: what is to be sent; the driver takes off what went out
+        self.output = bytearray()
+        self._base = base
+        self._input = bytearray()
+        self._socket_type: SocketType | None = None  # of the peer, once its header is here
+        self._upgrades = upgrades
+        self._agreed: Agreement | None = None
+        self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
+        self._tokens = tokens
+        self._guarded = guarded
+        self._refusal = refusal
+        self._admits = admits
+        self._proving: Proving | None = None  # that both know the token, before that
+        self._encrypted = self._authenticated = False
+        self._certificate = b""
+        self._said = b""  # our hello
+        self._heard = b""  # the peer's, so far
+
+    def secured(self, certificate: bytes, *, authenticated: bool) -> None:
+        """The connection is TLS. certificate: of the accepting side, DER. authenticated: the peer's own was
+        asked for, and is good. Before `begin`."""
+        self._encrypted, self._authenticated = True, authenticated
+        self._certificate = certificate
+        self.peeking = False  # who speaks TLS says hello
+
+    def begin(self) -> None:
+        """The connecting side's hello goes to `output`."""
+        if self.connecting:
+            self._said = encode(self.local)
+            self.output += self._said
+
+    def look(self, header: bytes) -> bool:
+        """What peeking found of the first 34 bytes. False: too little, look again when more is there.
+
+        After True either `outcome` is set (a plain peer, or bytes that are no frame), and nothing
+        was taken, or the header is that of a hello and is to be read with the rest.
+        """
+        if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
+            self._fail(stranger(header), tell=False)
+            return True
+        if len(header) < HEADER_SIZE:
+            return False
+        try:
+            self._look(header[:HEADER_SIZE])
+        except HandshakeError as error:
+            self._fail(error, tell=False)
+        self.peeking = False
+        return True
+
+    def feed(self, data: bytes) -> None:
+        """Takes what was read: at least one byte and at most `wants`."""
+        assert data and len(data) <= self.wants and not self.peeking and self.outcome is None
+        if self._dialogue is not None:
+            self._feed_dialogue(data)
+            return
+        if self._proving is not None:
+            self._feed_proving(self._proving, data)
+            return
+        self._heard += data
+        self._input += data
+        self.wants -= len(data)
+        if self._socket_type is None and not self._input.startswith(_MAGIC[: len(self._input)]):
+            # Before the header is complete: a peer of another kind waits for our greeting, and says no more.
+            self._fail(stranger(bytes(self._input)), tell=False)
+        if self.wants or self.outcome is not None:
+            return
+        try:
+            if self._socket_type is None:
+                self._socket_type, self.wants = _hello_header(bytes(self._input))
+                self._input.clear()
+            else:
+                self._decide(decode_body(bytes(self._input), self._socket_type))
+        except HandshakeError as error:
+            if error.reason == "socket_type" and not error.hint:  # a refusal says why and no more
+                error = HandshakeError(error.reason, error.message, hint=talks_to(self.local.socket_type))
+            self._fail(error, tell=not self.connecting)
+
+    @property
+    def begun(self) -> bool:
+        """Something of the peer's was taken already."""
+        return bool(self._input) or self._socket_type is not None
+
+    def fail(self, reason: str, message: str, *, hint: str = "") -> None:
+        """The driver's own reasons: timeout, truncated. Nothing is said to the peer."""
+        self._fail(HandshakeError(reason, message, hint=hint), tell=False)
+
+    # ------------------------------------------------------------------------------------------
+
+    def _look(self, header: bytes) -> None:
+        if HEADER.unpack(header)[3] & Flag.CONTROL:
+            return
+        socket_type = _plain_header(header, int(self.local.limits.get("max_message", MAX_DATA)))
+        self.wants = 0
+        self.outcome = self._negotiate(plain_peer(socket_type))
+
+    def _decide(self, remote: Hello) -> None:
+        agreement = self._negotiate(remote)
+        if not self.connecting:
+            if not self.local.proves:  # else strangers would learn who is here
+                self._let_in(agreement)
+            self._said = encode(self.local)
+            self.output += self._said
+        if not self.local.proves:
+            self._agree(agreement)
+            return
+        self._agreed = agreement
+        hellos = (self._said, self._heard) if self.connecting else (self._heard, self._said)
+        self._proving = Proving(
+            self.local.socket_type,
+            self._tokens,
+            transcript(*hellos, self._certificate),
+            connecting=self.connecting,
+        )
+        self._after_proof(self._proving)
+
+    def _negotiate(self, remote: Hello) -> Agreement:
+        if self._refusal is not None:
+            raise self._refusal
+        return negotiate(self.local, remote, base=self._base)
+
+    def _feed_proving(self, proving: Proving, data: bytes) -> None:
+        try:
+            proving.feed(data)
+            if proving.done and self._agreed is not None:
+                self._let_in(self._agreed)
+        except HandshakeError as error:
+            self._proving = None
+            self._fail(error, tell=True)
+        else:
+            self._after_proof(proving)
+
+    def _let_in(self, agreement: Agreement) -> None:
+        if self._admits is not None and not self.connecting:
+            self._admits(agreement)
+
+    def _after_proof(self, proving: Proving) -> None:
+        self.output += proving.output
+        proving.output.clear()
+        self.wants = proving.wants
+        if proving.done:
+            assert self._agreed is not None
+            self._proving = None
+            self._authenticated = True
+            self._agree(self._agreed)
+
+    def _agree(self, agreement: Agreement) -> None:
+        agreement = replace(agreement, encrypted=self._encrypted, authenticated=self._authenticated)
+        if agreement.choice.transport == self._base:
+            self.outcome = agreement
+        else:
+            self._begin_upgrade(agreement)
+
+    def _begin_upgrade(self, agreement: Agreement) -> None:
+        self._agreed = agreement
+        upgrade: Upgrade
+        try:
+            if self._guarded and not agreement.authenticated:
+                raise Declined("stranger", "the peer has not shown who it is")
+            if self._upgrades is None:
+                raise Declined("unavailable", f"nothing here sets up {agreement.choice.transport}")
+            upgrade = self._upgrades(agreement, self.connecting)
+        except Exception as error:  # noqa: BLE001 - of another distribution's transport, too
+            upgrade = Refusal(declined(error), connecting=self.connecting)
+        self._dialogue = Dialogue(upgrade, self.local.socket_type)
+        self._dialogue.begin()
+        self._after_step()
+
+    def _feed_dialogue(self, data: bytes) -> None:
+        assert self._dialogue is not None and self._agreed is not None
+        try:
+            self._dialogue.feed(data)
+        except HandshakeError as error:
+            self._fail(error, tell=False)
+            return
+        try:
+            if self._dialogue.outcome is not None and self._dialogue.output:
+                self._let_in(self._agreed)
+        except HandshakeError as error:
+            self._fail(error, tell=True)
+        else:
+            self._after_step()
+
+    def _after_step(self) -> None:
+        assert self._dialogue is not None and self._agreed is not None
+        self.output += self._dialogue.output
+        self._dialogue.output.clear()
+        self.wants = self._dialogue.wants
+        ended = self._dialogue.outcome
+        if ended is None:
+            return
+        self.wants = 0
+        if ended is True:
+            self.outcome = self._agreed
+            return
+        assert isinstance(ended, Declined)
+        self.abandon()
+        wanted = self._agreed.choice.transport
+        reason = f"{wanted} could not be set up: {str(ended).partition(chr(10))[0]}"
+        if strictness(self.local.offer, self._agreed.remote.offer) >= POLICIES.index("require"):
+            # The peer comes to the same by itself, once what is in `output` has told it.
+            self.outcome = HandshakeError("policy", reason, hint=ended.hint)
+            self.outcome.__cause__ = ended
+            return
+        choice = Choice(self._base, reason, fallback=True, wanted=wanted, word=ended.reason)
+        self.outcome = replace(self._agreed, choice=choice)
+
+    def made(self, fd: int, channel: Any = None) -> Made:
+        """What carries the data, after an Agreement. `fd`: the connection, the result's from now on;
+        channel: TLS on it."""
+        if self._dialogue is None:
+            return Made(fd, channel=channel)
+        try:
+            made = self._dialogue.upgrade.made(fd, channel)
+            if not isinstance(made, Made):
+                raise TypeError(f"{made!r:.80} is no Made")
+        except BaseException:
+            self.abandon()
+            raise
+        self._dialogue = None
+        return made
+
+    def abandon(self) -> None:
+        """Frees what an upgrade took, if there is one. Idempotent."""
+        dialogue, self._dialogue = self._dialogue, None
+        if dialogue is not None:
+            try:
+                dialogue.upgrade.close()
+            except Exception as error:  # noqa: BLE001 - as above
+                declined(error)
+
+    def _fail(self, error: HandshakeError, *, tell: bool) -> None:
+        self.outcome = without_frames(error)
+        self.abandon()
+        self.peeking = False
+        self.wants = 0
+        self.output.clear()
+        if tell:
+            self.output += encode_refusal(self.local.socket_type, error)
+
+
+def _hello_header(header: bytes) -> tuple[SocketType, int]:
+    """(socket type, length of the body) of a hello's or refusal's header. Raises HandshakeError."""
+    magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack(header)
+    socket_type = _check_start(magic, version, kind)
+    if not flags & Flag.CONTROL:
+        raise HandshakeError("no_hello", "the peer sent a message where its hello was due")
+    if flags != Flag.CONTROL or sequence or topic_length or checksum:
+        raise HandshakeError("flags", "the header of the hello has more in it than a hello may have")
+    if not 1 < length <= MAX_HELLO + 1:
+        raise HandshakeError("length", f"a hello of {length} bytes; {MAX_HELLO + 1} are allowed")
+    return socket_type, length
+
+
+def _plain_header(header: bytes, max_data: int) -> SocketType:
+    """The socket type of a peer whose first bytes are this message's header. Raises HandshakeError."""
+    magic, version, kind, flags, _, topic_length, length, _ = HEADER.unpack(header)
+    socket_type = _check_start(magic, version, kind)
+    if flags & ~int(_PLAIN_FLAGS):
+        raise HandshakeError("flags", "flags that need a hello before them")
+    meta = TENSOR_HEADER_SIZE if flags & Flag.TENSOR else 0
+    if topic_length > MAX_TOPIC or length > max_data + meta:
+        raise HandshakeError(
+            "length", f"a first message with a topic of {topic_length}, data of {length} bytes"
+        )
+    return socket_type
+
+
+def _check_start(magic: int, version: int, kind: int) -> SocketType:
+    if magic != MAGIC:
+        raise HandshakeError("magic", "the first bytes are not those of a frame")
+    if version != VERSION:
+        raise HandshakeError("version", f"a frame of version {version}; this side understands {VERSION}")
+    try:
+        return SocketType(kind)
+    except ValueError as error:
+        raise HandshakeError("socket_type", f"{kind} is no socket type") from error

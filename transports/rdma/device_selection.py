@@ -1,0 +1,224 @@
+"""Which device, port and GID: from /sys/class/infiniband and the variables that Mooncake users know.
+
+| variable | meaning |
+|---|---|
+| MC_RDMA_DEVICES | names of devices, by commas; the first usable one is taken |
+| MC_IB_PORT | the port's number |
+| MC_GID_INDEX | the index of the GID |
+| MC_MTU | bytes of a packet at most: 256, 512, 1024, 2048, 4096 |
+
+`look` reads, the rest is pure.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from transfer.transports.config import rdma_wishes
+from transfer.transports.errors import DeviceError
+from transfer.transports.rdma.driver import DeviceHandle
+
+SYSTEM = Path("/sys/class/infiniband")
+#: tables have up to 1024 places, a file each; behind so many empty ones nothing is looked for
+_GAP = 32
+_NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
+
+
+@dataclass(frozen=True, slots=True)
+class Gid:
+    """index: in the port's table. text: like an IPv6 number. kind: "IB/RoCE v1", "RoCE v2" or "".
+    interface: the network interface that it stands for, or ""."""
+
+    index: int
+    text: str
+    kind: str = ""
+    interface: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    number: int
+    active: bool
+    link: str  # "Ethernet" or "InfiniBand"
+    rate: float  # Gb/s
+    gids: tuple[Gid, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    name: str
+    ports: tuple[Port, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the environment says; None or () where it says nothing."""
+
+    devices: tuple[str, ...] = ()
+    port: int | None = None
+    gid_index: int | None = None
+    mtu: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """The chosen way out of this machine. mtu: bytes, at most. gid: as text."""
+
+    device: str
+    port: int
+    gid_index: int
+    gid: str
+    mtu: int
+    lid: int = 0
+    why: str = ""
+
+    def seen_by(self, device: DeviceHandle) -> Route:
+        """The same with what only the open device tells. Raises DeviceError when the link is down."""
+        state = device.port(self.port)
+        if not state.active:
+            raise _link_down(self.device, self.port)
+        gid = device.gid(self.port, self.gid_index)
+        return replace(self, mtu=min(self.mtu, state.mtu), lid=state.lid, gid=gid)
+
+    def __str__(self) -> str:
+        return f"{self.device} port {self.port} GID {self.gid_index} ({_readable(self.gid)})"
+
+
+def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
+    """Raises OptionError for a value that makes no sense."""
+    given = rdma_wishes(environ)
+    names = tuple(name.strip() for name in given.get("MC_RDMA_DEVICES", "").split(",") if name.strip())
+    port, gid, mtu = (
+        int(given[name]) if name in given else None for name in ("MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
+    )
+    return Wishes(names, port, gid, mtu)
+
+
+def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
+    """Pure. The fastest active port of the devices that may be used. Raises DeviceError."""
+    if not devices:
+        raise DeviceError("no_device", "this machine has no RDMA device", hint="see `ibv_devices`")
+    allowed = list(devices)
+    if wishes.devices:
+        by_name = {device.name: device for device in devices}
+        allowed = [by_name[name] for name in wishes.devices if name in by_name]
+        if not allowed:
+            raise DeviceError(
+                "no_device",
+                f"MC_RDMA_DEVICES names {', '.join(wishes.devices)}; here are {', '.join(sorted(by_name))}",
+                hint="unset it, or name one of them",
+            )
+    found: list[tuple[Device, Port]] = [
+        (device, port)
+        for device in allowed
+        for port in device.ports
+        if port.active and (wishes.port is None or port.number == wishes.port)
+    ]
+    if not found:
+        raise _link_down(", ".join(device.name for device in allowed), wishes.port)
+    # A list of names is an order; without one the faster link comes first.
+    device, port = found[0] if wishes.devices else max(found, key=lambda pair: pair[1].rate)
+    gid = choose_gid(port, wishes.gid_index)
+    if gid is None:
+        raise DeviceError(
+            "no_gid",
+            f"{device.name} port {port.number} has no GID"
+            + ("" if wishes.gid_index is None else f" with the index {wishes.gid_index} (MC_GID_INDEX)"),
+            hint="give its network interface an address",
+        )
+    why = "MC_RDMA_DEVICES" if wishes.devices else "the only one" if len(found) == 1 else "the fastest link"
+    return Route(device.name, port.number, gid.index, gid.text, wishes.mtu or 4096, why=why)
+
+
+def choose_gid(port: Port, index: int | None = None) -> Gid | None:
+    """InfiniBand: the port's first. Ethernet: RoCE v2 with an IPv4 address, then with a global IPv6
+    one, then a link-local one, then RoCE v1."""
+    gids = [gid for gid in port.gids if gid.text != _NO_GID]
+    if index is not None:
+        return next((gid for gid in gids if gid.index == index), None)
+    if port.link != "Ethernet":
+        return gids[0] if gids else None
+    return min(gids, key=_rank, default=None)
+
+
+def _rank(gid: Gid) -> tuple[bool, int, int]:
+    address = ipaddress.IPv6Address(gid.text)
+    kind = 0 if address.ipv4_mapped is not None else 2 if address.is_link_local else 1
+    return (gid.kind != "RoCE v2", kind, gid.index)
+
+
+def _readable(gid: str) -> str:
+    address = ipaddress.IPv6Address(gid)
+    return str(address.ipv4_mapped or address)
+
+
+def _link_down(device: str, port: int | None) -> DeviceError:
+    which = "no port" if port is None else f"port {port} is not"
+    return DeviceError("link", f"{device}: {which} active", hint="see `rdma link` and `ibv_devinfo`")
+
+
+# --- reading the system ------------------------------------------------------------------------
+
+
+def look(system: Path = SYSTEM) -> list[Device]:
+    """All devices with their ports, by name. Never raises; needs no library and no rights."""
+    try:
+        names = sorted(os.listdir(system))
+    except OSError:
+        return []
+    return [Device(name, tuple(_ports(system / name / "ports"))) for name in names]
+
+
+def choose_route(environ: Mapping[str, str] | None = None, system: Path = SYSTEM) -> Route:
+    """The way out that this process takes. Raises DeviceError, OptionError."""
+    return choose(look(system), wishes_of(environ))
+
+
+def _ports(folder: Path) -> list[Port]:
+    ports = []
+    for name in sorted(_names(folder), key=int):
+        state = _text(folder / name / "state")
+        rate = _text(folder / name / "rate").split(" ")[0]
+        ports.append(
+            Port(
+                int(name),
+                state.startswith("4"),
+                _text(folder / name / "link_layer"),
+                float(rate) if rate.replace(".", "", 1).isdecimal() else 0.0,
+                tuple(_gids(folder / name)),
+            )
+        )
+    return ports
+
+
+def _gids(folder: Path) -> list[Gid]:
+    found: list[Gid] = []
+    empty = 0
+    for index in sorted(map(int, _names(folder / "gids"))):
+        text = _text(folder / "gids" / str(index))
+        if text and text != _NO_GID:
+            empty = 0
+            kind = _text(folder / "gid_attrs" / "types" / str(index))
+            interface = _text(folder / "gid_attrs" / "ndevs" / str(index))
+            found.append(Gid(index, text, kind, interface))
+        elif (empty := empty + 1) >= _GAP:
+            break
+    return found
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return [name for name in os.listdir(folder) if name.isdecimal()]
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:  # an empty place in the table of GIDs answers EINVAL
+        return ""

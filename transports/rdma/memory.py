@@ -1,0 +1,392 @@
+"""Registered memory of one protection domain: slabs that are registered once and reused, regions of
+the user's, and memory that is registered for a single send.
+
+Slabs that the device writes to (eager buffers, payloads that are READ) are kept apart from slabs that
+peers may read, so that each is open for one use only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import threading
+import time
+from bisect import bisect_right, insort
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from transfer.transports.core import address_of
+from transfer.transports.core.pure.pool import flat_view, size_class
+from transfer.transports.errors import Closed, InternalError, RegistrationError
+from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
+
+#: blocks below this size share a slab of this size; larger ones are slabs of their own
+SLAB = 4 << 20
+_SMALLEST = 4096
+#: bytes of free slabs that are kept registered, for each of the two uses
+KEPT = 256 << 20
+#: payloads up to here are copied into a slab rather than registered for one send
+COPIED = 256 << 10
+
+
+class DeviceMemory(NamedTuple):
+    """Memory that the CPU cannot read, as the payload of a frame. owner: kept alive meanwhile.
+    dmabuf: gives (descriptor, offset), and the descriptor is ours; None: the address itself is
+    registered (peermem)."""
+
+    address: int
+    nbytes: int
+    owner: Any
+    dmabuf: Callable[[], tuple[int, int]] | None = None
+
+    @classmethod
+    def of(cls, data: Any) -> DeviceMemory | None:
+        """What says by `__cuda_array_interface__` where it lies; `gpu.Exportable` has a dma-buf too."""
+        interface = getattr(data, "__cuda_array_interface__", None)
+        if interface is None:
+            return None
+        return cls(int(interface["data"][0]), int(data.nbytes), data, getattr(data, "dmabuf", None))
+
+
+class Block:
+    """A piece of a slab. `address` and `nbytes` are of what was asked for."""
+
+    __slots__ = ("address", "lkey", "nbytes", "offset", "rkey", "size", "slab")
+
+    def __init__(self, slab: _Slab, offset: int, size: int) -> None:
+        self.slab = slab
+        self.offset = offset
+        self.size = size
+        self.nbytes = size
+        self.address = slab.address + offset
+        self.lkey, self.rkey = slab.region.lkey, slab.region.rkey
+
+    @property
+    def view(self) -> memoryview:
+        return memoryview(self.slab.memory)[self.offset : self.offset + self.nbytes]
+
+
+class _Slab:
+    def __init__(self, device: DeviceHandle, size: int, *, local_write: bool) -> None:
+        try:
+            self.memory = mmap.mmap(-1, size)
+        except (OSError, MemoryError, OverflowError) as error:
+            raise InternalError(f"no memory for {size} bytes", hint="lower maxmsgsize or rcvhwm") from error
+        self.size = size
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+        with _Timed(device):
+            self.region: MemoryRegion = device.register(
+                self.address, size, local_write=local_write, remote_read=not local_write
+            )
+
+
+class SlabPool:
+    """Blocks of registered memory, in size classes. Thread-safe.
+
+    received: for what the device writes; else for what peers read. `registered`: bytes. Blocks may
+    come back in any thread, even inside of `take`, when the collector ends the last view of one.
+    """
+
+    def __init__(self, device: DeviceHandle, *, received: bool, kept: int = KEPT) -> None:
+        self.registered = 0
+        self.in_use = 0
+        self._device = device
+        self._received = received
+        self._kept = kept
+        self._lock = threading.Lock()
+        self._free: dict[int, list[Block]] = {}
+        self._carved: list[_Slab] = []
+        self._large: list[_Slab] = []
+        self._returned: deque[Block] = deque()
+        self._closed = False
+
+    def take(self, nbytes: int) -> Block:
+        """`nbytes` that are registered, not cleared. Raises RegistrationError, InternalError, Closed."""
+        large = nbytes > SLAB // 2
+        if nbytes > 1 << 30:
+            size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        elif large:
+            size = size_class(nbytes)
+        else:  # few classes, since each begins a slab
+            size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
+        with self._lock:
+            if self._closed:
+                raise Closed("the memory of this context is closed")
+            self._collect()
+            blocks = self._free.get(size)
+            block = blocks.pop() if blocks else self._new(size, large)
+            block.nbytes = nbytes
+            self.in_use += size
+            return block
+
+    def give_back(self, block: Block) -> None:
+        """The block's memory may be used again. Any thread; never waits."""
+        self._returned.append(block)
+
+    def close(self) -> None:
+        """Deregisters all. Memory that is still looked at lives on, unregistered. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._free.clear()
+            self._returned.clear()
+            for slab in self._carved + self._large:
+                slab.region.close()
+            self._carved.clear()
+            self._large.clear()
+            self.registered = 0
+
+    # -- under the lock
+
+    def _collect(self) -> None:
+        while self._returned:
+            block = self._returned.popleft()
+            self.in_use -= block.size
+            self._free.setdefault(block.size, []).append(block)
+
+    def _new(self, size: int, large: bool) -> Block:
+        if large:
+            self._trim(size)
+            slab = self._slab(size)
+            self._large.append(slab)
+            return Block(slab, 0, size)
+        slab = self._slab(SLAB)
+        self._carved.append(slab)
+        blocks = [Block(slab, at, size) for at in range(0, SLAB - size + 1, size)]
+        self._free.setdefault(size, []).extend(blocks[1:])
+        return blocks[0]
+
+    def _slab(self, size: int) -> _Slab:
+        slab = _Slab(self._device, size, local_write=self._received)
+        self.registered += size
+        return slab
+
+    def _trim(self, coming: int) -> None:
+        """Gives up free large slabs of other sizes while too much would be kept."""
+        for size in sorted(self._free, reverse=True):
+            blocks = self._free[size]
+            while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
+                slab = blocks.pop().slab
+                self._large.remove(slab)
+                slab.region.close()
+                self.registered -= slab.size
+
+
+class Source(NamedTuple):
+    """Where a payload lies while it is announced. `release` is called once, when the peer is done.
+    copy: our own copy, if it was copied; good until then."""
+
+    address: int
+    rkey: int
+    release: Callable[[], None]
+    copy: memoryview | None = None
+
+
+class Registration:
+    """Memory of the user's that is registered as long as somebody wants it. Made by `Regions.add`.
+
+    Its object stays exported. `close` waits for nothing: what is under way keeps it until it is done.
+    """
+
+    def __init__(self, regions: Regions, held: Any, address: int, length: int, region: MemoryRegion) -> None:
+        self.address = address
+        self.length = length
+        self.region = region
+        self.uses = 1
+        self._regions = regions
+        self._held = held
+
+    def _end(self) -> None:
+        self.region.close()
+        self._held = None
+
+    def remote(self, address: int) -> int:
+        """What the peer's work requests call this part of it: a dma-buf has addresses of its own."""
+        return self.region.address + address - self.address
+
+    def release(self) -> None:
+        """One use less; the last one deregisters."""
+        self._regions.leave(self)
+
+
+class Handle:
+    """One `register` of the user's; closing it twice is fine."""
+
+    def __init__(self, registration: Registration) -> None:
+        self.address = registration.address
+        self.nbytes = registration.length
+        self._registration: Registration | None = registration
+
+    def close(self) -> None:
+        registration, self._registration = self._registration, None
+        if registration is not None:
+            registration.release()
+
+    def __enter__(self) -> Handle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Regions:
+    """The user's registered memory. The same memory registered twice is one region. Thread-safe."""
+
+    def __init__(self, device: DeviceHandle) -> None:
+        self._device = device
+        # Reentrant: the collector may end a handle inside any statement of ours.
+        self._lock = threading.RLock()
+        self._exact: dict[tuple[int, int], Registration] = {}
+        self._starts: list[tuple[int, int]] = []
+        self._longest = 0
+
+    def __len__(self) -> int:
+        return len(self._exact)
+
+    def add(self, data: Any) -> Handle:
+        """Registers the memory of a contiguous object for READs of peers.
+
+        Raises RegistrationError; TypeError or BufferError for what has no flat memory.
+        """
+        data = DeviceMemory.of(data) or data
+        held, address, length = _memory_of(data)
+        with self._lock:
+            found = self._exact.get((address, length))
+            if found is not None:
+                found.uses += 1
+                return Handle(found)
+            region = _register(self._device, data, address, length)
+            made = Registration(self, held, address, length, region)
+            self._exact[address, length] = made
+            insort(self._starts, (address, length))
+            self._longest = max(self._longest, length)
+            return Handle(made)
+
+    def find(self, address: int, length: int) -> Registration | None:
+        """A region that holds all of this memory, with one use more; `release` it."""
+        with self._lock:
+            for index in range(bisect_right(self._starts, (address, 1 << 64)) - 1, -1, -1):
+                start, size = self._starts[index]
+                if start + self._longest < address + length:
+                    return None  # none that begins earlier reaches so far
+                if start + size >= address + length:
+                    found = self._exact[start, size]
+                    found.uses += 1
+                    return found
+            return None
+
+    def leave(self, registration: Registration) -> None:
+        with self._lock:
+            registration.uses -= 1
+            if registration.uses:
+                return
+            key = registration.address, registration.length
+            if self._exact.pop(key, None) is not None:
+                self._starts.remove(key)
+            registration._end()
+
+    def close(self) -> None:
+        """Deregisters all. Idempotent."""
+        with self._lock:
+            for registration in self._exact.values():
+                registration._end()
+            self._exact.clear()
+            self._starts.clear()
+
+
+def choose_way(nbytes: int, *, registered: bool, kept: bool) -> str:
+    """How a payload is made readable for the peer: "region", "copy" or "register". Pure.
+
+    registered: it lies in a region of the user's. kept: it stays as it is until the peer is done,
+    because it is immutable or the caller said so; else the caller may write to it at once.
+    """
+    if not kept:
+        return "copy"
+    if registered:
+        return "region"
+    return "copy" if nbytes <= COPIED else "register"
+
+
+class Sources:
+    """Makes payloads readable for peers, by the cheapest way that is safe."""
+
+    def __init__(self, device: DeviceHandle, staging: SlabPool, regions: Regions, copy_into: Any) -> None:
+        #: how often memory was registered for one send
+        self.registrations = 0
+        self._device = device
+        self._staging = staging
+        self._regions = regions
+        self._copy_into = copy_into
+
+    def place(self, data: Any, *, kept: bool) -> Source:
+        """data: a flat view, bytes, or DeviceMemory. Raises RegistrationError, InternalError."""
+        held, address, length = _memory_of(data)
+        device = isinstance(data, DeviceMemory)
+        found = self._regions.find(address, length) if kept or device else None
+        way = choose_way(length, registered=found is not None, kept=kept)
+        if found is not None:
+            return Source(found.remote(address), found.region.rkey, found.release)
+        if way == "copy" and not device:
+            return self._copied(data, length)
+        try:
+            region = _register(self._device, data, address, length)
+        except RegistrationError as error:
+            if error.reason != "read_only":
+                raise
+            return self._copied(data, length)  # a mapped file: the device may not pin it
+        self.registrations += 1
+        return Source(region.address, region.rkey, _Once(region, held))
+
+    def _copied(self, data: Any, length: int) -> Source:
+        block = self._staging.take(length)
+        self._copy_into(block.view, data)
+        return Source(block.address, block.rkey, lambda: self._staging.give_back(block), block.view)
+
+
+class _Once:
+    """Ends a registration that was made for one send, and lets its memory go."""
+
+    __slots__ = ("_held", "_region")
+
+    def __init__(self, region: MemoryRegion, held: Any) -> None:
+        self._region = region
+        self._held = held
+
+    def __call__(self) -> None:
+        self._region.close()
+        self._held = None
+
+
+class _Timed:
+    """Adds the time of what is inside to what the device spent on registering."""
+
+    __slots__ = ("_begin", "_device")
+
+    def __init__(self, device: DeviceHandle) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        self._begin = time.perf_counter_ns()
+
+    def __exit__(self, *_: object) -> None:
+        self._device.registration_ns += time.perf_counter_ns() - self._begin
+
+
+def _register(device: DeviceHandle, data: Any, address: int, length: int) -> MemoryRegion:
+    with _Timed(device):
+        if isinstance(data, DeviceMemory) and data.dmabuf is not None:
+            fd, offset = data.dmabuf()
+            try:  # the region holds the dma-buf by itself
+                return device.register_dmabuf(fd, offset, length, local_write=False, remote_read=True)
+            finally:
+                os.close(fd)
+        return device.register(address, length, local_write=False, remote_read=True)
+
+
+def _memory_of(data: Any) -> tuple[Any, int, int]:
+    """(what keeps it alive, address, bytes)."""
+    if isinstance(data, DeviceMemory):
+        return data.owner, data.address, data.nbytes
+    view = flat_view(data)
+    return view, address_of(view), view.nbytes

@@ -1,0 +1,220 @@
+"""The queues of one socket on one device: completion queue with its channel, shared receive queue,
+eager buffers. One thread never takes another socket's completions."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NamedTuple
+
+from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.rdma.domain import Domain, Domains
+from transfer.transports.rdma.driver import SUCCESS, Completion, QueuePair
+from transfer.transports.rdma.eager import BUFFER
+from transfer.transports.rdma.memory import Block
+from transfer.transports.rdma.rendezvous import WINDOW
+
+if TYPE_CHECKING:
+    from transfer.transports.rdma.incoming import Incoming
+    from transfer.transports.rdma.stream import VerbsStream
+
+#: eager buffers that a peer is granted, and those that we send from, for each peer
+GRANT = 32
+#: peers of one port; a socket with more opens another port
+PEERS = 64
+PORTS = 16
+#: receive buffers beyond what is granted: a connection that breaks may take one with it
+SPARE = 64
+#: requests of one queue pair
+DEPTH = GRANT + WINDOW
+_BATCH = 16
+#: Linux' CLOCK_MONOTONIC_COARSE, a few milliseconds coarse: enough for "when was it last heard of"
+COARSE = 6
+
+# A work request's number: what it was (upper half), and which (lower half).
+RECEIVE, SEND, READ = 1 << 32, 2 << 32, 3 << 32
+_LOWER = (1 << 32) - 1
+
+
+class GivenUp(NamedTuple):
+    """Why a connection by rdma makes no sense with a host for now. when: time.monotonic()."""
+
+    when: float
+    reason: str
+    text: str
+    hint: str
+
+
+class Port:
+    """All state of it and of its streams is guarded by `lock`. Owned by `Ports`.
+
+    Methods whose name begins with an underscore or that say so are called under the lock. What must
+    happen outside of it (callbacks) is put into `after` and called by whoever lets the lock go.
+    """
+
+    def __init__(self, domain: Domain) -> None:
+        self.domain = domain
+        self.lock = threading.Lock()
+        self.after: deque[Callable[[], None]] = deque()
+        limits = domain.device.limits
+        self.peers = min(
+            PEERS, (limits.shared_requests - SPARE) // GRANT, (limits.completions - SPARE) // (GRANT + DEPTH)
+        )
+        #: the stream whose `receive` runs at this moment: it needs no call to look
+        self.reader: VerbsStream | None = None
+        self._streams: dict[int, VerbsStream] = {}
+        self._buffers: list[tuple[memoryview, object]] = []  # what the device fills, as prepared
+        #: streams that have something to tell when the completions at hand are taken
+        self.dirty: list[Incoming] = []
+        #: queue pairs made and not given up: streams, and upgrades that are not finished
+        self.reserved = 0
+        self._posted = 0
+        self._armed = False
+        #: a completion came since it was armed, so an event came too or will
+        self._told = False
+        self._closed = False
+        self._queue = domain.device.completion_queue(self.peers * (GRANT + DEPTH) + SPARE)
+        try:
+            self._shared = domain.device.shared_receive_queue(self.peers * GRANT + SPARE)
+        except BaseException:
+            self._queue.close()
+            raise
+        self._slabs: list[Block] = []
+
+    @property
+    def fd(self) -> int:
+        """Readable when something may have completed; -1 when closed."""
+        return self._queue.fd
+
+    @property
+    def full(self) -> bool:
+        return self.reserved >= self.peers
+
+    # -- under the lock
+
+    def queue_pair(self) -> QueuePair:
+        """A new one, with its share of receive buffers posted."""
+        self._post_for(self.reserved + 1)
+        pair = self.domain.device.queue_pair(self._queue, self._shared, DEPTH)
+        self.reserved += 1
+        return pair
+
+    def join(self, stream: VerbsStream) -> None:
+        self._streams[stream.number] = stream
+        self.sleep()
+
+    def leave(self, stream: VerbsStream) -> None:
+        """The stream's queue pair is closed already: what it left in the queue goes nowhere."""
+        if self._streams.get(stream.number) is stream:
+            self.progress()
+            del self._streams[stream.number]
+            self.reserved -= 1
+
+    def progress(self) -> int:
+        """Takes all completions that are there, whosoever they are; how many."""
+        total = 0
+        while True:
+            found = self._queue.poll(_BATCH)
+            for one in found:
+                self._dispatch(one)
+            total += len(found)
+            if len(found) < _BATCH:
+                break
+        if total and self._armed:
+            self._told = True
+        while self.dirty:
+            self.dirty.pop().say_done()
+        return total
+
+    def sleep(self) -> None:
+        """Nothing was there: from here on `fd` tells. Takes what came in between."""
+        if not self._armed:
+            self._queue.arm()
+            self._armed = True
+        elif not self._told or not self.arm_again():
+            return  # an event is still to come
+        self.progress()
+
+    def arm_again(self) -> bool:
+        """Takes the event of what has completed. False: it is still on its way. Before anybody sleeps
+        somebody looks: for this call, what came before it is no event."""
+        if not self._queue.take_event():
+            return False
+        self._told = False
+        self._queue.arm()
+        return True
+
+    def _dispatch(self, one: Completion) -> None:
+        kind, which = one.wr_id & ~_LOWER, one.wr_id & _LOWER
+        stream = self._streams.get(one.number)
+        if kind != RECEIVE:
+            if stream is not None and stream.alive:
+                stream.completed(kind, which, one.status)
+            return
+        buffer, prepared = self._buffers[which]
+        if stream is not None and stream.alive and one.status == SUCCESS:
+            stream.arrived(buffer[: one.length])
+        self._shared.post(prepared)
+
+    def _post_for(self, peers: int) -> None:
+        """Posts as many buffers as so many peers may fill."""
+        while self._posted < peers * GRANT + SPARE:
+            count = min(GRANT, peers * GRANT + SPARE - self._posted)
+            block = self.domain.received.take(count * BUFFER)
+            self._slabs.append(block)
+            for at in range(0, count * BUFFER, BUFFER):
+                prepared = self._shared.prepare(
+                    RECEIVE | len(self._buffers), block.address + at, BUFFER, block.lkey
+                )
+                self._buffers.append((block.view[at : at + BUFFER], prepared))
+                self._shared.post(prepared)
+                self._posted += 1
+
+    # -- by the owner
+
+    def close(self) -> None:
+        """Shared receive queue, completion queue, channel. Its streams end. Idempotent."""
+        with self.lock:
+            streams = list(self._streams.values())
+        for stream in streams:
+            stream.close()
+        with self.lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._shared.close()
+            self._queue.close()
+            self._buffers.clear()
+            for block in self._slabs:
+                self.domain.received.give_back(block)
+
+
+class Ports:
+    """The ports of one socket: more are opened as peers come, up to a limit. Closed with the socket."""
+
+    def __init__(self, domains: Domains) -> None:
+        self._domains = domains
+        self._lock = threading.Lock()
+        self._ports: list[Port] = []
+        #: hosts with which it cannot work for now, so that a connection is not made again and again
+        self.given_up: dict[str, GivenUp] = {}
+
+    def with_room(self) -> Port:
+        """A port that takes one more peer. Raises DeviceError, RegistrationError, Declined("rdma-full")."""
+        with self._lock:
+            for port in self._ports:
+                if not port.full:
+                    return port
+            if len(self._ports) >= PORTS:
+                raise Declined("rdma-full", f"this socket has {PORTS * PEERS} peers by rdma already")
+            port = Port(self._domains.get())
+            self._ports.append(port)
+            return port
+
+    def close(self) -> None:
+        """Idempotent."""
+        with self._lock:
+            ports, self._ports = self._ports, []
+        for port in ports:
+            port.close()

@@ -1,0 +1,140 @@
+"""What one connection's peer sees of our blocks, and who hears when that is over."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from transfer.transports.core.copies import copy_of
+from transfer.transports.errors import Broken
+from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm.blocks import Block, Blocks, Loan
+from transfer.transports.shm.control_channel import Beside
+from transfer.transports.shm.mappings import MOST_BLOCKS
+
+_SHARE_BITS = 24
+
+
+class Parts:
+    """Tells once when the last part of a message is nobody's any more: its shares, and what the
+    connection itself took. Each part calls `ended`; the first error counts."""
+
+    def __init__(self, released: Callable[[BaseException | None], None] | None) -> None:
+        self._released = released
+        # Lists, since `pop` is one step for all threads.
+        self._left = [None]
+        self._untold = [None]
+        self._error: BaseException | None = None
+
+    def add(self) -> None:
+        self._left.append(None)
+
+    def ended(self, error: BaseException | None) -> None:
+        if error is not None and self._error is None:
+            self._error = error
+        self._left.pop()
+        if not self._left:
+            try:
+                self._untold.pop()
+            except IndexError:
+                return  # another part ended at the same moment
+            if self._released is not None:
+                self._released(self._error)
+
+
+class Share(NamedTuple):
+    """A payload that the peer sees where it lies. data: keeps the array alive meanwhile."""
+
+    blocks: Blocks
+    loan: Loan
+    parts: Parts
+    data: Any
+
+
+class Lending:
+    """The shares of one connection. Under its owner's lock, but for `end` and what a block tells."""
+
+    def __init__(self, beside: Beside) -> None:
+        self._beside = beside
+        #: blocks whose descriptor the peer has, the one used longest ago first
+        self._announced: dict[int, Block] = {}
+        self._shares: dict[int, Share] = {}
+        self._number = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._shares)
+
+    def numbers(self) -> list[int]:
+        return list(self._shares)
+
+    def add(self, blocks: Blocks, loan: Loan, parts: Parts, data: Any) -> int | None:
+        """The number of a new share, or None: the peer cannot be told of the block now."""
+        if not self._announce(loan.block):
+            return None
+        number = self._number
+        while not number or number in self._shares:
+            number = (number + 1) % (1 << _SHARE_BITS)
+        self._number = (number + 1) % (1 << _SHARE_BITS)
+        parts.add()
+        self._announced[loan.block.number] = self._announced.pop(loan.block.number)
+        self._shares[number] = Share(blocks, loan, parts, data)
+        return number
+
+    def end(self, number: int, error: BaseException | None) -> None:
+        """The peer sees it no more: whose memory it was is told. It may have ended before."""
+        share = self._remove(number)
+        if share is not None:
+            share.parts.ended(error)
+
+    def take_back(self, number: int) -> Any:
+        """The peer never saw it: a copy, made before its owner is told that he may change it. None if
+        the share has ended before."""
+        share = self._remove(number)
+        if share is None:
+            return None
+        copy = copy_of(share.data)
+        share.parts.ended(Broken("the message was never sent"))
+        return copy
+
+    def end_all(self, error: BaseException | None) -> None:
+        for number in self.numbers():
+            self.end(number, error)
+        for block in list(self._announced.values()):
+            block.watchers.pop(self, None)
+        self._announced.clear()
+
+    def cancel(self, number: int) -> None:
+        """As if it had never been: nobody is told."""
+        self._remove(number)
+
+    def _remove(self, number: int) -> Share | None:
+        share = self._shares.pop(number, None)
+        if share is not None:
+            share.blocks.give_back(share.loan)
+        return share
+
+    def _announce(self, block: Block) -> bool:
+        if block.number in self._announced:
+            return True
+        if len(self._announced) >= MOST_BLOCKS and not self._forget_idle():
+            return False
+        if not self._beside.announce(beside.BLOCK, block.number, block.size, 0, block.fd):
+            return False
+        self._announced[block.number] = block
+        block.watchers[self] = self._forget
+        return True
+
+    def _forget_idle(self) -> bool:
+        """Makes room for another block."""
+        busy = {share.loan.block.number for share in list(self._shares.values())}
+        for number, block in list(self._announced.items()):
+            if number not in busy:
+                block.watchers.pop(self, None)
+                self._forget(number)
+                return True
+        return False
+
+    def _forget(self, number: int) -> None:
+        """The block is given up. Out of any statement of any thread: see beside.py."""
+        if self._announced.pop(number, None) is not None:
+            self._beside.say(beside.FORGET, number)

@@ -1,0 +1,387 @@
+"""Carries large payloads between two processes of one host. See core_contract.Carrier.
+
+Ordinary memory is copied once, into a slot of a segment that the receiver maps (segments.py).
+Memory of the context's blocks (blocks.py) is not copied at all. A small socket beside the connection
+passes descriptors, and tells when a shared block is the sender's again (beside.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import socket
+import threading
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
+from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
+from transfer.transports.reactor import READABLE
+from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
+from transfer.transports.shm.control_channel import Beside, Said
+from transfer.transports.shm.exported_blocks import Lending, Parts
+from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
+from transfer.transports.shm.segments import Arena, Segment
+from transfer.transports.shm.shm_streams import Carriers
+from transfer.transports.uninterrupted import uninterrupted
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import OutFrame
+    from transfer.transports.handshake.upgrade import Surroundings
+
+Released = Callable[[BaseException | None], None]
+
+#: payloads from here on are carried; what is smaller costs less on the socket
+THRESHOLD = 64 * 1024
+#: bytes of one connection's segments, and of the largest payload that is copied into them
+ARENA = 256 << 20
+
+#: how a reference is meant; a share's number stands in the bits above
+_SLOT, _SHARED, _PRIVATE = 0, 1, 2
+
+_WHY = {
+    "full": "the peer holds all {limit} MiB of shared memory that one connection may have",
+    "crowded": "all connections of the context together hold what shared memory they may",
+    "too_large": "a payload of more than {limit} MiB has no room there",
+    "no_memory": "the system has no shared memory left",
+    "unread": "the peer has not yet read of earlier memory",
+}
+
+logger = logging.getLogger("transfer")
+
+
+class LocalCarrier:
+    """Both directions of one connection. Thread-safe; owns the socket beside it.
+
+    It outlives its connection as long as one side still sees memory of the other's blocks.
+    """
+
+    def __init__(self, connection: socket.socket, around: Surroundings) -> None:
+        self._core = around.core
+        self._reactor = around.reactor
+        self._shared = around.shared
+        self._carriers = Carriers.of(around)
+        attend = self._carriers.attending(self)
+        self._beside = Beside(connection, attend, self._carriers.spare)
+        self._pid = os.getpid()
+        # Reentrant: the collector may end a region inside any statement of ours.
+        self._lock = threading.RLock()
+        self._closed = False
+        self._ended = False
+        self._failure: TransferError | None = None
+        self._on_failure: Callable[[BaseException], object] | None = None
+        # -- what we send
+        self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
+        self._lending = Lending(self._beside)
+        #: payloads that the connection took itself, by the reason
+        self.refused: Counter[str] = Counter()
+        # -- what the peer sends
+        self._segments: dict[int, MappedSegment] = {}
+        self._blocks: dict[int, MappedBlock] = {}
+        #: (block, share) of what the peer lent us and we still see
+        self._borrowed: set[tuple[int, int]] = set()
+        self._carriers.add(self)
+        self._reactor.register(self._beside.fd, READABLE, self._ready)
+
+    @property
+    def nbytes(self) -> int:
+        """Of the segments that we send through."""
+        return self._arena.total
+
+    # -- sending -----------------------------------------------------------------------------------
+
+    def place(
+        self, frames: Sequence[OutFrame], hold: bool, released: Released | None, several: bool
+    ) -> tuple[list[OutFrame], Released | None, int] | None:
+        """See core_contract.Carrier. A block is shared only with `hold`; else it is copied too."""
+        placed: list[OutFrame] = []
+        saved = 0
+        parts: Parts | None = None
+        blocks: Blocks | None = self._shared.get(BLOCKS) if hold else None
+        try:
+            for frame in frames:
+                data = frame[4]
+                size = len(data) if type(data) is bytes else memoryview(data).nbytes
+                if size < THRESHOLD:
+                    placed.append(frame)
+                    continue
+                reference = None
+                if blocks and type(data) is not bytes:
+                    parts = parts or Parts(released)
+                    reference = self._share(blocks, data, size, several, parts)
+                if reference is None:
+                    reference = self._copy(data, size)
+                if reference is None:
+                    self._take_places_back(placed)
+                    return None
+                placed.append((frame[0] | BY_REFERENCE, frame[1], frame[2], frame[3], reference))
+                saved += size - REFERENCE_SIZE
+        except BaseException:
+            self._take_places_back(placed)
+            raise
+        return placed, released if parts is None else parts.ended, saved
+
+    def _copy(self, data: Any, size: int) -> bytes | None:
+        found = self._arena.take(size)
+        if isinstance(found, str):
+            if not self._closed:
+                self._refuse(found)
+            return None
+        if self._arena.dropped:
+            self._tell_dropped()
+        segment, index = found
+        try:
+            segment.slots.fill(index, data)
+            ready = segment.announced or self._announce(segment)
+        except BaseException:
+            segment.slots.free(index)
+            raise
+        if not ready:
+            segment.slots.free(index)
+            if not self._closed:
+                self._refuse("unread")
+            return None
+        return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
+
+    def _announce(self, segment: Segment) -> bool:
+        with self._lock:
+            if not segment.announced and not self._closed:
+                slot = segment.slot
+                segment.announced = self._beside.announce(
+                    beside.SEGMENT, segment.number, segment.size, slot, segment.fd
+                )
+                if segment.announced:
+                    segment.close_fd()  # only the peer needed it
+        return segment.announced
+
+    def _tell_dropped(self) -> None:
+        with self._lock:
+            while self._arena.dropped:
+                self._beside.say(beside.DROP, self._arena.dropped.pop())
+
+    def _refuse(self, reason: str) -> None:
+        """Never silently slower: counted, and told with the first payload of each kind."""
+        if not self.refused[reason]:
+            why = _WHY[reason].format(limit=self._arena.limit >> 20)
+            logger.warning("large messages go through the Unix socket instead of shared memory: %s", why)
+        self.refused[reason] += 1
+
+    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: Parts) -> bytes | None:
+        """A reference to memory of a block, or None if it is none or must not be shown to this peer."""
+        loan = blocks.lend(data, size, private=several)
+        if loan is None:
+            return None
+        with self._lock:
+            number = None if self._closed else self._lending.add(blocks, loan, parts, data)
+        if number is None:
+            blocks.give_back(loan)
+            return None
+        way = (_PRIVATE if several else _SHARED) | number << 8
+        return REFERENCE.pack(loan.block.number, way, loan.offset, size)
+
+    def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
+        """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
+        ProtocolError if the peer has used them nevertheless."""
+        back: list[OutFrame] = []
+        for frame in frames:  # all of them, also behind one that is lost
+            restored = self._restored(frame) if frame[0] & BY_REFERENCE else frame
+            if restored is not None:
+                back.append(restored)
+        if len(back) == len(frames):
+            return back
+        if self._closed:
+            raise Broken("this end closed the stream")
+        raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+
+    def _restored(self, frame: OutFrame) -> OutFrame | None:
+        number, way, offset, size = REFERENCE.unpack(frame[4])
+        data: Any
+        if way & 0xFF == _SLOT:
+            found = self._arena.find(number, offset)
+            data = found and found[0].lend(found[1], size)
+        else:
+            data = self._lending.take_back(way >> 8)
+        if data is None:
+            return None
+        return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
+
+    def _take_places_back(self, placed: list[OutFrame]) -> None:
+        """The connection takes the message itself, and tells those who wait for it."""
+        for frame in placed:
+            if frame[0] & BY_REFERENCE:
+                number, way, offset, _ = REFERENCE.unpack(frame[4])
+                if way & 0xFF != _SLOT:
+                    self._lending.cancel(way >> 8)
+                elif found := self._arena.find(number, offset):
+                    found[0].free(found[1])
+
+    # -- receiving ---------------------------------------------------------------------------------
+
+    def fetch(self, reference: bytes) -> Any:
+        """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing,
+        Broken after `close`."""
+        number, way, offset, size = REFERENCE.unpack(reference)
+        if way == _SLOT:
+            segment = self._segments.get(number) or self._known(self._segments, number)
+            return segment.fetch(offset, size)
+        kind, share = way & 0xFF, way >> 8
+        if kind not in (_SHARED, _PRIVATE):
+            raise ProtocolError("reference", f"a reference of kind {kind}")
+        if (number, share) in self._borrowed:
+            raise ProtocolError("reference", "a share of memory that is still in use here")
+        block = self._known(self._blocks, number)
+        try:
+            with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
+                if self._closed:
+                    raise Broken("this end closed the stream")
+                view = block.view(offset, size, private=kind == _PRIVATE)
+                self._borrowed.add((number, share))
+            ended = functools.partial(self._give_back, number, share)
+            [region] = map(self._core.Region, (view,), (ended,))  # `map`: as in MappedSegment.fetch
+        except BaseException:
+            self._borrowed.discard((number, share))
+            raise
+        return region
+
+    def _known(self, announced: dict[int, Any], number: int) -> Any:
+        if number not in announced:
+            error = uninterrupted(self._pumped, None)  # an announcement is read once
+            if error is not None:
+                raise error
+        found = announced.get(number)
+        if found is None and self._closed:
+            raise Broken("this end closed the stream")
+        if found is None:
+            raise ProtocolError("reference", f"shared memory {number} was never announced")
+        return found
+
+    def _give_back(self, block: int, share: int) -> None:
+        """Out of any statement of any thread: see beside.py."""
+        if self._pid != os.getpid():  # a forked child has copies of our views
+            return
+        self._borrowed.discard((block, share))
+        self._beside.say(beside.RELEASED, block, share)
+        if self._ended:
+            if not self._borrowed:
+                self._beside.close()
+        elif self._closed:
+            self._carriers.attend(self)
+
+    # -- the socket beside ---------------------------------------------------------------------------
+
+    def _ready(self, events: int) -> None:
+        """In the reactor's thread."""
+        try:
+            self._pump()
+        except TransferError as error:
+            self._failure = without_frames(error)
+            self._unwatch()
+            self._lending.end_all(error)
+            if self._on_failure is not None:
+                self._on_failure(error)
+        self.go_on()
+
+    def _pumped(self) -> TransferError | None:
+        try:
+            self._pump()
+        except TransferError as error:
+            return error
+        return None
+
+    def _pump(self) -> None:
+        """Reads all that was announced and given back. Raises ProtocolError, OutOfDescriptors."""
+        ended = []
+        try:
+            with self._lock:
+                for said in self._beside.read():
+                    if said is None:  # the peer is gone: nobody sees our memory
+                        self._unwatch()
+                        ended = self._lending.numbers()
+                    elif said.kind == beside.RELEASED:
+                        ended.append(said.size)
+                    else:
+                        self._note(said)
+        finally:
+            for number in ended:
+                self._lending.end(number, None)
+
+    def _note(self, said: Said) -> None:
+        if self._closed and said.kind in (beside.SEGMENT, beside.BLOCK):
+            return
+        if said.kind == beside.DROP:
+            self._segments.pop(said.number, None)
+        elif said.kind == beside.FORGET:
+            block = self._blocks.pop(said.number, None)
+            if block is not None:
+                block.close()
+        elif said.number in (self._segments if said.kind == beside.SEGMENT else self._blocks):
+            raise ProtocolError("beside", f"announcement {said.kind} of {said.number} for a second time")
+        elif len(self._segments) >= MOST_SEGMENTS or len(self._blocks) > MOST_BLOCKS:
+            raise ProtocolError("beside", "more shared memory than one peer may announce")
+        elif said.kind == beside.SEGMENT:
+            self._segments[said.number] = MappedSegment(self._core, said.fd, said.size, said.slot)
+        else:
+            self._blocks[said.number] = MappedBlock(self._core, said.fd, said.size)
+
+    def watch(self, on_failure: Callable[[BaseException], object]) -> None:
+        """Lets the connection's owner know why it cannot go on, in the reactor's thread."""
+        self._on_failure = on_failure
+        if self._failure is not None:
+            on_failure(self._failure)
+
+    # -- the end -------------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """The connection is gone. The socket beside it stays while somebody sees the other's memory."""
+        if self._pid != os.getpid():
+            return
+        with self._lock:
+            self._closed = True
+            self._unmap()
+        self._on_failure = None
+        self._arena.close()
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
+        self._beside.go_on()
+        if self._beside.waiting:  # also where another thread was at it, and has told of it too early
+            self._carriers.attend(self)
+        if self._arena.dropped and not self._closed:
+            self._tell_dropped()
+        with self._lock:
+            busy = self._lending or self._borrowed or self._beside.waiting
+            if self._closed and not busy:
+                self.end()
+
+    def end(self) -> None:
+        """The context is gone, too, or nothing is left to do. What we see of the peer's memory stays
+        ours, and the socket beside with it, so that the peer does not write there. Idempotent."""
+        with self._lock:
+            if self._ended:
+                return
+            self._ended = self._closed = True
+            self._unmap()
+        self._arena.close()
+        self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
+        self._unwatch()
+        if not self._borrowed:
+            self._beside.close()
+        self._carriers.remove(self)
+
+    def _unmap(self) -> None:
+        """Of the peer's memory only what is still seen stays mapped."""
+        for block in self._blocks.values():
+            block.close()
+        self._blocks.clear()
+        self._segments.clear()
+
+    def rest(self) -> None:
+        """Called now and then: what was not used since the last time is given back to the system."""
+        self._arena.rest()
+
+    def _unwatch(self) -> None:
+        self._reactor.unregister(self._beside.fd)
