@@ -73,7 +73,7 @@ java:
 	  exit 1; }
 
 demo: java setup
-	@$(PY) -m transfer demo $(ARGS)
+	@$(PY) -m examples.spark_to_torch $(ARGS)
 
 # How the tests are divided among processes says tests/workers.py; what ARGS chooses stays in one.
 PROCS ?= $(if $(ARGS),0,2)

@@ -19,12 +19,16 @@ ROOT = Path(__file__).resolve().parent
 NATIVE = Path("transfer/transports/core/native")
 #: set to 1 to install the Python twin only
 SWITCH = "TRANSFER_NO_NATIVE"
+#: set to 1 where a build without the compiled core is an error
+NEEDED = os.environ.get("TRANSFER_NEED_NATIVE") == "1"
 #: the compiler's flags; those of the sanitizers take their place (tests/sanitizers)
 FLAGS = os.environ.get("TRANSFER_CORE_FLAGS", "-O3 -g0").split()
 
 
-def warn(reason: str) -> None:
-    """The one warning of a build without the compiled core."""
+def give_up(reason: str) -> None:
+    """The one warning of a build without the compiled core; an error where that is needed."""
+    if NEEDED:
+        raise SystemExit(f"the compiled core cannot be built: {reason}")
     print(
         f"WARNING: tensor-transfer is built without its compiled core ({reason}). "
         "It works, several times slower. Install gcc and python3-dev, then run `make build` "
@@ -36,6 +40,19 @@ def warn(reason: str) -> None:
 class BuildCore(build_ext):
     """Builds every extension or gives up on all: half a core would be neither one nor the other."""
 
+    def run(self) -> None:
+        """Translates to C what changed, then compiles it."""
+        if self.extensions:
+            try:
+                from Cython.Build import cythonize
+            except ImportError:
+                give_up("Cython is not installed")
+                self.extensions = []
+            else:
+                options = {"build_dir": "build/cython", "language_level": 3, "quiet": True}
+                self.extensions = self.distribution.ext_modules = cythonize(self.extensions, **options)
+        super().run()
+
     def build_extensions(self) -> None:
         try:
             super().build_extensions()
@@ -44,32 +61,27 @@ class BuildCore(build_ext):
             for extension in self.extensions:
                 Path(self.get_ext_fullpath(extension.name)).unlink(missing_ok=True)
             self.extensions = []
-            warn(str(error).strip().splitlines()[-1] if str(error) else type(error).__name__)
-            if os.environ.get("TRANSFER_NEED_NATIVE") == "1":
+            if NEEDED:
                 raise
+            give_up(str(error).strip().splitlines()[-1] if str(error) else type(error).__name__)
 
 
 def extensions() -> list[Any]:
-    """The compiled modules, translated to C if their sources changed."""
+    """The compiled modules."""
     sources = sorted(ROOT.joinpath(NATIVE).glob("*.pyx"))
-    if not sources:
+    if not sources or not ROOT.joinpath("transfer/patterns/__init__.py").exists():
         raise SystemExit(
-            f"{NATIVE} has no sources. `transfer/transports` and `transfer/patterns` are links to folders\n"
-            "beside `transfer`: was it unpacked or cloned without links (git config core.symlinks)?"
+            "transfer/transports and transfer/patterns are links to the folders beside `transfer`, and lead\n"
+            "nowhere: was this unpacked or cloned without links? `git config core.symlinks true`, clone again"
         )
     if os.environ.get(SWITCH) == "1":
-        warn(f"{SWITCH}=1")
+        give_up(f"{SWITCH}=1")
         return []
     if sys.platform != "linux":
-        warn("it needs Linux")
-        return []
-    try:
-        from Cython.Build import cythonize
-    except ImportError:
-        warn("Cython is not installed")
+        give_up("it needs Linux")
         return []
     headers = [str(path.relative_to(ROOT)) for path in ROOT.joinpath(NATIVE).glob("*.h")]
-    modules = [
+    return [
         Extension(
             ".".join(source.relative_to(ROOT).with_suffix("").parts),
             [str(source.relative_to(ROOT))],
@@ -80,7 +92,6 @@ def extensions() -> list[Any]:
         )
         for source in sources
     ]
-    return list(cythonize(modules, build_dir="build/cython", language_level=3, quiet=True))
 
 
 os.chdir(ROOT)

@@ -9,7 +9,7 @@ from bench.broker import redis_cycle
 from bench.broker.case import Place, Sample
 from bench.broker.cycle import Cycle, Part, begin, measure_server, play, sample
 from bench.broker.servers import redis_server
-from transfer.broker.bench.processes import Crew, Stage
+from transfer.broker.bench.processes import Processes, Stage
 from transfer.broker.bench.target import started
 from transfer.broker.clients.native import BrokerClient
 
@@ -20,7 +20,7 @@ _PATIENCE_MS = 20_000
 
 def measure_ours(place: Place, cycle: Cycle, part: Part) -> Sample:
     """Publishes all; then measures the reading."""
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, transient=())
         with BrokerClient(target.requests) as client:
             for _ in range(0, cycle.count, _AT_ONCE):

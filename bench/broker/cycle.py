@@ -14,7 +14,7 @@ from pathlib import Path
 
 from bench.broker.case import Place, Sample
 from bench.broker.servers import Server
-from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import started
 from transfer.broker.bench.usage import of_process
 
@@ -53,7 +53,7 @@ def begin(stage: Stage) -> None:
 
 def measure_ours(place: Place, cycle: Cycle, parts: tuple[Part, ...]) -> Sample:
     """The broker in a process of its own."""
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, transient=())
         target.begin()
         before = target.usage()
@@ -71,7 +71,7 @@ def measure_server(
     server: Callable[[Path], AbstractContextManager[Server]],
 ) -> Sample:
     """Another server."""
-    with server(place.folder) as running, Crew() as crew:
+    with server(place.folder) as running, Processes() as crew:
         before = of_process(running.pid).cpu
         seconds = play(crew, parts, running.port, cycle)
         after = of_process(running.pid).cpu
@@ -79,7 +79,7 @@ def measure_server(
     return sample(cycle, seconds, after - before)
 
 
-def play(crew: Crew, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
+def play(crew: Processes, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
     """Seconds from the first publish until everything is acknowledged."""
     members = []
     for part in parts:  # one after the other: consumers make what publishers need

@@ -19,7 +19,7 @@ from bench.broker.cycle import LONGEST, begin
 from bench.broker.plain import Drain, Source, frame_size
 from bench.work import MIB, Failed
 from transfer.broker.bench.pacing import Pace, Steps
-from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
@@ -57,14 +57,14 @@ Receive = Callable[[Stage, Address, Flow, Connection], tuple[float, float]]
 
 def measure(place: Place, flow: Flow, publish: Publish, receive: Receive) -> Sample:
     """One publisher, some subscribers, the broker: each a process."""
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, TRANSIENT)
         sample = _measure(crew, target, flow, publish, receive)
         target.end()
     return sample
 
 
-def _measure(crew: Crew, target: Started, flow: Flow, publish: Publish, receive: Receive) -> Sample:
+def _measure(crew: Processes, target: Started, flow: Flow, publish: Publish, receive: Receive) -> Sample:
     pipes = [crew.pipe() for _ in range(flow.subscribers)]
     receivers = [crew.add(receive, target.ttp, flow, writing) for _, writing in pipes]
     publisher = crew.add(publish, target.ttp, flow, [reading for reading, _ in pipes])

@@ -13,7 +13,7 @@ import transfer
 from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST
 from bench.work import KIB
-from transfer.broker.bench.processes import PATIENCE, Crew, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
@@ -28,14 +28,14 @@ def recovery(place: Place, total: int = 10_000_000_000, size: int = 64 * KIB) ->
     size: bytes of the log and of a message."""
     if place.quick:
         total //= 20
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, transient=())
         writer = crew.add(_write, target.requests, total, size)
         until_done([writer], 4 * LONGEST)
         target.kill()
     _forget(place.folder)
     begun = time.monotonic()
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, transient=())
         seconds = time.monotonic() - begun
         resident = target.usage().resident or 0
@@ -86,7 +86,7 @@ def idle_own(place: Place) -> Sample:
 def _idle(place: Place, kind: str) -> Sample:
     count = place.count(10_000, 500)
     _raise_limit()
-    with Crew() as crew:
+    with Processes() as crew:
         target: Started = started(crew, place.folder)
         before = target.usage()
         address = target.ttp if kind == "ttp" else target.requests

@@ -12,7 +12,7 @@ from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST, begin
 from bench.broker.flow import TOPIC, Flow
 from bench.work import Failed
-from transfer.broker.bench.processes import PATIENCE, Crew, Member, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, Member, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.protocols.native import Join, Op, decode, encode, encode_deliveries, encode_join
@@ -27,7 +27,7 @@ _AHEAD = 8 * PIECE
 def passing(place: Place) -> Sample:
     """It is not kept: a subscriber of TTP has its first bytes before the last are sent."""
     what = flow.tensor(place)
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, flow.TRANSIENT)
         reading, writing = crew.pipe()
         drain = crew.add(flow.drain, target.ttp, what, writing)
@@ -46,7 +46,7 @@ def passing(place: Place) -> Sample:
 def kept(place: Place) -> Sample:
     """It is kept, then fetched by a consumer of a group."""
     what = flow.tensor(place)
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, place.folder, transient=())
         publisher = crew.add(publish, target.requests, what, _KEPT, None)
         written = _played(target, [publisher])

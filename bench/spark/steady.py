@@ -25,7 +25,7 @@ import numpy as np
 from bench.spark.service import Service
 from transfer.spark.options import parse_options
 from transfer.spark.producer import Attempt, SocketSender
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse
 from transfer.spool.format.protocol import CommitJob, Declare, Ended
@@ -45,7 +45,7 @@ def fill(url: str, rows: int) -> None:
 def send(url: str, layout: Layout, frame: dict[str, np.ndarray], rows: int) -> None:
     """A run of so many rows, one frame again and again, as a task would send it."""
     address = parse(url)
-    link = Link(address.endpoint)
+    link = ReconnectingClient(address.endpoint)
     names = {"run": address.run, "job": "job"}
     _, told = link.ask(Declare(**names, delivery="committed", kind="batch"))
     endpoint = f"{address.endpoint.rpartition(':')[0]}:{told['port']}"

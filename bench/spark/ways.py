@@ -137,12 +137,12 @@ def _alone(work: Callable[[], object]) -> Took:
 
 
 def _delete(url: str) -> None:
-    from transfer.spool.client.connection import Link
+    from transfer.spool.client.connection import ReconnectingClient
     from transfer.spool.format.address import parse
     from transfer.spool.format.protocol import DeleteRun
 
     address = parse(url)
-    link = Link(address.endpoint)
+    link = ReconnectingClient(address.endpoint)
     try:
         link.ask(DeleteRun(run=address.run, force=True))
     finally:

@@ -22,7 +22,7 @@ from transfer.broker.bench.measurement import measure
 from transfer.broker.bench.pacing import Pace, Steps
 from transfer.broker.bench.payloads import Opened, Payloads
 from transfer.broker.bench.plan import CLASSES, TRANSIENT, Mode, Plan, matrix
-from transfer.broker.bench.processes import Crew, Stage, until_done
+from transfer.broker.bench.processes import Processes, Stage, until_done
 from transfer.broker.bench.target import Running, Started, started
 from transfer.broker.bench.usage import Usage
 from transfer.broker.core.topic_patterns import Kind, pattern
@@ -207,7 +207,7 @@ def test_a_payload_tells_its_age_and_publisher(compress):
 
 
 def test_publishers_keep_step_with_receivers():
-    with Crew() as crew:
+    with Processes() as crew:
         reading, writing = crew.pipe()
         pace, steps = Pace([reading], in_flight=4, copies=2), Steps({0: writing}, 3)
         for _ in range(4):
@@ -275,7 +275,7 @@ def waits(stage: Stage) -> None:
 
 
 def test_a_failed_process_ends_a_measurement():
-    with pytest.raises(InternalError, match="not like that"), Crew() as crew:
+    with pytest.raises(InternalError, match="not like that"), Processes() as crew:
         members = [crew.add(waits), crew.add(fails)]
         for member in members:
             assert member.hear() == "ready"
@@ -302,7 +302,7 @@ def short(target: Started, plan: Plan) -> Result:
 
 def test_a_short_run_of_each_mode(folder):
     pytest.importorskip("lz4")
-    with Crew() as crew:
+    with Processes() as crew:
         target = started(crew, folder)
         short(target, Plan(Mode.DIRECT_ACK, duration=0.2, connections=2, in_flight=1))
         short(target, Plan(Mode.FANOUT, "medium", compress=True, duration=0.2, fanout_subs=2))

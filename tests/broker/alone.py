@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.hub import Hub
 from transfer.broker.delivery.subscriber import Subscriber
-from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.net.listener import Listener
 from transfer.broker.storage.store import Store
 from transfer.log import Log
@@ -45,7 +45,7 @@ class Alone:
 
     def _start(self, makers, durable, most):
         self.hub = _hub(self._loop, self._log, durable, most)
-        self._lines = lines = Lines(self._loop, self._pool)
+        self._lines = lines = ConnectionGroup(self._loop, self._pool)
         self.fronts = [make(self.hub, lines) for make in makers]
         self._listeners = [Listener(self._loop, "127.0.0.1", 0, front.connected) for front in self.fronts]
 
@@ -153,7 +153,7 @@ class Turns:
         self._log = Log(folder)
         self._pool = Pool()
         self.hub = _hub(self._loop, self._log, lambda name: False, 1000)
-        self._lines = Lines(self._loop, self._pool)
+        self._lines = ConnectionGroup(self._loop, self._pool)
         self._front = make(self.hub, self._lines)
 
     def heard(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from tests.broker.running import ANYWHERE, FREE
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 from transfer.transports.security.settings import Security
 
@@ -38,7 +38,7 @@ def main(folder: str, descriptors: int, identities: str = "") -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors, descriptors))
     settings = replace(
         ANYWHERE,
-        own=OwnSettings(FREE, FREE, FREE),
+        own=NativeSettings(FREE, FREE, FREE),
         abtp=AbtpEndpoints(FREE, FREE),
         http=0,
         spool=FREE,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher import Dispatcher, Rules
 from transfer.broker.core.dispatcher_actions import (
     Admitted,
     Answer,
@@ -15,7 +15,7 @@ from transfer.broker.core.dispatcher_actions import (
     Now,
     Persist,
 )
-from transfer.broker.core.dispatcher_events import Finished, Ref, encode
+from transfer.broker.core.dispatcher_events import Finished, LogPosition, encode
 from transfer.broker.core.routes import Route, RouteTable, RouteType
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.core.topic_patterns import Kind, pattern
@@ -31,7 +31,7 @@ class InMemory:
         for number, (text, destination) in enumerate(routes):
             dots = pattern(Kind.DOTS, text)
             self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
-        self.desk = DirectDesk(TableRoutes(self.table), rules or Rules())
+        self.desk = Dispatcher(TableRoutes(self.table), rules or Rules())
         self.written, self.letters, self.audits, self.lost = [], [], [], []
         self._messages = []
         self._timer = None
@@ -51,7 +51,7 @@ class InMemory:
         verdict = self.desk.admit(facts)
         if isinstance(verdict, Admitted):
             self._messages.append(message)
-            self._do(self.desk.accept(verdict, Ref("memory", len(self._messages) - 1), self.now))
+            self._do(self.desk.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now))
             self._loop.call_soon(told, None)
         return verdict
 

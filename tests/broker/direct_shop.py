@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher import Dispatcher, Rules
 from transfer.broker.core.dispatcher_actions import (
     Admitted,
     Answer,
@@ -14,8 +14,8 @@ from transfer.broker.core.dispatcher_actions import (
     Register,
 )
 from transfer.broker.core.dispatcher_events import (
-    Facts,
-    Ref,
+    LogPosition,
+    MessageInfo,
     encode,
 )
 from transfer.broker.core.routes import Route, RouteTable, RouteType
@@ -34,7 +34,7 @@ class Shop:
             dots = pattern(Kind.DOTS, text)
             self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
         ids = itertools.count(1)
-        self.desk = DirectDesk(
+        self.desk = Dispatcher(
             TableRoutes(self.table),
             rules or Rules(),
             new_id=lambda: f"s{next(ids)}-{id(self)}",
@@ -57,9 +57,9 @@ class Shop:
         return actions
 
     def publish(self, topic="t", message_id="m", destination="", **facts):
-        verdict = self.desk.admit(Facts("", topic, message_id, "p", **facts), destination)
+        verdict = self.desk.admit(MessageInfo("", topic, message_id, "p", **facts), destination)
         if isinstance(verdict, Admitted):
-            self.do(self.desk.accept(verdict, Ref("log", next(self.offsets)), self.now))
+            self.do(self.desk.accept(verdict, LogPosition("log", next(self.offsets)), self.now))
         return verdict
 
     def ask(self, request, peer=b"w"):

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from transfer.broker.config.settings import Settings
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 
 FREE = "tcp://127.0.0.1:0"
 #: all fronts that need no optional library, each on a free port
 ANYWHERE = Settings(
-    own=OwnSettings(FREE, FREE, FREE), ttp=0, pybroker=0, rqueue=0, http=None, spool=None, abtp=None
+    own=NativeSettings(FREE, FREE, FREE), ttp=0, pybroker=0, rqueue=0, http=None, spool=None, abtp=None
 )
 
 

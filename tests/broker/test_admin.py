@@ -10,7 +10,7 @@ import pytest
 
 from transfer.broker.http import admin
 from transfer.broker.http.health import Problem
-from transfer.broker.http.request_params import Asked
+from transfer.broker.http.request_params import RequestParams
 from transfer.broker.storage.audit_chain import check_export
 from transfer.broker.storage.dead_letter import Reference
 from transfer.transports.errors import LogFull, UsageError
@@ -274,7 +274,7 @@ def test_a_member_is_what_it_is_asked_for(value):
         dict: lambda asked: asked.members("member"),
     }
     for kind, take in takes.items():
-        asked = Asked({"member": value})
+        asked = RequestParams({"member": value})
         if type(value) is kind:
             assert take(asked) == value
             asked.end()
@@ -283,7 +283,7 @@ def test_a_member_is_what_it_is_asked_for(value):
                 take(asked)
     if value != 7:
         with pytest.raises(UsageError, match="whole number"):
-            Asked({"member": value}).number("member", 0)
-    assert Asked({"member": "12"}).number("member", 0) == 12
+            RequestParams({"member": value}).number("member", 0)
+    assert RequestParams({"member": "12"}).number("member", 0) == 12
     with pytest.raises(UsageError, match="unknown: member"):
-        Asked({"member": value}).end()
+        RequestParams({"member": value}).end()

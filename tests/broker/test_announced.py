@@ -20,7 +20,7 @@ from tests.broker.running import running
 from tests.broker.serving import Serving
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.announced import Announced, AnnouncedLimits
-from transfer.broker.fronts.native_publisher import OwnPublisher
+from transfer.broker.fronts.native_publisher import NativePublisher
 from transfer.broker.fronts.publisher_front import PublishingSettings
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
@@ -99,7 +99,7 @@ class BrokerThatListens:
 
     def _made(self):
         hub, loop = self._broker.hub, asyncio.get_running_loop()
-        return OwnPublisher(hub, loop, self._context, "inproc://announced", 4 * GIB)
+        return NativePublisher(hub, loop, self._context, "inproc://announced", 4 * GIB)
 
     def __enter__(self):
         self._context = transfer.Context()

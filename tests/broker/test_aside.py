@@ -6,7 +6,7 @@ import pytest
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
 from transfer.broker.delivery.message import Front, Message
-from transfer.broker.storage.blob_writer import Writing
+from transfer.broker.storage.blob_writer import BlobWrite
 from transfer.broker.storage.large_write_queue import LARGE
 from transfer.log import Retention
 from transfer.transports.errors import InternalError, LogFull, UsageError
@@ -97,7 +97,7 @@ def test_a_full_log_is_waited_for(tmp_path):
 
 
 def test_a_record_for_which_there_is_no_room_is_tried_again(beating, monkeypatch):
-    tried, commit = [], Writing.commit
+    tried, commit = [], BlobWrite.commit
 
     def full_at_first(writing, body):
         tried.append(writing)
@@ -105,7 +105,7 @@ def test_a_record_for_which_there_is_no_room_is_tried_again(beating, monkeypatch
             raise LogFull("no room")
         return commit(writing, body)
 
-    monkeypatch.setattr(Writing, "commit", full_at_first)
+    monkeypatch.setattr(BlobWrite, "commit", full_at_first)
     told = []
     for payload in (large(b"a"), b"b", large(b"c"), b"d"):
         beating.publish("t", payload, told.append)

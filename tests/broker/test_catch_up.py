@@ -28,7 +28,7 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.delivery.message import Front, Message
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.fronts import native_catch_up as own_catch_up
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.sockets.connections.topic_positions import (
     LogId,
     TopicPosition,
@@ -320,7 +320,7 @@ def test_zmq_interface_records_positions(broker, client):
 def test_ways(context, tmp_path, monkeypatch, kind):
     monkeypatch.setenv("TRANSFER_LOCAL", "on" if kind == "local" else "off")
     place = f"ipc://{tmp_path}/s" if kind == "ipc" else FREE
-    with KeepingContext() as here, running(tmp_path / "d", own=OwnSettings(FREE, FREE, place)) as broker:
+    with KeepingContext() as here, running(tmp_path / "d", own=NativeSettings(FREE, FREE, place)) as broker:
         with BrokerClient(broker.endpoints["requests"]) as client:
             publish(client, "t", range(50), size=200_000)
             assert received(subscribed(here, broker), 50) == {"t": list(range(50))}

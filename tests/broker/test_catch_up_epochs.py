@@ -15,7 +15,7 @@ from tests.ports import free_ports
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.log import Log
 from transfer.sockets.connections import topic_positions
@@ -34,7 +34,7 @@ class Site:
 
     def __init__(self, folder):
         self.folder = folder
-        self.own = OwnSettings(*(f"tcp://127.0.0.1:{port}" for port in free_ports(3)))
+        self.own = NativeSettings(*(f"tcp://127.0.0.1:{port}" for port in free_ports(3)))
         self._run = ExitStack()
 
     def start(self):
@@ -164,7 +164,7 @@ def test_another_log_at_the_same_place(site, tmp_path):
         assert eventually(lambda: not sub.peers())
         shutil.rmtree(site.folder)
         port = site.own
-        site.own = OwnSettings(FREE, FREE, FREE)  # it is not seen by the SUB yet
+        site.own = NativeSettings(FREE, FREE, FREE)  # it is not seen by the SUB yet
         site.start()
         publish(site.client, "t", range(100, 110))
         site.stop()
@@ -304,7 +304,7 @@ def test_epochs_against_a_log(tmp_path):
 
 def test_a_start_without_subscriptions_begins_an_epoch_too(tmp_path):
     for _ in range(3):
-        with running(tmp_path / "data", own=OwnSettings(FREE, FREE, "")):
+        with running(tmp_path / "data", own=NativeSettings(FREE, FREE, "")):
             pass
     with Log(tmp_path / "data" / "log") as log:
         assert len(log.get(b"broker/epochs")) == 3 * 16

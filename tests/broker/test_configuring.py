@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer.broker.config.configuration import Said, configured, read_file, said_by_flag
+from transfer.broker.config.configuration import ConfigValue, configured, read_file, said_by_flag
 from transfer.broker.config.options import CHOICES, default_of
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern
@@ -29,7 +29,7 @@ def written(tmp_path, text):
 
 def said(**environ):
     return [
-        Said(option, text, f"the variable {name}")
+        ConfigValue(option, text, f"the variable {name}")
         for name, option, text in broker_environment(environ).options
     ]
 
@@ -94,7 +94,7 @@ def test_a_file_says_all(tmp_path):
 def test_flags_go_before_the_environment_and_that_before_the_file(tmp_path):
     file = written(tmp_path, "[ttp]\nport = 1\n[pybroker]\nport = 1\n[rqueue]\nport = 1\n")
     environment = said(TRANSFER_BROKER__TTP__PORT="2", TRANSFER_BROKER__PYBROKER__PORT="2")
-    settings = configured([Said("ttp.port", "3", "--ttp")], environment, file).settings
+    settings = configured([ConfigValue("ttp.port", "3", "--ttp")], environment, file).settings
     assert (settings.ttp, settings.pybroker, settings.rqueue) == (3, 2, 1)
 
 
@@ -139,19 +139,19 @@ def test_kubernetes_own_variables_are_not_ours():
 def test_wal_path_is_the_folder_unless_a_flag_says_another():
     environment = said(WAL_PATH="./data/direct.wal")
     assert configured([], environment).folder == Path("data/direct.wal")
-    assert configured([Said("broker.data", "other", "--data")], environment).folder == Path("other")
+    assert configured([ConfigValue("broker.data", "other", "--data")], environment).folder == Path("other")
 
 
 def test_abtp_is_off_as_a_whole():
-    assert configured([Said("abtp.router", "off", "--abtp")]).settings.abtp is None
-    told = configured([Said("abtp.pub", "127.0.0.1:7002", "--abtp-pub")]).settings.abtp
+    assert configured([ConfigValue("abtp.router", "off", "--abtp")]).settings.abtp is None
+    told = configured([ConfigValue("abtp.pub", "127.0.0.1:7002", "--abtp-pub")]).settings.abtp
     assert told is not None and told.pub == "tcp://127.0.0.1:7002"
     with pytest.raises(OptionError, match="--abtp-pub is 'off'"):
-        configured([Said("abtp.pub", "off", "--abtp-pub")])
+        configured([ConfigValue("abtp.pub", "off", "--abtp-pub")])
 
 
 def test_all_sockets_off_is_no_own_front():
-    off = [Said(f"own.{name}", "off", f"--{name}") for name in ("requests", "pushes", "subscriptions")]
+    off = [ConfigValue(f"own.{name}", "off", f"--{name}") for name in ("requests", "pushes", "subscriptions")]
     assert configured(off).settings.own is None
 
 
@@ -226,7 +226,7 @@ def test_each_choice_has_a_default_and_a_place(choice):
         default = str(default)
     if default is None or default == "":
         default = "" if choice.name.startswith(("routes.", "security.")) else "off"
-    found = configured([Said(choice.name, default, "here")]).settings
+    found = configured([ConfigValue(choice.name, default, "here")]).settings
     assert found.security == (Security() if choice.path[0] == "security" else None)
     assert replace(found, security=None) == Settings()
 
@@ -251,7 +251,10 @@ def test_what_is_chosen_of_security_and_the_variables_fit_together(tmp_path):
     def secured(fields):
         return security(environ, given=fields)
 
-    flags = [Said("security.cert", "cert.pem", "--set"), Said("security.token_file", "tokens", "--set")]
+    flags = [
+        ConfigValue("security.cert", "cert.pem", "--set"),
+        ConfigValue("security.token_file", "tokens", "--set"),
+    ]
     found = configured(flags, secured=secured).settings.security
     assert found == Security(certificate="cert.pem", key=str(key), token_file="tokens")
     assert configured([], secured=secured).settings.security == security(environ)

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transfer.broker.net import pending_connections as crowds
-from transfer.broker.net.pending_connections import Crowd
-from transfer.transports.connect.pending import PendingConnections
+from transfer.broker.net.pending_connections import PendingConnections
+from transfer.transports.connect.pending import PendingBudget
 
 
 class Timer:
@@ -34,7 +34,7 @@ class Loop:
 @pytest.fixture(autouse=True, scope="module")
 def pending_of_their_own():
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(crowds, "PENDING", PendingConnections())
+        patch.setattr(crowds, "PENDING", PendingBudget())
         yield
 
 
@@ -45,7 +45,7 @@ def crowd_of(most):
         out.append((guest, word))
         assert crowd.remove(guest)
 
-    crowd = Crowd(loop, put_out, patience=7.0, most=most)
+    crowd = PendingConnections(loop, put_out, patience=7.0, most=most)
     return crowd, loop, out
 
 
@@ -93,7 +93,7 @@ def test_the_oldest_makes_room_unless_it_has_shown_meanwhile_what_it_wants():
         return guest != "quick"
 
     loop = Loop()
-    crowd = Crowd(loop, put_out, patience=None, most=9)
+    crowd = PendingConnections(loop, put_out, patience=None, most=9)
     assert not crowd.put_out_oldest(), "there is none"
     for guest in ("slow", "quick", "silent"):
         crowd.add(guest)

@@ -7,7 +7,7 @@ import pytest
 from tests.broker.direct_shop import Shop
 from transfer.broker.core.admission import Limit, Limits, Outcome
 from transfer.broker.core.delivery import Status
-from transfer.broker.core.departed_consumers import Departed
+from transfer.broker.core.departed_consumers import DepartedConsumers
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
@@ -26,8 +26,8 @@ from transfer.broker.core.dispatcher_events import (
     Accepted,
     Dispatched,
     End,
-    Facts,
     Finished,
+    MessageInfo,
 )
 from transfer.broker.core.sessions import Capabilities, Session
 from transfer.broker.core.topic_patterns import Pattern
@@ -236,7 +236,7 @@ def test_subscriptions_of_those_who_went_are_looked_up_and_the_newest_are_rememb
         return Session(tenant, "w", "s", None, subscriptions)
 
     monkeypatch.setattr(Pattern, "matches", None)  # each of them is not asked
-    gone = Departed(5)
+    gone = DepartedConsumers(5)
     for number in range(300):
         gone.add(session("t", *(f"a.{number}.{one}.*" for one in range(100))), now=number / 1000)
     assert gone.expects("t", "a.299.99.x", 1.0) and gone.expects("t", "a.200.0.x", 1.0)
@@ -253,10 +253,10 @@ def test_a_topic_is_awaited_for_a_while_behind_the_end_of_its_last_session():
     shop = Shop(Rules(route_grace=5))
     shop.register(subscriptions=("t.*",))
     shop.ask(Deregister("w"))
-    facts = Facts("", "t.a", "m", "p")
+    facts = MessageInfo("", "t.a", "m", "p")
     assert shop.desk.admit(facts, now=shop.now) == NoRoute(awaited=True)
     assert shop.desk.admit(facts) == NoRoute() and shop.desk.counts["unroutable"] == 1
-    assert shop.desk.admit(Facts("", "u", "m", "p"), now=shop.now) == NoRoute()
-    assert shop.desk.admit(Facts("other", "t.a", "m", "p"), now=shop.now) == NoRoute()
+    assert shop.desk.admit(MessageInfo("", "u", "m", "p"), now=shop.now) == NoRoute()
+    assert shop.desk.admit(MessageInfo("other", "t.a", "m", "p"), now=shop.now) == NoRoute()
     shop.seconds += 5
     assert shop.desk.admit(facts, now=shop.now) == NoRoute()

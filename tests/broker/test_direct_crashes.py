@@ -26,9 +26,9 @@ from transfer.broker.core.dispatcher_actions import (
 from transfer.broker.core.dispatcher_events import (
     Accepted,
     End,
-    Facts,
     Finished,
-    Ref,
+    LogPosition,
+    MessageInfo,
     decode,
     replay,
 )
@@ -97,20 +97,20 @@ class Crashes(RuleBasedStateMachine):
         topic=st.sampled_from(["t.a", "t.b", "u"]), priority=st.sampled_from(["bulk", "normal"]), crash=CRASH
     )
     def publish(self, topic, priority, crash):
-        facts = Facts("", topic, f"m{next(self.names)}", "p", priority=priority)
+        facts = MessageInfo("", topic, f"m{next(self.names)}", "p", priority=priority)
         verdict = self.shop.desk.admit(facts)
         if isinstance(verdict, Admitted):
-            ref = Ref("log", next(self.shop.offsets))
+            ref = LogPosition("log", next(self.shop.offsets))
             self.perform(self.shop.desk.accept(verdict, ref, self.shop.now), crash)
 
     @rule(delay=st.integers(-3, 9), crash=CRASH)
     def publish_with_times(self, delay, crash):
         due = self.shop.now.unix_ms + delay * 1000
         verdict = self.shop.desk.admit(
-            Facts("", "t.c", f"m{next(self.names)}", "p", due_ms=due, expires_ms=due + 2000)
+            MessageInfo("", "t.c", f"m{next(self.names)}", "p", due_ms=due, expires_ms=due + 2000)
         )
         if isinstance(verdict, Admitted):
-            ref = Ref("log", next(self.shop.offsets))
+            ref = LogPosition("log", next(self.shop.offsets))
             self.perform(self.shop.desk.accept(verdict, ref, self.shop.now), crash)
 
     @rule(consumer=st.sampled_from("wx"), crash=CRASH)

@@ -13,13 +13,13 @@ from transfer.broker.core.dispatcher_actions import (
 )
 from transfer.broker.core.dispatcher_events import (
     Accepted,
-    Books,
     Dispatched,
+    DispatcherState,
     End,
-    Facts,
     Finished,
+    LogPosition,
+    MessageInfo,
     Moved,
-    Ref,
     Returned,
     decode,
     encode,
@@ -29,8 +29,8 @@ from transfer.transports.errors import LogDamaged
 
 TEXTS = st.text(max_size=8)
 NUMBERS = st.integers(0, 2**64 - 1)
-FACTS = st.builds(Facts, TEXTS, TEXTS, TEXTS, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS, st.booleans())
-REFS = st.builds(Ref, TEXTS, NUMBERS)
+FACTS = st.builds(MessageInfo, TEXTS, TEXTS, TEXTS, TEXTS, NUMBERS, TEXTS, NUMBERS, NUMBERS, st.booleans())
+REFS = st.builds(LogPosition, TEXTS, NUMBERS)
 ATTEMPTS = st.integers(0, 2**32 - 1)
 EVENTS = st.one_of(
     st.builds(Accepted, NUMBERS, TEXTS, FACTS, REFS, ATTEMPTS, TEXTS, TEXTS),
@@ -76,7 +76,7 @@ def test_numbers_are_never_given_twice():
     shop.publish()
     shop.ask(Ack("m", "w"))
     books = replay(shop.desk.books.snapshot())
-    assert books == shop.desk.books == Books({}, 2)
+    assert books == shop.desk.books == DispatcherState({}, 2)
 
 
 def test_restored_sessions_keep_their_routes():

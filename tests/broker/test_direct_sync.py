@@ -14,11 +14,11 @@ from tests.broker.serving import Serving
 from transfer.broker.clients.abtp import AbtpConsumer
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import Admitted, Register
-from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.core.routes import RouteTable
 from transfer.broker.core.sessions import Capabilities
 from transfer.broker.delivery.delivery_sink import Sent
-from transfer.broker.delivery.dispatcher_driver import Direct
+from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
 from transfer.broker.delivery.message import Front, Message
 from transfer.broker.storage.store import Store
 from transfer.log import Log
@@ -53,7 +53,7 @@ def nothing(*words):
 
 
 class Driver:
-    """A `Direct` over a log, on a loop that the test turns; `sent` are message ids that went out."""
+    """A `DispatcherDriver` over a log, on a loop that the test turns; `sent`: message ids that went out."""
 
     def __init__(self, folder):
         self.sent, self.answers, self.told = [], [], []
@@ -65,7 +65,7 @@ class Driver:
             store=store, counts=Counter(), durability=self.disk, keep_now=self.disk.keep_now
         )
         quiet = SimpleNamespace(do=nothing, load=list, update=nothing, tell=nothing, named=lambda prefix: ())
-        self.direct = Direct(self.loop, hub, RouteTable(), Rules(), quiet, quiet, quiet, quiet)
+        self.direct = DispatcherDriver(self.loop, hub, RouteTable(), Rules(), quiet, quiet, quiet, quiet)
         self.direct.attach(self)
 
     def close(self):
@@ -85,7 +85,7 @@ class Driver:
 
     def publish(self, name):
         message = Message("t", (b"payload",), Front.ABTP, headers={"message_id": name})
-        verdict = self.direct.publish_direct(message, Facts("", "t", name, "p"), self.told.append)
+        verdict = self.direct.publish_direct(message, MessageInfo("", "t", name, "p"), self.told.append)
         assert isinstance(verdict, Admitted)
 
 

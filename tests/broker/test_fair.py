@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.core.priority_queue import WEIGHTS, FairQueue, class_of
+from transfer.broker.core.priority_queue import WEIGHTS, PriorityQueue, class_of
 from transfer.transports.errors import OptionError
 
 NAMES = list(WEIGHTS)
@@ -26,7 +26,7 @@ NAMES = list(WEIGHTS)
 @settings(max_examples=200)
 def test_against_sets(steps):
     """What is taken is the lowest number of its class; nothing is invented, lost, or taken twice."""
-    queue, model = FairQueue(), {name: set() for name in NAMES}
+    queue, model = PriorityQueue(), {name: set() for name in NAMES}
     of = {}
     for what, name, number in steps:
         if what == "take":
@@ -51,7 +51,7 @@ def test_against_sets(steps):
 @given(st.dictionaries(st.text(min_size=1, max_size=3), st.integers(1, 9), min_size=1, max_size=5))
 @settings(max_examples=50)
 def test_shares_are_exact_while_all_wait(weights):
-    queue, of = FairQueue(weights), {}
+    queue, of = PriorityQueue(weights), {}
     total = sum(weights.values())
     for number in range(3 * total * len(weights)):
         of[number] = list(weights)[number % len(weights)]
@@ -61,7 +61,7 @@ def test_shares_are_exact_while_all_wait(weights):
 
 
 def test_the_lightest_class_waits_one_round_at_most():
-    queue = FairQueue()
+    queue = PriorityQueue()
     queue.put(0, "bulk")
     for number in range(1, 100):
         queue.put(number, "operator")
@@ -70,7 +70,7 @@ def test_the_lightest_class_waits_one_round_at_most():
 
 
 def test_a_class_that_was_empty_is_owed_nothing():
-    queue = FairQueue({"a": 1, "b": 1})
+    queue = PriorityQueue({"a": 1, "b": 1})
     for number in range(100):
         queue.put(number, "a")
     for _ in range(50):
@@ -82,7 +82,7 @@ def test_a_class_that_was_empty_is_owed_nothing():
 
 
 def test_what_comes_back_takes_its_old_place():
-    queue = FairQueue()
+    queue = PriorityQueue()
     for number in (1, 2, 3):
         queue.put(number, "normal")
     assert queue.take() == 1
@@ -91,7 +91,7 @@ def test_what_comes_back_takes_its_old_place():
 
 
 def test_stale_entries_take_no_room():
-    queue = FairQueue()
+    queue = PriorityQueue()
     for number in range(5_000):
         queue.put(number, "bulk")
         queue.discard(number, "bulk")
@@ -128,4 +128,4 @@ def test_priorities(priority, name):
 @pytest.mark.parametrize("weights", [{}, {"a": 0}])
 def test_weights_that_make_no_sense(weights):
     with pytest.raises(OptionError):
-        FairQueue(weights)
+        PriorityQueue(weights)

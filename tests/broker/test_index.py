@@ -8,7 +8,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.core.pattern_index import Index
+from transfer.broker.core.pattern_index import PatternIndex
 from transfer.broker.core.subscriptions import Most, Subscriptions
 from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
 from transfer.transports.errors import UsageError
@@ -43,7 +43,7 @@ class Machine(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.index = Index()
+        self.index = PatternIndex()
         self.pairs = []
 
     @rule(wanted=PATTERNS, value=st.integers(0, 12))
@@ -98,7 +98,7 @@ TestIndex.settings = settings(max_examples=40, stateful_step_count=40, deadline=
 
 
 def test_values_come_in_the_order_in_which_they_were_added():
-    index = Index()
+    index = PatternIndex()
     wanted = pattern(Kind.DOTS, "a.*")
     for value in range(20, 0, -1):
         assert index.add(wanted, value)
@@ -107,7 +107,7 @@ def test_values_come_in_the_order_in_which_they_were_added():
 
 
 def test_one_value_under_two_patterns_leaves_one_by_one():
-    index = Index()
+    index = PatternIndex()
     for kind in (Kind.EXACT, Kind.DOTS, Kind.PATHS):
         assert index.add(pattern(kind, "a"), "somebody")
     assert index.match("a") == ["somebody"] * 3
@@ -124,7 +124,7 @@ def test_steps_do_not_grow_with_the_number_of_patterns(many):
         "c.{0}.>": ("c.5.x.y", Kind.DOTS),
         "d/{0}/*": ("d/5/x", Kind.PATHS),
     }
-    few, all_ = Index(), Index()
+    few, all_ = PatternIndex(), PatternIndex()
     for number, (shape, (_, kind)) in itertools.product(range(many), shapes.items()):
         wanted = pattern(kind, shape.format(number))
         all_.add(wanted, number)
@@ -137,7 +137,7 @@ def test_steps_do_not_grow_with_the_number_of_patterns(many):
 
 
 def test_prefixes_cost_a_step_for_each_length_in_use():
-    index = Index()
+    index = PatternIndex()
     for number in range(1000):
         index.add(pattern(Kind.PREFIX, f"{number:04d}"), number)
     assert index.match_counted("0042.and.more") == ([42], 1)
@@ -150,7 +150,7 @@ def test_prefixes_cost_a_step_for_each_length_in_use():
 
 def test_steps_are_no_more_than_shapes():
     """Each of 20 segments is `a` or `*`: a tree walks into thousands of branches for a topic of `a`s."""
-    index = Index()
+    index = PatternIndex()
     for number, end in itertools.product(range(1, 101), range(100)):
         segments = ["*" if number >> place & 1 else "a" for place in range(20)]
         index.add(pattern(Kind.PATHS, "/".join([*segments, str(end)])), number)
@@ -163,7 +163,7 @@ def test_steps_are_no_more_than_shapes():
 
 
 def test_a_subscriber_may_have_so_many_shapes_and_all_together_so_many():
-    index: Index = Index()
+    index: PatternIndex = PatternIndex()
 
     def subscribe(mine, text, value):
         wanted = pattern(Kind.PATHS, text)

@@ -20,7 +20,14 @@ from transfer.broker import server
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.core.dispatcher_events import Accepted, Books, End, Facts, Finished, Ref
+from transfer.broker.core.dispatcher_events import (
+    Accepted,
+    DispatcherState,
+    End,
+    Finished,
+    LogPosition,
+    MessageInfo,
+)
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
@@ -383,11 +390,11 @@ def test_what_has_a_letter_is_finished_behind_a_crash(letters):
         (5, "orders/g/5"),
     ):
         letters.add(letter(number, delivery_id=name))
-    books = Books()
+    books = DispatcherState()
     for number in range(1, 6):
         message_id = f"msg-{number}" if number != 3 else "another, which has this number by a lost log"
-        facts = Facts("", "orders", message_id, "maker")
-        books.apply(Accepted(number, "worker", facts, Ref("broker/m/orders", number)))
+        facts = MessageInfo("", "orders", message_id, "maker")
+        books.apply(Accepted(number, "worker", facts, LogPosition("broker/m/orders", number)))
     assert finish_buried(books, letters) == [Finished(2, End.DEAD_LETTERED)]
     assert sorted(books.parcels) == [1, 3, 4, 5]
     assert books.next_number == 10

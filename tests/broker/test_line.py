@@ -13,8 +13,8 @@ import zlib
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.net.connection import LARGEST_FRAME, Line
-from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.connection import LARGEST_FRAME, Connection
+from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.net.listener import Listener
 from transfer.transports.core import Pool
 from transfer.transports.errors import ProtocolError
@@ -24,7 +24,7 @@ HEAD = struct.Struct("<BI")
 WHOLE, PIECES, PAUSE, BAD, ENDS, FAILS = range(6)
 
 
-class Peer(Line):
+class Peer(Connection):
     """Frames of a kind, a length and so many bytes; keeps what it was given, as it was given."""
 
     def __init__(self, lines, connection):
@@ -89,7 +89,7 @@ class Turns:
     def __init__(self):
         self.loop = asyncio.new_event_loop()
         self.pool = Pool()
-        self.lines = Lines(self.loop, self.pool)
+        self.lines = ConnectionGroup(self.loop, self.pool)
         self.left = []
 
     def pair(self, kind=Peer, **sizes):

@@ -11,7 +11,7 @@ from contextlib import ExitStack
 import pytest
 
 from transfer.broker.net.listener import Listener
-from transfer.broker.net.tls_acceptor import Entry
+from transfer.broker.net.tls_acceptor import TlsAcceptor
 from transfer.transports.errors import SecurityError
 
 MANY = 60
@@ -71,7 +71,7 @@ def entry(loop):
         wanted.append(fd)
         raise SecurityError("there is no certificate")
 
-    entry = Entry(loop, secure, lambda *_: None, Counter(), patience=20, most=10)
+    entry = TlsAcceptor(loop, secure, lambda *_: None, Counter(), patience=20, most=10)
     yield entry, wanted
     entry.close()
 

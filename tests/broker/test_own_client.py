@@ -10,7 +10,7 @@ import pytest
 from tests.broker.own_peers import receive, wait_for
 from tests.broker.running import running
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.transports.errors import Again, ArgumentError, Broken, Closed, TransferError
 
 FREE = "tcp://127.0.0.1:0"
@@ -110,7 +110,7 @@ def test_a_client_that_reconnects(tmp_path):
             with pytest.raises(Broken):
                 client.publish("t", b"to nobody")
         client._timeout = 20
-        with running(tmp_path, own=OwnSettings(endpoint, FREE, FREE)):
+        with running(tmp_path, own=NativeSettings(endpoint, FREE, FREE)):
             messages = receive(consumer, 2)
             assert [(bytes(one.data), one.attempt) for one in messages] == [(b"2", 2), (b"3", 2)]
             consumer.ack(first[1])  # of the earlier connection

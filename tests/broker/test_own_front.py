@@ -16,7 +16,7 @@ from tests.broker.own_peers import payloads, receive, wait_for
 from tests.broker.running import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.core.topic_patterns import Kind, pattern
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import MOST, Join, Op, decode, encode, encode_join, encode_words
 from transfer.transports.errors import Again, Broken, TransferError, UsageError
 
@@ -347,7 +347,7 @@ def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
 
 
 def test_too_large_a_message_ends_its_connection_only(tmp_path):
-    with running(tmp_path, own=OwnSettings(FREE, FREE, FREE, largest=1 << 20)) as broker:
+    with running(tmp_path, own=NativeSettings(FREE, FREE, FREE, largest=1 << 20)) as broker:
         endpoint = broker.endpoints["requests"]
         with BrokerClient(endpoint, timeout=5) as other, BrokerClient(endpoint, timeout=5) as client:
             client.publish("t", bytes(1 << 19))

@@ -16,7 +16,7 @@ from tests.broker.ttp_peers import Peer as TtpPeer
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.core.topic_patterns import Kind, pattern
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, decode_deliveries, encode
 from transfer.broker.protocols.native_pieces import LARGE_FROM, Place, encode_place
 from transfer.broker.protocols.ttp import HEADER_SIZE
@@ -193,7 +193,7 @@ def test_what_is_granted_goes_on_with_what_came(raw):
 
 
 def test_who_stops_in_the_middle_is_told(tmp_path):
-    own = OwnSettings(FREE, FREE, FREE, stalled=0.01)
+    own = NativeSettings(FREE, FREE, FREE, stalled=0.01)
     with running(tmp_path, own=own) as broker, program(broker.endpoints["requests"]) as raw:
         raw.begin(1, 2 * MIB)
         raw.piece(1, bytes(MIB))
@@ -220,7 +220,7 @@ def test_where_nobody_subscribes_nothing_is_read_again(broker, raw, client):
 
 
 def test_one_too_large_for_subscribers_is_not_for_them(tmp_path):
-    own = OwnSettings(FREE, FREE, FREE, largest=MIB)
+    own = NativeSettings(FREE, FREE, FREE, largest=MIB)
     with running(tmp_path, own=own) as broker, transfer.Context() as context:
         with BrokerClient(broker.endpoints["requests"], context=context, timeout=10) as client:
             with context.socket(transfer.SUB) as sub:
@@ -311,7 +311,7 @@ def test_a_consumer_that_comes_again(tmp_path):
         client.publish("t", PAYLOAD)
         client.publish("t", b"small")
         client.ready()  # it is offered
-    with client, running(tmp_path, own=OwnSettings(endpoint, FREE, FREE)):
+    with client, running(tmp_path, own=NativeSettings(endpoint, FREE, FREE)):
         message = consumer.recv()
         assert (bytes(message.data), message.attempt) == (PAYLOAD, 2)
         consumer.ack(message, wait=True)

@@ -8,7 +8,7 @@ from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import MIB, PAYLOAD, program, quiet
 from tests.broker.running import running
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, decode_deliveries, encode
 from transfer.broker.protocols.native_pieces import Part, Place, pack_parts
 
@@ -33,7 +33,7 @@ def raw(broker):
         yield raw
 
 
-MOST = OwnSettings().largest_in_pieces
+MOST = NativeSettings().largest_in_pieces
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.broker.own_programs import MIB, program
 from tests.broker.running import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.delivery.message import Front, Message
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, encode, encode_deliveries
 from transfer.broker.protocols.native_pieces import Part, pack_part
 
@@ -30,7 +30,7 @@ BAD = {
 
 @pytest.fixture
 def broker(tmp_path):
-    own = OwnSettings(FREE, FREE, FREE, queues={"pulled": FREE})
+    own = NativeSettings(FREE, FREE, FREE, queues={"pulled": FREE})
     with running(tmp_path, own=own) as one:
         yield one
 

@@ -12,7 +12,7 @@ import transfer
 from tests.broker.running import FREE, running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 from transfer.broker.storage.dead_letter_payloads import Payloads
 from transfer.log import Log
@@ -48,7 +48,7 @@ def fill(broker: Broker) -> None:
 
 def test_a_brokers_folder(tmp_path, careless):
     folder = tmp_path / "above" / "data"
-    own = OwnSettings(f"ipc://{folder}.requests", FREE, FREE)
+    own = NativeSettings(f"ipc://{folder}.requests", FREE, FREE)
     with running(folder, own=own, spool=FREE, http=0) as broker:
         fill(broker)
         assert {"log", "state.db", "state.db-wal", "audit"} <= set(os.listdir(folder))

@@ -15,7 +15,7 @@ from tests.fuzz.stranger import Strangers
 from tests.fuzz.ways import plain
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.net.connection import Line
+from transfer.broker.net.connection import Connection
 from transfer.broker.protocols.rqueue import encode_subscribe
 from transfer.transports.core import IMPLEMENTATION
 
@@ -32,7 +32,7 @@ def no_collector():
 
 
 def ended():
-    return [one for one in gc.get_objects() if isinstance(one, Line) and one.closed]
+    return [one for one in gc.get_objects() if isinstance(one, Connection) and one.closed]
 
 
 def leases():

@@ -27,7 +27,7 @@ from tests.broker.secure_peers import (
 )
 from transfer import cli
 from transfer.broker.config import tokenless
-from transfer.broker.config.configuration import Said, configured
+from transfer.broker.config.configuration import ConfigValue, configured
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.transports.errors import InternalError, SecurityError
 from transfer.transports.security.settings import Security
@@ -263,17 +263,19 @@ def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, 
 
 
 def test_fronts_that_nobody_named_are_left_out(tmp_path):
-    settings = configured([Said("security.clients", "", "here")]).settings
+    settings = configured([ConfigValue("security.clients", "", "here")]).settings
     found, shut = tokenless.places(settings, Security(token=TOKEN))
     assert shut == ["ttp", "pybroker", "rqueue", "abtp"] and not any(found.values())
     private = AbtpEndpoints(f"ipc://{tmp_path}/router", f"ipc://{tmp_path}/pub")
     found, shut = tokenless.places(replace(settings, abtp=private), Security(token=TOKEN))
     assert found["abtp"] == private and "abtp" not in shut
-    named = configured([Said("ttp.port", "59321", "here"), Said("rqueue.port", "off", "here")]).settings
+    named = configured(
+        [ConfigValue("ttp.port", "59321", "here"), ConfigValue("rqueue.port", "off", "here")]
+    ).settings
     with pytest.raises(SecurityError, match=r"^ttp would"):
         tokenless.places(named, Security(token=TOKEN))
     word = configured(
-        [Said("security.tokenless", "allow", "here"), Said("ttp.port", "59321", "here")]
+        [ConfigValue("security.tokenless", "allow", "here"), ConfigValue("ttp.port", "59321", "here")]
     ).settings
     security = replace(word.security, token=TOKEN)
     assert tokenless.places(word, security) == (tokenless.places(word, Security())[0], [])

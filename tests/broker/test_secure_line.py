@@ -13,7 +13,7 @@ from tests.broker.secure_peers import HERE
 from tests.broker.test_line import ENDS, PIECES, WHOLE, Peer, Turns, frame
 from transfer.broker.clients.connection import Connection
 from transfer.broker.clients.ttp import TtpClient
-from transfer.broker.net.tls_socket import Secured
+from transfer.broker.net.tls_socket import TlsSocket
 from transfer.broker.protocols.ttp import Kind, encode_head
 from transfer.certificates import Authority
 from transfer.transports import core
@@ -57,7 +57,7 @@ def shaken(contexts, **sizes):
         done = [other.handshake(), mine.handshake()]
     mine.ahead()
     other.ahead()
-    return Secured(ours, mine), theirs, other
+    return TlsSocket(ours, mine), theirs, other
 
 
 def made(turns, contexts, **sizes):

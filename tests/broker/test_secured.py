@@ -11,7 +11,7 @@ import threading
 import pytest
 
 from tests.broker.secure_peers import HERE, context_of
-from transfer.broker.net.tls_socket import Secured
+from transfer.broker.net.tls_socket import TlsSocket
 from transfer.transports.core import native, pure as twin
 from transfer.transports.security.credentials import Credentials
 
@@ -76,7 +76,7 @@ def test_large_data_goes_both_ways_through_a_small_window(identities, core):
     channel = Credentials(identities.of_broker(), core).channel(ours.fileno())
     ours.settimeout(0)
     shake_hands(ours, channel)
-    assert asyncio.run(answer(Secured(ours, channel))) == hashlib.sha256(b"q" * SIZE).digest()
+    assert asyncio.run(answer(TlsSocket(ours, channel))) == hashlib.sha256(b"q" * SIZE).digest()
     thread.join(30)
     assert got == [bytes(range(256)) * (SIZE // 256) + b"!"]
 
@@ -115,7 +115,7 @@ def test_a_write_that_fails_leaves_no_view_of_what_was_to_be_written(identities,
         async def scene():
             loop, problems = asyncio.get_running_loop(), []
             loop.set_exception_handler(lambda _, context: problems.append(context))
-            secured = Secured(ours, channel)
+            secured = TlsSocket(ours, channel)
             _, protocol = await loop.connect_accepted_socket(lambda: Writes(secure), secured)
             return await asyncio.wait_for(protocol.lost, 30), problems
 

@@ -267,7 +267,7 @@ def test_commands_that_wait_for_an_answer_end_by_ctrl_c(start):
 
 def test_a_reader_that_leaves_is_no_error(full, healthy, capfd, tmp_path):
     calls = {f"{words} --help": [] for words, one in commands() if hasattr(one, "commands")}
-    calls |= {"bench --help": [], "bench --list": [], "demo --help": []}
+    calls |= {"bench --help": [], "bench --list": []}
     calls |= cases(*full, tmp_path / "out")
     wrong = []
     for words, more in calls.items():

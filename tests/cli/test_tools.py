@@ -1,4 +1,4 @@
-"""help, version, doctor, bench, demo."""
+"""help, version, doctor, bench."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_help_names_every_command_and_loads_little():
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=40, check=False
     )
     assert answer.returncode == 0, answer.stderr
-    names = "push pull pub sub req rep serve runs demo bench doctor version"
+    names = "push pull pub sub req rep serve runs bench doctor version"
     for command in names.split():
         assert f"\n  {command} " in answer.stdout
 
@@ -163,11 +163,6 @@ def test_a_missing_library_is_one_clear_line(monkeypatch, capsys):
 def test_bench_is_passed_on(capsys):
     assert cli.run(["bench", "--list"]) == 0
     assert "push_pull" in capsys.readouterr().out
-
-
-def test_demo_is_passed_on(capsys):
-    assert cli.run(["demo", "--help"]) == 0
-    assert "epochs" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

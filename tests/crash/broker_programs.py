@@ -17,7 +17,7 @@ from tests.crash.program import Mark, Program, steps_of
 from tests.spool import sending
 from transfer.broker import server
 from transfer.broker.clients.native import BrokerClient, Consumer
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.database import Database
@@ -30,7 +30,13 @@ from transfer.transports.errors import Again
 
 #: beyond what a letter keeps in the database
 _LARGE = 70_000
-_OWN = {"own": OwnSettings(FREE, "", ""), "ttp": None, "pybroker": None, "rqueue": None, "first_delay": 0.01}
+_OWN = {
+    "own": NativeSettings(FREE, "", ""),
+    "ttp": None,
+    "pybroker": None,
+    "rqueue": None,
+    "first_delay": 0.01,
+}
 _END = b"the end"
 
 

@@ -65,9 +65,9 @@ BROKER = """
     import sys
     from dataclasses import replace
     from tests.broker.running import ANYWHERE
-    from transfer.broker.fronts.native import OwnSettings
+    from transfer.broker.fronts.native import NativeSettings
     from transfer.broker.server import Broker
-    with Broker(sys.argv[1], replace(ANYWHERE, own=OwnSettings("tcp://10.77.0.1:5580", "", ""))):
+    with Broker(sys.argv[1], replace(ANYWHERE, own=NativeSettings("tcp://10.77.0.1:5580", "", ""))):
         print("ready", flush=True)
         sys.stdin.read()
 """

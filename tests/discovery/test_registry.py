@@ -17,8 +17,8 @@ from tests.sockets.conftest import KeepingContext
 from tests.sockets.processes import Program
 from transfer import PULL, PUSH
 from transfer.broker.clients.registry import Registration, look_up, reachable
-from transfer.broker.clients.registry_connection import RegistryLink
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.clients.registry_connection import RegistryConnection
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, encode
 from transfer.broker.protocols.native_registry import Member, Registering, encode_registering
 from transfer.broker.server import Broker
@@ -38,7 +38,7 @@ class Service:
     def start(self):
         from dataclasses import replace
 
-        self.broker = Broker(self._folder, replace(ANYWHERE, own=OwnSettings(self.endpoint, "", "")))
+        self.broker = Broker(self._folder, replace(ANYWHERE, own=NativeSettings(self.endpoint, "", "")))
         self.books = self.broker.fronts["own"].registry
 
     def stop(self):
@@ -231,7 +231,7 @@ def test_a_broker_that_comes_later(context, tmp_path):
 
 def test_a_thousand_members(context, service):
     """One program that registers them all, and two that follow: what changes is gathered."""
-    link = RegistryLink(parse(service.endpoint), context)
+    link = RegistryConnection(parse(service.endpoint), context)
     link.open()
     directories = []
     try:
@@ -257,7 +257,7 @@ def test_a_thousand_members(context, service):
 
 
 def test_more_than_one_program_may_have_is_refused(context, service):
-    link = RegistryLink(parse(service.endpoint), context)
+    link = RegistryConnection(parse(service.endpoint), context)
     link.open()
     try:
         for number in range(1001):

@@ -16,7 +16,7 @@ from transfer.transports import probe
 from transfer.transports.core.wire import SocketType
 from transfer.transports.handshake.upgrade import Surroundings
 from transfer.transports.reactor import Reactor
-from transfer.transports.shm.shm_stream import LocalCarrier
+from transfer.transports.shm.shm_stream import ShmStream
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def context(core):
 class End:
     """One side of a connection without a stream."""
 
-    carrier: LocalCarrier
+    carrier: ShmStream
     shared: dict[str, Any]
     reactor: Reactor
 
@@ -69,7 +69,7 @@ def _end(core, connection):
         core=core, reactor=reactor, flusher=None, pool=None, socket_type=SocketType.PAIR,
         max_message=1 << 40, send_high_water=0, send_high_water_bytes=0, shared=shared,
     )  # fmt: skip
-    return End(LocalCarrier(connection, around), shared, reactor)
+    return End(ShmStream(connection, around), shared, reactor)
 
 
 @pytest.fixture

@@ -111,7 +111,7 @@ def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
     if step == "enter":
         monkeypatch.setattr("transfer.transports.shm.upgrade.enter", shut)
     else:
-        monkeypatch.setattr(door.Door, "take", shut)
+        monkeypatch.setattr(door.UnixListener, "take", shut)
     pull, push = pair_of(context, PULL, PUSH)
     push.send(b"y" * 200_000)
     assert pull.recv() == b"y" * 200_000

@@ -12,7 +12,7 @@ from tests.local.conftest import eventually
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.reactor import Reactor
 from transfer.transports.shm import unix_listener as module
-from transfer.transports.shm.unix_listener import TOKEN_SIZE, Door, enter
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, enter
 
 TOKEN = b"t" * TOKEN_SIZE
 
@@ -29,7 +29,7 @@ class NoReactor:
 
 @pytest.fixture
 def door():
-    made = Door(NoReactor())
+    made = UnixListener(NoReactor())
     yield made
     made.close()
     made.close()
@@ -182,7 +182,7 @@ def test_a_full_door_means_another_way(door, monkeypatch):
 
 
 def test_a_closed_door_is_gone():
-    door = Door(NoReactor())
+    door = UnixListener(NoReactor())
     theirs = enter(door.name, TOKEN)
     door.close()
     assert eventually(lambda: is_closed(theirs[0]))
@@ -208,7 +208,7 @@ def test_connections_that_nobody_asks_for_do_not_fill_the_backlog(monkeypatch):
     """The name stands in /proc/net/unix: whoever reads it can connect."""
     monkeypatch.setattr(module, "_BACKLOG", 4)
     reactor = Reactor()
-    door = Door(reactor)
+    door = UnixListener(reactor)
     foreign = []
     try:
         for _ in range(30):
@@ -227,7 +227,7 @@ def test_connections_that_nobody_asks_for_do_not_fill_the_backlog(monkeypatch):
 def test_another_user_is_sent_away_at_once(monkeypatch):
     monkeypatch.setattr(module, "same_user", lambda _: False)
     reactor = Reactor()
-    door = Door(reactor)
+    door = UnixListener(reactor)
     try:
         foreign = knock(door)
         assert is_closed(foreign)

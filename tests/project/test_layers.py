@@ -15,9 +15,9 @@ PACKAGES = ("transfer", "transports", "patterns")
 FORBIDDEN_IN_PATTERNS = {"socket", "threading", "time", "asyncio", "select", "selectors", "_thread", "os"}
 ENVIRONMENT_READERS = {"transports/config.py", "transfer/config.py"}
 HOMES = {
-    "torch": ("transfer/torch/", "transfer/demo", "transfer/tensors/build.py", "transfer/tensors/export.py"),
-    "pyspark": ("transfer/spark/", "transfer/demo", "pyspark_transfer"),
-    "pyarrow": ("transfer/spark/", "transfer/demo"),
+    "torch": ("transfer/torch/", "transfer/tensors/build.py", "transfer/tensors/export.py"),
+    "pyspark": ("transfer/spark/", "pyspark_transfer"),
+    "pyarrow": ("transfer/spark/",),
     "prometheus_client": ("transfer/metrics/prometheus.py",),
     "typer": ("transfer/cli/",),
     "cuda": ("transports/cuda.py",),

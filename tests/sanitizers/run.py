@@ -33,7 +33,7 @@ from tests.sanitizers.groups import GROUPS, USUAL
 
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
-COPIED = ("transfer", "patterns", "transports", "tests", "bench", "docs", "pyspark_transfer")
+COPIED = ("examples", "transfer", "patterns", "transports", "tests", "bench", "docs", "pyspark_transfer")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile")
 BUILD_TIMEOUT = 1800
 TIMEOUT = 7200

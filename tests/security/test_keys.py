@@ -20,7 +20,7 @@ from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Declined, Made, Surroundings, Upgrade
 from transfer.transports.reactor import Reactor
 from transfer.transports.security.settings import Security
-from transfer.transports.shm.unix_listener import TOKEN_SIZE, Door, enter
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, enter
 from transfer.transports.shm.upgrade import LocalUpgrade
 
 OFFER = Offer(("rdma",), "rdma", "prefer")
@@ -173,7 +173,7 @@ def test_where_all_is_to_be_encrypted(core, paper):
 @pytest.fixture
 def door():
     reactor = Reactor()
-    made = Door(reactor)
+    made = UnixListener(reactor)
     yield made
     made.close()
     reactor.close()

@@ -32,7 +32,7 @@ from transfer.broker.fronts import (
     native_queue as own_queue,
 )
 from transfer.broker.fronts.abtp import AbtpSettings
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
@@ -124,9 +124,9 @@ VALUES = {
     ("own sockets", "time"): seconds(TRANSFER.handshake_ivl / 1000),
     ("one host", "connections"): number(door._MOST_WAITING),
     ("one host", "shared"): f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
-    ("own front", "bytes of a message in"): size(OwnSettings().largest_in_pieces),
-    ("own front", "bytes of a message"): size(OwnSettings().largest),
-    ("own front", "time"): seconds(OwnSettings().stalled),
+    ("own front", "bytes of a message in"): size(NativeSettings().largest_in_pieces),
+    ("own front", "bytes of a message"): size(NativeSettings().largest),
+    ("own front", "time"): seconds(NativeSettings().stalled),
     (
         "own front",
         "bytes that wait for one program",

@@ -11,7 +11,7 @@ from hypothesis import given, strategies as st
 import transfer
 from tests.sockets.helpers import eventually
 from transfer.sockets.balance import Weights
-from transfer.sockets.connections.connection_loss import Losses
+from transfer.sockets.connections.connection_loss import ConnectionLoss
 
 
 class OfModel:
@@ -150,14 +150,14 @@ def test_nothing_overtakes_what_is_just_taken_from_a_lost_peer(context, monkeypa
     push.wait_for_peers(2, 10)
     for number in range(20):
         push.send(b"%d" % number)
-    taking, go_on, take = threading.Event(), threading.Event(), Losses._take_unsent
+    taking, go_on, take = threading.Event(), threading.Event(), ConnectionLoss._take_unsent
 
     def take_later(links, peer):
         taking.set()
         assert go_on.wait(10)
         return take(links, peer)
 
-    monkeypatch.setattr(Losses, "_take_unsent", take_later)
+    monkeypatch.setattr(ConnectionLoss, "_take_unsent", take_later)
     try:
         pulls[1].close(0)
         assert taking.wait(10) and len(push.peers()) == 1

@@ -24,7 +24,7 @@ from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import binds, eventually
 from transfer.transports import probe
 from transfer.transports.errors import Again, Broken
-from transfer.transports.shm.shm_stream import LocalCarrier
+from transfer.transports.shm.shm_stream import ShmStream
 
 _FOLDERS = tuple(os.sep + name + os.sep for name in ("transfer", "transports", "patterns"))
 _CALLS = {code for name, code in dis.opmap.items() if name.startswith("CALL") or name == "JUMP_BACKWARD"} - {
@@ -245,13 +245,13 @@ def test_memory_that_the_sender_sees_too(context, endpoint, lent):
 @pytest.mark.parametrize("endpoint", ["local"], indirect=True)
 def test_memory_that_the_sender_has_just_announced(context, endpoint, monkeypatch):
     """An announcement is read once. It was lost with the handler's exception, and the connection with it."""
-    ready = LocalCarrier._ready
+    ready = ShmStream._ready
 
     def late(carrier, events):
         time.sleep(0.02)
         ready(carrier, events)
 
-    monkeypatch.setattr(LocalCarrier, "_ready", late)
+    monkeypatch.setattr(ShmStream, "_ready", late)
     pairs = []
 
     def send(number):

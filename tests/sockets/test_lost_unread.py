@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tests.core.test_dropped_unsent import forget_peak, peak
 from transfer import DEALER, DONTWAIT, PULL, PUSH, ROUTER
-from transfer.sockets.connections.connection_loss import Losses
+from transfer.sockets.connections.connection_loss import ConnectionLoss
 
 from .helpers import eventually, pair_of
 
@@ -41,7 +41,7 @@ def test_a_connection_ends_though_what_it_left_cannot_be_had(context, monkeypatc
 
     push, pull = pair_of(context, PUSH, PULL)
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
-    monkeypatch.setattr(Losses, "_rescue", fails)
+    monkeypatch.setattr(ConnectionLoss, "_rescue", fails)
     pull.close(0)
     assert eventually(lambda: push._links.counts.get("disconnected"))
     assert eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) < descriptors)

@@ -18,7 +18,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import DEALER, DONTWAIT, PAIR, POLLOUT, PULL, PUSH, ROUTER
-from transfer.sockets.connections.unread_messages import Remnant
+from transfer.sockets.connections.unread_messages import UnreadMessages
 from transfer.sockets.drain import unread
 from transfer.transports.core.wire import HEADER_SIZE
 from transfer.transports.errors import Again, Broken
@@ -287,7 +287,7 @@ def test_what_two_lost_connections_left_comes_in_their_order(core):
             assert eventually(lambda: near._links.peers and not set(before) & set(far._links.peers))
 
         def late(stream, error):
-            if isinstance(stream, Remnant) and not ends:
+            if isinstance(stream, UnreadMessages) and not ends:
                 ends.append(stream)
                 cut()
                 come()

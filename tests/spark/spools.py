@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from transfer.spool import Spool
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import Fetch, InspectRun, ListRuns
 from transfer.spool.format.rows import Layout
@@ -106,7 +106,7 @@ def ids_in(url):
 
 
 def ask(spool, request):
-    link = Link(spool.endpoint, timeout=20.0)
+    link = ReconnectingClient(spool.endpoint, timeout=20.0)
     try:
         return link.ask(request)[1]
     finally:

@@ -28,7 +28,7 @@ GRACE = 3.0
 
 
 class Demo:
-    """`transfer demo` as the foreground program of a terminal of its own, with a temp folder of its own."""
+    """`make demo` as the foreground program of a terminal of its own, with a temp folder of its own."""
 
     def __init__(self, folder: Path) -> None:
         self.temp = folder / "temp"
@@ -41,7 +41,7 @@ class Demo:
         }
         # The demo itself is the leader: setsid makes the session and the terminal's, and becomes it.
         self.process = subprocess.Popen(
-            ["setsid", "--ctty", sys.executable, "-m", "transfer", "demo", "--epochs", "9999",
+            ["setsid", "--ctty", sys.executable, "-m", "examples.spark_to_torch", "--epochs", "9999",
              "--output", str(folder / "plot.png")],
             cwd=ROOT, env=environment, stdin=inner, stdout=inner, stderr=subprocess.PIPE,
         )  # fmt: skip

@@ -24,7 +24,10 @@ def run_demo(*arguments):
     except NotSupported as error:
         pytest.skip(str(error))
     return subprocess.run(
-        [sys.executable, "-m", "transfer.demo", *arguments], capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", "examples.spark_to_torch", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
 
 

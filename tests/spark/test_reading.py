@@ -12,7 +12,7 @@ from tests.spark.pushing import job, push, send  # noqa: E402
 from transfer.spark import write  # noqa: E402
 from transfer.spark.run_reader import HAS_LIMITS  # noqa: E402
 from transfer.spool import Spool  # noqa: E402
-from transfer.spool.client.connection import Link  # noqa: E402
+from transfer.spool.client.connection import ReconnectingClient  # noqa: E402
 from transfer.spool.format.protocol import DeleteRun  # noqa: E402
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(180)]
@@ -195,7 +195,7 @@ def test_a_checkpoint_is_of_one_run_alone(spark, spool, stream):
     query = stream("again", "again too")
     query.processAllAvailable()
     query.stop()
-    link = Link(spool.endpoint)
+    link = ReconnectingClient(spool.endpoint)
     link.ask(DeleteRun(run="again", force=True))
     link.close()
     push(spool, "again", 0, 60)

@@ -17,7 +17,7 @@ from transfer.spark import run_reader as reading
 from transfer.spark.options import ReadOptions, parse_read_options
 from transfer.spark.run_reader import RunReader, RunStream, Seen, ranges, read_schema
 from transfer.spool import Spool
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import Acknowledge, DeleteRun, OpenRun, Release
 from transfer.transports.errors import Again, Broken, NotSupported, OptionError, UsageError
@@ -54,13 +54,13 @@ def ids(reader, parts):
 
 
 def drop(spool, run="run"):
-    link = Link(spool.endpoint)
+    link = ReconnectingClient(spool.endpoint)
     link.ask(DeleteRun(run=run, force=True))
     link.close()
 
 
 def acknowledge(spool, group, row, run="run"):
-    link = Link(spool.endpoint)
+    link = ReconnectingClient(spool.endpoint)
     link.ask(OpenRun(run=run, group=group, shard=0, shards=1, token="token"))
     run_id = spool.store.entries[run].run_id
     link.ask(Acknowledge(run=run, run_id=run_id, group=group, shard=0, shards=1, epoch=0, row=row, steps=[]))

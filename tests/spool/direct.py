@@ -21,7 +21,7 @@ from transfer.spool.format.run_messages import Begin, End
 from transfer.spool.server.answers import Answers
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.max_ages import Ages
-from transfer.spool.server.request_handler import Desk
+from transfer.spool.server.request_handler import RequestHandler
 from transfer.spool.server.store import Store
 from transfer.transports.errors import Again, Broken, TransferError
 
@@ -70,7 +70,9 @@ class DirectSpool:
         faults = PeerFaults(logging.getLogger("transfer.spool"))
         answers = Answers(self.store, Memory)
         expiry = Expiry(self.store, Ages(), lambda *_: None)
-        self.desk = Desk(self.store, answers, self.committer, self._answer, 0, faults, expiry=expiry)
+        self.desk = RequestHandler(
+            self.store, answers, self.committer, self._answer, 0, faults, expiry=expiry
+        )
 
     def restart(self, *, crash):
         """crash: what was not committed is lost; connections are lost either way."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from transfer.spark.options import WriteOptions
 from transfer.spark.producer import Attempt, SocketSender
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as tables
 from transfer.spool.format.protocol import CommitJob, Declare, Ended
 from transfer.spool.format.rows import Layout
@@ -90,7 +90,7 @@ def push(
 
     make: the arrays of so many rows from `first` on.
     """
-    link = Link(endpoint, timeout=timeout)
+    link = ReconnectingClient(endpoint, timeout=timeout)
     try:
         _, answer = link.ask(Declare(run=run, job=job, delivery=delivery, kind=kind))
         if answer["done"]:
@@ -114,7 +114,7 @@ def push(
 
 def commit(endpoint, run, job, winners, *, timeout=20.0):
     """As the driver does: its answer."""
-    link = Link(endpoint, timeout=timeout)
+    link = ReconnectingClient(endpoint, timeout=timeout)
     try:
         table = {name: np.array(column, np.int64) for name, column in to_table(winners).items()}
         return link.ask(CommitJob(run=run, job=job), table)[1]
@@ -124,7 +124,7 @@ def commit(endpoint, run, job, winners, *, timeout=20.0):
 
 def ask(endpoint, request, arrays=None, *, timeout=20.0):
     """One request on a connection of its own: (arrays, metadata)."""
-    link = Link(endpoint, timeout=timeout)
+    link = ReconnectingClient(endpoint, timeout=timeout)
     try:
         return link.ask(request, arrays)
     finally:

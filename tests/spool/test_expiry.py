@@ -14,7 +14,7 @@ from transfer.spool.format.run_messages import to_table
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
 from transfer.spool.server.max_ages import Ages
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 from transfer.spool.server.store import Store
 from transfer.transports.errors import Broken, OptionError
 
@@ -139,7 +139,7 @@ def test_who_comes_late_for_rows_that_went_hears_why(tmp_path, kind, restarts):
 
 
 def test_of_few_jobs_it_is_known_that_their_rows_went():
-    entry = Entry(Run("run", "committed", "batch"), 1, 0.0, "id")
+    entry = RunRecord(Run("run", "committed", "batch"), 1, 0.0, "id")
     for job in range(REMEMBERED_JOBS + 10):
         entry.expire(str(job), 60.0)
     assert [*entry.expired] == [str(job) for job in range(10, REMEMBERED_JOBS + 10)]

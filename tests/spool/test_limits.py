@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from msgspec.structs import replace
 
 from transfer.spool import Spool
-from transfer.spool.client.connection import Line
+from transfer.spool.client.connection import SpoolConnection
 from transfer.spool.format.order import Order
 from transfer.spool.format.protocol import MAX_ROWS, MAX_TIMES, Fetch, ListRuns, Read
 from transfer.spool.format.rows import Layout, cut, join, row_bytes
@@ -221,7 +221,7 @@ def test_others_are_answered_while_a_large_answer_is_made(spool, monkeypatch):
         return (yield from real(self, entry, fetch, seen))
 
     monkeypatch.setattr(Answers, "rows", rows)
-    slow, quick = Line(spool.endpoint, 10.0), Line(spool.endpoint, 10.0)
+    slow, quick = SpoolConnection(spool.endpoint, 10.0), SpoolConnection(spool.endpoint, 10.0)
     try:
         slow.send(Read(run="endless", begin=0, end=1, id=1), {})
         for _ in range(10):
@@ -239,7 +239,7 @@ def test_others_are_answered_while_a_large_answer_is_made(spool, monkeypatch):
 
 def test_reads_and_fetches_of_one_connection_are_answered_in_order(spool):
     write(spool.endpoint, "run", [[100] * 3])
-    line = Line(spool.endpoint, 10.0)
+    line = SpoolConnection(spool.endpoint, 10.0)
     try:
         for number in range(100):
             line.send(Read(run="run", begin=number, end=number + 150, id=number), {})

@@ -10,7 +10,7 @@ import pytest
 import transfer
 from transfer.broker.clients.native_socket import connected_socket
 from transfer.spool import Spool
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format.protocol import ListRuns
 from transfer.transports.errors import Again
 from transfer.transports.security.settings import Security
@@ -39,7 +39,7 @@ def sockets(monkeypatch):
 
 def test_a_spool_that_is_away_is_one_warning_however_often_it_is_tried(tmp_path, lines, sockets):
     with Spool(tmp_path / "spool") as spool:
-        link = Link(spool.endpoint, timeout=10)
+        link = ReconnectingClient(spool.endpoint, timeout=10)
         link.ask(ListRuns())
     try:
         sockets.clear()

@@ -14,7 +14,7 @@ import transfer
 from tests.core.raw import eventually
 from transfer.peer_faults import PeerFaults
 from transfer.spool import Spool
-from transfer.spool.client.connection import Line, Link
+from transfer.spool.client.connection import ReconnectingClient, SpoolConnection
 from transfer.spool.format.protocol import (
     Acknowledge,
     CommitJob,
@@ -104,7 +104,7 @@ def test_the_port_for_rows(tmp_path):
         for socket in (good, bad):
             socket.connect(spool.rows_endpoint)
             socket.wait_for_peers(1, timeout=10)
-        link = Link(spool.endpoint, timeout=10.0)
+        link = ReconnectingClient(spool.endpoint, timeout=10.0)
         link.ask(Declare(run="run", job="good", delivery="committed", kind="batch"))
         numbers = iter(range(1 << 20))
 
@@ -126,8 +126,8 @@ def test_the_port_for_rows(tmp_path):
 
 def test_the_port_for_requests(tmp_path):
     with running(tmp_path) as spool:
-        good = Line(spool.endpoint, 10.0)
-        bad = [Line(spool.endpoint, 10.0)]
+        good = SpoolConnection(spool.endpoint, 10.0)
+        bad = [SpoolConnection(spool.endpoint, 10.0)]
 
         @FUZZ
         @given(METADATA)
@@ -136,7 +136,7 @@ def test_the_port_for_requests(tmp_path):
                 send_raw(bad[0]._socket, text)
             except (Again, Broken):
                 bad[0].close()
-                bad[0] = Line(spool.endpoint, 10.0)
+                bad[0] = SpoolConnection(spool.endpoint, 10.0)
             good.send(ListRuns(), {})
             _, meta = good.receive(10.0)
             assert "runs" in meta

@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from transfer.spool import Spool
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import Acknowledge, DeleteRun, Ended, Fetch, InspectRun, Read
 from transfer.spool.format.row_source import OPEN, SEALED
@@ -103,7 +103,7 @@ def test_many_read_at_once(spool):
     found = [None] * 4
 
     def work(number):
-        link = Link(spool.endpoint, timeout=20)
+        link = ReconnectingClient(spool.endpoint, timeout=20)
         rows = []
         for begin in range(0, 1000, 70):
             arrays, _ = link.ask(Read(run="run", begin=begin, end=begin + 70))
@@ -127,7 +127,7 @@ def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
     reader.open("group")
     reader.acknowledge(0, 5, [])
     reader.close()
-    link = Link(spool.endpoint, timeout=3600)
+    link = ReconnectingClient(spool.endpoint, timeout=3600)
     try:
         with pytest.raises(Broken, match="not kept any more"):
             link.ask(Read(run="run", begin=0, end=5))

@@ -9,7 +9,7 @@ import pytest
 
 from transfer.spool import RowStream, Spool
 from transfer.spool.client.admin import SpoolAdmin
-from transfer.spool.client.connection import Line
+from transfer.spool.client.connection import SpoolConnection
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
 from transfer.transports.errors import Again, Broken, OptionError, UsageError
@@ -208,7 +208,7 @@ def test_folders_of_each_version_are_read(tmp_path, version):
 
 def test_an_end_whose_answer_was_lost_is_asked_for_again(tmp_path, monkeypatch):
     """It is done by then; and no run that was written meanwhile goes in its place."""
-    receive, between = Line.receive, []
+    receive, between = SpoolConnection.receive, []
 
     def lose(line, timeout):
         answer = receive(line, timeout)
@@ -221,7 +221,7 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(tmp_path, monkeypatch):
         write(spool.endpoint, "run", [[20]])
         with RowStream(spool.url("run"), 8, group="g", timeout=20) as rows:
             next(iter(rows))
-        monkeypatch.setattr(Line, "receive", lose)
+        monkeypatch.setattr(SpoolConnection, "receive", lose)
         between.append(lambda: None)
         assert admin.forget_group("run", "g") == 0
         assert not between

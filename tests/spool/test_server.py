@@ -15,7 +15,7 @@ import transfer
 from tests.core.raw import Raw
 from tests.faults.stranger import ended, speak, stranger
 from transfer.spool import Spool
-from transfer.spool.client.connection import Line
+from transfer.spool.client.connection import SpoolConnection
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.order import Order
 from transfer.spool.format.protocol import (
@@ -108,7 +108,7 @@ def lines(spool):
     made = []
 
     def make():
-        made.append(Line(spool.endpoint, 10.0))
+        made.append(SpoolConnection(spool.endpoint, 10.0))
         return made[-1]
 
     yield make
@@ -698,7 +698,7 @@ def test_a_slow_reader_stops_nobody_and_takes_no_memory(tmp_path):
     line = None
     try:
         write(process.endpoint, "run", [[512] * 8], WIDE)  # 32 MiB
-        line = Line(process.endpoint, 10.0)
+        line = SpoolConnection(process.endpoint, 10.0)
         lease(line, "slow", "slow")
         line._socket.rcvhwm = 1
         before = process.memory()

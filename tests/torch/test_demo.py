@@ -14,10 +14,10 @@ pytest.importorskip("pyarrow", reason="pip install tensor-transfer[spark]")
 
 from pyarrow import parquet
 
+from examples.spark_to_torch import digits, main
+from examples.spark_to_torch.job import DemoResult, Epoch, Written
+from examples.spark_to_torch.training import Trainer, check_rows
 from tests.torch.feed import Feed, feed_partition
-from transfer.demo import digits, main
-from transfer.demo.job import DemoResult, Epoch, Written
-from transfer.demo.training import Trainer, check_rows
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column
@@ -124,7 +124,7 @@ def finished(accuracy):
 @pytest.mark.parametrize("json_wanted", [False, True], ids=["table", "json"])
 def test_the_end_is_a_table_a_plot_and_a_verdict(monkeypatch, capsys, tmp_path, accuracy, code, json_wanted):
     monkeypatch.setattr("transfer.spark.session.check_java", lambda: 17)
-    monkeypatch.setattr("transfer.demo.job.run_demo", lambda options, watcher: finished(accuracy))
+    monkeypatch.setattr("examples.spark_to_torch.job.run_demo", lambda options, watcher: finished(accuracy))
     plot = tmp_path / "new" / "plot.png"
     assert main(["--output", str(plot), *["--json"][:json_wanted]]) == code
     out, err = capsys.readouterr()
@@ -151,6 +151,6 @@ def test_failures_are_one_clear_line(monkeypatch, capsys, error, code, text):
         raise error
 
     monkeypatch.setattr("transfer.spark.session.check_java", lambda: 17)
-    monkeypatch.setattr("transfer.demo.job.run_demo", fail)
+    monkeypatch.setattr("examples.spark_to_torch.job.run_demo", fail)
     assert main([]) == code
     assert text in capsys.readouterr().err

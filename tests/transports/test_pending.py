@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transfer.transports.connect import pending
-from transfer.transports.connect.pending import PendingConnections
+from transfer.transports.connect.pending import PendingBudget
 from transfer.transports.descriptors import descriptor_hint, is_reserved, share_of_descriptors
 
 
 @given(st.lists(st.integers(0, 11)), st.integers(1, 5))
 def test_against_a_list(steps, most):
     """Which of them are left, and who made room: the oldest, at whichever listener."""
-    connections = PendingConnections()
+    connections = PendingBudget()
     model, gone, ended, number = [], [], [], 0
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pending, "MOST", most)
@@ -44,7 +44,7 @@ def test_against_a_list(steps, most):
 
 
 def test_a_listener_may_have_more_by_itself_but_not_of_the_descriptors(monkeypatch):
-    connections, ended = PendingConnections(), []
+    connections, ended = PendingBudget(), []
     monkeypatch.setattr(pending, "MOST", 2)
     for number in range(10):
         connections.add(number, partial(ended.append, number))
@@ -57,7 +57,7 @@ def test_a_listener_may_have_more_by_itself_but_not_of_the_descriptors(monkeypat
 
 def test_an_end_may_remove_it_and_others():
     """What ends a connection takes the locks of its listener, and comes back here."""
-    connections = PendingConnections()
+    connections = PendingBudget()
 
     def end(number):
         connections.remove(number)
@@ -70,7 +70,7 @@ def test_an_end_may_remove_it_and_others():
 
 
 def test_many_threads():
-    connections, ended = PendingConnections(), []
+    connections, ended = PendingBudget(), []
 
     def work(begin):
         for number in range(begin, begin + 2000):

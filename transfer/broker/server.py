@@ -23,25 +23,25 @@ from transfer.broker.config.settings import AbtpEndpoints, Settings
 from transfer.broker.core.delivery import RetryPolicy
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.routes import RouteTable, RouteType
-from transfer.broker.delivery.dispatcher_driver import Direct
+from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
 from transfer.broker.delivery.hub import Hub
-from transfer.broker.fronts.native import OwnFront
+from transfer.broker.fronts.native import NativeFront
 from transfer.broker.fronts.pybroker import PyBrokerFront
 from transfer.broker.fronts.rqueue import RqueueFront
 from transfer.broker.fronts.ttp import TtpFront
-from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.net.listener import Accepted
-from transfer.broker.net.listener_set import Doors, Taker
+from transfer.broker.net.listener_set import ListenerSet, OnConnection
 from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.protocols.ttp import ALPN
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.audit import Audit
-from transfer.broker.storage.audit_writer import Auditing
+from transfer.broker.storage.audit_writer import AuditWriter
 from transfer.broker.storage.catalog import Catalog
 from transfer.broker.storage.catalog_file import read_file
 from transfer.broker.storage.database import Database
-from transfer.broker.storage.database_thread import StateThread
-from transfer.broker.storage.dead_letter_writer import Burying
+from transfer.broker.storage.database_thread import DatabaseThread
+from transfer.broker.storage.dead_letter_writer import DeadLetterWriter
 from transfer.broker.storage.dead_letters import DeadLetters
 from transfer.broker.storage.folder_parts import (
     AUDIT,
@@ -226,11 +226,11 @@ class Broker:
         begun = AUDIT in made_parts(log.state)
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, now_ms, begun=begun))
         note_made(log)
-        thread = StateThread(loop, self.threads)
+        thread = DatabaseThread(loop, self.threads)
         self._owned.callback(thread.close)  # before what it writes to
         store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
-        burying = Burying(thread, self.letters, log)
+        burying = DeadLetterWriter(thread, self.letters, log)
         self.hub = Hub(
             loop,
             store,
@@ -244,10 +244,10 @@ class Broker:
             announced=settings.announced,
         )
         self._owned.callback(self.hub.close)
-        auditing = Auditing(thread, self.audit, self.hub.counts)
+        auditing = AuditWriter(thread, self.audit, self.hub.counts)
         self.hub.groups.told_stale = auditing.stale_acks
         self.hub.groups.on_expired = auditing.group_expired
-        self.direct = Direct(
+        self.direct = DispatcherDriver(
             loop,
             self.hub,
             self._routes(database),
@@ -337,12 +337,12 @@ class Broker:
         own_defaults = replace(config.TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
         self.context = context = transfer.Context(security=settings.security, defaults=own_defaults)
         self._owned.callback(context.destroy, 0)
-        self.doors = doors = Doors(self._loop, context, settings.handshake)
+        self.doors = doors = ListenerSet(self._loop, context, settings.handshake)
         self._owned.callback(doors.shut)
-        self._lines = lines = Lines(self._loop, context.pool)
+        self._lines = lines = ConnectionGroup(self._loop, context.pool)
         self._owned.callback(lines.close)
         if settings.own is not None:
-            own = self._add("own", OwnFront(self.hub, self._loop, context, settings.own))
+            own = self._add("own", NativeFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
         places, shut = tokenless.places(settings, context.credentials.security)
         if shut:
@@ -398,7 +398,7 @@ class Broker:
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
         self.ports[name] = self.doors.listen(name, self.settings.host, port, connected).port
 
-    def _entry(self, name: str, front: Front, connected: Taker, *protocols: str) -> Accepted:
+    def _entry(self, name: str, front: Front, connected: OnConnection, *protocols: str) -> Accepted:
         return self.doors.entry(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:

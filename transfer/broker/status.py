@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 from transfer import __version__
 from transfer.broker.core.admission import Outcome
-from transfer.broker.fronts.native import OwnFront
+from transfer.broker.fronts.native import NativeFront
 from transfer.broker.pressure import pressure_of
 from transfer.metrics.families import Family
 
@@ -183,7 +183,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "group_waiting_messages", labels, served.group.waiting
         yield "group_consumers", labels, served.group.consumers
     own = broker.fronts.get("own")
-    books = own.registry if isinstance(own, OwnFront) else None
+    books = own.registry if isinstance(own, NativeFront) else None
     yield "registrations", (), len(books) if books is not None else 0
     yield "registry_watchers", (), books.watchers if books is not None else 0
     yield "audit_problems", (), len(broker.audit.found.problems)

@@ -68,6 +68,8 @@ def run(arguments: Sequence[str]) -> int:
         if error.name is None or error.name.partition(".")[0] == "transfer":
             raise
         hint = "`transfer doctor` tells what to install for what"
+        if error.name.partition(".")[0] in ("typer", "rich", "click"):
+            hint = "pip install 'tensor-transfer[cli]'"
         return _complain(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)
     return code
 

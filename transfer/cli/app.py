@@ -234,16 +234,6 @@ def serve(kept: Kept, *, json: options.Json = False) -> None:
 @app.command(
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
-def demo(context: typer.Context) -> None:
-    """Bring a real data set from Spark into a PyTorch training loop."""
-    from transfer.cli.tools import run_demo
-
-    raise typer.Exit(run_demo(context.args))
-
-
-@app.command(
-    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-)
 def bench(context: typer.Context) -> None:
     """Measure a broker (`bench broker`), or this machine against pyzmq and others (needs the repository)."""
     if context.args[:1] == ["broker"]:

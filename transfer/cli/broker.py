@@ -13,7 +13,7 @@ from transfer.cli.options import grouped
 from transfer.transports.errors import OptionError
 
 if TYPE_CHECKING:
-    from transfer.broker.config.configuration import Said
+    from transfer.broker.config.configuration import ConfigValue
 
 app = typer.Typer(
     help="Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.",
@@ -75,9 +75,9 @@ class Told:
         str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")
     ] = None
 
-    def said(self) -> list[Said]:
+    def said(self) -> list[ConfigValue]:
         """The options that were given. Raises OptionError."""
-        from transfer.broker.config.configuration import Said
+        from transfer.broker.config.configuration import ConfigValue
 
         if self.port is not None:  # rqueue's own broker has one protocol
             raise OptionError(
@@ -95,7 +95,7 @@ class Told:
         }  # fmt: skip
         given = {name: getattr(self, name) for name in names}
         return [
-            Said(names[name], value, f"--{name.replace('_', '-')}")
+            ConfigValue(names[name], value, f"--{name.replace('_', '-')}")
             for name, value in given.items()
             if value is not None
         ]

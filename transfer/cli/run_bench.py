@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from transfer.broker.bench.figures import HEAD, Result, row
 from transfer.broker.bench.measurement import measure
-from transfer.broker.bench.processes import Crew
+from transfer.broker.bench.processes import Processes
 from transfer.broker.bench.target import REQUESTS, TTP, Running, Started, Target, started, temporary
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json, show_table
@@ -49,7 +49,7 @@ class Measured:
         if self.runs:
             yield Running(self.requests or REQUESTS, self.ttp or TTP, pid=self.pid, url=self.url)
             return
-        with temporary(self.data) as folder, Crew() as crew:
+        with temporary(self.data) as folder, Processes() as crew:
             target: Started = started(crew, folder)
             yield target
             target.end()

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.config.configuration import Configuration, Said, configured
+from transfer.broker.config.configuration import Configuration, ConfigValue, configured
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
@@ -68,7 +68,7 @@ class _Signals:
                 signal.signal(number, handler)
 
 
-def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
+def run(flags: Sequence[ConfigValue], file: Path | None, *, as_json: bool) -> int:
     """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
     configuration = _configuration(flags, file)
     signals = _Signals()
@@ -87,10 +87,10 @@ def run(flags: Sequence[Said], file: Path | None, *, as_json: bool) -> int:
     return EXIT_INTERRUPTED if signals.first is signal.SIGINT else 0
 
 
-def _configuration(flags: Sequence[Said], file: Path | None) -> Configuration:
+def _configuration(flags: Sequence[ConfigValue], file: Path | None) -> Configuration:
     """Raises OptionError."""
     told = broker_environment()
-    environment = [Said(option, text, f"the variable {name}") for name, option, text in told.options]
+    environment = [ConfigValue(option, text, f"the variable {name}") for name, option, text in told.options]
     path = file or (Path(told.file) if told.file else None)
     configuration = configured(flags, environment, path, lambda fields: security(given=fields))
     if configuration.folder is None:

@@ -1,4 +1,4 @@
-"""The commands that are no sockets: demo, bench, doctor, version."""
+"""The commands that are no sockets: bench, doctor, version."""
 
 from __future__ import annotations
 
@@ -15,18 +15,6 @@ from transfer.cli.tables import print_json
 from transfer.transports.errors import NotSupported
 
 _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"), "off": ("-", "dim")}
-
-
-def run_demo(arguments: list[str]) -> int:
-    """The main job; see `transfer.demo`."""
-    try:
-        from transfer.demo import main
-    except ModuleNotFoundError as error:
-        raise NotSupported(
-            f"the demo needs {error.name}", hint="pip install 'tensor-transfer[demo]', and Java 17"
-        ) from error
-    result: Any = main(arguments)
-    return result if isinstance(result, int) else 0
 
 
 def run_bench(arguments: list[str]) -> int:

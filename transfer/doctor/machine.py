@@ -137,9 +137,9 @@ _OPTIONAL = {
     "cryptography": ("transfer certificates", "pip install 'tensor-transfer[certificates]'"),
     "dnspython": ("dns:// endpoints", "pip install 'tensor-transfer[discovery]'"),
     "scikit-learn": ("the demo's data", "pip install 'tensor-transfer[demo]'"),
-    "prometheus-client": ("metrics", "pip install prometheus-client"),
-    "typer": ("this command", "pip install typer"),
-    "rich": ("progress bars", "pip install rich"),
+    "prometheus-client": ("metrics", "pip install 'tensor-transfer[metrics]'"),
+    "typer": ("this command", "pip install 'tensor-transfer[cli]'"),
+    "rich": ("progress bars", "pip install 'tensor-transfer[cli]'"),
     "pyzmq": ("the broker's abtp, the benchmarks", "pip install 'tensor-transfer[fronts]'"),
 }
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from transfer.transports.errors import comes_with
+
 if TYPE_CHECKING:
     from transfer.metrics.prometheus import register, serve, unregister
 
@@ -16,6 +18,7 @@ __all__ = ["register", "serve", "unregister"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from transfer.metrics import prometheus
+    with comes_with("metrics", "transfer.metrics"):
+        from transfer.metrics import prometheus
 
     return getattr(prometheus, name)

@@ -25,7 +25,7 @@ Key = tuple[str, tuple[str, ...]]
 MAX_PEERS: Final = 100
 OTHER_PEERS: Final = "other"
 
-#: words of `Links.counts` and the counters that they are; behind a colon stands the reason
+#: words of `Connections.counts` and the counters that they are; behind a colon stands the reason
 _LINK_COUNTS: Final = {
     "connected": "transfer_connections_total",
     "disconnected": "transfer_disconnections_total",

@@ -10,7 +10,7 @@ from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
     from transfer.broker.clients.registry import Registration
-    from transfer.sockets.connections import Links
+    from transfer.sockets.connections import Connections
     from transfer.sockets.context import Context
 
 
@@ -19,7 +19,7 @@ class Announcing:
 
     if TYPE_CHECKING:
         context: Context
-        _links: Links
+        _links: Connections
         _announced: list[Registration]
 
         def _check_usable(self) -> None: ...

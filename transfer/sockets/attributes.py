@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.transports.errors import NoSuchAttribute
 
@@ -18,14 +18,16 @@ class Strict:
 
     _complete = False
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if self._complete and name[:1] != "_":
-            value = self._checked(name, value)
-            if name not in self.__dict__ and not hasattr(type(self), name):
-                derived = type(self).__module__.partition(".")[0] != "transfer"
-                if not derived or get_close_matches(name.lower(), self._known_names(), 1, _NEAR):
-                    raise self._no_such(name)
-        super().__setattr__(name, value)
+    if not TYPE_CHECKING:  # a type checker would take it for a class that has any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if self._complete and name[:1] != "_":
+                value = self._checked(name, value)
+                if name not in self.__dict__ and not hasattr(type(self), name):
+                    derived = type(self).__module__.partition(".")[0] != "transfer"
+                    if not derived or get_close_matches(name.lower(), self._known_names(), 1, _NEAR):
+                        raise self._no_such(name)
+            super().__setattr__(name, value)
 
     def _checked(self, name: str, value: Any) -> Any:
         """The value that a public attribute keeps, if this is one that it can have. Raises ArgumentError."""

@@ -20,7 +20,7 @@ from transfer.sockets.attributes import Strict
 from transfer.sockets.options import OPTIONS
 from transfer.transports.arguments import linger_of, whole, wrong
 from transfer.transports.config import load, security as read_security
-from transfer.transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute
+from transfer.transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute, comes_with
 from transfer.transports.forking import undivided
 from transfer.transports.handshake.choice import Offer
 from transfer.transports.reactor import READABLE, Reactor
@@ -31,7 +31,7 @@ from transfer.transports.security.settings import Security
 if TYPE_CHECKING:
     from transfer.patterns import Pattern
     from transfer.sockets.registration import Registration
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket, SocketMethods
     from transfer.transports.core.wire import SocketType
 
 logger = logging.getLogger("transfer")
@@ -110,7 +110,7 @@ class Context(Strict):
         _live.add(self)
         _set_hooks()
         if metrics_port is not None or registry is not None:
-            with undivided():
+            with undivided(), comes_with("metrics", "a context with metrics"):
                 from transfer.metrics import prometheus as metrics
 
             self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
@@ -136,7 +136,7 @@ class Context(Strict):
 
     def socket(
         self, socket_type: SocketType | str, *, pattern: type[Pattern] | None = None, **options: Any
-    ) -> Any:
+    ) -> Socket:
         """A new socket of this type; keyword arguments are options.
 
         socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. pattern: your
@@ -144,7 +144,7 @@ class Context(Strict):
         Raises UsageError (a bare number does not say whose it is), ArgumentError, ContextTerminated.
         """
         self.check()
-        made = self._socket_class()(self, socket_type, pattern)
+        made: Socket = self._socket_class()(self, socket_type, pattern)
         try:
             for name, value in options.items():
                 made.set(name, value)

@@ -12,7 +12,7 @@ from transfer.transports.errors import ArgumentError, NotSupported, ProtocolErro
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.connections import Links
+    from transfer.sockets.connections import Connections
     from transfer.sockets.tracker import Tracker
     from transfer.transports.core.contract import Frame
 
@@ -24,7 +24,7 @@ class Forwarding:
     """What a socket has for brokers and proxies."""
 
     if TYPE_CHECKING:
-        _links: Links
+        _links: Connections
 
         def _check_forked(self) -> None: ...
         def _streams(self) -> list[Any]: ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from transfer.sockets import balance
 from transfer.transports.arguments import number as number_of, shown
@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from transfer.config import Defaults
 
 
-class Option:
+G = TypeVar("G")
+S = TypeVar("S")
+
+
+class Option(Generic[G, S]):
     """One option as a descriptor. `check(value)` returns the value as kept, or raises ValueError.
 
     number: ZeroMQ's. attribute: the attribute of the core that holds it. effect: name of the
@@ -25,7 +29,7 @@ class Option:
     def __init__(
         self,
         default: Any,
-        check: Callable[[Any], Any],
+        check: Callable[[Any], G],
         number: int | None = None,
         *,
         attribute: str = "",
@@ -41,12 +45,16 @@ class Option:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
+    @overload
+    def __get__(self, socket: None, owner: type | None = None) -> Self: ...
+    @overload
+    def __get__(self, socket: Any, owner: type | None = None) -> G: ...
     def __get__(self, socket: Any, owner: type | None = None) -> Any:
         if socket is None:
             return self
         return getattr(socket, self.attribute) if self.attribute else socket._values[self.name]
 
-    def __set__(self, socket: Any, value: Any) -> None:
+    def __set__(self, socket: Any, value: S) -> None:
         try:
             kept = self.check(value)
         except (ValueError, TypeError) as error:
@@ -116,6 +124,8 @@ def compression(value: Any) -> str | None:
 
 _MS = whole(-1, 2**31 - 1, " of milliseconds (-1: endless)")
 _DURATION = whole(0, 2**31 - 1, " of milliseconds")
+_Number = Option[int, int]
+_Switch = Option[bool, bool]
 
 
 class SocketOptions:
@@ -126,39 +136,39 @@ class SocketOptions:
 
         def _check_forked(self) -> None: ...
 
-    sndhwm = Option(".send_high_water", whole(0), 23, effect="_limits_changed")
-    rcvhwm = Option(1000, whole(0), 24)
-    sndhwm_bytes = Option(".send_high_water_bytes", whole(0), 1001, effect="_limits_changed")
-    sndtimeo = Option(-1, _MS, 28, attribute="send_timeout")
-    rcvtimeo = Option(-1, _MS, 27, attribute="receive_timeout")
-    linger = Option(".linger", _MS, 17)
-    reconnect_ivl = Option(100, _MS, 18)
-    reconnect_ivl_max = Option(".reconnect_ivl_max", _DURATION, 21)
-    sndbuf = Option(-1, whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
-    rcvbuf = Option(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
-    routing_id = Option(b"", name_of_peer, 5)
-    maxmsgsize = Option(MAX_DATA, whole(-1), 22, effect="_limits_changed")
-    tcp_keepalive = Option(-1, whole(-1, 1, truth=True), 34)
-    tcp_keepalive_cnt = Option(-1, whole(-1), 35)
-    tcp_keepalive_idle = Option(-1, whole(-1), 36)
-    tcp_keepalive_intvl = Option(-1, whole(-1), 37)
-    checksum = Option(False, switch, 1002, effect="_limits_changed")
-    compression = Option(None, compression, 1003, effect="_ways_changed")
-    immediate = Option(".immediate", switch, 39)
-    conflate = Option(False, switch, 54, effect="_ways_changed")
-    router_mandatory = Option(False, switch, 33, effect="_pattern_changed")
-    router_handover = Option(False, switch, 56)
-    req_relaxed = Option(False, switch, 53, effect="_pattern_changed")
-    req_correlate = Option(False, switch, 52, effect="_pattern_changed")
-    heartbeat_ivl = Option(".heartbeat_ivl", _DURATION, 75, effect="_checks_changed")
-    heartbeat_timeout = Option(".heartbeat_timeout", _MS, 77)
-    frame_timeout = Option(60_000, _MS, 1007, effect="_checks_changed")
-    handshake_ivl = Option(".handshake_ivl", _DURATION, 66)
-    connect_timeout = Option(0, _DURATION, 79)
-    resend = Option(False, switch, 1005, effect="_ways_changed")
-    adaptive_hwm = Option(0, _DURATION, 1009, effect="_checks_changed")
-    balance = Option(None, balance.checked, 1008, effect="_balance_changed")
-    backlog = Option(4096, whole(1, 65535), 19)
+    sndhwm = _Number(".send_high_water", whole(0), 23, effect="_limits_changed")
+    rcvhwm = _Number(1000, whole(0), 24)
+    sndhwm_bytes = _Number(".send_high_water_bytes", whole(0), 1001, effect="_limits_changed")
+    sndtimeo = _Number(-1, _MS, 28, attribute="send_timeout")
+    rcvtimeo = _Number(-1, _MS, 27, attribute="receive_timeout")
+    linger = _Number(".linger", _MS, 17)
+    reconnect_ivl = _Number(100, _MS, 18)
+    reconnect_ivl_max = _Number(".reconnect_ivl_max", _DURATION, 21)
+    sndbuf = _Number(-1, whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
+    rcvbuf = _Number(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
+    routing_id = Option[bytes, bytes | str](b"", name_of_peer, 5)
+    maxmsgsize = _Number(MAX_DATA, whole(-1), 22, effect="_limits_changed")
+    tcp_keepalive = _Number(-1, whole(-1, 1, truth=True), 34)
+    tcp_keepalive_cnt = _Number(-1, whole(-1), 35)
+    tcp_keepalive_idle = _Number(-1, whole(-1), 36)
+    tcp_keepalive_intvl = _Number(-1, whole(-1), 37)
+    checksum = _Switch(False, switch, 1002, effect="_limits_changed")
+    compression = Option[str | None, str | None](None, compression, 1003, effect="_ways_changed")
+    immediate = _Switch(".immediate", switch, 39)
+    conflate = _Switch(False, switch, 54, effect="_ways_changed")
+    router_mandatory = _Switch(False, switch, 33, effect="_pattern_changed")
+    router_handover = _Switch(False, switch, 56)
+    req_relaxed = _Switch(False, switch, 53, effect="_pattern_changed")
+    req_correlate = _Switch(False, switch, 52, effect="_pattern_changed")
+    heartbeat_ivl = _Number(".heartbeat_ivl", _DURATION, 75, effect="_checks_changed")
+    heartbeat_timeout = _Number(".heartbeat_timeout", _MS, 77)
+    frame_timeout = _Number(60_000, _MS, 1007, effect="_checks_changed")
+    handshake_ivl = _Number(".handshake_ivl", _DURATION, 66)
+    connect_timeout = _Number(0, _DURATION, 79)
+    resend = _Switch(False, switch, 1005, effect="_ways_changed")
+    adaptive_hwm = _Number(0, _DURATION, 1009, effect="_checks_changed")
+    balance = Option[Any, Any](None, balance.checked, 1008, effect="_balance_changed")
+    backlog = _Number(4096, whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
         """Sets an option by name or number. Raises OptionError, with the names there are."""
@@ -221,7 +231,7 @@ def checked(name: str, value: Any) -> Any:
         raise _wrong(name, value, error) from error
 
 
-OPTIONS: dict[str, Option] = {
+OPTIONS: dict[str, Option[Any, Any]] = {
     name: option for name, option in vars(SocketOptions).items() if isinstance(option, Option)
 }
 ACTIONS = {"subscribe", "unsubscribe"}

@@ -14,7 +14,7 @@ from transfer.transports.core.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.connections.directory_connector import Following
+    from transfer.sockets.connections.directory_connector import DirectoryConnector
     from transfer.sockets.connections.state import Orphan
     from transfer.sockets.connections.topic_positions import LogId
     from transfer.sockets.queue_limit import QueueLimit
@@ -268,7 +268,7 @@ class Endpoint:
         self.attempts = 0
         self.error: TransferError | None = None
         #: of one of those that another endpoint stands for: what follows that one
-        self.follower: Following | None = None
+        self.follower: DirectoryConnector | None = None
 
     def close(self) -> None:
         """Stops listening or connecting; the connections live on. Idempotent."""

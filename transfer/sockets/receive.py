@@ -14,7 +14,7 @@ from transfer.json_text import decoder
 from transfer.patterns import Replier, Requester
 from transfer.patterns.base import Pattern
 from transfer.sockets.compression import decompressed
-from transfer.sockets.connections import Links
+from transfer.sockets.connections import Connections
 from transfer.sockets.lockstep import RECEIVING, Turns
 from transfer.transports.arguments import decoder_of, flags_of
 from transfer.transports.core.copies import pour, room_in
@@ -48,7 +48,7 @@ class Receiving(Turns):
         @property
         def largest_message(self) -> int: ...
 
-        _links: Links
+        _links: Connections
         _pattern: Pattern
         _requester: Requester | None
         _values: dict[str, Any]

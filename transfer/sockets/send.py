@@ -15,7 +15,7 @@ from transfer.patterns import PipelinedReplier, Replier, Requester, Router
 from transfer.patterns.base import ANYONE, Pattern, SendMode
 from transfer.sockets.balance import Balance
 from transfer.sockets.compression import compressed
-from transfer.sockets.connections import Links
+from transfer.sockets.connections import Connections
 from transfer.sockets.lockstep import SENDING, Turns
 from transfer.sockets.peer import Peer
 from transfer.sockets.tracker import Tracker
@@ -37,7 +37,7 @@ class Sending(Turns):
 
     if TYPE_CHECKING:
         context: Context
-        _links: Links
+        _links: Connections
         _pattern: Pattern
         _requester: Requester | None
         _balance: Balance | None

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self, overload
 
 from transfer.constants import POLLIN, POLLOUT, pattern_of
 from transfer.patterns import Publisher, Requester, Router, Subscriber
@@ -21,7 +21,7 @@ from transfer.sockets import balance
 from transfer.sockets.announcement import Announcing
 from transfer.sockets.attributes import Strict
 from transfer.sockets.binding import Binding
-from transfer.sockets.connections import Links
+from transfer.sockets.connections import Connections
 from transfer.sockets.forward import Forwarding
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.options import SocketOptions
@@ -46,7 +46,8 @@ if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
     from transfer.sockets.callback import Dispatcher
     from transfer.sockets.context import Context
-    from transfer.transports.core.contract import Frame, SocketBase
+    from transfer.sockets.tracker import Tracker
+    from transfer.transports.core.contract import Buffer, Frame, SocketBase
 else:
     SocketBase = object
 
@@ -60,6 +61,42 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
     Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
     """
+
+    if TYPE_CHECKING:  # the core's, as programs call them
+
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., copy: bool = ..., track: Literal[False] = ...
+        ) -> None: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., copy: bool = ..., *, track: Literal[True]
+        ) -> Tracker: ...
+        @overload
+        def send(
+            self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
+        ) -> Tracker | None: ...
+        def send(
+            self, data: Buffer, flags: int = 0, copy: bool = True, track: bool = False
+        ) -> Tracker | None:
+            """Sends one part to the peers that the socket's type names.
+
+            data: anything with a contiguous buffer; 64 KiB and more are sent from where they lie. flags:
+            DONTWAIT, SNDMORE. copy: False says that the memory stays as it is until it is sent. track: to
+            return a Tracker. Raises Again after `sndtimeo`, Closed, StateError, NotSupported.
+            """
+
+        @overload
+        def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> bytes: ...
+        @overload
+        def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Frame: ...
+        @overload
+        def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
+        def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> bytes | Frame:
+            """Receives one part: bytes, or a Frame if not `copy`. flags: DONTWAIT.
+
+            Raises Again after `rcvtimeo`, Closed, StateError, NotSupported.
+            """
 
     def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
         make: Any = super().__new__
@@ -75,7 +112,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         self._pattern = pattern_of(socket_type, pattern)()
         self._values = self._initial_values(defaults)
         self._balance = None
-        self._links = Links(self, context, self._pattern)
+        self._links = Connections(self, context, self._pattern)
         super().__init__(*self._pattern.modes(), context.flusher, context.pool)
         self.context = context
         self._lent = context.shared

@@ -19,7 +19,7 @@ from transfer.spark.columns import ColumnReader, split
 from transfer.spark.options import WriteOptions
 from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
 from transfer.spark.schema import Column
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse
 from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, Ended, Kind, refusal
@@ -158,7 +158,7 @@ class SpoolWrite:
         finally:
             link.close()
 
-    def _watched(self, iterator: Iterator[RecordBatch], link: Link) -> Iterator[RecordBatch]:
+    def _watched(self, iterator: Iterator[RecordBatch], link: ReconnectingClient) -> Iterator[RecordBatch]:
         """The batches, until the job has failed elsewhere."""
         looked = time.monotonic()
         for batch in iterator:
@@ -167,14 +167,14 @@ class SpoolWrite:
                 looked = time.monotonic()
             yield batch
 
-    def _still_wanted(self, link: Link) -> None:
+    def _still_wanted(self, link: ReconnectingClient) -> None:
         """Raises NotATensor if another task of the job found rows that cannot travel."""
         try:
             link.ask(self._declaration(task=True))
         except (Again, Broken) as error:
             _log.info("whether run %s goes on is not known: %s", self.run, error)
 
-    def _refuse(self, link: Link, error: NotATensor) -> None:
+    def _refuse(self, link: ReconnectingClient, error: NotATensor) -> None:
         """Another attempt would find the same rows: the job has failed, and its other tasks learn why.
 
         Not of a stream, whose next start tries the same job again.
@@ -227,7 +227,7 @@ class SpoolWrite:
         finally:
             link.close()
 
-    def _sender(self, link: Link) -> SocketSender | None:
+    def _sender(self, link: ReconnectingClient) -> SocketSender | None:
         """A way for the rows. None: the run is there already.
 
         A spool that comes back may take them at another port, so it is asked again and again.
@@ -253,8 +253,8 @@ class SpoolWrite:
     def _endpoint(self) -> str:
         return parse(self.options.endpoint[0]).endpoint
 
-    def _link(self, timeout: float) -> Link:
-        return Link(self._endpoint, timeout=timeout)
+    def _link(self, timeout: float) -> ReconnectingClient:
+        return ReconnectingClient(self._endpoint, timeout=timeout)
 
     def _declaration(self, *, task: bool = False) -> Declare:
         delivery: Any = self.options.delivery

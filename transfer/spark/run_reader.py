@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.spark.batches import batches, check_fit, schema_of
 from transfer.spark.options import ReadOptions
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.address import RunAddress
 from transfer.spool.format.protocol import Acknowledge, AnswerTooLarge, InspectRun, Read
@@ -118,7 +118,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise NotSupported("this PySpark has no read limits", hint="use PySpark 4.2 or 4.3")
         self._options = options
         self._schema = schema
-        self._link: Link | None = None
+        self._link: ReconnectingClient | None = None
         self._seen: Seen | None = None
         self._run_id = ""  # of the run that this query reads; "": it has not looked yet
         self._member = False  # whether the group is known to the spool
@@ -298,7 +298,7 @@ def read_schema(options: ReadOptions) -> StructType:
     return schema_of(seen.layouts)
 
 
-def inspect(link: Link, run: str) -> Seen:
+def inspect(link: ReconnectingClient, run: str) -> Seen:
     """Asks for all that planning needs. Raises OptionError: there is no such run."""
     _, answer = link.ask(InspectRun(run=run))
     layouts = from_json(answer["columns"])
@@ -358,8 +358,8 @@ def _nothing(seen: Seen) -> RowRange:
     return RowRange(0, 0, seen.run_id, seen.layouts)
 
 
-def _link(options: ReadOptions) -> Link:
-    return Link(options.endpoint, timeout=options.connect_timeout)
+def _link(options: ReadOptions) -> ReconnectingClient:
+    return ReconnectingClient(options.endpoint, timeout=options.connect_timeout)
 
 
 def _replaced(run: str, one: str, other: str) -> Broken:

@@ -16,7 +16,7 @@ from transfer.transports.errors import ArgumentError
 from transfer.transports.forking import undivided
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
-from transfer.zmq.linger import Heirs
+from transfer.zmq.linger import Linger
 from transfer.zmq.socket import Socket
 
 __all__ = ["Context", "SyncContext"]
@@ -69,7 +69,7 @@ class Context(transfer.sockets.context.Context):
         object.__setattr__(self, "_is_shadow", False)
         super().__init__(defaults=config.PYZMQ)
         self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
-        self._heirs = Heirs()
+        self._heirs = Linger()
         self._warns = False
         self._ending = False
         self.__dict__["sockopts"] = {}

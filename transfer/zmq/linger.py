@@ -63,7 +63,7 @@ def bequeath(sock: Any, make: Any) -> None:
     context._heirs.take(heir)
 
 
-class Heirs:
+class Linger:
     """The heirs of one context, and their thread, which is there while there are any. Thread-safe."""
 
     def __init__(self) -> None:
@@ -172,7 +172,7 @@ class Debt:
     due: its next look, in time.monotonic().
     """
 
-    def __init__(self, heir: Any, heirs: Heirs) -> None:
+    def __init__(self, heir: Any, heirs: Linger) -> None:
         self.heir = heir
         self.fds: list[int] = []
         self.due = 0.0

@@ -13,7 +13,7 @@ from transfer.transports.descriptors import share_of_descriptors
 MOST = 4096
 
 
-class PendingConnections:
+class PendingBudget:
     """One budget for all listeners. Thread-safe; it does no I/O.
 
     A listener adds each connection that it accepts, and removes it when its peer has shown who it is. When
@@ -61,5 +61,5 @@ class PendingConnections:
 
 
 #: of this process
-PENDING = PendingConnections()
+PENDING = PendingBudget()
 os.register_at_fork(after_in_child=PENDING.forget)

@@ -84,7 +84,7 @@ class _Owned(socket.socket):
         self.close()
 
 
-class Beside:
+class ControlChannel:
     """Our end. Thread-safe; `read` by one thread at a time.
 
     stuck: called when the peer reads too slowly for what is said, out of any statement of any

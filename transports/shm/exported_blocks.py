@@ -9,7 +9,7 @@ from transfer.transports.core.copies import copy_of
 from transfer.transports.errors import Broken
 from transfer.transports.shm import control_channel as beside
 from transfer.transports.shm.blocks import Block, Blocks, Loan
-from transfer.transports.shm.control_channel import Beside
+from transfer.transports.shm.control_channel import ControlChannel
 from transfer.transports.shm.mappings import MOST_BLOCKS
 
 _SHARE_BITS = 24
@@ -51,10 +51,10 @@ class Share(NamedTuple):
     data: Any
 
 
-class Lending:
+class ExportedBlocks:
     """The shares of one connection. Under its owner's lock, but for `end` and what a block tells."""
 
-    def __init__(self, beside: Beside) -> None:
+    def __init__(self, beside: ControlChannel) -> None:
         self._beside = beside
         #: blocks whose descriptor the peer has, the one used longest ago first
         self._announced: dict[int, Block] = {}

@@ -21,11 +21,11 @@ from transfer.transports.errors import Broken, ProtocolError, TransferError, wit
 from transfer.transports.reactor import READABLE
 from transfer.transports.shm import control_channel as beside
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
-from transfer.transports.shm.control_channel import Beside, Said
-from transfer.transports.shm.exported_blocks import Lending, Parts
+from transfer.transports.shm.control_channel import ControlChannel, Said
+from transfer.transports.shm.exported_blocks import ExportedBlocks, Parts
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import Arena, Segment
-from transfer.transports.shm.shm_streams import Carriers
+from transfer.transports.shm.shm_streams import ShmStreams
 from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ _WHY = {
 logger = logging.getLogger("transfer")
 
 
-class LocalCarrier:
+class ShmStream:
     """Both directions of one connection. Thread-safe; owns the socket beside it.
 
     It outlives its connection as long as one side still sees memory of the other's blocks.
@@ -63,9 +63,9 @@ class LocalCarrier:
         self._core = around.core
         self._reactor = around.reactor
         self._shared = around.shared
-        self._carriers = Carriers.of(around)
+        self._carriers = ShmStreams.of(around)
         attend = self._carriers.attending(self)
-        self._beside = Beside(connection, attend, self._carriers.spare)
+        self._beside = ControlChannel(connection, attend, self._carriers.spare)
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
@@ -75,7 +75,7 @@ class LocalCarrier:
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- what we send
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
-        self._lending = Lending(self._beside)
+        self._lending = ExportedBlocks(self._beside)
         #: payloads that the connection took itself, by the reason
         self.refused: Counter[str] = Counter()
         # -- what the peer sends

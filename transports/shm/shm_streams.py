@@ -31,7 +31,7 @@ class Carrier(Protocol):
     def end(self) -> None: ...
 
 
-class Carriers:
+class ShmStreams:
     """Thread-safe."""
 
     NAME = "local.carriers"  # in Surroundings.shared
@@ -46,7 +46,7 @@ class Carriers:
         self._bell = Bell(reactor, self._rung)
 
     @classmethod
-    def of(cls, around: Surroundings) -> Carriers:
+    def of(cls, around: Surroundings) -> ShmStreams:
         """Those of a context, which begin with its first connection. Raises InternalError."""
         found = around.shared.get(cls.NAME)
         if found is None:

@@ -33,7 +33,7 @@ _WAIT = struct.pack("ll", 0, 50_000)
 Pair = tuple[socket.socket, socket.socket]
 
 
-class Door:
+class UnixListener:
     """A listener in the abstract name space: nothing stays behind, whatever ends the process.
 
     A peer connects, and says a token that it was told over TCP; with it comes the peer's end of a

@@ -8,9 +8,9 @@ from typing import Any
 
 from transfer.transports.errors import ProtocolError
 from transfer.transports.handshake.upgrade import Made, Upgrade, text_of
-from transfer.transports.shm.shm_stream import LocalCarrier
-from transfer.transports.shm.shm_streams import Carriers
-from transfer.transports.shm.unix_listener import DOOR, TOKEN_SIZE, Door, Pair, enter
+from transfer.transports.shm.shm_stream import ShmStream
+from transfer.transports.shm.shm_streams import ShmStreams
+from transfer.transports.shm.unix_listener import DOOR, TOKEN_SIZE, Pair, UnixListener, enter
 from transfer.transports.tcp import tune
 
 _NAME = "local.door"
@@ -26,7 +26,7 @@ class LocalUpgrade(Upgrade):
     _pair: Pair | None = None
 
     def offer(self) -> dict[str, Any]:
-        Carriers.of(self.around)  # fails here, if it must, and not in `made`
+        ShmStreams.of(self.around)  # fails here, if it must, and not in `made`
         self._token = secrets.token_bytes(TOKEN_SIZE)
         return {"name": self._door().name, "token": self._token.hex()}
 
@@ -40,7 +40,7 @@ class LocalUpgrade(Upgrade):
         name = text_of(offer, "name", 100)
         if not DOOR.fullmatch(name):  # whoever it is, it sends us to no other socket of this user
             raise ProtocolError("upgrade", "the name is not that of a door")
-        Carriers.of(self.around)
+        ShmStreams.of(self.around)
         self._pair = enter(name, token)
         return {}
 
@@ -53,7 +53,7 @@ class LocalUpgrade(Upgrade):
         tune(connection, self.around.options)
         self._token, self._pair = b"", None
         os.close(fd)
-        return Made(connection.detach(), carrier=LocalCarrier(beside, self.around))
+        return Made(connection.detach(), carrier=ShmStream(beside, self.around))
 
     def close(self) -> None:
         pair, self._pair = self._pair, None
@@ -63,9 +63,9 @@ class LocalUpgrade(Upgrade):
             # Its connection failed, maybe after it had come in: a peer that was killed leaves nothing.
             self._door().forget(self._token)
 
-    def _door(self) -> Door:
+    def _door(self) -> UnixListener:
         door = self.around.shared.get(_NAME)
         if door is None:
-            door = self.around.shared[_NAME] = Door(self.around.reactor)
-        assert isinstance(door, Door)
+            door = self.around.shared[_NAME] = UnixListener(self.around.reactor)
+        assert isinstance(door, UnixListener)
         return door

@@ -10,7 +10,7 @@ from multiprocessing.connection import Connection, wait
 from transfer.broker.bench.figures import Latency, Result
 from transfer.broker.bench.payloads import check_compression
 from transfer.broker.bench.plan import Mode, Plan
-from transfer.broker.bench.processes import PATIENCE, Crew, Member, until_done
+from transfer.broker.bench.processes import PATIENCE, Member, Processes, until_done
 from transfer.broker.bench.roles import (
     LAST,
     OVER,
@@ -47,7 +47,7 @@ def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None)
     """
     if plan.compress:
         check_compression()
-    with Crew() as crew:
+    with Processes() as crew:
         cast = _cast(crew, plan, target)
         for member in (*cast.receivers, *cast.publishers):
             member.hear(PATIENCE)
@@ -92,7 +92,7 @@ def _roles(plan: Plan) -> list[_Role]:
     return [_Role(False, topics[::2], everybody)] * plan.connections + [_Role(True, topics[1::2], everybody)]
 
 
-def _cast(crew: Crew, plan: Plan, target: Target) -> _Cast:
+def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
     """Receivers first: they are there when the first message is published."""
     roles = _roles(plan)
     run = time.time_ns()

@@ -98,7 +98,7 @@ class Member:
         self._line.close()
 
 
-class Crew:
+class Processes:
     """Starts processes and ends all of them, at the latest when its block ends. Not thread-safe."""
 
     def __init__(self) -> None:

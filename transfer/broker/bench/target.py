@@ -14,17 +14,17 @@ from urllib.parse import urlsplit
 
 from transfer.broker.bench import usage
 from transfer.broker.bench.plan import TRANSIENT
-from transfer.broker.bench.processes import Crew, Member, Stage
+from transfer.broker.bench.processes import Member, Processes, Stage
 from transfer.broker.bench.usage import Usage
 from transfer.broker.config.settings import TTP_PORT, Settings
 from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 from transfer.http.client import Bounds, Trust, asked
 from transfer.transports.errors import AddressError, UsageError
 
 #: where a broker's fronts are unless it is told otherwise
-REQUESTS, TTP = OwnSettings().requests, f"127.0.0.1:{TTP_PORT}"
+REQUESTS, TTP = NativeSettings().requests, f"127.0.0.1:{TTP_PORT}"
 _FREE = "tcp://127.0.0.1:0"
 #: seconds that a broker's metrics are waited for
 _PATIENCE = 10.0
@@ -141,13 +141,13 @@ class Started(Target):
         return self._member.hear()
 
 
-def started(crew: Crew, folder: Path, transient: tuple[Pattern, ...] | None = None) -> Started:
+def started(crew: Processes, folder: Path, transient: tuple[Pattern, ...] | None = None) -> Started:
     """A broker on this folder, with the fronts that are measured on free ports. transient: topics that keep
     nothing; None: those of `TRANSIENT`."""
     if transient is None:
         transient = tuple(pattern(Kind.PATHS, text) for text in TRANSIENT)
     settings = Settings(
-        own=OwnSettings(_FREE, _FREE, _FREE),
+        own=NativeSettings(_FREE, _FREE, _FREE),
         ttp=0,
         pybroker=None,
         rqueue=None,

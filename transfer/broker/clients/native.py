@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import transfer
-from transfer.broker.clients.native_batch import Gathered
+from transfer.broker.clients.native_batch import Batch
 from transfer.broker.clients.native_consumer import Consumer, Received, wish_of
 from transfer.broker.clients.native_errors import NotTaken, error_of
 from transfer.broker.clients.native_fetch import Fetching
@@ -69,7 +69,7 @@ class BrokerClient:
         self._consumers: dict[int, Consumer] = {}
         self._socket: Any = None
         self._failure: TransferError | None = None
-        self._gathered = Gathered()
+        self._gathered = Batch()
         self._uploads = Uploads(self)
         self.fetching = Fetching(self, self._context.pool.lease)
         try:

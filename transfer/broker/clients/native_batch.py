@@ -14,7 +14,7 @@ _MOST = 1000
 _NOBODY = LARGEST_NUMBER  # no thread has this number
 
 
-class Gathered:
+class Batch:
     """Used with the client's lock."""
 
     def __init__(self) -> None:

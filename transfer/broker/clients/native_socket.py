@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import transfer
-from transfer.sockets.connections.no_peer import Said
+from transfer.sockets.connections.no_peer import Warned
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import Again
 from transfer.transports.handshake.identity import one_time_identity
@@ -29,7 +29,7 @@ def connected_socket(
     context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
 ) -> Any:
     """A DEALER socket that is connected. Raises Again: not by the deadline, or it was given up."""
-    seconds, said = _FIRST_TRY, Said()
+    seconds, said = _FIRST_TRY, Warned()
     while True:
         left = max(0.0, deadline - time.monotonic())
         socket = context.socket(transfer.DEALER)

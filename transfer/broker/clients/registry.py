@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
-from transfer.broker.clients.registry_connection import RegistryLink, broker_of, host_towards
+from transfer.broker.clients.registry_connection import RegistryConnection, broker_of, host_towards
 from transfer.broker.protocols.native import Head, Op, encode
 from transfer.broker.protocols.native_registry import (
     LONGEST_LEASE,
@@ -105,7 +105,7 @@ class Registration:
         self._context = context or Context()
         self._owns_context = context is None
         self._changed = threading.Condition()
-        self._link: RegistryLink | None = None
+        self._link: RegistryConnection | None = None
         self._registered = False
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="transfer-registration", daemon=True)
@@ -181,7 +181,7 @@ class Registration:
 
     def _serve(self) -> None:
         """One connection: until it ends, or `close`. Raises Broken, Again; UsageError: refused."""
-        link = self._link = RegistryLink(self._broker, self._context)
+        link = self._link = RegistryConnection(self._broker, self._context)
         try:
             if self._stop.is_set():  # by another thread, which may not have seen this link
                 return
@@ -201,7 +201,7 @@ class Registration:
         finally:
             link.close()
 
-    def _renew(self, link: RegistryLink) -> None:
+    def _renew(self, link: RegistryConnection) -> None:
         link.say(encode(Op.RENEW, _NUMBER))
         try:
             link.answer(Op.REGISTERED)
@@ -232,7 +232,7 @@ def look_up(registry: str, context: Context | None = None) -> list[Member]:
     broker, name = broker_of(parse(registry))
     own = context or Context()
     try:
-        link = RegistryLink(broker, own)
+        link = RegistryConnection(broker, own)
         try:
             link.open()
             link.say(encode_look_up(_NUMBER, LookUp(name)))
@@ -258,7 +258,7 @@ class RegistryDirectory(Directory):
         self._broker, self._name = broker_of(address)
         self._policy = address.policy
         self._context = context
-        self._link: RegistryLink | None = None
+        self._link: RegistryConnection | None = None
         self._members: set[str] = set()
         self._revision = -1
         self._settled = True
@@ -288,10 +288,10 @@ class RegistryDirectory(Directory):
                 raise Broken(f"the context of {self._name} is closed") from error
             raise
 
-    def _connect(self) -> RegistryLink:
+    def _connect(self) -> RegistryConnection:
         if self._closed:
             raise Closed(f"{self._name} is not followed any more")
-        self._link = link = RegistryLink(self._broker, self._context)
+        self._link = link = RegistryConnection(self._broker, self._context)
         self._revision, self._heard = -1, 0.0
         if self._closed:  # by another thread, which may not have seen this link
             raise Closed(f"{self._name} is not followed any more")
@@ -303,7 +303,7 @@ class RegistryDirectory(Directory):
         if link is not None:
             link.close()
 
-    def _ask(self, link: RegistryLink) -> tuple[Head, list[bytes]]:
+    def _ask(self, link: RegistryConnection) -> tuple[Head, list[bytes]]:
         link.say(encode_look_up(_NUMBER, LookUp(self._name, True, self._revision)))
         # What came before is in what the answer says.
         return link.answer(Op.LISTED)

@@ -25,7 +25,7 @@ _LOOK = 0.25
 _RECONNECT_MS = 100, 500
 
 
-class RegistryLink:
+class RegistryConnection:
     """One DEALER, for one thread; `close` for any."""
 
     def __init__(self, broker: Address, context: Context) -> None:

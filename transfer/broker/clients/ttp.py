@@ -15,7 +15,7 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.clients.ttp_connection import NOTHING, Link
+from transfer.broker.clients.ttp_connection import NOTHING, TtpConnection
 from transfer.broker.clients.ttp_reader import MOST_META, Assembly, Frame, Received
 from transfer.broker.protocols.names import MAX_TOPIC, encode_topic
 from transfer.broker.protocols.ttp import (
@@ -74,7 +74,9 @@ class TtpClient:
     ) -> None:
         text(name, "name")
         limits = Limits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
-        self._link = Link(host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security)
+        self._link = TtpConnection(
+            host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security
+        )
         self._assembly = Assembly(largest)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
         if name:

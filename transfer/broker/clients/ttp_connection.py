@@ -30,7 +30,7 @@ _LONGEST = 3600.0
 NOTHING = memoryview(b"")
 
 
-class Link:
+class TtpConnection:
     """One connection. Not thread-safe.
 
     timeout: seconds that it waits without progress. heartbeat: seconds after which it tells the broker that

@@ -20,7 +20,7 @@ from transfer.transports.security.exposure import warn_of_secret
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class ConfigValue:
     """One choice as somebody wrote it. place: where, as an error names it."""
 
     name: str
@@ -43,14 +43,14 @@ DATA = "broker.data"
 
 
 def configured(
-    flags: Iterable[Said],
-    environment: Iterable[Said] = (),
+    flags: Iterable[ConfigValue],
+    environment: Iterable[ConfigValue] = (),
     file: Path | None = None,
     secured: Secured | None = None,
 ) -> Configuration:
     """The settings, and the data folder. secured: see `settings_of`. Raises OptionError, whose text names the
     place, SecurityError."""
-    said: dict[str, Said] = {}
+    said: dict[str, ConfigValue] = {}
     for one in (*(read_file(file) if file is not None else ()), *environment, *flags):
         _known(one)
         said[one.name] = one
@@ -64,7 +64,7 @@ def configured(
     return Configuration(settings_of(chosen, secured), _folder(data, file), file)
 
 
-def read_file(path: Path) -> Iterator[Said]:
+def read_file(path: Path) -> Iterator[ConfigValue]:
     """What a TOML file says. Raises OptionError."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -87,18 +87,18 @@ def read_file(path: Path) -> Iterator[Said]:
                 hint=_nearest(section, _sections()) or f"sections are {', '.join(_sections())}",
             )
         for key, value in keys.items():
-            yield Said(f"{section}.{key}", value, f"{path}: {key} in [{section}]")
+            yield ConfigValue(f"{section}.{key}", value, f"{path}: {key} in [{section}]")
 
 
-def said_by_flag(text: str) -> Said:
+def said_by_flag(text: str) -> ConfigValue:
     """`section.key=value`, as `--set` takes it. Raises OptionError."""
     name, sign, value = text.partition("=")
     if not sign:
         raise OptionError(f"--set {text!r} has no '='", hint="for instance --set ttp.idle=2m")
-    return Said(name.strip(), value.strip(), f"--set {name.strip()}")
+    return ConfigValue(name.strip(), value.strip(), f"--set {name.strip()}")
 
 
-def _known(one: Said) -> None:
+def _known(one: ConfigValue) -> None:
     if one.name not in BY_NAME and one.name != DATA:
         section = one.name.partition(".")[0]
         there = [name for name in _names() if name.startswith(f"{section}.")]
@@ -109,7 +109,7 @@ def _known(one: Said) -> None:
         )
 
 
-def _folder(data: Said | None, file: Path | None) -> Path | None:
+def _folder(data: ConfigValue | None, file: Path | None) -> Path | None:
     """Where the data lies; beside the file, if that says it."""
     if data is None:
         return None
@@ -120,7 +120,7 @@ def _folder(data: Said | None, file: Path | None) -> Path | None:
     return file.parent / folder if file is not None and in_file else folder
 
 
-def _shown(one: Said) -> str:
+def _shown(one: ConfigValue) -> str:
     """The value, unless it is a secret."""
     return "not a text" if one.name == "http.token" else f"{one.value!r:.80}"
 

@@ -12,7 +12,7 @@ from typing import Any
 from transfer.broker.config import values
 from transfer.broker.config.settings import Settings
 from transfer.broker.config.values import Reader, Value
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.transports.security.settings import CLIENTS, ENCRYPT, Security
 
 #: who may come in, with these fields as they are and the rest from elsewhere
@@ -20,7 +20,7 @@ Secured = Callable[[dict[str, Any]], Security]
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Option:
     """name: `section.key`. path: of the field in Settings. text: what it means, for people."""
 
     name: str
@@ -34,232 +34,232 @@ _LARGEST = "bytes of a payload at most"
 _STALLED = "seconds that a peer may stop in the middle of a message"
 
 CHOICES = (
-    Choice("broker.host", ("host",), values.text, "where the fronts on plain TCP listen"),
-    Choice("broker.drain", ("drain",), values.seconds, "what a clean stop gives to what has begun"),
-    Choice("own.requests", ("own", "requests"), values.endpoint_or_off, "where DEALER and REQ connect"),
-    Choice("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH and PUB connect"),
-    Choice("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
-    Choice("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
-    Choice("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),
-    Choice(
+    Option("broker.host", ("host",), values.text, "where the fronts on plain TCP listen"),
+    Option("broker.drain", ("drain",), values.seconds, "what a clean stop gives to what has begun"),
+    Option("own.requests", ("own", "requests"), values.endpoint_or_off, "where DEALER and REQ connect"),
+    Option("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH and PUB connect"),
+    Option("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
+    Option("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
+    Option("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),
+    Option(
         "own.largest_in_pieces", ("own", "largest_in_pieces"), values.size, "bytes of a message in pieces"
     ),
-    Choice("own.stalled", ("own", "stalled"), values.seconds, "seconds that a program may stop in one"),
-    Choice("ttp.port", ("ttp",), values.port, "of TTP v2"),
-    Choice("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "bytes of a frame's metadata"),
-    Choice("ttp.most_data", ("ttp_limits", "most_data"), values.size, "bytes of a frame's data"),
-    Choice(
+    Option("own.stalled", ("own", "stalled"), values.seconds, "seconds that a program may stop in one"),
+    Option("ttp.port", ("ttp",), values.port, "of TTP v2"),
+    Option("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "bytes of a frame's metadata"),
+    Option("ttp.most_data", ("ttp_limits", "most_data"), values.size, "bytes of a frame's data"),
+    Option(
         "ttp.most_gathered",
         ("ttp_limits", "most_gathered"),
         values.size,
         "bytes of a stream in memory",
     ),
-    Choice(
+    Option(
         "ttp.most_gathered_together",
         ("ttp_limits", "most_gathered_together"),
         values.size,
         "bytes of all streams in memory",
     ),
-    Choice(
+    Option(
         "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "that a connection has open"
     ),
-    Choice(
+    Option(
         "ttp.most_subscriptions",
         ("ttp_limits", "most_subscriptions"),
         values.number(1),
         "that a connection has",
     ),
-    Choice(
+    Option(
         "ttp.most_shapes",
         ("ttp_limits", "most_shapes"),
         values.number(0),
         "of a connection's patterns with wildcards",
     ),
-    Choice(
+    Option(
         "ttp.most_shapes_together",
         ("ttp_limits", "most_shapes_together"),
         values.number(0),
         "the same of all connections",
     ),
-    Choice("ttp.idle", ("ttp_limits", "idle"), values.seconds, "silence after which a connection ends"),
-    Choice("pybroker.port", ("pybroker",), values.port, "of PyBroker's protocol"),
-    Choice("pybroker.largest", ("pybroker_limits", "largest"), values.size, _LARGEST),
-    Choice("pybroker.stalled", ("pybroker_limits", "stalled"), values.seconds, _STALLED),
-    Choice("pybroker.answers", ("pybroker_limits", "answers"), values.size, "answers that wait for a peer"),
-    Choice("rqueue.port", ("rqueue",), values.port, "of rqueue's protocol"),
-    Choice("rqueue.largest", ("rqueue_limits", "largest"), values.size, _LARGEST),
-    Choice("rqueue.stalled", ("rqueue_limits", "stalled"), values.seconds, _STALLED),
-    Choice("rqueue.limit", ("rqueue_limits", "limit"), values.size, "bytes that wait for a subscriber"),
-    Choice("rqueue.overflow", ("rqueue_limits", "overflow"), values.overflow, "what happens beyond them"),
-    Choice(
+    Option("ttp.idle", ("ttp_limits", "idle"), values.seconds, "silence after which a connection ends"),
+    Option("pybroker.port", ("pybroker",), values.port, "of PyBroker's protocol"),
+    Option("pybroker.largest", ("pybroker_limits", "largest"), values.size, _LARGEST),
+    Option("pybroker.stalled", ("pybroker_limits", "stalled"), values.seconds, _STALLED),
+    Option("pybroker.answers", ("pybroker_limits", "answers"), values.size, "answers that wait for a peer"),
+    Option("rqueue.port", ("rqueue",), values.port, "of rqueue's protocol"),
+    Option("rqueue.largest", ("rqueue_limits", "largest"), values.size, _LARGEST),
+    Option("rqueue.stalled", ("rqueue_limits", "stalled"), values.seconds, _STALLED),
+    Option("rqueue.limit", ("rqueue_limits", "limit"), values.size, "bytes that wait for a subscriber"),
+    Option("rqueue.overflow", ("rqueue_limits", "overflow"), values.overflow, "what happens beyond them"),
+    Option(
         "rqueue.subscriptions", ("rqueue_limits", "subscriptions"), values.number(1), "that a connection has"
     ),
-    Choice("abtp.router", ("abtp", "router"), values.endpoint_or_off, "where abtp's DEALER and REQ connect"),
-    Choice("abtp.pub", ("abtp", "pub"), values.endpoint, "where abtp's SUB connects"),
-    Choice("abtp.signed", ("abtp", "signed"), values.flag, "consumers sign what they say with a token"),
-    Choice("spool.endpoint", ("spool",), values.or_none(values.endpoint), "of the spool for Spark's rows"),
-    Choice(
+    Option("abtp.router", ("abtp", "router"), values.endpoint_or_off, "where abtp's DEALER and REQ connect"),
+    Option("abtp.pub", ("abtp", "pub"), values.endpoint, "where abtp's SUB connects"),
+    Option("abtp.signed", ("abtp", "signed"), values.flag, "consumers sign what they say with a token"),
+    Option("spool.endpoint", ("spool",), values.or_none(values.endpoint), "of the spool for Spark's rows"),
+    Option(
         "spool.retention_age",
         ("spool_ages", "retention"),
         values.or_none(values.seconds),
         "when the spool deletes runs that all their groups have read",
     ),
-    Choice(
+    Option(
         "spool.staged_age",
         ("spool_ages", "staged"),
         values.or_none(values.seconds),
         "when the spool drops staged rows of a job that sends nothing",
     ),
-    Choice(
+    Option(
         "spool.failed_age",
         ("spool_ages", "failed"),
         values.or_none(values.seconds),
         "when the spool deletes failed runs",
     ),
-    Choice(
+    Option(
         "spool.group_age",
         ("spool_ages", "group"),
         values.or_none(values.seconds),
         "when the spool keeps no rows any more for a group that does not read",
     ),
-    Choice(
+    Option(
         "spool.unread_age",
         ("spool_ages", "unread"),
         values.or_none(values.seconds),
         "when the spool deletes runs that no group reads",
     ),
-    Choice("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
-    Choice("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
-    Choice(
+    Option("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
+    Option("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
+    Option(
         "http.token",
         ("token",),
         values.or_none(values.text),
         "what operators have to say; in a file, since all users see command lines",
     ),
-    Choice("security.cert", ("security", "certificate"), values.text, "PEM file of its certificates"),
-    Choice("security.key", ("security", "key"), values.text, "PEM file of their key"),
-    Choice("security.ca", ("security", "authority"), values.text, "PEM file of those who sign clients'"),
-    Choice("security.clients", ("security", "clients"), values.word("", *CLIENTS), "what clients show"),
-    Choice(
+    Option("security.cert", ("security", "certificate"), values.text, "PEM file of its certificates"),
+    Option("security.key", ("security", "key"), values.text, "PEM file of their key"),
+    Option("security.ca", ("security", "authority"), values.text, "PEM file of those who sign clients'"),
+    Option("security.clients", ("security", "clients"), values.word("", *CLIENTS), "what clients show"),
+    Option(
         "security.server_name",
         ("security", "server_name"),
         values.text,
         "that certificates have to name",
     ),
-    Choice("security.token_file", ("security", "token_file"), values.text, "a file of tokens, one a line"),
-    Choice(
+    Option("security.token_file", ("security", "token_file"), values.text, "a file of tokens, one a line"),
+    Option(
         "security.unauthenticated",
         ("security", "unauthenticated"),
         values.allowed,
         "`allow`: strangers may come from other machines",
     ),
-    Choice(
+    Option(
         "security.tokenless",
         ("security", "tokenless"),
         values.allowed,
         "`allow`: TTP, PyBroker, rqueue, abtp, HTTP listen here without the token, which they cannot ask for",
     ),
-    Choice("security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "what is encrypted"),
-    Choice(
+    Option("security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "what is encrypted"),
+    Option(
         "security.connections",
         ("security", "connections"),
         values.number(1),
         "that one place takes at once",
     ),
-    Choice(
+    Option(
         "security.unfinished",
         ("security", "unfinished"),
         values.number(1),
         "of those who have not shown yet who they are",
     ),
-    Choice("security.handshake", ("handshake",), values.seconds, "seconds that they have for it"),
-    Choice("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
-    Choice("topics.transient", ("transient",), values.patterns, "topics that do not"),
-    Choice("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
-    Choice(
+    Option("security.handshake", ("handshake",), values.seconds, "seconds that they have for it"),
+    Option("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
+    Option("topics.transient", ("transient",), values.patterns, "topics that do not"),
+    Option("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
+    Option(
         "retention.bytes",
         ("retention_bytes",),
         values.or_none(values.size_or_share),
         "what the log may take, or a share of the volume",
     ),
-    Choice(
+    Option(
         "publish.announced_per_connection",
         ("announced", "per_connection"),
         values.size,
         "bytes that one publisher has announced and not sent",
     ),
-    Choice(
+    Option(
         "publish.announced_total",
         ("announced", "total"),
         values.size,
         "bytes that all publishers have announced and not sent",
     ),
-    Choice("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
-    Choice(
+    Option("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
+    Option(
         "groups.expire",
         ("group_expire",),
         values.or_none(values.seconds),
         "time without a consumer after which a group is removed",
     ),
-    Choice("groups.most", ("most_groups",), values.number(1), "that there may be at once"),
-    Choice("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
-    Choice("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
-    Choice(
+    Option("groups.most", ("most_groups",), values.number(1), "that there may be at once"),
+    Option("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
+    Option("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
+    Option(
         "delivery.patience", ("patience",), values.seconds, "with who holds up a large message for others"
     ),
-    Choice("direct.ack_timeout", ("ack_timeout",), values.seconds, "that a consumer has for its ACK"),
-    Choice(
+    Option("direct.ack_timeout", ("ack_timeout",), values.seconds, "that a consumer has for its ACK"),
+    Option(
         "direct.route_grace",
         ("route_grace",),
         values.seconds,
         "that a message waits for a consumer that went a moment ago",
     ),
-    Choice(
+    Option(
         "direct.max_inflight_per_consumer",
         ("direct", "max_inflight_per_consumer"),
         values.number(1, _HIGHEST),
         "dispatched and not acknowledged",
     ),
-    Choice(
+    Option(
         "direct.max_per_topic_queue",
         ("direct", "max_per_topic_queue"),
         values.number(1, _HIGHEST),
         "messages of a topic that wait for one destination",
     ),
-    Choice(
+    Option(
         "direct.max_queued_direct",
         ("direct", "max_queued_direct"),
         values.number(1, _HIGHEST),
         "messages that wait in all",
     ),
-    Choice(
+    Option(
         "direct.max_global_ingress",
         ("direct", "max_global_ingress"),
         values.number(1, _HIGHEST),
         "messages taken and not finished",
     ),
-    Choice(
+    Option(
         "direct.tenant_quota",
         ("direct", "tenant_quota"),
         values.number(1, _HIGHEST),
         "the same of one tenant",
     ),
-    Choice(
+    Option(
         "direct.longest_delay",
         ("direct", "longest_delay"),
         values.seconds,
         "until a message that is to be delivered later",
     ),
-    Choice("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
-    Choice("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
-    Choice(
+    Option("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
+    Option("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
+    Option(
         "large.cutover",
         ("fast_path", "cutover"),
         values.size,
         "size from which a thread decodes messages of abtp",
     ),
-    Choice("large.in_place", ("fast_path", "in_place"), values.flag, "the loop decodes them if that fails"),
-    Choice("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that decode them"),
+    Option("large.in_place", ("fast_path", "in_place"), values.flag, "the loop decodes them if that fails"),
+    Option("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that decode them"),
 )
 #: of the fronts that know no token
 _PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})
@@ -283,7 +283,7 @@ def settings_of(chosen: dict[str, Value], secured: Secured | None = None) -> Set
     base = Settings(security=_security(parts.pop("security", {}), secured))
     for name, fields in parts.items():
         changes[name] = replace(getattr(base, name), **fields)
-    own: OwnSettings | None = changes.get("own", base.own)
+    own: NativeSettings | None = changes.get("own", base.own)
     if own is not None and not (own.requests or own.pushes or own.subscriptions):
         changes["own"] = None
     if "abtp" in changes and not changes["abtp"].router:
@@ -300,7 +300,7 @@ def _security(fields: dict[str, Any], secured: Secured | None) -> Security | Non
     return Security(**fields) if fields else None
 
 
-def default_of(choice: Choice) -> Value:
+def default_of(choice: Option) -> Value:
     """What it is unless somebody chooses."""
     value: Any = Settings(security=Security())
     for name in choice.path:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from transfer.broker.core.admission import Limits
 from transfer.broker.core.topic_patterns import Pattern
 from transfer.broker.delivery.announced import AnnouncedLimits
-from transfer.broker.fronts.native import OwnSettings
+from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.fronts.ttp import TtpSettings
@@ -67,7 +67,7 @@ class Settings:
     """
 
     host: str = "127.0.0.1"
-    own: OwnSettings | None = field(default_factory=OwnSettings)
+    own: NativeSettings | None = field(default_factory=NativeSettings)
     ttp: int | None = TTP_PORT
     pybroker: int | None = PYBROKER_PORT
     rqueue: int | None = RQUEUE_PORT

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _MOST = 10_000
 
 
-class Departed:
+class DepartedConsumers:
     """grace: seconds for which the end of a session is remembered; 0: not at all. Not thread-safe."""
 
     def __init__(self, grace: float) -> None:

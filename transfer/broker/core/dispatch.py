@@ -1,7 +1,7 @@
 """How messages for direct delivery move: they wait, go to a consumer, come back, are finished. Pure.
 
-What must outlive a restart is an event that `Persist` carries, so the books (`Books`) are what the events
-make of them, while queues, sessions and timers are made from the books again.
+What must outlive a restart is an event that `Persist` carries, so the state (`DispatcherState`) is what the
+events make of it, while queues, sessions and timers are made from the state again.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from typing import Protocol
 
 from transfer.broker.core.admission import Admission, Limit, Limits
 from transfer.broker.core.delivery import Delivery, RetryPolicy, Status
-from transfer.broker.core.departed_consumers import Departed
+from transfer.broker.core.departed_consumers import DepartedConsumers
 from transfer.broker.core.dispatcher_actions import Action, DeadLetter, Dispatch, DropSession, Now, Persist
 from transfer.broker.core.dispatcher_events import (
-    Books,
     Dispatched,
+    DispatcherState,
     End,
     Event,
     Finished,
     Moved,
-    Parcel,
+    QueuedMessage,
     Returned,
 )
 from transfer.broker.core.in_flight import Acked, InFlight
 from transfer.broker.core.priority_queue import WEIGHTS
 from transfer.broker.core.sessions import ConsumerKey, Session, SessionTable
-from transfer.broker.core.waiting_messages import WaitingRoom
+from transfer.broker.core.waiting_messages import WaitingMessages
 
 
 class DirectRoutes(Protocol):
@@ -69,23 +69,23 @@ class Rules:
     batch: int = 256
 
 
-class Dealing:
+class DispatchSteps:
     """The state of a desk, and the steps that its requests are made of. Not thread-safe."""
 
     def __init__(
         self, routes: DirectRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
     ) -> None:
         self.rules = rules
-        self.books = Books()
+        self.books = DispatcherState()
         self.admission = Admission(rules.limits)
-        self.waiting = WaitingRoom(self.admission, rules.weights)
+        self.waiting = WaitingMessages(self.admission, rules.weights)
         self.sessions = SessionTable(rules.heartbeat_timeout, new_id)
         self.inflight = InFlight()
         self.counts: Counter[str] = Counter()
         self._routes = routes
         self._random = random
         self._acked = Acked(rules.remembered)
-        self._departed = Departed(rules.route_grace)
+        self._departed = DepartedConsumers(rules.route_grace)
         #: consumers who may have something that they can be given
         self._ready: dict[ConsumerKey, None] = {}
         self._actions: list[Action] = []
@@ -117,7 +117,7 @@ class Dealing:
             else:
                 self._dispatch(parcel, session, now)
 
-    def _dispatch(self, parcel: Parcel, session: Session, now: Now) -> None:
+    def _dispatch(self, parcel: QueuedMessage, session: Session, now: Now) -> None:
         number, facts, attempt = parcel.number, parcel.facts, parcel.attempt + 1
         deadline = now.seconds + self.rules.ack_timeout
         delivery = Delivery(
@@ -155,7 +155,7 @@ class Dealing:
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def _wait(self, parcel: Parcel, now: Now, delay: float = 0.0) -> bool:
+    def _wait(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
         """True: it waits for nothing but its consumer. A consumer that is there is preferred to one that
         is not."""
         if delay <= 0 and not parcel.facts.pinned and self.sessions.live(parcel.key) is None:
@@ -176,7 +176,7 @@ class Dealing:
                 self.waiting.discard(parcel)
                 self._wait(parcel, now)
 
-    def _move(self, parcel: Parcel, destination: str) -> None:
+    def _move(self, parcel: QueuedMessage, destination: str) -> None:
         self.counts["moved"] += 1
         self._write(Moved(parcel.number, destination))
 
@@ -207,7 +207,7 @@ class Dealing:
             self.counts["retried" if counted else "unsent"] += 1
             self._wait(parcel, now, delay)
 
-    def _defer(self, parcel: Parcel) -> None:
+    def _defer(self, parcel: QueuedMessage) -> None:
         if self.sessions.live(parcel.key) is None:
             self.admission.defer()
         else:
@@ -226,7 +226,7 @@ class Dealing:
 
     # -- finishing -----------------------------------------------------------------------------------------
 
-    def _bury(self, parcel: Parcel, reason: str, error: str = "") -> None:
+    def _bury(self, parcel: QueuedMessage, reason: str, error: str = "") -> None:
         """The dead letter is kept before the message is finished: a crash in between keeps it twice, not
         never."""
         letter = DeadLetter(parcel.number, parcel, reason, parcel.attempt, error or parcel.error)
@@ -234,11 +234,11 @@ class Dealing:
         self._finish(parcel, End.DEAD_LETTERED)
         self.counts["dead_lettered"] += 1
 
-    def _finish(self, parcel: Parcel, end: End) -> None:
+    def _finish(self, parcel: QueuedMessage, end: End) -> None:
         self._write(Finished(parcel.number, end))
         self.admission.finished(parcel.facts.tenant)
 
-    def _is_expired(self, parcel: Parcel, now: Now) -> bool:
+    def _is_expired(self, parcel: QueuedMessage, now: Now) -> bool:
         return 0 < parcel.facts.expires_ms <= now.unix_ms
 
     def _write(self, event: Event) -> None:

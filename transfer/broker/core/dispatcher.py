@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from transfer.broker.core.delivery import Delivery, Status
-from transfer.broker.core.dispatch import Dealing, DirectRoutes, Rules
+from transfer.broker.core.dispatch import DirectRoutes, DispatchSteps, Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Action,
@@ -33,14 +33,21 @@ from transfer.broker.core.dispatcher_actions import (
     Taken,
     Verdict,
 )
-from transfer.broker.core.dispatcher_events import Accepted, Books, End, Facts, Ref, Returned
+from transfer.broker.core.dispatcher_events import (
+    Accepted,
+    DispatcherState,
+    End,
+    LogPosition,
+    MessageInfo,
+    Returned,
+)
 from transfer.broker.core.sessions import Session
 from transfer.transports.errors import UsageError
 
-__all__ = ["DirectDesk", "DirectRoutes", "Rules"]
+__all__ = ["Dispatcher", "DirectRoutes", "Rules"]
 
 
-class DirectDesk(Dealing):
+class Dispatcher(DispatchSteps):
     """Not thread-safe. All actions are done in one order, that of the calls: when doing one leads to
     another call (`unsent`), what that gives goes behind the actions that are left.
 
@@ -66,7 +73,7 @@ class DirectDesk(Dealing):
     # -- messages ------------------------------------------------------------------------------------------
 
     def admit(
-        self, facts: Facts, destination: str = "", now: Now | None = None, *, awaits: bool = True
+        self, facts: MessageInfo, destination: str = "", now: Now | None = None, *, awaits: bool = True
     ) -> Verdict:
         """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
         consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago, if it may
@@ -90,7 +97,7 @@ class DirectDesk(Dealing):
             return Full(limit)
         return Admitted(facts, destination, self.sessions.live((facts.tenant, destination)) is not None)
 
-    def accept(self, admitted: Admitted, ref: Ref, now: Now) -> list[Action]:
+    def accept(self, admitted: Admitted, ref: LogPosition, now: Now) -> list[Action]:
         """The message is the broker's from now on. Answer the producer when the first action is synced."""
         number, facts = self.books.next_number, admitted.facts
         self._write(Accepted(number, admitted.destination, facts, ref))
@@ -198,7 +205,7 @@ class DirectDesk(Dealing):
         known = [left for left in times if left is not None]
         return max(min(known), 0.0) if known else None
 
-    def recover(self, books: Books, now: Now) -> list[Action]:
+    def recover(self, books: DispatcherState, now: Now) -> list[Action]:
         """Goes on with the books of before a restart, on a desk that is new. What was in flight is tried
         again at once, its attempts counted."""
         self.books = books

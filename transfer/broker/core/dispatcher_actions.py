@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from transfer.broker.core.admission import Limit
 from transfer.broker.core.delivery import Delivery
-from transfer.broker.core.dispatcher_events import Event, Facts, Parcel
+from transfer.broker.core.dispatcher_events import Event, MessageInfo, QueuedMessage
 from transfer.broker.core.sessions import Capabilities, Session
 
 
@@ -146,7 +146,7 @@ Reply = Registered | Deregistered | Taken | Refused
 class Admitted:
     """It may be kept, and then be given to `accept`. live: its consumer is there."""
 
-    facts: Facts
+    facts: MessageInfo
     destination: str
     live: bool
 
@@ -181,12 +181,12 @@ class Persist:
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The message goes to a consumer. If it cannot be sent: `DirectDesk.unsent`."""
+    """The message goes to a consumer. If it cannot be sent: `Dispatcher.unsent`."""
 
     peer: bytes
     session: Session
     delivery: Delivery
-    parcel: Parcel
+    parcel: QueuedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +197,7 @@ class DeadLetter:
     """
 
     number: int
-    parcel: Parcel
+    parcel: QueuedMessage
     reason: str
     attempts: int
     error: str
@@ -223,7 +223,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class KeepSession:
-    """The session is to be known after a restart (`DirectDesk.restore`), as it is now."""
+    """The session is to be known after a restart (`Dispatcher.restore`), as it is now."""
 
     session: Session
 

@@ -1,8 +1,8 @@
 """What happens to messages for direct delivery, as it is written down and read again. Pure.
 
 An event is `version 1 | kind 1 | number 8`, little-endian, and what its class says: integers of a fixed
-size, then texts as a 4-byte length and UTF-8. `Books.apply` of the same events, in order, gives the same
-books.
+size, then texts as a 4-byte length and UTF-8. `DispatcherState.apply` of the same events, in order, gives the
+same state.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ATTEMPT = struct.Struct("<I")
 _LENGTH = struct.Struct("<I")
 
 
-class Ref(NamedTuple):
+class LogPosition(NamedTuple):
     """Where a message's bytes lie: a topic of the log, and the offset there."""
 
     topic: str
@@ -29,7 +29,7 @@ class Ref(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class MessageInfo:
     """What the desk knows of a message. Times in milliseconds since 1970, 0: none.
 
     expires_ms: nobody wants it from then on. due_ms: it waits until then. priority: a class
@@ -63,8 +63,8 @@ class Accepted:
 
     number: int
     destination: str
-    facts: Facts
-    ref: Ref
+    facts: MessageInfo
+    ref: LogPosition
     attempt: int = 0
     error: str = ""
     consumer_id: str = ""
@@ -146,10 +146,12 @@ def _decode(kind: int, number: int, data: bytes | memoryview) -> Event:
             nbytes, expires, due, offset, attempt, pinned = _ACCEPTED.unpack_from(data, at)
             texts = _read(data, at + _ACCEPTED.size, 9)
             tenant, topic, message_id, producer_id, priority, kept_in, destination, error, consumer = texts
-            facts = Facts(
+            facts = MessageInfo(
                 tenant, topic, message_id, producer_id, nbytes, priority, expires, due, bool(pinned)
             )
-            return Accepted(number, destination, facts, Ref(kept_in, offset), attempt, error, consumer)
+            return Accepted(
+                number, destination, facts, LogPosition(kept_in, offset), attempt, error, consumer
+            )
         case 2:
             return Dispatched(number, *_ATTEMPT.unpack_from(data, at), *_read(data, at + _ATTEMPT.size, 2))
         case 3:
@@ -179,7 +181,7 @@ def _read(data: bytes | memoryview, at: int, count: int) -> list[str]:
 
 
 @dataclass(slots=True)
-class Parcel:
+class QueuedMessage:
     """A message that is not finished. attempt: tries that were begun. error: what became of the last one.
 
     session_id: who has it in hands; "": it waits. consumer_id: who had it last. failed_ms: when a try failed
@@ -188,8 +190,8 @@ class Parcel:
 
     number: int
     destination: str
-    facts: Facts
-    ref: Ref
+    facts: MessageInfo
+    ref: LogPosition
     attempt: int = 0
     error: str = ""
     consumer_id: str = ""
@@ -203,16 +205,16 @@ class Parcel:
 
 
 @dataclass(slots=True)
-class Books:
+class DispatcherState:
     """All messages that are not finished, by number. next_number: of the next one that is accepted."""
 
-    parcels: dict[int, Parcel] = field(default_factory=dict)
+    parcels: dict[int, QueuedMessage] = field(default_factory=dict)
     next_number: int = 1
 
     def apply(self, event: Event) -> None:
         """What the event says is so. Of a message that is finished, or was never here, nothing is known."""
         if isinstance(event, Accepted):
-            self.parcels[event.number] = Parcel(
+            self.parcels[event.number] = QueuedMessage(
                 event.number, event.destination, event.facts, event.ref, event.attempt, event.error,
                 event.consumer_id,
             )  # fmt: skip
@@ -248,9 +250,9 @@ class Books:
         return events
 
 
-def replay(events: list[Event]) -> Books:
+def replay(events: list[Event]) -> DispatcherState:
     """The books that these events give."""
-    books = Books()
+    books = DispatcherState()
     for event in events:
         books.apply(event)
     return books

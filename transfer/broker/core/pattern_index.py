@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
-from transfer.broker.core.pattern_shapes import Shapes
+from transfer.broker.core.pattern_shapes import PatternShapes
 from transfer.broker.core.topic_patterns import Kind, Pattern, Shape
 
 P = TypeVar("P")
@@ -30,7 +30,7 @@ class PatternMap(Generic[P]):
     def __init__(self) -> None:
         # Only what has patterns stands in these: a lookup passes over nothing.
         self._texts: dict[Kind, dict[str, P]] = {}
-        self._wild: dict[Kind, Shapes[P]] = {}
+        self._wild: dict[Kind, PatternShapes[P]] = {}
         self._prefixes: dict[str, P] = {}
         self._lengths: dict[int, int] = {}  # of prefixes, in order -> how many have it
 
@@ -67,7 +67,7 @@ class PatternMap(Generic[P]):
             self._texts.setdefault(kind, {})[pattern.text] = kept
         else:
             if kind not in self._wild:
-                self._wild[kind] = Shapes(kind)
+                self._wild[kind] = PatternShapes(kind)
             self._wild[kind].put(pattern, shape, kept)
 
     def remove(self, pattern: Pattern) -> None:
@@ -140,7 +140,7 @@ class PatternMap(Generic[P]):
         self._lengths = {length: lengths[length] for length in sorted(lengths) if lengths[length]}
 
 
-class Index(Generic[V]):
+class PatternIndex(Generic[V]):
     """Who wants which topics: values by pattern. Not thread-safe.
 
     A value may stand under any number of patterns, once under each. `version` rises with each change: an

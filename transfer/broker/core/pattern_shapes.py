@@ -15,7 +15,7 @@ from transfer.broker.core.topic_patterns import MARKS, ONE, REST, Kind, Pattern,
 P = TypeVar("P")
 
 
-class Shapes(Generic[P]):
+class PatternShapes(Generic[P]):
     """What is kept for each pattern; something other than None. Not thread-safe."""
 
     __slots__ = ("_kept", "_mark", "_ones", "_rests")

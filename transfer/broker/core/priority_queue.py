@@ -62,7 +62,7 @@ class _Class:
                 return number
 
 
-class FairQueue:
+class PriorityQueue:
     """Numbers of messages that wait for one consumer. Not thread-safe.
 
     A number is higher the later its message came; within a class the lowest is next, so a message that

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.errors import UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.core.pattern_index import Index, PatternMap
+    from transfer.broker.core.pattern_index import PatternIndex, PatternMap
     from transfer.broker.core.topic_patterns import Pattern, Shape
 
 
@@ -43,7 +43,7 @@ class Subscriptions:
     def __iter__(self) -> Iterator[Pattern]:
         return iter(self._patterns)
 
-    def add(self, pattern: Pattern, index: Index[Any] | PatternMap[Any]) -> None:
+    def add(self, pattern: Pattern, index: PatternIndex[Any] | PatternMap[Any]) -> None:
         """One more. index: where the patterns of all subscribers are. Raises UsageError if it is too much."""
         most, shape = self._most, pattern.shape
         if len(self._patterns) >= most.patterns:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.priority_queue import DEFAULT_CLASS, WEIGHTS, FairQueue
+from transfer.broker.core.priority_queue import DEFAULT_CLASS, WEIGHTS, PriorityQueue
 from transfer.broker.core.timers import Timers
 
 if TYPE_CHECKING:
     from transfer.broker.core.admission import Admission
     from transfer.broker.core.dispatcher_actions import Now
-    from transfer.broker.core.dispatcher_events import Parcel
+    from transfer.broker.core.dispatcher_events import QueuedMessage
     from transfer.broker.core.sessions import ConsumerKey
 
 
-class WaitingRoom:
+class WaitingMessages:
     """All messages that are not in flight. Not thread-safe.
 
     admission: is told what waits. weights: shares of the classes of priority.
@@ -24,8 +24,8 @@ class WaitingRoom:
     def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
         self._admission = admission
         self._weights = weights
-        self._parcels: dict[int, Parcel] = {}
-        self._queues: dict[ConsumerKey, FairQueue] = {}
+        self._parcels: dict[int, QueuedMessage] = {}
+        self._queues: dict[ConsumerKey, PriorityQueue] = {}
         self._retries: Timers[int] = Timers()  # seconds, monotonic
         self._scheduled: Timers[int] = Timers()  # unix milliseconds
         self._expiries: Timers[int] = Timers()  # unix milliseconds
@@ -47,7 +47,7 @@ class WaitingRoom:
         """Messages whose time has not come."""
         return len(self._scheduled)
 
-    def put(self, parcel: Parcel, now: Now, delay: float = 0.0) -> bool:
+    def put(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
         """It waits, for `delay` seconds at least. True: its consumer may have it at once."""
         facts, number = parcel.facts, parcel.number
         self._parcels[number] = parcel
@@ -65,11 +65,11 @@ class WaitingRoom:
             return False
         queue = self._queues.get(parcel.key)
         if queue is None:
-            queue = self._queues[parcel.key] = FairQueue(self._weights)
+            queue = self._queues[parcel.key] = PriorityQueue(self._weights)
         queue.put(number, self._class(parcel))
         return True
 
-    def take(self, key: ConsumerKey) -> Parcel | None:
+    def take(self, key: ConsumerKey) -> QueuedMessage | None:
         """The next message for this consumer, which waits no more."""
         queue = self._queues.get(key)
         number = queue.take() if queue is not None else None
@@ -77,7 +77,7 @@ class WaitingRoom:
             del self._queues[key]
         return self._gone(number) if number is not None else None
 
-    def discard(self, parcel: Parcel) -> bool:
+    def discard(self, parcel: QueuedMessage) -> bool:
         """It waits no more, wherever it did. False: it did not wait."""
         number = parcel.number
         if number not in self._parcels:
@@ -92,13 +92,13 @@ class WaitingRoom:
         self._gone(number)
         return True
 
-    def due(self, now: Now, most: int) -> list[Parcel]:
+    def due(self, now: Now, most: int) -> list[QueuedMessage]:
         """Messages whose next try, or time, has come; they wait no more, and are put again."""
         numbers = self._retries.due(now.seconds, most)
         numbers += self._scheduled.due(now.unix_ms, most - len(numbers))
         return [self._gone(number) for number in numbers]
 
-    def expired(self, now: Now, most: int) -> list[Parcel]:
+    def expired(self, now: Now, most: int) -> list[QueuedMessage]:
         """Messages that nobody wants any more; they wait no more."""
         found = [self._parcels[number] for number in self._expiries.due(now.unix_ms, most)]
         for parcel in found:
@@ -113,7 +113,7 @@ class WaitingRoom:
         """Whether this consumer could have something at once."""
         return key in self._queues
 
-    def ready(self, key: ConsumerKey) -> list[Parcel]:
+    def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
         """What this consumer may have at once, in the order in which it came."""
         return [self._parcels[number] for number in sorted(self._queues.get(key, ()))]
 
@@ -127,7 +127,7 @@ class WaitingRoom:
                 times.append((first - now.unix_ms) / 1000)
         return max(min(times), 0.0) if times else None
 
-    def _gone(self, number: int) -> Parcel:
+    def _gone(self, number: int) -> QueuedMessage:
         parcel = self._parcels.pop(number)
         self._expiries.cancel(number)
         later = number in self._later
@@ -135,7 +135,7 @@ class WaitingRoom:
         self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic, later=later)
         return parcel
 
-    def _class(self, parcel: Parcel) -> str:
+    def _class(self, parcel: QueuedMessage) -> str:
         """A class that has no weight here is the default one: the weights may have changed since it came."""
         name = parcel.facts.priority
         if name in self._weights:

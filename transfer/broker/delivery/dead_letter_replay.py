@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.core.dispatcher_actions import Admitted
-from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.delivery.message import Front, Message, Written
 from transfer.broker.delivery.topic import LOG_PREFIX
 from transfer.broker.storage.dead_letter import DeadLetter, Filed, Reference
@@ -27,7 +27,7 @@ _PATIENCE = 60.0
 REPLAY_HEADER = "replay_id"
 
 
-class Replaying:
+class DeadLetterReplay:
     """Publishes a letter; called in a thread of an operator. See `Operator`.
 
     Raises UsageError when there is no such group, or the message is gone; LogFull; Again when it is in
@@ -139,7 +139,7 @@ class Replaying:
             raise UsageError(
                 f"{letter.consumer!r} is a consumer of abtp, which is off", hint="replay it when abtp is on"
             )
-        facts = Facts(
+        facts = MessageInfo(
             letter.tenant,
             letter.topic,
             letter.message_id,

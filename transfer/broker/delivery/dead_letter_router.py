@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.core.groups import Delivery
 from transfer.broker.delivery.group_contract import Bury, Dead, Served
-from transfer.broker.delivery.group_reader import UNREADABLE, GroupReading
+from transfer.broker.delivery.group_reader import UNREADABLE, GroupReader
 from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DeadLetterRouter:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        reading: GroupReading,
+        reading: GroupReader,
         counts: Counter[str],
         store: Bury,
         write_progress: Callable[[Served, Told | None], None],

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from transfer.broker.core.dispatcher_actions import Control, Dispatch, Reply, Verdict
-    from transfer.broker.core.dispatcher_events import Facts
+    from transfer.broker.core.dispatcher_events import MessageInfo
     from transfer.broker.delivery.message import Message
     from transfer.transports.errors import TransferError
 
@@ -33,11 +33,11 @@ DEAD_LETTER_REASONS = {
 }
 
 
-class Courier(Protocol):
+class DeliverySink(Protocol):
     """Who brings messages and answers to peers: the front."""
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
-        """Sends a message, and what the action says of its delivery. Not YES: tell `DirectDesk.unsent`.
+        """Sends a message, and what the action says of its delivery. Not YES: tell `Dispatcher.unsent`.
 
         YES, too, for a large one that is made ready beside the loop; `DirectDriver.unsent` tells if it
         cannot be sent then. What is sent to the same peer meanwhile comes behind it.
@@ -48,16 +48,16 @@ class Courier(Protocol):
 
 
 class DirectDriver(Protocol):
-    """Direct delivery over a log and a database: a `DirectDesk`, and somebody who does its actions.
+    """Direct delivery over a log and a database: a `Dispatcher`, and somebody who does its actions.
 
     On the broker's loop; nothing waits. The front calls `attach` once, before anything else.
     """
 
-    def attach(self, courier: Courier) -> None:
+    def attach(self, courier: DeliverySink) -> None:
         """Messages and answers go this way from now on."""
 
     def publish_direct(
-        self, message: Message, facts: Facts, told: Callable[[TransferError | None], None]
+        self, message: Message, facts: MessageInfo, told: Callable[[TransferError | None], None]
     ) -> Verdict:
         """A message for one consumer. told: called when it is synced, or with the reason why it is not
         kept, if the verdict is `Admitted`; else never. Raises LogFull: nothing was taken."""
@@ -65,7 +65,7 @@ class DirectDriver(Protocol):
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """A message that the courier had taken could not be sent after all."""
 
-    def unroutable(self, message: Message, facts: Facts, reason: str) -> None:
+    def unroutable(self, message: Message, facts: MessageInfo, reason: str) -> None:
         """Nobody was ever told to get it: `_system.unroutable` hears of it."""
 
     def request(self, peer: bytes, control: Control) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from transfer import steady_clock
-from transfer.broker.core.dispatcher import DirectDesk, Rules
+from transfer.broker.core.dispatcher import Dispatcher, Rules
 from transfer.broker.core.dispatcher_actions import (
     Action,
     Admitted,
@@ -24,10 +24,18 @@ from transfer.broker.core.dispatcher_actions import (
     Now,
     Persist,
 )
-from transfer.broker.core.dispatcher_events import Accepted, End, Event, Facts, Finished, Parcel, Ref
+from transfer.broker.core.dispatcher_events import (
+    Accepted,
+    End,
+    Event,
+    Finished,
+    LogPosition,
+    MessageInfo,
+    QueuedMessage,
+)
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
-from transfer.broker.delivery.dispatcher_journal import DirectJournal
+from transfer.broker.delivery.dispatcher_journal import DispatcherJournal
 from transfer.broker.delivery.message import Front, Message, Written
 from transfer.broker.delivery.topic import BESIDE
 from transfer.broker.storage.dead_letter_writer import finish_buried, keep_letter, large_of, letter_of_parcel
@@ -39,11 +47,11 @@ from transfer.transports.errors import InternalError, LogDamaged, LogFull, Trans
 if TYPE_CHECKING:
     from transfer.broker.core.dispatcher_actions import Control, Verdict
     from transfer.broker.core.routes import RouteTable
-    from transfer.broker.delivery.delivery_sink import Courier
+    from transfer.broker.delivery.delivery_sink import DeliverySink
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.storage.audit_writer import Auditing
-    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.audit_writer import AuditWriter
+    from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letters import DeadLetters
     from transfer.broker.storage.durability import Told
     from transfer.broker.storage.sessions import Sessions
@@ -67,8 +75,8 @@ Keep = Callable[["Topic", Message, "Told"], object]
 UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
 
 
-class Direct:
-    """The driver of a `DirectDesk`. On the broker's loop; see `courier.DirectDriver`."""
+class DispatcherDriver:
+    """The driver of a `Dispatcher`. On the broker's loop; see `courier.DirectDriver`."""
 
     def __init__(
         self,
@@ -76,16 +84,16 @@ class Direct:
         hub: Hub,
         table: RouteTable,
         rules: Rules,
-        thread: StateThread,
+        thread: DatabaseThread,
         letters: DeadLetters,
         sessions: Sessions,
-        auditing: Auditing,
+        auditing: AuditWriter,
     ) -> None:
         self.table = table
         self._routes = TableRoutes(table)
         # whether a route leads anywhere, and as of which version
         self._leads: dict[str, tuple[int, bool]] = {}
-        self.desk = DirectDesk(self._routes, rules)
+        self.desk = Dispatcher(self._routes, rules)
         self._loop = loop
         self._hub = hub
         self._thread = thread
@@ -93,14 +101,14 @@ class Direct:
         self._sessions = sessions
         self._session_writer = SessionWriter(thread, sessions)
         self._auditing = auditing
-        self._courier: Courier | None = None
-        self._journal = DirectJournal(hub.store.log)
+        self._courier: DeliverySink | None = None
+        self._journal = DispatcherJournal(hub.store.log)
         self._events: list[Event] = []
         self._then: list[Told] = []  # when those events are on the disk
         # Messages whose acceptance is not on the disk, and what is to be sent of them when it is.
         self._unsynced: dict[int, Dispatch | None] = {}
-        self._withheld: dict[int, Parcel] = {}  # dead letters that are being kept: not finished before
-        self._held: OrderedDict[Ref, Message] = OrderedDict()
+        self._withheld: dict[int, QueuedMessage] = {}  # dead letters that are being kept: not finished before
+        self._held: OrderedDict[LogPosition, Message] = OrderedDict()
         self._held_bytes = 0
         self._holding: set[str] = set()
         self._wanted: deque[Action] = deque()
@@ -108,7 +116,7 @@ class Direct:
         self._paused = False  # the log is full
         self._alarm: asyncio.TimerHandle | None = None
 
-    def attach(self, courier: Courier) -> None:
+    def attach(self, courier: DeliverySink) -> None:
         """Messages and answers go this way from now on; what was unfinished before goes on."""
         self._courier = courier
         self.desk.restore(self._sessions.load(), self._now())
@@ -132,7 +140,7 @@ class Direct:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def publish_direct(self, message: Message, facts: Facts, told: Told) -> Verdict:
+    def publish_direct(self, message: Message, facts: MessageInfo, told: Told) -> Verdict:
         """See DirectDriver. Subscribers of other protocols hear of the message too."""
         verdict = self.desk.admit(facts, now=self._now())
         if not isinstance(verdict, Admitted):
@@ -155,11 +163,11 @@ class Direct:
         headers = message.headers or {}
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
         size = message.nbytes if nbytes is None else nbytes
-        facts = Facts("", topic.name, name, message.front.name.lower(), size)
+        facts = MessageInfo("", topic.name, name, message.front.name.lower(), size)
         verdict = self.desk.admit(facts, now=self._now(), awaits=False)
         if isinstance(verdict, Admitted) and message.offset is not None:
             held = message if nbytes is None else None
-            self._accept_kept(verdict, Ref(topic.log_name, message.offset), held)
+            self._accept_kept(verdict, LogPosition(topic.log_name, message.offset), held)
         elif not isinstance(verdict, NoRoute):
             self._hub.counts["direct_refused"] += 1
 
@@ -173,7 +181,7 @@ class Direct:
             self._leads[topic] = (self.table.version, leads)
         return leads
 
-    def unroutable(self, message: Message, facts: Facts, reason: str) -> None:
+    def unroutable(self, message: Message, facts: MessageInfo, reason: str) -> None:
         """See DirectDriver."""
         self._hub.counts["unroutable"] += 1
         words: dict[str, object] = {"topic": facts.topic, "reason": reason}
@@ -251,9 +259,9 @@ class Direct:
         self._then.append(one_kept)
         # Of one that was written before, the parts are somebody else's file: it is read from the log.
         held = None if isinstance(message, Written) else message
-        self._accept_kept(admitted, Ref(topic.log_name, message.offset), held)
+        self._accept_kept(admitted, LogPosition(topic.log_name, message.offset), held)
 
-    def _accept_kept(self, admitted: Admitted, ref: Ref, message: Message | None) -> None:
+    def _accept_kept(self, admitted: Admitted, ref: LogPosition, message: Message | None) -> None:
         if ref.topic not in self._holding:
             self._holding.add(ref.topic)
             self._hub.store.log.acknowledge(ref.topic, _GROUP, ref.offset)
@@ -264,7 +272,7 @@ class Direct:
             self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         self._do(self.desk.accept(admitted, ref, self._now()))
 
-    def _message(self, parcel: Parcel) -> Message | None:
+    def _message(self, parcel: QueuedMessage) -> Message | None:
         """The message as it came; None: retention or damage took it."""
         held = self._held.get(parcel.ref)
         if held is not None:

@@ -6,7 +6,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.dispatcher_events import Books, Event, decode, encode
+from transfer.broker.core.dispatcher_events import DispatcherState, Event, decode, encode
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def unpack(data: bytes | memoryview) -> Iterator[Event]:
         yield decode(data[at - size : at])
 
 
-class DirectJournal:
+class DispatcherJournal:
     """On the broker's loop. grown: events that stand in it since the last snapshot."""
 
     def __init__(self, log: Log) -> None:
@@ -50,7 +50,7 @@ class DirectJournal:
         self.grown += len(events)
         return sequence
 
-    def snapshot(self, books: Books) -> int:
+    def snapshot(self, books: DispatcherState) -> int:
         """What stands in the journal so far is not needed any more. The last record's sequence. Raises
         LogFull when the disk is full."""
         _, end = self._log.range(TOPIC)
@@ -59,9 +59,9 @@ class DirectJournal:
         self.grown = 0
         return sequence
 
-    def books(self) -> Books:
+    def books(self) -> DispatcherState:
         """The books of before the restart. Raises LogDamaged."""
-        books, place = Books(), 0
+        books, place = DispatcherState(), 0
         value = self._log.get(_SNAPSHOT)
         if value is not None:
             (place,) = _PLACE.unpack_from(value)

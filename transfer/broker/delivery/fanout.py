@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.pattern_index import Index
+from transfer.broker.core.pattern_index import PatternIndex
 from transfer.broker.core.subscriptions import Subscriptions
 from transfer.broker.core.topic_patterns import Kind
 from transfer.broker.delivery.frame_stream import Streamed
@@ -20,7 +20,7 @@ from transfer.transports.errors import LogDamaged
 if TYPE_CHECKING:
     from transfer.broker.core.topic_patterns import Pattern
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.streaming_publish import Passage
+    from transfer.broker.delivery.streaming_publish import StreamingPublish
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
 
@@ -57,7 +57,7 @@ class Fanout:
         self._store = store
         self._counts = counts
         self._soon = soon
-        self._index: Index[Subscriber] = Index()
+        self._index: PatternIndex[Subscriber] = PatternIndex()
         self._subscriptions: dict[Subscriber, Subscriptions] = {}
         #: what the index still has of subscribers that have gone
         self._departed: deque[tuple[Subscriber, Subscriptions]] = deque()
@@ -200,7 +200,7 @@ class Fanout:
             subscriber.dropped += 1
             self._counts["dropped"] += 1
 
-    def tell_late(self, passage: Passage) -> None:
+    def tell_late(self, passage: StreamingPublish) -> None:
         """A message that came in pieces, and is not kept, to those who had no room when it began."""
         message = passage.whole()
         for subscriber in passage.left_out:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from transfer.broker.delivery.message import Front, Message
-from transfer.broker.delivery.streaming_publish import Passage, Publisher
+from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
-    from transfer.broker.delivery.streaming_publishes import Passages
+    from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import Subscriber
     from transfer.broker.delivery.topic import Topic
 
@@ -39,7 +39,7 @@ class Streamed(Message):
     given: frozenset[Subscriber]
 
 
-class StreamPassage(Passage):
+class FrameStream(StreamingPublish):
     """One stream of one publisher. Its receivers are given frames; a slow one pauses the publisher, as in any
     passage. broken_off: makes the frame that tells a receiver why no more come.
     """
@@ -51,8 +51,8 @@ class StreamPassage(Passage):
         topic: Topic,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: Passages,
-        ended: Callable[[Passage], None],
+        passages: StreamingPublishes,
+        ended: Callable[[StreamingPublish], None],
         broken_off: Callable[[str], Frame],
     ) -> None:
         super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, passages, None, ended)
@@ -95,7 +95,7 @@ class StreamPassage(Passage):
         self._end()
 
     def abandon(self, reason: str) -> None:
-        """See Passage. Receivers are told by a frame; in the middle of one they are cut off."""
+        """See StreamingPublish. Receivers are told by a frame; in the middle of one they are cut off."""
         if not self.ended and not self._in_frame:
             for receiver in self._let_go():
                 receiver.offer(self._broken_off(reason))

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.frame_stream import Frame, StreamPassage
-from transfer.broker.storage.blob_writer import Writer, Writing
+from transfer.broker.delivery.frame_stream import Frame, FrameStream
+from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.dispatcher_driver import Direct
+    from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
     from transfer.broker.delivery.fanout import Fanout
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.streaming_publish import Passage, Publisher
-    from transfer.broker.delivery.streaming_publishes import Passages
+    from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish
+    from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import Subscriber
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.durability import Told
@@ -22,10 +22,10 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
     #: appends the record of a payload that is written; False: it is not kept. Raises LogFull
-    Placed = Callable[[Topic, Message, Writing, Told | None, TransferError | None], bool]
+    Placed = Callable[[Topic, Message, BlobWrite, Told | None, TransferError | None], bool]
 
 
-class Streams:
+class FrameStreams:
     """The streams that publishers have open. Not thread-safe: on the broker's loop.
 
     passages: the hub's, of which streams are some. direct: direct delivery, if there is any.
@@ -35,11 +35,11 @@ class Streams:
         self,
         store: Store,
         fanout: Fanout,
-        writer: Writer,
-        passages: Passages,
+        writer: BlobWriterThread,
+        passages: StreamingPublishes,
         counts: Counter[str],
         placed: Placed,
-        direct: Callable[[], Direct | None],
+        direct: Callable[[], DispatcherDriver | None],
     ) -> None:
         self._store = store
         self._fanout = fanout
@@ -49,17 +49,17 @@ class Streams:
         self._placed = placed
         self._direct = direct
 
-    def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> StreamPassage:
+    def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> FrameStream:
         """A stream whose frames go on as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
-        return StreamPassage(topic, publisher, receivers, self._passages, self._ended, broken_off)
+        return FrameStream(topic, publisher, receivers, self._passages, self._ended, broken_off)
 
     def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
         room = subscriber.queued <= subscriber.limit
         return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
 
-    def join(self, passage: StreamPassage) -> None:
+    def join(self, passage: FrameStream) -> None:
         """Who has subscribed meanwhile is given the next frame, where nothing is kept."""
         topic = passage.topic
         if not topic.durable:
@@ -75,11 +75,11 @@ class Streams:
         return topic.durable or heard or (direct is not None and direct.leads_somewhere(name))
 
     def write(
-        self, passage: StreamPassage, publisher: Publisher, most: int, message: Callable[[], Message]
-    ) -> Writing:
+        self, passage: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
+    ) -> BlobWrite:
         """Where the bytes of a stream go that is kept, `most` at most. message: what it is at its end."""
         topic = passage.topic
-        writing = Writing(
+        writing = BlobWrite(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, most, arriving=True),
             publisher,
@@ -87,26 +87,26 @@ class Streams:
         )
         return writing
 
-    def drop(self, passage: StreamPassage) -> None:
+    def drop(self, passage: FrameStream) -> None:
         """Subscribers of other protocols do not get a stream, which is not kept."""
         for subscriber in self._fanout.listeners(passage.topic):
             if not subscriber.takes_frames:
                 self._fanout.left_out(subscriber, passage.topic, None)
 
-    def count(self, passage: StreamPassage) -> None:
+    def count(self, passage: FrameStream) -> None:
         """A stream has ended that nobody gathered."""
         for counted in (passage.topic, self._store):
             counted.messages += 1
             counted.nbytes += passage.nbytes
 
-    def _ended(self, passage: Passage) -> None:
+    def _ended(self, passage: StreamingPublish) -> None:
         self._counts["broken_off"] += passage.broken
         if not passage.topic.durable:
             for subscriber in passage.left_out:
                 self._fanout.left_out(subscriber, passage.topic, None)
 
     def _written(
-        self, passage: StreamPassage, writing: Writing, message: Message, error: TransferError | None
+        self, passage: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
     ) -> None:
         """All of a kept stream is written. Raises LogFull."""
         topic = passage.topic

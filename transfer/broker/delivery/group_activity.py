@@ -9,7 +9,7 @@ from transfer.steady_clock import unix_ms
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
-    from transfer.broker.storage.group_journal import Journal
+    from transfer.broker.storage.group_journal import GroupJournal
 
 #: seconds by which what is noted may be behind, and the share of the age that it may be
 _BEHIND, _SHARE = 600.0, 0.1
@@ -23,7 +23,9 @@ class GroupActivity:
     expire: seconds after which a group that is not in use has expired; None: never.
     """
 
-    def __init__(self, journal: Journal, expire: float | None, clock: Callable[[], int] = unix_ms) -> None:
+    def __init__(
+        self, journal: GroupJournal, expire: float | None, clock: Callable[[], int] = unix_ms
+    ) -> None:
         self._journal = journal
         self._expire = expire
         self._clock = clock

@@ -26,7 +26,7 @@ UNREADABLE = 1.0
 MOST_BYTES = 32 << 20
 
 
-class GroupReading:
+class GroupReader:
     """On the broker's loop. counts: of the hub."""
 
     def __init__(self, store: Store, counts: Counter[str]) -> None:

@@ -14,12 +14,12 @@ from transfer.broker.core.groups import Change, Delay, Delivery, Group, Outcome
 from transfer.broker.delivery.dead_letter_router import DeadLetterRouter
 from transfer.broker.delivery.group_activity import GroupActivity
 from transfer.broker.delivery.group_contract import Bury, Consumer, IsBuried, Served
-from transfer.broker.delivery.group_reader import GroupReading
+from transfer.broker.delivery.group_reader import GroupReader
 from transfer.broker.delivery.topic import Recent
 from transfer.broker.delivery.turns import InTurns
 from transfer.broker.storage.durability import tell
-from transfer.broker.storage.group_journal import Journal, Named
-from transfer.broker.storage.group_journal_writer import Notes
+from transfer.broker.storage.group_journal import GroupJournal, Named
+from transfer.broker.storage.group_journal_writer import GroupJournalWriter
 from transfer.transports.errors import UsageError
 
 if TYPE_CHECKING:
@@ -67,15 +67,15 @@ class Groups:
         self._is_buried = is_buried
         self._most = most
         self._recent = Recent()
-        self._reading = GroupReading(store, counts)
-        self._journal = Journal(store.log)
+        self._reading = GroupReader(store, counts)
+        self._journal = GroupJournal(store.log)
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
         self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
         self._last_number = 0
         #: those for which something may have come
         self._to_pump: InTurns[Served] = InTurns(loop, _GROUPS_AT_ONCE, self._pump)
-        self._notes = Notes(loop, self._journal, durability, self._books)
+        self._notes = GroupJournalWriter(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
         #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
         self.on_expired: Callable[[str, str, float], None] | None = None

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.delivery.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.delivery.fanout import Fanout
-from transfer.broker.delivery.frame_streams import Streams
+from transfer.broker.delivery.frame_streams import FrameStreams
 from transfer.broker.delivery.group_contract import Bury, IsBuried
 from transfer.broker.delivery.groups import MOST_GROUPS, Groups
 from transfer.broker.delivery.message import Front, Written
-from transfer.broker.delivery.streaming_publish import Passage, Publisher, takes
-from transfer.broker.delivery.streaming_publishes import Passages
+from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish, takes
+from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
-from transfer.broker.storage.blob_writer import Writer, Writing
+from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
 from transfer.broker.storage.durability import Durability, Together, Told, tell
-from transfer.broker.storage.large_write_queue import Aside
+from transfer.broker.storage.large_write_queue import LargeWriteQueue
 from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.broker.storage.log_holders import held_by
 from transfer.broker.storage.stored_message import BLOB_FROM, record_of
@@ -28,7 +28,7 @@ from transfer.transports.errors import InternalError, LogFull, TransferError
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delay
     from transfer.broker.core.topic_patterns import Pattern
-    from transfer.broker.delivery.dispatcher_driver import Direct
+    from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
     from transfer.broker.delivery.message import Buffer, Message
     from transfer.broker.delivery.subscriber import Subscriber
     from transfer.broker.delivery.topic import Topic
@@ -76,14 +76,14 @@ class Hub:
             loop, store, self.durability, self.counts, delay, bury, is_buried, expire, most_groups
         )
         #: direct delivery, if some front brings consumers for it
-        self.direct: Direct | None = None
+        self.direct: DispatcherDriver | None = None
         self._patience = patience
         self._held_by, self._held_by_until = "", 0.0
-        self._writer = Writer(loop, self.threads)
-        self._aside = Aside(self._writer, store, self._keep, self._written_whole)
+        self._writer = BlobWriterThread(loop, self.threads)
+        self._aside = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
-        self._passages = Passages()
-        self.streams = Streams(
+        self._passages = StreamingPublishes()
+        self.streams = FrameStreams(
             store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
         )
         self._at_end: list[Callable[[], None]] = []
@@ -174,7 +174,7 @@ class Hub:
         *,
         revoke: Callable[[TransferError], None] | None = None,
         source: object = None,
-    ) -> Passage:
+    ) -> StreamingPublish:
         """Takes a large message whose payload comes in pieces (its `parts` are empty). Nothing is reserved
         for it before its bytes come.
 
@@ -193,15 +193,15 @@ class Hub:
         for subscriber in self.fanout.listeners(topic):
             free = not self.fanout.is_behind(subscriber, topic) and takes(subscriber, message, nbytes)
             (receivers if free else left_out).append(subscriber)
-        writing: Writing | None = None
+        writing: BlobWrite | None = None
         if topic.durable:
-            writing = Writing(
+            writing = BlobWrite(
                 self._writer,
                 lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
                 publisher,
                 lambda error: self._written(passage, told, error),
             )
-        passage = Passage(
+        passage = StreamingPublish(
             topic,
             message,
             nbytes,
@@ -238,7 +238,7 @@ class Hub:
                 return
             self._revoke(passage, "its bytes hardly came, while others waited for room to announce theirs")
 
-    def _revoke(self, passage: Passage, why: str) -> None:
+    def _revoke(self, passage: StreamingPublish, why: str) -> None:
         if passage.revoke is not None:
             self.counts["revoked"] += 1
             passage.revoke(LogFull(why))
@@ -334,7 +334,7 @@ class Hub:
         for call in self._at_end:
             call()
 
-    def _ended(self, passage: Passage) -> None:
+    def _ended(self, passage: StreamingPublish) -> None:
         if passage.broken:
             passage.whole()  # nobody gets what was gathered
             self.counts["broken_off"] += 1
@@ -345,7 +345,7 @@ class Hub:
         if passage.writing is None:
             self.fanout.tell_late(passage)
 
-    def _written(self, passage: Passage, told: Told | None, error: TransferError | None) -> None:
+    def _written(self, passage: StreamingPublish, told: Told | None, error: TransferError | None) -> None:
         """All of a large payload is written: its record can be appended. Raises LogFull."""
         assert passage.writing is not None
         topic, offset = passage.topic, None
@@ -361,14 +361,24 @@ class Hub:
                 self.fanout.given(subscriber, topic, offset)
 
     def _written_whole(
-        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+        self,
+        topic: Topic,
+        message: Message,
+        writing: BlobWrite,
+        told: Told | None,
+        error: TransferError | None,
     ) -> None:
         """The same for one that came whole."""
         if self._placed(topic, message, writing, told, error):
             self._appended(topic, message)
 
     def _placed(
-        self, topic: Topic, message: Message, writing: Writing, told: Told | None, error: TransferError | None
+        self,
+        topic: Topic,
+        message: Message,
+        writing: BlobWrite,
+        told: Told | None,
+        error: TransferError | None,
     ) -> bool:
         """Appends the record of a payload that is written. False: it is not kept, and its publisher is told.
         Raises LogFull."""

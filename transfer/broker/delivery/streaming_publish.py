@@ -11,11 +11,11 @@ from transfer.transports.errors import UsageError
 if TYPE_CHECKING:
     from transfer.broker.delivery.announced import Announcement
     from transfer.broker.delivery.message import Buffer
-    from transfer.broker.delivery.streaming_publishes import Passages
+    from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import Subscriber
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.net.splice import Poured
-    from transfer.broker.storage.blob_writer import Writing
+    from transfer.broker.net.splice import SplicedChunk
+    from transfer.broker.storage.blob_writer import BlobWrite
     from transfer.transports.errors import TransferError
 
 
@@ -33,7 +33,7 @@ class Publisher(Protocol):
     def resume(self) -> None: ...
 
 
-class Passage:
+class StreamingPublish:
     """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only.
 
     Its receivers are those who were subscribed when it began and had room for it. While one of them has more
@@ -74,9 +74,9 @@ class Passage:
         nbytes: int,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: Passages,
-        writing: Writing | None,
-        ended: Callable[[Passage], None],
+        passages: StreamingPublishes,
+        writing: BlobWrite | None,
+        ended: Callable[[StreamingPublish], None],
         announcement: Announcement | None = None,
         revoke: Callable[[TransferError], None] | None = None,
     ) -> None:
@@ -138,7 +138,7 @@ class Passage:
         gathered = self._gathered is not None
         return self.writing is None and not gathered and all(receiver.pours for receiver in self._receivers)
 
-    def poured(self, data: Poured) -> None:
+    def poured(self, data: SplicedChunk) -> None:
         """As `piece`, for bytes in a pipe."""
         self._count(len(data))
         for receiver in tuple(self._receivers):

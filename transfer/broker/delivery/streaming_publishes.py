@@ -6,11 +6,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.streaming_publish import Passage
+    from transfer.broker.delivery.streaming_publish import StreamingPublish
     from transfer.broker.delivery.subscriber import Subscriber
 
 
-class Passages:
+class StreamingPublishes:
     """All that are open. There may be hundreds of thousands: only what an operator asks walks all of them.
 
     slow: those whose publisher waits for a receiver. announced: those whose missing bytes count, the oldest
@@ -18,36 +18,36 @@ class Passages:
     """
 
     def __init__(self) -> None:
-        self._open: dict[Passage, None] = {}
-        self._received: dict[Subscriber, set[Passage]] = {}
-        self.slow: set[Passage] = set()
-        self.announced: dict[Passage, None] = {}
+        self._open: dict[StreamingPublish, None] = {}
+        self._received: dict[Subscriber, set[StreamingPublish]] = {}
+        self.slow: set[StreamingPublish] = set()
+        self.announced: dict[StreamingPublish, None] = {}
         self.gathered = 0
 
     def __len__(self) -> int:
         return len(self._open)
 
-    def __iter__(self) -> Iterator[Passage]:
+    def __iter__(self) -> Iterator[StreamingPublish]:
         return iter(self._open)
 
-    def add(self, passage: Passage) -> None:
+    def add(self, passage: StreamingPublish) -> None:
         """One begins."""
         self._open[passage] = None
         for receiver in passage.receivers:
             self.receives(receiver, passage)
 
-    def receives(self, receiver: Subscriber, passage: Passage) -> None:
+    def receives(self, receiver: Subscriber, passage: StreamingPublish) -> None:
         """A receiver is given it from now on."""
         self._received.setdefault(receiver, set()).add(passage)
 
-    def let_go(self, receiver: Subscriber, passage: Passage) -> None:
+    def let_go(self, receiver: Subscriber, passage: StreamingPublish) -> None:
         """A receiver is given no more of it."""
         its = self._received.get(receiver, set())
         its.discard(passage)
         if not its:
             self._received.pop(receiver, None)
 
-    def ended(self, passage: Passage) -> None:
+    def ended(self, passage: StreamingPublish) -> None:
         """One is over, whole or not. Idempotent."""
         self._open.pop(passage, None)
         self.announced.pop(passage, None)
@@ -55,19 +55,19 @@ class Passages:
         for receiver in passage.receivers:
             self.let_go(receiver, passage)
 
-    def received(self) -> set[Passage]:
+    def received(self) -> set[StreamingPublish]:
         """Those with a receiver."""
         return set().union(*self._received.values())
 
-    def of(self, receiver: Subscriber) -> list[Passage]:
+    def of(self, receiver: Subscriber) -> list[StreamingPublish]:
         """Those that it receives."""
         return list(self._received.get(receiver, ()))
 
-    def slow_of(self, receiver: Subscriber) -> list[Passage]:
+    def slow_of(self, receiver: Subscriber) -> list[StreamingPublish]:
         """Those of them that some receiver holds up."""
         return list(self.slow & self._received.get(receiver, set()))
 
-    def held_up(self) -> list[Passage]:
+    def held_up(self) -> list[StreamingPublish]:
         """Those with a receiver that has more waiting than its limit, or had at the last look."""
         found = set(self.slow)
         for receiver, its in self._received.items():

@@ -10,7 +10,7 @@ from transfer.broker.core.subscriptions import Most
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer, Message
-    from transfer.broker.net.splice import Poured
+    from transfer.broker.net.splice import SplicedChunk
 
 
 class Overflow(Enum):
@@ -90,7 +90,7 @@ class Subscriber(ABC):
         """It takes bytes in a pipe as well as memory (`poured`)."""
         return False
 
-    def poured(self, data: Poured) -> None:
+    def poured(self, data: SplicedChunk) -> None:
         """As `piece`, for bytes in a pipe, which is emptied when it returns."""
         if not self.pours:
             self.piece(data.memory())

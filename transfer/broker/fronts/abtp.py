@@ -20,7 +20,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from transfer.broker.core.dispatcher_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
-from transfer.broker.core.dispatcher_events import Facts
+from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.delivery.delivery_sink import DirectDriver, Sent
 from transfer.broker.delivery.message import Front, Message
 from transfer.broker.delivery.turns import TURN_SECONDS, call_after_turns
@@ -285,7 +285,7 @@ class AbtpFront:
     ) -> bool:
         """Gives a message to direct delivery, or holds it for that. False: no direct route is there, and none
         was asked for. until: of one that was held before."""
-        facts = Facts(
+        facts = MessageInfo(
             envelope.tenant,
             envelope.topic,
             envelope.message_id,

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from transfer.broker.fronts.abtp_peer_names import NamedConnection, Names
 from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
-from transfer.broker.net.connection import Line
+from transfer.broker.net.connection import Connection
 from transfer.broker.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.address import format_host, parse
@@ -33,8 +33,8 @@ from transfer.transports.shm.memory import available_memory
 from transfer.transports.tcp import bind_address
 
 if TYPE_CHECKING:
-    from transfer.broker.net.connection_group import Lines
-    from transfer.broker.net.listener_set import Doors
+    from transfer.broker.net.connection_group import ConnectionGroup
+    from transfer.broker.net.listener_set import ListenerSet
 
 _log = logging.getLogger("transfer.broker")
 
@@ -87,7 +87,12 @@ class Relay:
     """
 
     def __init__(
-        self, lines: Lines, endpoint: str, names: PeerNames | None = None, *, subscribers: bool = False
+        self,
+        lines: ConnectionGroup,
+        endpoint: str,
+        names: PeerNames | None = None,
+        *,
+        subscribers: bool = False,
     ) -> None:
         self._lines = lines
         self._path = endpoint.removeprefix("ipc://")
@@ -118,7 +123,7 @@ class Relay:
             self._throttled.say(logging.WARNING, "unread", "abtp disconnects %s: %s", slowest.peer, why)
             slowest.other.close(why)
 
-    def connected(self, connection: socket.socket, peer: str) -> Line:
+    def connected(self, connection: socket.socket, peer: str) -> Connection:
         """Takes a connection that was let in, in non-blocking mode."""
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -166,10 +171,10 @@ def _busy(why: str) -> ProtocolError:
     return ProtocolError("busy", f"abtp takes no connection now: {why}")
 
 
-class _End(Line):
+class _End(Connection):
     """One end: what it reads is written to the other one."""
 
-    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self.other: _End | None = None
         self._relay = relay
         self.is_blocked = False  # reading is paused until the other end has written its queue
@@ -231,7 +236,7 @@ class _Inner(_End):
     """The end at libzmq. It stays open until libzmq has read all, and closes; what libzmq says is read until
     then."""
 
-    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self._answered = False
         relay.unanswered += 1
         super().__init__(relay, lines, connection, peer)
@@ -266,7 +271,7 @@ class _Inner(_End):
 class Outer(_End):
     """The end of a peer. Nothing inside knows of it before its first bytes: ZeroMQ has no side that waits."""
 
-    def __init__(self, relay: Relay, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self._greeting = b""
         self._begun = False  # its READY has come
         self._named: NamedConnection[Outer] | None = None
@@ -347,7 +352,11 @@ PeerNames = Names[Outer]
 
 
 def relayed(
-    doors: Doors, lines: Lines, where: Mapping[str, str], inside: Mapping[str, str], names: PeerNames
+    doors: ListenerSet,
+    lines: ConnectionGroup,
+    where: Mapping[str, str],
+    inside: Mapping[str, str],
+    names: PeerNames,
 ) -> Relays:
     """What listens before abtp's sockets. where: their places by name, as others see them; inside: where they
     really listen. names: of the ROUTER's peers. Raises AddressInUse, AddressError, SecurityError."""

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING
 import transfer
 from transfer.broker.core.registry import Registry
 from transfer.broker.core.topic_patterns import Kind, pattern
-from transfer.broker.fronts.native_publisher import OwnPublisher
-from transfer.broker.fronts.native_queue import OwnQueue
+from transfer.broker.fronts.native_publisher import NativePublisher
+from transfer.broker.fronts.native_queue import NativeQueue
 from transfer.broker.fronts.native_requests import Requests
-from transfer.broker.fronts.native_sockets import Heard, Publications, Pushes
+from transfer.broker.fronts.native_sockets import LoopSocket, Publications, Pushes
 from transfer.broker.fronts.native_uploads import Limits
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSettings:
+class NativeSettings:
     """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH, PUB; subscriptions: SUB.
     queues: by topic, where PULL connects. largest: bytes of a message at most, and of one in pieces; stalled:
     seconds that a program may stop in the middle of that."""
@@ -43,18 +43,18 @@ class OwnSettings:
     stalled: float = 30.0
 
 
-class OwnFront:
+class NativeFront:
     """The sockets of this front. On the broker's loop."""
 
     def __init__(
-        self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, settings: OwnSettings
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, context: transfer.Context, settings: NativeSettings
     ) -> None:
         self.counters: Counter[str] = Counter()
         self._hub = hub
         self._loop = loop
-        self._sockets: list[Heard] = []
-        self._publisher: OwnPublisher | None = None
-        self._queues: list[OwnQueue] = []
+        self._sockets: list[LoopSocket] = []
+        self._publisher: NativePublisher | None = None
+        self._queues: list[NativeQueue] = []
         self.endpoints: dict[str, str] = {}
         try:
             if settings.requests:
@@ -67,18 +67,20 @@ class OwnFront:
                 self._sockets.append(publications)
                 publications.listen(self.endpoints["pushes"], settings.largest)
             if settings.subscriptions:
-                self._publisher = OwnPublisher(hub, loop, context, settings.subscriptions, settings.largest)
+                self._publisher = NativePublisher(
+                    hub, loop, context, settings.subscriptions, settings.largest
+                )
                 self.endpoints["subscriptions"] = self._publisher.endpoint
                 hub.subscribe(self._publisher, pattern(Kind.PREFIX, ""))
             for topic, endpoint in settings.queues.items():
-                queue = OwnQueue(hub, loop, context, self.counters, topic, endpoint)
+                queue = NativeQueue(hub, loop, context, self.counters, topic, endpoint)
                 self._queues.append(queue)
                 self.endpoints[f"queue {topic}"] = queue.endpoint
         except BaseException:
             self.close()
             raise
 
-    def _add(self, name: str, heard: Heard, settings: OwnSettings) -> None:
+    def _add(self, name: str, heard: LoopSocket, settings: NativeSettings) -> None:
         self._sockets.append(heard)
         self.endpoints[name] = heard.listen(getattr(settings, name), settings.largest)
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
 
 
-class OwnPublisher(Subscriber):
+class NativePublisher(Subscriber):
     """The PUB socket: it knows who wants what, and counts what it drops for those who are slow.
 
     A large message that comes in pieces is gathered first, one at a time; another one meanwhile is read from

@@ -31,7 +31,7 @@ MOST_WAITING = 256 << 20
 _LOOK = 0.02
 
 
-class OwnQueue:
+class NativeQueue:
     """A topic at an endpoint of its own. On the broker's loop.
 
     A PULL says nothing, but its socket tells how many messages its program has taken: that acknowledges

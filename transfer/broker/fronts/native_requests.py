@@ -20,7 +20,7 @@ from transfer.broker.fronts.native_frames import (
 from transfer.broker.fronts.native_outbox import Outbox
 from transfer.broker.fronts.native_plain import PlainRequests
 from transfer.broker.fronts.native_registry import Registrations
-from transfer.broker.fronts.native_sockets import Heard
+from transfer.broker.fronts.native_sockets import LoopSocket
 from transfer.broker.fronts.native_uploads import Arrivals, Limits
 from transfer.broker.fronts.native_waiting import WaitingPublishes
 from transfer.broker.protocols.names import read_topic
@@ -54,7 +54,7 @@ _LEAVE_AT_ONCE = 100
 _MOST_UNREAD = 50_000
 
 
-class Requests(Heard):
+class Requests(LoopSocket):
     """ROUTER: programs with a DEALER, which speak the protocol, and plain REQs, which give a topic and a
     payload and are answered in JSON."""
 

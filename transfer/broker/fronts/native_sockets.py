@@ -30,7 +30,7 @@ _AT_ONCE = 256
 _BESIDES = 256 << 10
 
 
-class Heard(ABC):
+class LoopSocket(ABC):
     """A socket that is heard on the loop."""
 
     kind: SocketType
@@ -120,7 +120,7 @@ class Heard(ABC):
         """One message as it came. Raises ProtocolError."""
 
 
-class Pushes(Heard):
+class Pushes(LoopSocket):
     """PULL: whoever pushes is not told whether a message is kept."""
 
     kind = transfer.PULL

@@ -13,7 +13,7 @@ from transfer.transports.errors import Again, LogFull
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.fronts.native_sockets import Heard
+    from transfer.broker.fronts.native_sockets import LoopSocket
     from transfer.transports.core.contract import Frame
 
 #: bytes that wait of one program at most, and of all of them
@@ -39,7 +39,7 @@ class WaitingPublishes:
         self,
         hub: Hub,
         loop: asyncio.AbstractEventLoop,
-        heard: Heard,
+        heard: LoopSocket,
         do: Callable[[bytes, Words], None],
         refuse: Callable[..., None],
     ) -> None:

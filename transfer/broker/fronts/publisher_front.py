@@ -11,15 +11,15 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from transfer.broker.net.connection import Line
-from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.connection import Connection
+from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.delivery.message import Buffer, Message
-    from transfer.broker.delivery.streaming_publish import Passage
+    from transfer.broker.delivery.streaming_publish import StreamingPublish
 
 _log = logging.getLogger("transfer.broker")
 
@@ -51,7 +51,7 @@ _Settings = TypeVar("_Settings", bound=PublishingSettings)
 class Shared(Generic[_Settings]):
     """What all connections of one front have in common. counters, connections: see PublishingFront."""
 
-    def __init__(self, hub: Hub, lines: Lines, settings: _Settings, names: Iterable[str]) -> None:
+    def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings, names: Iterable[str]) -> None:
         self.hub = hub
         self.lines = lines
         self.settings = settings
@@ -60,7 +60,7 @@ class Shared(Generic[_Settings]):
         self.throttled = ThrottledLog(_log)
 
 
-class PublishingLine(Line, Generic[_Settings]):
+class PublishingLine(Connection, Generic[_Settings]):
     """A connection whose peer publishes.
 
     What cannot be taken ends it: the protocols have no other word for "no".
@@ -68,7 +68,7 @@ class PublishingLine(Line, Generic[_Settings]):
 
     def __init__(self, shared: Shared[_Settings], connection: socket.socket, peer: str) -> None:
         self._shared = shared
-        self._passage: Passage | None = None
+        self._passage: StreamingPublish | None = None
         self._partial = False  # the beginning of a frame is here, the rest is not
         self._excused = 0.0  # when it was last paused, which is not the peer's fault
         super().__init__(shared.lines, connection, peer)
@@ -168,12 +168,12 @@ class PublishingFront(ABC, Generic[_Settings]):
     #: refused: connections ended for what their peer said. stalled: ended since it stopped in the middle
     names: tuple[str, ...] = ("published", "published_bytes", "broken_off", "refused", "stalled")
 
-    def __init__(self, hub: Hub, lines: Lines, settings: _Settings) -> None:
+    def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings) -> None:
         self._shared = Shared(hub, lines, settings, self.names)
         self.counters: dict[str, int] = self._shared.counters
 
     @abstractmethod
-    def connected(self, connection: socket.socket, peer: str) -> Line:
+    def connected(self, connection: socket.socket, peer: str) -> Connection:
         """Takes a connection that was accepted, in non-blocking mode."""
 
     @property

@@ -32,7 +32,7 @@ from transfer.transports.errors import LogDamaged, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.net.connection_group import Lines
+    from transfer.broker.net.connection_group import ConnectionGroup
 
 _log = logging.getLogger("transfer.broker")
 
@@ -177,7 +177,7 @@ class PyBrokerFront(PublishingFront[PyBrokerSettings]):
     #: more. damaged: connections ended because what they asked for is damaged on the disk
     names = (*PublishingFront.names, "fetched", "fetched_bytes", "gone", "damaged")
 
-    def __init__(self, hub: Hub, lines: Lines, settings: PyBrokerSettings) -> None:
+    def __init__(self, hub: Hub, lines: ConnectionGroup, settings: PyBrokerSettings) -> None:
         super().__init__(hub, lines, settings)
         self._fetches = _Fetches(lines.loop)
 

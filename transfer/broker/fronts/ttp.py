@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import socket
 
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.net.connection_group import Lines
+    from transfer.broker.net.connection_group import ConnectionGroup
 
 #: topics that are known by their bytes
 _TOPICS = 4096
@@ -60,7 +60,7 @@ class TtpFront:
     counters: see docs/protocols/ttp.md.
     """
 
-    def __init__(self, hub: Hub, lines: Lines, settings: TtpSettings | None = None) -> None:
+    def __init__(self, hub: Hub, lines: ConnectionGroup, settings: TtpSettings | None = None) -> None:
         self.hub = hub
         self.settings = settings or TtpSettings()
         self.limits = Limits(meta=self.settings.most_meta, data=self.settings.most_data)

@@ -18,7 +18,7 @@ from transfer.broker.fronts.ttp_frames import (
 from transfer.broker.fronts.ttp_sender import Outgoing
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
 from transfer.broker.fronts.ttp_streams import StreamLimits, Streams
-from transfer.broker.net.connection_group import Lines
+from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.protocols.ttp import (
     EOF,
     HEADER,
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import socket
 
     from transfer.broker.fronts.ttp import TtpFront
-    from transfer.broker.net.splice import Poured
+    from transfer.broker.net.splice import SplicedChunk
 
 _PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enumeration are slow to find
 #: data of so many bytes and more go on piece by piece, as they come
@@ -57,7 +57,7 @@ _ASKED = 3
 class TtpConnection(Outgoing):
     """A peer that speaks TTP. client: the name that it gave itself with CONNECT, or ""."""
 
-    def __init__(self, front: TtpFront, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, front: TtpFront, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self.client = ""
         self._front = front
         self._hub = front.hub
@@ -165,7 +165,7 @@ class TtpConnection(Outgoing):
         """See Line."""
         return self._sink is not None and self._sink.pours
 
-    def body_poured(self, data: Poured) -> None:
+    def body_poured(self, data: SplicedChunk) -> None:
         """See Line."""
         sink = self._sink or SKIPPED
         try:

@@ -10,24 +10,24 @@ from transfer.broker.delivery.frame_stream import Frame
 from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.delivery.subscriber import Subscriber
 from transfer.broker.fronts.ttp_frames import frames_of, opening
-from transfer.broker.net.connection import Line
-from transfer.broker.net.connection_group import Lines, copy_small_view
+from transfer.broker.net.connection import Connection
+from transfer.broker.net.connection_group import ConnectionGroup, copy_small_view
 
 if TYPE_CHECKING:
     import socket
 
-    from transfer.broker.net.splice import Poured
+    from transfer.broker.net.splice import SplicedChunk
 
 _TTP = Front.TTP  # members of an enumeration are slow to find
 
 
-class Outgoing(Line, Subscriber):
+class Outgoing(Connection, Subscriber):
     """A connection that is sent frames. Between the pieces of a PUBLISH nothing else is."""
 
     queued: int = 0
     takes_frames = True
 
-    def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self._missing = -1  # bytes of a payload that come in pieces; -1: none does
         self._behind: deque[Sequence[Buffer]] = deque()  # what waits for the end of that payload
         super().__init__(lines, connection, peer)
@@ -80,7 +80,7 @@ class Outgoing(Line, Subscriber):
         """See Subscriber."""
         return self.has_pipes
 
-    def poured(self, data: Poured) -> None:
+    def poured(self, data: SplicedChunk) -> None:
         """See Subscriber."""
         self._missing -= len(data)
         self.write_poured(data)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
-    from transfer.broker.delivery.streaming_publish import Passage
-    from transfer.broker.net.splice import Poured
+    from transfer.broker.delivery.streaming_publish import StreamingPublish
+    from transfer.broker.net.splice import SplicedChunk
     from transfer.transports.errors import TransferError
 
 
@@ -18,7 +18,7 @@ class Sink(Protocol):
     @property
     def pours(self) -> bool: ...
     def piece(self, data: Buffer) -> None: ...
-    def poured(self, data: Poured) -> None: ...
+    def poured(self, data: SplicedChunk) -> None: ...
     def finish(self) -> None: ...
     def abandon(self, reason: str) -> None: ...
 
@@ -31,7 +31,7 @@ class Skipped:
     def piece(self, data: Buffer) -> None:
         """Nothing is kept."""
 
-    def poured(self, data: Poured) -> None:
+    def poured(self, data: SplicedChunk) -> None:
         """Nothing is kept."""
 
     def finish(self) -> None:
@@ -80,7 +80,7 @@ class Receipt:
 class Large:
     """The data of a large PUBLISH, which go on as they come."""
 
-    def __init__(self, passage: Passage, receipt: Receipt | None) -> None:
+    def __init__(self, passage: StreamingPublish, receipt: Receipt | None) -> None:
         self.piece = passage.piece
         self.poured = passage.poured
         self.abandon = passage.abandon

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.frame_stream import Frame, Streamed, StreamPassage
+from transfer.broker.delivery.frame_stream import Frame, FrameStream, Streamed
 from transfer.broker.delivery.message import Buffer, Front
 from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
 from transfer.broker.fronts.ttp_sinks import SKIPPED, Receipt, Sink
@@ -21,9 +21,9 @@ from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.net.connection import Line
-    from transfer.broker.net.splice import Poured
-    from transfer.broker.storage.blob_writer import Writing
+    from transfer.broker.net.connection import Connection
+    from transfer.broker.net.splice import SplicedChunk
+    from transfer.broker.storage.blob_writer import BlobWrite
 
 #: data of a frame up to so many bytes go on when they are whole
 _WHOLE = 4 << 20
@@ -116,7 +116,13 @@ class Stream:
     )
 
     def __init__(
-        self, hub: Hub, shared: Shared, publisher: Line, topic: str, header: Header, limits: StreamLimits
+        self,
+        hub: Hub,
+        shared: Shared,
+        publisher: Connection,
+        topic: str,
+        header: Header,
+        limits: StreamLimits,
     ) -> None:
         self.topic = topic
         self.heard = 0.0
@@ -132,8 +138,8 @@ class Stream:
         self._head: tuple[Buffer, ...] = ()
         self._header = header
         self._nbytes = self._cost = 0
-        self._writing: Writing | None = None
-        self._passage: StreamPassage
+        self._writing: BlobWrite | None = None
+        self._passage: FrameStream
         try:
             broken_off = partial(_broken_off, topic, self.number)
             self._passage = hub.streams.begin(topic, publisher, broken_off)
@@ -175,7 +181,7 @@ class Stream:
         if self._gathers:
             self._gather(data)
 
-    def poured(self, data: Poured) -> None:
+    def poured(self, data: SplicedChunk) -> None:
         """The next bytes, in a pipe."""
         if self._gathers or self._head:
             self.piece(data.memory())
@@ -302,7 +308,7 @@ class Streams:
 
     def frame(
         self,
-        publisher: Line,
+        publisher: Connection,
         header: Header,
         topic: bytes,
         name: str,
@@ -344,7 +350,7 @@ class Streams:
         stream.heard = now
         return stream
 
-    def _begin(self, publisher: Line, name: str, header: Header) -> Stream:
+    def _begin(self, publisher: Connection, name: str, header: Header) -> Stream:
         if self._count >= self._limits.streams:
             raise ProtocolError("control", f"{self._limits.streams} streams are open; no more are allowed")
         stream = Stream(self._hub, self._shared, publisher, name, header, self._limits)

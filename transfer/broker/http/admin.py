@@ -13,7 +13,7 @@ from typing import TypeVar
 from aiohttp import web
 
 from transfer.broker.http.request_log import PEERS_MISTAKES
-from transfer.broker.http.request_params import Asked
+from transfer.broker.http.request_params import RequestParams
 from transfer.broker.storage.audit_chain import Json, Window, parse_time, time_text
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, Reference, State
 from transfer.broker.storage.dead_letter_operations import Operator
@@ -56,7 +56,7 @@ class Admin:
 
     async def list_letters(self, request: web.Request) -> web.Response:
         """Query: tenant, consumer, topic, id, reason, state, after, limit (100)."""
-        asked = Asked(request.query)
+        asked = RequestParams(request.query)
         wanted = Filter(
             tenant=asked.text("tenant"),
             consumer=asked.text("consumer"),
@@ -72,7 +72,7 @@ class Admin:
 
     async def inspect(self, request: web.Request) -> web.Response:
         """Query: id, tenant."""
-        asked = Asked(request.query)
+        asked = RequestParams(request.query)
         id, tenant = asked.needed("id"), asked.text("tenant")
         asked.end()
 
@@ -134,7 +134,7 @@ class Admin:
 
     async def events(self, request: web.Request) -> web.Response:
         """Query: id, actor, operation, start, end, after, limit (100)."""
-        asked = Asked(request.query)
+        asked = RequestParams(request.query)
         start, end = _span(asked)
         window = Window(
             start=start,
@@ -156,13 +156,13 @@ class Admin:
 
     async def verify(self, request: web.Request) -> web.Response:
         """Reads the whole audit."""
-        Asked(request.query).end()
+        RequestParams(request.query).end()
         verdict = await self._run(self._operator.audit.verify)
         return web.json_response(verdict.as_json())
 
     async def export(self, request: web.Request) -> web.StreamResponse:
         """Query: start, end. Lines of JSON; without the last of them (`export_end`) it was cut off."""
-        asked = Asked(request.query)
+        asked = RequestParams(request.query)
         start, end = _span(asked)
         asked.end()
         lines = self._operator.audit.export(start, end)
@@ -177,7 +177,7 @@ class Admin:
         return answer
 
 
-async def body_of(request: web.Request) -> Asked:
+async def body_of(request: web.Request) -> RequestParams:
     """The members of the body's JSON object. Raises UsageError."""
     try:
         data = await request.read()
@@ -189,10 +189,10 @@ async def body_of(request: web.Request) -> Asked:
         raise UsageError(f"the body is no JSON: {error}") from error
     if not isinstance(values, dict):
         raise UsageError("the body is no JSON object")
-    return Asked(values)
+    return RequestParams(values)
 
 
-def _span(asked: Asked) -> tuple[int | None, int | None]:
+def _span(asked: RequestParams) -> tuple[int | None, int | None]:
     start, end = asked.text("start"), asked.text("end")
     return (
         parse_time(start) if start is not None else None,

@@ -15,7 +15,7 @@ from aiohttp.typedefs import Handler
 
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.http.admin import Admin
-from transfer.broker.http.authentication import ADMIN, Callers
+from transfer.broker.http.authentication import ADMIN, Authentication
 from transfer.broker.http.error_response import refusal
 from transfer.broker.http.health import Problem
 from transfer.broker.http.topic_routes import TopicRoutes
@@ -44,7 +44,7 @@ def application(
     operator: Operator,
     *,
     token: str | None,
-    callers: Callers | None = None,
+    callers: Authentication | None = None,
     live: Health = tuple,
     ready: Health = tuple,
     metrics: Callable[[], bytes] | None = None,
@@ -57,7 +57,7 @@ def application(
     ready, metrics are called on the loop, so they have to be quick; metrics gives Prometheus' text. The
     operator is called on threads of its own, which end with the application's clean-up.
     """
-    callers = callers or Callers(token)
+    callers = callers or Authentication(token)
     # The guard comes first: it sees every answer, errors too.
     app = web.Application(client_max_size=max_body, middlewares=[callers.guard(), _errors_as_json])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")

@@ -26,7 +26,7 @@ _TOKEN = "X-Admin-Token"
 _OPEN = frozenset({"/livez", "/readyz", *PAGES})
 
 
-class Callers:
+class Authentication:
     """token: of the operators; None: there is none. https: what else may be shown. certified: says whether a
     request's connection has shown a good certificate. here: programs of this machine may ask without showing
     anything, where there is neither TLS nor `token`."""

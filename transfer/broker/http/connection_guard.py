@@ -15,12 +15,12 @@ from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
 from transfer.broker.http.request_head_limit import AT_ONCE, LimitedHandler
-from transfer.broker.net.pending_connections import Crowd
+from transfer.broker.net.pending_connections import PendingConnections
 from transfer.broker.net.tls_socket import channel_of
 
 
 @dataclass(slots=True, eq=False)
-class _Guest:
+class _Pending:
     """A peer that has not shown who it is, or has not sent a whole request yet."""
 
     connection: socket.socket
@@ -54,12 +54,12 @@ class _Watched(asyncio.Protocol):
         self._protocol.connection_lost(exc)
 
 
-class Entrance:
+class ConnectionGuard:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
-    patience: seconds that a connection has to show who asks; those who have not are a `Crowd`, of
-    `unfinished` at most (`crowd`), also while they are answered. Who shows a certificate makes room for none.
-    refused: how many did not come in, by word.
+    patience: seconds that a connection has to show who asks; those who have not are in `crowd`, a
+    `PendingConnections` of `unfinished` at most, also while they are answered. Who shows a certificate makes
+    room for none. refused: how many did not come in, by word.
     shows: whether a request has shown who asks; None: it cannot, since nothing is asked for. settings: of
     aiohttp's connections.
     """
@@ -81,9 +81,11 @@ class Entrance:
         self._loop = loop
         self._runner = runner
         self._shows = shows
-        self.crowd: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=unfinished)
+        self.crowd: PendingConnections[_Pending] = PendingConnections(
+            loop, self._put_out, patience=patience, most=unfinished
+        )
         self._silent = 0  # connections that have sent nothing; aiohttp has them not
-        self._by_protocol: dict[asyncio.BaseProtocol, _Guest] = {}
+        self._by_protocol: dict[asyncio.BaseProtocol, _Pending] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
 
@@ -117,7 +119,7 @@ class Entrance:
     def accepted(self, connection: socket.socket, _peer: str) -> None:
         """A new connection, in non-blocking mode, of which nothing was read."""
         channel = channel_of(connection)
-        guest = _Guest(connection, channel is not None and bool(channel.peer_certificate))
+        guest = _Pending(connection, channel is not None and bool(channel.peer_certificate))
         if channel is None:
             self._silent += 1
             self._loop.add_reader(connection.fileno(), self._speaks, guest)
@@ -140,7 +142,7 @@ class Entrance:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    def _speaks(self, guest: _Guest) -> None:
+    def _speaks(self, guest: _Pending) -> None:
         """Only now aiohttp gets it: what it makes of a connection costs ten times an accept, and a storm of
         those that say nothing would keep others waiting."""
         self._unwatch(guest)
@@ -154,14 +156,14 @@ class Entrance:
         else:
             self._begin(guest)
 
-    def _unwatch(self, guest: _Guest) -> None:
+    def _unwatch(self, guest: _Pending) -> None:
         self._silent -= 1
         self._loop.remove_reader(guest.connection.fileno())
 
-    def _begin(self, guest: _Guest) -> None:
+    def _begin(self, guest: _Pending) -> None:
         guest.task = self._loop.create_task(self._take(guest))
 
-    async def _take(self, guest: _Guest) -> None:
+    async def _take(self, guest: _Pending) -> None:
         assert self._runner.server is not None
         guest.begun = True
         try:
@@ -180,18 +182,18 @@ class Entrance:
         if guest.certified:
             self._certified.add(transport)
 
-    def _watched(self, guest: _Guest) -> _Watched:
+    def _watched(self, guest: _Pending) -> _Watched:
         assert self._runner.server is not None
         guest.protocol = protocol = LimitedHandler(self._runner.server, loop=self._loop, **self._settings)
         self._by_protocol[protocol] = guest
         return _Watched(protocol, partial(self._let_go, guest))
 
-    def _put_out(self, guest: _Guest, word: str) -> None:
+    def _put_out(self, guest: _Pending, word: str) -> None:
         if guest.transport is None or not guest.transport.is_closing():
             self.refused[word] += 1
         self._end(guest)
 
-    def _end(self, guest: _Guest) -> None:
+    def _end(self, guest: _Pending) -> None:
         self._let_go(guest)
         if isinstance(guest.transport, asyncio.WriteTransport):
             guest.transport.abort()
@@ -203,7 +205,7 @@ class Entrance:
         if not guest.begun:
             guest.connection.close()
 
-    def _let_go(self, guest: _Guest) -> None:
+    def _let_go(self, guest: _Pending) -> None:
         self.crowd.remove(guest)
         if guest.timer is not None:
             guest.timer.cancel()

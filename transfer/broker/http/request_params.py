@@ -8,7 +8,7 @@ from transfer.broker.storage.audit_chain import Json
 from transfer.transports.errors import UsageError
 
 
-class Asked:
+class RequestParams:
     """What a request asks for. Each method takes a member, and raises UsageError if it is another thing.
 
     `end` refuses what nobody took: a misspelt filter would else find more than was meant.
@@ -42,7 +42,7 @@ class Asked:
         value = self._members.pop(name, None)
         if not isinstance(value, list):
             raise UsageError(f"{name} has to be a list of texts")
-        return [Asked({name: one}).needed(name) for one in value]
+        return [RequestParams({name: one}).needed(name) for one in value]
 
     def number(self, name: str, default: int) -> int:
         """A whole number, 0 to 2^53, as a text too."""

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 
 from aiohttp import web
 
-from transfer.broker.delivery.dead_letter_replay import Replaying
+from transfer.broker.delivery.dead_letter_replay import DeadLetterReplay
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.http.app import application
-from transfer.broker.http.authentication import Callers
-from transfer.broker.http.connection_guard import Entrance
+from transfer.broker.http.authentication import Authentication
+from transfer.broker.http.connection_guard import ConnectionGuard
 from transfer.broker.http.console import add_console
 from transfer.broker.http.health import live_problems, ready_problems
 from transfer.broker.http.request_head_limit import MOST_HEADERS
@@ -47,10 +47,10 @@ class HttpServer:
         self._loop = broker.loop
         security = broker.context.credentials.security
         https = Https(security)
-        replaying = Replaying(broker.loop, broker.hub, broker.letters.payloads)
+        replaying = DeadLetterReplay(broker.loop, broker.hub, broker.letters.payloads)
         operator = Operator(broker.letters, broker.audit, replaying)
         token = broker.settings.token
-        callers = Callers(
+        callers = Authentication(
             token,
             https,
             lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
@@ -67,7 +67,7 @@ class HttpServer:
         add_looks(app, broker)
         add_console(app)
         self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_LAST_WORDS)
-        self._entrance = Entrance(
+        self._entrance = ConnectionGuard(
             self._loop,
             self._runner,
             broker.doors.refusals("http"),

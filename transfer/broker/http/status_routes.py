@@ -21,7 +21,7 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from transfer.broker.http.health import ready_problems
-from transfer.broker.http.request_params import Asked
+from transfer.broker.http.request_params import RequestParams
 from transfer.broker.status import (
     FAMILIES,
     Names,
@@ -99,7 +99,7 @@ class _Looks:
         return web.Response(body=text, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     async def overview(self, request: web.Request) -> web.Response:
-        Asked(request.query).end()
+        RequestParams(request.query).end()
         disk = await self._disk()
         told = overview_told(self._broker)
         told["problems"] = [str(problem) for problem in ready_problems(self._broker)]
@@ -107,7 +107,7 @@ class _Looks:
         return web.json_response(told)
 
     async def topics(self, request: web.Request) -> web.Response:
-        asked = Asked(request.query)
+        asked = RequestParams(request.query)
         after, contains = asked.text("after") or "", asked.text("contains") or ""
         limit = min(asked.number("limit", _PAGE), _MOST)
         asked.end()
@@ -119,7 +119,7 @@ class _Looks:
         return await self._answer("topics", names[:limit], topic_told, next=more)
 
     async def groups(self, request: web.Request) -> web.Response:
-        Asked(request.query).end()
+        RequestParams(request.query).end()
         return await self._answer("groups", groups_of(self._broker), group_told)
 
     async def _answer(
@@ -141,7 +141,7 @@ class _Looks:
         """A handler that answers what `tell` says of the broker."""
 
         async def answer(request: web.Request) -> web.Response:
-            Asked(request.query).end()
+            RequestParams(request.query).end()
             return web.json_response(tell(self._broker))
 
         return answer

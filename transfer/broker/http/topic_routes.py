@@ -10,7 +10,7 @@ from aiohttp import web
 
 from transfer.broker.delivery.topic_admin import PURGE, REMOVE, SEEK, TopicAdmin
 from transfer.broker.http.admin import body_of
-from transfer.broker.http.request_params import Asked
+from transfer.broker.http.request_params import RequestParams
 from transfer.broker.storage.audit_chain import Json
 from transfer.transports.errors import UsageError
 
@@ -70,7 +70,7 @@ class TopicRoutes:
         return web.json_response(await asyncio.get_running_loop().run_in_executor(self._executor, call))
 
 
-def _who(asked: Asked, word: str) -> tuple[str, str]:
+def _who(asked: RequestParams, word: str) -> tuple[str, str]:
     """(actor, reason) of a request that is confirmed and has nothing else. Raises UsageError."""
     actor, reason, confirm = asked.needed("actor"), asked.needed("reason"), asked.needed("confirm")
     asked.end()

@@ -14,13 +14,13 @@ from abc import abstractmethod
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.net.output import LineOutput
-from transfer.broker.net.splice import POUR_FROM, Poured, Waiting, pour
+from transfer.broker.net.output import Output
+from transfer.broker.net.splice import POUR_FROM, SplicedChunk, Waiting, pour
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from transfer.broker.net.connection_group import Lines
-    from transfer.broker.net.pending_connections import Crowd
+    from transfer.broker.net.connection_group import ConnectionGroup
+    from transfer.broker.net.pending_connections import PendingConnections
 
 _log = logging.getLogger("transfer.broker")
 
@@ -36,14 +36,14 @@ _NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM
 LARGEST_FRAME = 1 << 20
 
 
-class Line(LineOutput):
+class Connection(Output):
     """One connection, in non-blocking mode, that belongs to the loop from now on. Used on the loop only.
 
     peer: "host:port". heard: the loop's time when it last read something. turn_ends: when it is the turn of
     others, of the monotonic clock: `cut` gives way then.
     """
 
-    def __init__(self, lines: Lines, connection: socket.socket, peer: str) -> None:
+    def __init__(self, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         super().__init__(lines, connection)
         self.peer = peer
         self.heard = lines.loop.time()
@@ -54,7 +54,9 @@ class Line(LineOutput):
         self._looks = False  # the next read takes little
         self._gives_way = False
         self._paused = 0
-        self._crowd: Crowd[Line] | None = None  # of those who have not sent a whole frame yet
+        self._crowd: PendingConnections[Connection] | None = (
+            None  # of those who have not sent a whole frame yet
+        )
         self._loop.add_reader(connection.fileno(), self.read)
 
     # -- for the protocol above --------------------------------------------------------------------------
@@ -77,7 +79,7 @@ class Line(LineOutput):
         """The next bytes of the payload may be given to `body_poured` instead."""
         return False
 
-    def body_poured(self, data: Poured) -> None:
+    def body_poured(self, data: SplicedChunk) -> None:
         """As `body`, for bytes in a pipe, which is emptied when it returns."""
 
     def body_ended(self) -> None:
@@ -97,7 +99,7 @@ class Line(LineOutput):
 
     # -- before the first frame --------------------------------------------------------------------------
 
-    def join(self, crowd: Crowd[Line]) -> None:
+    def join(self, crowd: PendingConnections[Connection]) -> None:
         """It is one of them until its first frame is whole, or it ends."""
         if not self.closed:
             self._crowd = crowd
@@ -143,7 +145,7 @@ class Line(LineOutput):
         """Others come to their turn before the next frames are cut."""
         if not self._gives_way:
             self._gives_way = True
-            Line.pause(self)  # the peer is not the reason for this pause
+            Connection.pause(self)  # the peer is not the reason for this pause
             self._lines.later(self, self._go_on)
 
     def _go_on(self) -> None:
@@ -181,14 +183,14 @@ class Line(LineOutput):
                 return
             self.heard = self._loop.time()
             left -= len(data)
-            if isinstance(data, Poured):
+            if isinstance(data, SplicedChunk):
                 self._take_poured(data)
             else:
                 self._take(data)
             if not more:
                 return
 
-    def _receive(self) -> tuple[memoryview | Poured, bool]:
+    def _receive(self) -> tuple[memoryview | SplicedChunk, bool]:
         """What came, and whether more may be there."""
         if self._pouring and self.takes_pipes:
             data = self._pour()
@@ -202,7 +204,7 @@ class Line(LineOutput):
         nbytes = (self._socket if self._channel is None else self._channel).recv_into(room)
         return self._lines.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
 
-    def _pour(self) -> Poured | None:
+    def _pour(self) -> SplicedChunk | None:
         """The next bytes of a payload, in a pipe; None: they have to be read."""
         assert self._lines.pipes is not None
         try:
@@ -255,7 +257,7 @@ class Line(LineOutput):
                 self.give_way()
         return data[len(piece) :]
 
-    def _take_poured(self, data: Poured) -> None:
+    def _take_poured(self, data: SplicedChunk) -> None:
         """The same for bytes in a pipe."""
         self._body -= len(data)
         try:

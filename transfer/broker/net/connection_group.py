@@ -14,8 +14,8 @@ from transfer.broker.net.splice import pipes_of
 from transfer.transports.core import Lease
 
 if TYPE_CHECKING:
-    from transfer.broker.net.connection import Line
-    from transfer.broker.net.output import LineOutput
+    from transfer.broker.net.connection import Connection
+    from transfer.broker.net.output import Output
     from transfer.transports.core.contract import Pool
 
 T = TypeVar("T")
@@ -36,7 +36,7 @@ def copy_small_view(data: T) -> T | bytes:
     return data
 
 
-class Lines:
+class ConnectionGroup:
     """What the connections of one loop share: the memory they read into, and who has something to write.
 
     pipes: for payloads that are not copied (`pipes.py`); None: there are none here.
@@ -48,12 +48,12 @@ class Lines:
         self._pool = pool
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
-        self._dirty: deque[LineOutput] = deque()
+        self._dirty: deque[Output] = deque()
         self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
         self._writes = False  # lines write, or will
-        self._waiting: dict[Line, Callable[[], None]] = {}  # to go on in the next turn, in this order
+        self._waiting: dict[Connection, Callable[[], None]] = {}  # to go on in the next turn, in this order
         #: lines whose peers do not take what is queued
-        self.blocked: set[LineOutput] = set()
+        self.blocked: set[Output] = set()
 
     @property
     def busy(self) -> bool:
@@ -78,7 +78,7 @@ class Lines:
         self._used = begin + nbytes
         return self._arena[begin : self._used]
 
-    def may_read(self, line: Line) -> bool:
+    def may_read(self, line: Connection) -> bool:
         """Whether this turn has time left, of some milliseconds for all lines. If not the line reads in the
         next one, before those to which something comes then."""
         if self._has_time():
@@ -86,7 +86,7 @@ class Lines:
         self._waiting.setdefault(line, line.read)
         return False
 
-    def later(self, line: Line, call: Callable[[], None]) -> None:
+    def later(self, line: Connection, call: Callable[[], None]) -> None:
         """Has it called when the line's next turn comes."""
         self._waiting[line] = call
         self._has_time()
@@ -115,7 +115,7 @@ class Lines:
                 line.fail()
         self._waiting = waiting | self._waiting  # they come first
 
-    def soon(self, line: LineOutput) -> None:
+    def soon(self, line: Output) -> None:
         """The line writes at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(line)
         if not self._writes:

@@ -11,26 +11,26 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.broker.core.refusal_reasons import WORDS
 from transfer.broker.net.listener import Accepted, Listener
-from transfer.broker.net.pending_connections import Crowd
-from transfer.broker.net.tls_acceptor import Entry
+from transfer.broker.net.pending_connections import PendingConnections
+from transfer.broker.net.tls_acceptor import TlsAcceptor
 from transfer.broker.net.tls_socket import channel_of
-from transfer.broker.net.unix_listener import LocalListener
+from transfer.broker.net.unix_listener import UnixListener
 from transfer.transports.security.guard import check_listening
 
 if TYPE_CHECKING:
     import socket
 
     import transfer
-    from transfer.broker.net.connection import Line
+    from transfer.broker.net.connection import Connection
     from transfer.transports.address import Address
     from transfer.transports.core.contract import TlsChannel, TlsContext
 
 #: takes a connection that was let in; what it has made of it, where the doors look after it until its first
 #: frame
-Taker = Callable[["socket.socket", str], "Line | None"]
+OnConnection = Callable[["socket.socket", str], "Connection | None"]
 
 
-class Doors:
+class ListenerSet:
     """On the broker's loop. context: whose credentials are shown. patience: seconds for a handshake.
 
     refused: by front, how many were not let in, by word.
@@ -42,9 +42,9 @@ class Doors:
         self.refused: dict[str, Counter[str]] = {}
         self._loop = loop
         self._core = context.core
-        self._listeners: dict[str, Listener | LocalListener] = {}
-        self._entries: list[Entry] = []
-        self._silent: list[Crowd[Line]] = []
+        self._listeners: dict[str, Listener | UnixListener] = {}
+        self._entries: list[TlsAcceptor] = []
+        self._silent: list[PendingConnections[Connection]] = []
 
     @property
     def secured(self) -> bool:
@@ -68,11 +68,11 @@ class Doors:
     def entry(
         self,
         name: str,
-        taker: Taker,
+        taker: OnConnection,
         open_now: Callable[[], int],
         *protocols: str,
         clients: str | None = None,
-        crowd: Crowd[Any] | None = None,
+        crowd: PendingConnections[Any] | None = None,
         local: bool = False,
     ) -> Accepted:
         """What takes connections for a front, which gets those that were let in. open_now: how many it has.
@@ -96,7 +96,7 @@ class Doors:
         if local or not self.secured:
             return let_in
         self._context(protocols, clients)
-        entry = Entry(
+        entry = TlsAcceptor(
             self._loop,
             partial(self._channel, protocols, clients),
             let_in,
@@ -113,9 +113,9 @@ class Doors:
         self._listeners[name] = listener
         return listener
 
-    def listen_local(self, name: str, address: Address, accepted: Accepted) -> LocalListener:
+    def listen_local(self, name: str, address: Address, accepted: Accepted) -> UnixListener:
         """At a Unix socket. Raises AddressInUse, AddressError."""
-        listener = LocalListener(self._loop, address, accepted)
+        listener = UnixListener(self._loop, address, accepted)
         self._listeners[name] = listener
         return listener
 
@@ -131,15 +131,15 @@ class Doors:
         """Raises SecurityError where strangers could come: these protocols know no token."""
         check_listening(host, where, self.credentials.security, token=False)
 
-    def _silent_at(self, refused: Counter[str]) -> Crowd[Line]:
+    def _silent_at(self, refused: Counter[str]) -> PendingConnections[Connection]:
         """Those who have not sent a frame. They have no timer: a program may connect long before it sends."""
 
-        def put_out(line: Line, word: str) -> bool:
+        def put_out(line: Connection, word: str) -> bool:
             out = line.put_out()
             refused[word] += out
             return out
 
-        made: Crowd[Line] = Crowd(
+        made: PendingConnections[Connection] = PendingConnections(
             self._loop, put_out, patience=None, most=self.credentials.security.unfinished
         )
         self._silent.append(made)

@@ -10,12 +10,12 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.net.connection_group import copy_small_view
-from transfer.broker.net.splice import Poured, Waiting
+from transfer.broker.net.splice import SplicedChunk, Waiting
 from transfer.broker.net.tls_socket import channel_of
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
-    from transfer.broker.net.connection_group import Lines
+    from transfer.broker.net.connection_group import ConnectionGroup
     from transfer.transports.core.contract import TlsChannel
 
 #: bytes and buffers that one call of the system is given
@@ -26,14 +26,14 @@ _WRITE_NOW = 512 << 10
 _SEAL_BYTES = 64 << 10
 
 
-class LineOutput(ABC):
+class Output(ABC):
     """The output half of a `Line`. Used on the loop only.
 
     queued: bytes that wait to be written, those that TLS has taken already among them. closed: nothing is
     read or written any more.
     """
 
-    def __init__(self, lines: Lines, connection: socket.socket) -> None:
+    def __init__(self, lines: ConnectionGroup, connection: socket.socket) -> None:
         self.queued = 0
         self.closed = False
         self._lines = lines
@@ -70,7 +70,7 @@ class LineOutput(ABC):
             self._scheduled = True
             self._lines.soon(self)
 
-    def write_poured(self, data: Poured) -> None:
+    def write_poured(self, data: SplicedChunk) -> None:
         """The same for bytes in a pipe, of which the line keeps what is not written at once."""
         if self.closed:
             return

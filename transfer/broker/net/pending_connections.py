@@ -13,7 +13,7 @@ from transfer.transports.connect.pending import PENDING
 G = TypeVar("G")
 
 
-class Crowd(Generic[G]):
+class PendingConnections(Generic[G]):
     """Puts out whoever takes longer than `patience` seconds, and the oldest when there are more than `most`,
     so that those who say nothing keep nobody out. They count for the whole process, too (see `PENDING`).
 

@@ -102,7 +102,7 @@ class Pipes:
                 os.close(self._nothing)
 
 
-class Poured:
+class SplicedChunk:
     """The next bytes of a payload, in a pipe. `end` it when all were given it. nbytes: as many."""
 
     def __init__(self, pipes: Pipes, pipe: Pipe, nbytes: int) -> None:
@@ -173,7 +173,7 @@ class Waiting:
             self._pipes.give(self._pipe)
 
 
-def pour(pipes: Pipes, descriptor: int, most: int) -> Poured | None:
+def pour(pipes: Pipes, descriptor: int, most: int) -> SplicedChunk | None:
     """What a socket has, at most so many bytes. None: no pipe can be had. Raises BlockingIOError, OSError; no
     bytes at all: the peer has closed."""
     pipe = pipes.take()
@@ -184,7 +184,7 @@ def pour(pipes: Pipes, descriptor: int, most: int) -> Poured | None:
     except BaseException:
         pipes.give(pipe)
         raise
-    return Poured(pipes, pipe, nbytes)
+    return SplicedChunk(pipes, pipe, nbytes)
 
 
 def pipes_of(pool: Pool) -> Pipes | None:

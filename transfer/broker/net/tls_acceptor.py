@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.core.refusal_reasons import word_of
 from transfer.broker.net.listener import Accepted
-from transfer.broker.net.pending_connections import Crowd
-from transfer.broker.net.tls_socket import Secured
+from transfer.broker.net.pending_connections import PendingConnections
+from transfer.broker.net.tls_socket import TlsSocket
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.connect.accept import has_spoken
 from transfer.transports.errors import TransferError
@@ -31,18 +31,18 @@ Secure = Callable[[int], "TlsChannel"]
 
 
 @dataclass(slots=True, eq=False)
-class _Guest:
+class _Pending:
     connection: socket.socket
     peer: str
     channel: TlsChannel | None = None  # from its first byte on
     writes: bool = False
 
 
-class Entry:
+class TlsAcceptor:
     """Hands connections to `taker` once TLS is agreed on. On the broker's loop.
 
-    patience: seconds that the handshake may take. most: handshakes at once (see `Crowd`). refused: how many
-    did not come in, by word.
+    patience: seconds that the handshake may take. most: handshakes at once (see `PendingConnections`).
+    refused: how many did not come in, by word.
     """
 
     def __init__(
@@ -60,7 +60,9 @@ class Entry:
         self._throttled = ThrottledLog(_log)
         self._secure = secure
         self._taker = taker
-        self._guests: Crowd[_Guest] = Crowd(loop, self._put_out, patience=patience, most=most)
+        self._guests: PendingConnections[_Pending] = PendingConnections(
+            loop, self._put_out, patience=patience, most=most
+        )
 
     @property
     def unfinished(self) -> int:
@@ -70,7 +72,7 @@ class Entry:
     def accepted(self, connection: socket.socket, peer: str) -> None:
         """A new connection, in non-blocking mode."""
         spoken = has_spoken(connection, tls=True)
-        guest = _Guest(connection, peer)
+        guest = _Pending(connection, peer)
         if spoken is False:  # in a storm most have gone, and nothing is made for them
             self._fail(guest, _GONE)
             return
@@ -85,7 +87,7 @@ class Entry:
             self._let_go(guest)
             guest.connection.close()
 
-    def _go_on(self, guest: _Guest) -> None:
+    def _go_on(self, guest: _Pending) -> None:
         channel = guest.channel or self._begin(guest)
         if channel is None:
             return
@@ -99,7 +101,7 @@ class Entry:
             return
         self._let_go(guest)
         channel.ahead()
-        secured = Secured(guest.connection, channel)
+        secured = TlsSocket(guest.connection, channel)
         try:
             self._taker(secured, guest.peer)
         except TransferError as error:
@@ -109,7 +111,7 @@ class Entry:
             _log.exception("a connection of %s cannot be served", guest.peer)
             secured.close()
 
-    def _begin(self, guest: _Guest) -> TlsChannel | None:
+    def _begin(self, guest: _Pending) -> TlsChannel | None:
         """TLS is made at the first byte: a silent connection costs its descriptor. None: there is none yet,
         or it has ended."""
         spoken = has_spoken(guest.connection, tls=True)
@@ -124,7 +126,7 @@ class Entry:
                 guest.connection.close()
         return guest.channel
 
-    def _watch(self, guest: _Guest, *, writes: bool) -> None:
+    def _watch(self, guest: _Pending, *, writes: bool) -> None:
         if writes == guest.writes:
             return
         guest.writes = writes
@@ -136,17 +138,17 @@ class Entry:
     def _refuse(self, peer: str, error: TransferError) -> None:
         self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
 
-    def _fail(self, guest: _Guest, said: str) -> None:
+    def _fail(self, guest: _Pending, said: str) -> None:
         word = word_of(said)
         self._throttled.say(logging.INFO, word, "%s was not let in: %s", guest.peer, said)
         self._put_out(guest, word)
 
-    def _put_out(self, guest: _Guest, word: str) -> None:
+    def _put_out(self, guest: _Pending, word: str) -> None:
         self.refused[word] += 1
         self._let_go(guest)
         guest.connection.close()
 
-    def _let_go(self, guest: _Guest) -> None:
+    def _let_go(self, guest: _Pending) -> None:
         self._guests.remove(guest)
         self._loop.remove_reader(guest.connection.fileno())
         self._watch(guest, writes=False)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 _ROOM = 64 << 10
 
 
-class Secured(socket.socket):
+class TlsSocket(socket.socket):
     """Whoever reads and writes it takes `channel`; the socket below is for descriptors, and its end.
 
     It takes over the descriptor of `connection`.
@@ -53,4 +53,4 @@ class Secured(socket.socket):
 
 def channel_of(connection: socket.socket) -> TlsChannel | None:
     """What a connection is read and written by; None: itself."""
-    return connection.channel if isinstance(connection, Secured) else None
+    return connection.channel if isinstance(connection, TlsSocket) else None

@@ -10,7 +10,7 @@ from transfer.transports.address import Address
 from transfer.transports.ipc import IpcTransport
 
 
-class LocalListener(Listener):
+class UnixListener(Listener):
     """As Listener, for this user's programs alone (mode 0600), or in the abstract space. endpoint: where that
     is. Raises AddressInUse, AddressError."""
 

@@ -12,7 +12,7 @@ from transfer.broker.storage.audit_chain import Action
 
 if TYPE_CHECKING:
     from transfer.broker.storage.audit import Audit
-    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.transports.errors import TransferError
 
 _log = logging.getLogger("transfer.broker")
@@ -22,10 +22,10 @@ _MOST = 1000
 _NAMED = 100
 
 
-class Auditing:
+class AuditWriter:
     """Used on the broker's loop."""
 
-    def __init__(self, thread: StateThread, audit: Audit, counts: Counter[str]) -> None:
+    def __init__(self, thread: DatabaseThread, audit: Audit, counts: Counter[str]) -> None:
         self._thread = thread
         self._audit = audit
         self._counts = counts

@@ -38,7 +38,7 @@ def _no_callback(error: TransferError | None) -> None:
     would be freed only by the garbage collector."""
 
 
-class Writer:
+class BlobWriterThread:
     """The thread that writes large payloads. One that waits for room in a full log lets others go on.
 
     full: payloads that wait so. open: payloads whose record is not appended yet.
@@ -47,8 +47,8 @@ class Writer:
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads) -> None:
         self.loop = loop
         self.closing = threading.Event()
-        self.full: set[Writing] = set()
-        self.open: set[Writing] = set()
+        self.full: set[BlobWrite] = set()
+        self.open: set[BlobWrite] = set()
         self._pool = ThreadPoolExecutor(1, "transfer-broker-disk", threads.add_current)
 
     def do(self, work: Callable[[], object]) -> None:
@@ -75,7 +75,7 @@ class Writer:
             writing.give_up()
 
 
-class Writing:
+class BlobWrite:
     """The payload of one message on its way to the disk. Used on the broker's loop.
 
     Whoever publishes is paused while much waits for the disk, and from `finish` until `written` was told:
@@ -86,7 +86,7 @@ class Writing:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: BlobWriterThread,
         opened: Callable[[], BlobWriter],
         publisher: Publisher,
         written: Written,

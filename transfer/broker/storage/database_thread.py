@@ -14,7 +14,7 @@ _log = logging.getLogger("transfer.broker")
 _Told = Callable[[TransferError | None], None]
 
 
-class StateThread:
+class DatabaseThread:
     """Does work one after the other. Used on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads | None = None) -> None:

@@ -18,10 +18,10 @@ from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
     from transfer.broker.core.dispatcher_actions import DeadLetter as ActionLetter
-    from transfer.broker.core.dispatcher_events import Books
+    from transfer.broker.core.dispatcher_events import DispatcherState
     from transfer.broker.delivery.group_contract import Dead
     from transfer.broker.delivery.message import Message
-    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letter_payloads import Large
     from transfer.broker.storage.dead_letters import DeadLetters
     from transfer.broker.storage.durability import Told
@@ -35,11 +35,11 @@ _PIECE = 4 << 20
 _DIRECT = "direct/"
 
 
-class Burying:
+class DeadLetterWriter:
     """Keeps dead letters of groups. A delivery has one name for ever, so that a letter which was kept before
     a crash is not kept twice. `bury` is called on the loop."""
 
-    def __init__(self, thread: StateThread, letters: DeadLetters, log: Log) -> None:
+    def __init__(self, thread: DatabaseThread, letters: DeadLetters, log: Log) -> None:
         self._thread = thread
         self._letters = letters
         self._log = log
@@ -131,7 +131,7 @@ def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
     )
 
 
-def finish_buried(books: Books, letters: DeadLetters) -> list[Finished]:
+def finish_buried(books: DispatcherState, letters: DeadLetters) -> list[Finished]:
     """Finishes messages whose letters were kept before a crash, which came before that was written; and no
     number of a letter is given again."""
     events = []

@@ -62,7 +62,7 @@ def decode_changes(body: bytes | memoryview) -> Iterator[tuple[int, Change]]:
         raise LogDamaged(f"a record of the groups' journal is not understood: {error}") from error
 
 
-class Journal:
+class GroupJournal:
     """The groups' state over a log. On the broker's loop."""
 
     def __init__(self, log: Log) -> None:

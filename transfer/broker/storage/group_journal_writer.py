@@ -13,7 +13,7 @@ from transfer.transports.errors import LogFull, TransferError
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Change, Group
     from transfer.broker.storage.durability import Durability, Told
-    from transfer.broker.storage.group_journal import Journal
+    from transfer.broker.storage.group_journal import GroupJournal
 
 _log = logging.getLogger("transfer.broker")
 
@@ -30,11 +30,11 @@ _FULL_PAUSE = 0.5
 Books = Callable[[], Iterable[tuple[int, int, list["Change"]]]]
 
 
-class Notes:
+class GroupJournalWriter:
     """Writes what groups have done. On the broker's loop."""
 
     def __init__(
-        self, loop: asyncio.AbstractEventLoop, journal: Journal, durability: Durability, books: Books
+        self, loop: asyncio.AbstractEventLoop, journal: GroupJournal, durability: Durability, books: Books
     ) -> None:
         self._loop = loop
         self._journal = journal

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.storage.blob_writer import Writing
+from transfer.broker.storage.blob_writer import BlobWrite
 from transfer.broker.storage.durability import tell
 from transfer.transports.errors import LogFull, TransferError
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.streaming_publish import Publisher
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.storage.blob_writer import Writer
+    from transfer.broker.storage.blob_writer import BlobWriterThread
     from transfer.broker.storage.durability import Told
     from transfer.broker.storage.store import Store
 
@@ -35,7 +35,7 @@ class _Waiting:
     def __init__(self, message: Message, told: Told | None) -> None:
         self.message = message
         self.told = told
-        self.writing: Writing | None = None
+        self.writing: BlobWrite | None = None
 
     def pause(self) -> None:
         """See passage.Publisher: whoever published it waits by `pressed`."""
@@ -44,7 +44,7 @@ class _Waiting:
         """See `pause`."""
 
 
-class Aside:
+class LargeWriteQueue:
     """Messages that are written beside the loop, and those of the same topics behind them, which keep their
     order. On the broker's loop.
 
@@ -54,10 +54,10 @@ class Aside:
 
     def __init__(
         self,
-        writer: Writer,
+        writer: BlobWriterThread,
         store: Store,
         append: Callable[[Topic, Message, Told | None], object],
-        written: Callable[[Topic, Message, Writing, Told | None, TransferError | None], None],
+        written: Callable[[Topic, Message, BlobWrite, Told | None, TransferError | None], None],
     ) -> None:
         self._writer = writer
         self._store = store
@@ -113,9 +113,9 @@ class Aside:
                     break
         self._waiting.clear()
 
-    def _begin(self, topic: Topic, one: _Waiting, hold: bool) -> Writing:
+    def _begin(self, topic: Topic, one: _Waiting, hold: bool) -> BlobWrite:
         nbytes = one.message.nbytes
-        writing = Writing(
+        writing = BlobWrite(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, nbytes),
             one,

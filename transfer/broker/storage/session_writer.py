@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer.broker.core.sessions import ConsumerKey, Session
-    from transfer.broker.storage.database_thread import StateThread
+    from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.sessions import Sessions
     from transfer.transports.errors import TransferError
 
@@ -21,7 +21,7 @@ _BATCH = 500
 class SessionWriter:
     """Used on the broker's loop. However often a consumer registers, one session of it waits."""
 
-    def __init__(self, thread: StateThread, sessions: Sessions) -> None:
+    def __init__(self, thread: DatabaseThread, sessions: Sessions) -> None:
         self._thread = thread
         self._sessions = sessions
         self._waiting: dict[ConsumerKey, Session | None] = {}

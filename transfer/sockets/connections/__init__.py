@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from transfer.sockets.connections.connections import Links
+from transfer.sockets.connections.connections import Connections
 
-__all__ = ["Links"]
+__all__ = ["Connections"]

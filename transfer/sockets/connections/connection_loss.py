@@ -15,7 +15,7 @@ from transfer.patterns.base import SendMode
 from transfer.sockets import drain as draining
 from transfer.sockets.connections.credits import Credits
 from transfer.sockets.connections.state import Orphan
-from transfer.sockets.connections.unread_messages import Remnant
+from transfer.sockets.connections.unread_messages import UnreadMessages
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, LostPeer, Peer
 from transfer.sockets.tracker import Tracker
@@ -39,7 +39,7 @@ _RETRY = 0.01
 _MOST_LEFT = 64 << 20
 
 
-class Losses(Credits):
+class ConnectionLoss(Credits):
     """The end of a connection, found by any thread, and what follows from it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -52,7 +52,7 @@ class Losses(Credits):
 
     def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
         with self._lock:
-            if isinstance(stream, Remnant):
+            if isinstance(stream, UnreadMessages):
                 self.pattern.fail(stream, error)
                 self.pattern.detach(stream)
             if self.closing or stream not in self.peers:  # `close` takes care of what is there
@@ -95,7 +95,7 @@ class Losses(Credits):
         return True
 
     def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
-        """The lost peer's unread messages (`Remnant`) take the place of its stream."""
+        """The lost peer's unread messages (`UnreadMessages`) take the place of its stream."""
         stream = peer.stream
         if socket is not None:
             socket._detach(stream)
@@ -120,7 +120,7 @@ class Losses(Credits):
             if held:
                 peer.reading.release()
 
-    def _rescue(self, peer: Peer, error: BaseException) -> Remnant | None:
+    def _rescue(self, peer: Peer, error: BaseException) -> UnreadMessages | None:
         """Reads what the peer sent before its end: the end may have been found by a send."""
         if isinstance(error, ProtocolError) or peer.pending:
             return None
@@ -142,7 +142,7 @@ class Losses(Credits):
             return None
         for frames in heard if self.positions is not None else ():
             self._read_late(peer, frames)
-        return Remnant(found, peer) if found and self.receives else None
+        return UnreadMessages(found, peer) if found and self.receives else None
 
     def _is_gone(self, peer: Peer) -> bool:
         """At the socket's end: whether a peer that confirms has ended, and no call has handled that yet. The
@@ -169,7 +169,7 @@ class Losses(Credits):
             self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
         return count
 
-    def _matters(self, remnant: Remnant) -> bool:
+    def _matters(self, remnant: UnreadMessages) -> bool:
         """A REQ looks for its reply in what is left; where it is not, the request has failed."""
         pattern = self.pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)

@@ -17,8 +17,8 @@ from typing import TYPE_CHECKING
 
 from transfer.patterns import Requester
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.dialer import Connecting, handshake_timeout
-from transfer.sockets.connections.directory_connector import Following, is_member_of, open_directory
+from transfer.sockets.connections.dialer import Dialer, handshake_timeout
+from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of, open_directory
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
 from transfer.sockets.monitor import EventKind
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 _LONG_WAIT = 5.0
 
 
-class Links(Connecting):
+class Connections(Dialer):
     """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
 
     # -- endpoints ----------------------------------------------------------------------------------
@@ -114,7 +114,7 @@ class Links(Connecting):
         self._queue_for(record)
         try:
             if directory is not None:
-                record.connector = Following(self, record, directory)
+                record.connector = DirectoryConnector(self, record, directory)
             else:
                 self._reach(socket, record)
         except BaseException:
@@ -155,7 +155,7 @@ class Links(Connecting):
             credentials=self.context.credentials,
         )
 
-    def reach_member(self, follower: Following, address: Address) -> Endpoint | None:
+    def reach_member(self, follower: DirectoryConnector, address: Address) -> Endpoint | None:
         """Begins to connect to one of those that an endpoint stands for. None: that one, or the socket, is
         given up. Raises TransferError."""
         socket = self._socket()

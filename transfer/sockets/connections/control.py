@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.connection_loss import Losses
+from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.sockets.monitor import EventKind
@@ -40,7 +40,7 @@ TURN_FRAMES = 64
 _GATHERED = 16
 
 
-class Controls(Losses):
+class Controls(ConnectionLoss):
     """Credits, subscriptions, heartbeats. Never on the way of a message."""
 
     # -- what arrives -------------------------------------------------------------------------------

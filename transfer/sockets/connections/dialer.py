@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets.connections.admission import Arrivals
+from transfer.sockets.connections.admission import Admission
 from transfer.sockets.connections.topic_positions import BEGIN, EPOCH, LOG
 from transfer.transports import registry
 from transfer.transports.config import SocketOptions
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer.transports.handshake.hello import Agreement
 
 
-class Connecting(Arrivals):
+class Dialer(Admission):
     """Reads the options of the socket and its context, and changes nothing."""
 
     def _hello(self, instance: str = "", address: Address | None = None) -> Any:

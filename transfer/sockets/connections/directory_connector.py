@@ -25,7 +25,7 @@ from transfer.transports.errors import AddressError, Broken, Closed, InternalErr
 from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
-    from transfer.sockets.connections.connections import Links
+    from transfer.sockets.connections.connections import Connections
     from transfer.sockets.context import Context
     from transfer.transports.address import Address
     from transfer.transports.connect.connection import Connector
@@ -70,13 +70,13 @@ class _Member:
     moved: tuple[tuple[int, int, int], float] = ((0, 0, 0), 0.0)
 
 
-class Following:
+class DirectoryConnector:
     """The connector of an endpoint that stands for many; see `connect.connection.Connector`.
 
     One thread `transfer-discovery` until `close`, which does not wait for a look-up that is under way.
     """
 
-    def __init__(self, links: Links, record: Endpoint, directory: Directory) -> None:
+    def __init__(self, links: Connections, record: Endpoint, directory: Directory) -> None:
         self.address = record.address
         self.record = record
         self._links = links

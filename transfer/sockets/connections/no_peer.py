@@ -37,7 +37,7 @@ _LASTING = (
 _WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})
 
 
-class Said:
+class Warned:
     """What the log has a warning of. Of one socket, or of those that one connection is tried with in turn.
 
     waits: that a call waits without a peer. reasons: of failed handshakes.
@@ -53,7 +53,7 @@ class NoPeer(LinkState):
 
     def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
         super().__init__(socket, context, pattern)
-        self.said = Said()
+        self.said = Warned()
 
     @property
     def alone(self) -> bool:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import Frame, OutFrame, Sink
 
 
-class Remnant(Stream):
+class UnreadMessages(Stream):
     """A stream that only hands out what is left, then ends. It stands in the place of the one
     that is closed, so that the core serves it, before all others, and wakes whoever waits. Thread-safe."""
 

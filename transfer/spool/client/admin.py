@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from transfer.spool.client.connection import Link
+from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format.address import parse
 from transfer.spool.format.protocol import (
     Ask,
@@ -76,7 +76,7 @@ class SpoolAdmin:
 
     def __init__(self, address: str, *, timeout: float = 30.0) -> None:
         self.address = parse(address)
-        self._link = Link(self.address.endpoint, timeout=timeout)
+        self._link = ReconnectingClient(self.address.endpoint, timeout=timeout)
 
     def __enter__(self) -> Self:
         return self

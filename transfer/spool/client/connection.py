@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets.connections.no_peer import Said
+from transfer.sockets.connections.no_peer import Warned
 from transfer.spool.format.protocol import Ask, raised, to_meta
 from transfer.spool.format.run_messages import fits
 from transfer.transports.arguments import patience
@@ -40,20 +40,20 @@ _PAUSE = 1.0
 _NEVER_MS = 86_400_000
 
 
-class Line:
+class SpoolConnection:
     """One connection to a spool, until it breaks. Any thread may send; one receives.
 
     said: what the log has a warning of, where this is not the first try. Raises Again if nobody is there
     within `timeout` seconds.
     """
 
-    def __init__(self, endpoint: str, timeout: float, said: Said | None = None) -> None:
+    def __init__(self, endpoint: str, timeout: float, said: Warned | None = None) -> None:
         import transfer
 
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.DEALER)
-            self._socket._links.said = said or Said()
+            self._socket._links.said = said or Warned()
             self._socket.identity = one_time_identity()
             self._socket.reconnect_ivl = _NEVER_MS
             self._socket.reconnect_ivl_max = _NEVER_MS
@@ -99,7 +99,7 @@ class Line:
         self._context.destroy(0)
 
 
-class Link:
+class ReconnectingClient:
     """Asks a spool, and asks again on a new connection when one breaks: all requests may be repeated.
 
     timeout: seconds within which an answer must come. `close` may be called from any thread, all else from
@@ -109,12 +109,12 @@ class Link:
     def __init__(self, endpoint: str, *, timeout: float = 30.0) -> None:
         self.endpoint = endpoint
         self.timeout = patience(timeout, endless=False) or 0.0
-        self._line: Line | None = None
+        self._line: SpoolConnection | None = None
         self._number = 0
         self._sent = 0  # how often the request of now was
-        self._unanswered: tuple[Line, Ask] | None = None
+        self._unanswered: tuple[SpoolConnection, Ask] | None = None
         self._patience = _FIRST
-        self._said = Said()  # since there was a connection
+        self._said = Warned()  # since there was a connection
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -163,12 +163,12 @@ class Link:
                 raise Closed("the link to the spool was closed")
             pause = min(2 * pause, _PAUSE)
 
-    def line(self, timeout: float) -> Line:
+    def line(self, timeout: float) -> SpoolConnection:
         """The connection, made if there is none. Raises Again, Closed."""
         if self._line is None:
             patience, self._patience = self._patience, min(2 * self._patience, _CONNECT)
-            line = Line(self.endpoint, min(patience, max(0.01, timeout)), self._said)
-            self._patience, self._said = _FIRST, Said()
+            line = SpoolConnection(self.endpoint, min(patience, max(0.01, timeout)), self._said)
+            self._patience, self._said = _FIRST, Warned()
             with self._lock:
                 if self._closing.is_set():
                     line.close()

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from transfer.spool.client.connection import Link, changed, check, is_sound
+from transfer.spool.client.connection import ReconnectingClient, changed, check, is_sound
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse_run
 from transfer.spool.format.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
@@ -50,8 +50,10 @@ class RunClient:
         address = parse_run(url)
         self.run = address.run
         self._timeout = timeout = patience(timeout, endless=False) or 0.0
-        self._link = Link(address.endpoint, timeout=timeout)
-        self._beside = Link(address.endpoint, timeout=timeout)  # acknowledges while rows are on their way
+        self._link = ReconnectingClient(address.endpoint, timeout=timeout)
+        self._beside = ReconnectingClient(
+            address.endpoint, timeout=timeout
+        )  # acknowledges while rows are on their way
         self._wanted: OpenRun | None = None
         self._waiting: deque[Fetch] = deque()
         self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}

@@ -19,7 +19,7 @@ from transfer.spool.format.protocol import (
 from transfer.spool.format.row_source import SEALED
 from transfer.spool.format.rows import Layout, choose, cut, row_bytes
 from transfer.spool.server.row_copy import RowCopy
-from transfer.spool.server.run_record import Entry, Seen
+from transfer.spool.server.run_record import RunRecord, VisibleState
 from transfer.spool.server.store import Store
 from transfer.transports.errors import Broken, TransferError, UsageError
 
@@ -43,7 +43,7 @@ class Answers:
         self._pool = pool
         self._orders: OrderedDict[tuple[int, int | None, int, int], Order] = OrderedDict()
 
-    def rows(self, entry: Entry, fetch: Fetch, seen: Seen) -> Slices:
+    def rows(self, entry: RunRecord, fetch: Fetch, seen: VisibleState) -> Slices:
         """(the rows, how many), of what was seen to be visible, made in slices.
 
         Raises UsageError (no such column, for instance), AnswerTooLarge, Broken (they are not kept any more).
@@ -89,7 +89,7 @@ class Answers:
             yield 0
         return copy.arrays, count
 
-    def _frame(self, entry: Entry, fetch: Fetch, number: int) -> Arrays:
+    def _frame(self, entry: RunRecord, fetch: Fetch, number: int) -> Arrays:
         """Others may have acknowledged or deleted it since the last slice."""
         try:
             return self._store.frame(entry, number)
@@ -100,14 +100,14 @@ class Answers:
             raise
 
     @staticmethod
-    def _check_kept(entry: Entry, fetch: Fetch) -> None:
+    def _check_kept(entry: RunRecord, fetch: Fetch) -> None:
         if fetch.begin < entry.first:
             raise Broken(
                 f"rows {fetch.begin:,} to {entry.first:,} of run {entry.run.name} are not kept any more",
                 hint="all groups of the stream had acknowledged them; begin where your group is",
             )
 
-    def explain(self, entry: Entry, asked: Explain) -> Arrays:
+    def explain(self, entry: RunRecord, asked: Explain) -> Arrays:
         """Where the rows [begin, end) of an epoch's order come from, as columns: `job` (a number),
         `partition`, `attempt`, `sequence` of the frame, and the row in that frame, for each row."""
         import numpy as np
@@ -131,7 +131,9 @@ class Answers:
             arrays = {name: np.array(column, np.int64)[frames] for name, column in named.items()}
         return arrays | {"row": rows}
 
-    def _order(self, entry: Entry, fetch: Fetch, layouts: tuple[Layout, ...], seen: Seen) -> Order:
+    def _order(
+        self, entry: RunRecord, fetch: Fetch, layouts: tuple[Layout, ...], seen: VisibleState
+    ) -> Order:
         import numpy as np
 
         if fetch.seed is not None and seen.state != SEALED:

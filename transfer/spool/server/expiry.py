@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
 from transfer.spool.server.group import Group
 from transfer.spool.server.max_ages import Ages
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 from transfer.spool.server.store import Store
 
 _log = logging.getLogger("transfer.spool")
@@ -49,7 +49,7 @@ class Expiry:
                 self._look_at(entry, {group for number, group in reading if number == entry.number}, now)
         return self._store.mark() if self._removals > before else None
 
-    def _look_at(self, entry: Entry, reading: set[str], now: float) -> None:
+    def _look_at(self, entry: RunRecord, reading: set[str], now: float) -> None:
         if reading:
             entry.touched = now
         for name, group in entry.groups.items():
@@ -73,7 +73,7 @@ class Expiry:
             self._release(entry, now)
         self._store.note_activity(entry, self._ages.coarse)
 
-    def _look_at_group(self, entry: Entry, name: str, group: Group, now: float) -> None:
+    def _look_at_group(self, entry: RunRecord, name: str, group: Group, now: float) -> None:
         if group.given_up or not self._is_over(self._ages.group, group.used, now):
             return
         group.given_up = True
@@ -84,7 +84,7 @@ class Expiry:
         text = f"group {name!r} of run {entry.run.name} holds no rows any more"
         self._remove("group", text, before - entry.bytes_from(0), group.used, now)
 
-    def _reason(self, entry: Entry, reading: set[str], now: float) -> str:
+    def _reason(self, entry: RunRecord, reading: set[str], now: float) -> str:
         """Why the run goes; "": it stays."""
         ages, live = self._ages, [group for group in entry.groups.values() if not group.given_up]
         if reading:
@@ -100,7 +100,7 @@ class Expiry:
         unread = not opened and not writing and self._is_over(ages.unread, entry.touched, now)
         return "unread" if unread else ""
 
-    def _release(self, entry: Entry, now: float) -> None:
+    def _release(self, entry: RunRecord, now: float) -> None:
         """Rows of a stream that are kept for no group, as long as for who might come."""
         if any(not group.given_up for group in entry.groups.values()) or entry.rows <= entry.first:
             entry.released = None

@@ -6,7 +6,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 
 #: bytes of answers that a reader has not taken; beyond that it gets no more, whatever it has asked for
 _MOST_UNSENT = 64 << 20
@@ -47,7 +47,7 @@ class Reader(Taker):
     entry: the run that it opened, though it was deleted since.
     """
 
-    entry: Entry
+    entry: RunRecord
     run: str
     group: str
     shard: int

@@ -13,7 +13,7 @@ from transfer.spool.server.group import MAX_SHARDS, Group, Position
 from transfer.spool.server.reader import Reader
 from transfer.spool.server.responder import Answer, Responder
 from transfer.spool.server.row_requests import RowRequests
-from transfer.spool.server.run_record import Entry, Seen
+from transfer.spool.server.run_record import RunRecord, VisibleState
 from transfer.spool.server.store import Store
 from transfer.transports.errors import Broken, UsageError
 
@@ -37,7 +37,7 @@ class ReaderRequests:
         #: why a connected reader has no lease any more
         self._ended: dict[bytes, str] = {}
         #: groups by (number of the run, name), whose positions are to be kept
-        self._unnoted: dict[tuple[int, str], Entry] = {}
+        self._unnoted: dict[tuple[int, str], RunRecord] = {}
         self._rows = RowRequests(store, answers, answer, faults, self._delivered)
 
     @property
@@ -135,7 +135,7 @@ class ReaderRequests:
             self._leave(reader, request.used)
         return {}
 
-    def end_leases(self, entry: Entry, group: str) -> None:
+    def end_leases(self, entry: RunRecord, group: str) -> None:
         """The group is forgotten; what its readers wait for is refused."""
         text = f"group {group!r} of run {entry.run.name} was forgotten"
         error = refusal(Broken(text, hint=_FORGOTTEN))
@@ -164,7 +164,7 @@ class ReaderRequests:
             if self._store.entries.get(entry.run.name) is entry and group in entry.groups:
                 self._store.note(entry, group)
 
-    def _look_at_others(self, identity: bytes, request: OpenRun, entry: Entry) -> tuple[str, bool]:
+    def _look_at_others(self, identity: bytes, request: OpenRun, entry: RunRecord) -> tuple[str, bool]:
         """(why the shard cannot be leased, or ""; whether no other reads for the group)."""
         wanted, alone = (request.shards, request.shard), True
         for other, reader in [*self._readers.items()]:
@@ -180,7 +180,7 @@ class ReaderRequests:
                 alone = False
         return "", alone
 
-    def _delivered(self, reader: Reader, request: Fetch, seen: Seen) -> None:
+    def _delivered(self, reader: Reader, request: Fetch, seen: VisibleState) -> None:
         if not any(one is reader for one in self._readers.values()):
             return  # it went while its answer was made
         entry = reader.entry
@@ -203,7 +203,7 @@ class ReaderRequests:
         self._unnoted[reader.entry.number, reader.group] = reader.entry
 
 
-def _check_kept(entry: Entry, name: str, group: Group) -> None:
+def _check_kept(entry: RunRecord, name: str, group: Group) -> None:
     """Raises Broken: the group was given up, and rows that it has not read were given back."""
     row = group.acknowledged[1] if group.acknowledged is not None else 0
     if entry.run.kind == "stream" and row < entry.first:

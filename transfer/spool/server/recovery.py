@@ -11,13 +11,13 @@ from transfer.spool.format.row_source import SEALED
 from transfer.spool.server.group import group_from_json
 from transfer.spool.server.replay import replay
 from transfer.spool.server.run_log import RunLog, mark_damaged
-from transfer.spool.server.run_record import GROUP_KEY, RUN_KEY, Entry, Seen, entry_of, number_of
+from transfer.spool.server.run_record import GROUP_KEY, RUN_KEY, RunRecord, VisibleState, entry_of, number_of
 from transfer.transports.errors import LogDamaged, LogFull, TransferError
 
 _log = logging.getLogger("transfer.spool")
 
 
-def recover(runs: RunLog, now: Callable[[], float]) -> dict[str, Entry]:
+def recover(runs: RunLog, now: Callable[[], float]) -> dict[str, RunRecord]:
     """The runs by their names; what a crash left of others is removed. Raises LogDamaged."""
     state = dict(runs.log.state)
     found = [entry_of(key, value) for key, value in state.items() if key.startswith(RUN_KEY)]
@@ -27,7 +27,7 @@ def recover(runs: RunLog, now: Callable[[], float]) -> dict[str, Entry]:
         entry.noted = entry.touched, dict(entry.active)
         entry.touched = entry.touched or now()  # a release before this one did not note it
         _recover_run(runs, entry)
-        entry.seen = Seen(entry.run.visible.rows, entry.run.state)
+        entry.seen = VisibleState(entry.run.visible.rows, entry.run.state)
         entry.active = {job: entry.active.get(job, entry.touched) for job in entry.run.jobs}
     _recover_groups(state, numbers, now)
     return {entry.run.name: entry for entry in found}
@@ -45,7 +45,7 @@ def _drop_strays(log: Log, numbers: Collection[int]) -> None:
 
 
 def _recover_groups(
-    state: Mapping[bytes, bytes], numbers: Mapping[int, Entry], now: Callable[[], float]
+    state: Mapping[bytes, bytes], numbers: Mapping[int, RunRecord], now: Callable[[], float]
 ) -> None:
     for key, value in state.items():
         if key.startswith(GROUP_KEY):
@@ -56,7 +56,7 @@ def _recover_groups(
                 numbers[int(number)].groups[name] = group
 
 
-def _recover_run(runs: RunLog, entry: Entry) -> None:
+def _recover_run(runs: RunLog, entry: RunRecord) -> None:
     """Its books, or the reason why there are none: the other runs are served all the same."""
     try:
         if runs.log.range(entry.topic)[0] > 0:
@@ -68,7 +68,7 @@ def _recover_run(runs: RunLog, entry: Entry) -> None:
         mark_damaged(entry, error)
 
 
-def _replay(runs: RunLog, entry: Entry) -> None:
+def _replay(runs: RunLog, entry: RunRecord) -> None:
     runs.discard(entry, replay(entry, runs.messages(entry.topic)))
     if entry.run.state == SEALED:
         entry.tidy = True
@@ -78,7 +78,7 @@ def _replay(runs: RunLog, entry: Entry) -> None:
             runs.put(entry)
 
 
-def _check_messages(log: Log, entry: Entry) -> None:
+def _check_messages(log: Log, entry: RunRecord) -> None:
     """Raises LogDamaged if the log has named messages that the run's readers need."""
     offsets = entry.run.visible.offsets
     for one in log.damage:

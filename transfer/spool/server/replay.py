@@ -12,14 +12,14 @@ from transfer.spool.format.rows import Layout
 from transfer.spool.format.run_messages import Abort, Begin, End, Rows, from_meta, from_table
 from transfer.spool.format.stored_arrays import decode, metadata, nbytes_of
 from transfer.spool.server.ledger import Run
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 from transfer.transports.errors import ProtocolError
 
 #: in the metadata of the message that has a sealed run's index
 INDEX = "transfer.index"
 
 
-def replay(entry: Entry, messages: Iterable[Any]) -> list[int]:
+def replay(entry: RunRecord, messages: Iterable[Any]) -> list[int]:
     """The books, from all messages of its topic.
 
     The offsets of frames that nobody needs: a crash may have come before they were discarded.

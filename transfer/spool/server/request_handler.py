@@ -13,7 +13,7 @@ from transfer.spool.server.attempt_ends import AttemptEnds
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.reader_requests import ReaderRequests
 from transfer.spool.server.responder import Answer, Responder
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 from transfer.spool.server.store import Store
 from transfer.spool.server.summaries import jobs_of, summary, winners_of
 from transfer.spool.server.writer_requests import WriterRequests
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Array
 
 
-class Desk:
+class RequestHandler:
     """Answers requests. For one thread, but for `attempts`.
 
     attempts, writers, readers: what answers the tasks that push rows, the jobs that they are of, and readers.
@@ -156,7 +156,7 @@ class Desk:
         return {"run_id": entry.run_id, "steps": steps}
 
 
-def _check_group(entry: Entry, group: str) -> None:
+def _check_group(entry: RunRecord, group: str) -> None:
     """Raises OptionError: the run has no such group."""
     if group not in entry.groups:
         names = ", ".join(sorted(entry.groups)[:5]) or "none"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
     from transfer.spool.server.answers import Answers
     from transfer.spool.server.reader import Sent
-    from transfer.spool.server.run_record import Seen
+    from transfer.spool.server.run_record import VisibleState
     from transfer.spool.server.store import Store
 
 #: requests of one connection that may wait
@@ -40,7 +40,7 @@ class RowRequests:
         answers: Answers,
         answer: Callable[[bytes, Arrays, dict[str, Any]], Sent | None],
         faults: PeerFaults,
-        delivered: Callable[[Reader, protocol.Fetch, Seen], None],
+        delivered: Callable[[Reader, protocol.Fetch, VisibleState], None],
     ) -> None:
         self._store = store
         self._answers = answers

@@ -16,7 +16,7 @@ from transfer.spool.format.row_source import SEALED
 from transfer.spool.format.run_messages import Message, to_meta
 from transfer.spool.format.stored_arrays import decode, encode
 from transfer.spool.server.replay import INDEX
-from transfer.spool.server.run_record import Entry, state_of
+from transfer.spool.server.run_record import RunRecord, state_of
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
@@ -42,16 +42,16 @@ class RunLog:
         """Gives the mappings of frames back; the log is closed by who opened it."""
         self._frames.clear()
 
-    def append(self, entry: Entry, message: Message, arrays: Mapping[str, Array] | None = None) -> int:
+    def append(self, entry: RunRecord, message: Message, arrays: Mapping[str, Array] | None = None) -> int:
         """An event of the run. The sequence to wait for."""
         return self.append_rows(entry, message, arrays or {})[0]
 
-    def append_rows(self, entry: Entry, message: Message, arrays: Mapping[str, Array]) -> tuple[int, int]:
+    def append_rows(self, entry: RunRecord, message: Message, arrays: Mapping[str, Array]) -> tuple[int, int]:
         """An event of the run: the sequence to wait for, and the event's offset."""
         body, blob = encode(arrays, to_meta(message))
         return self.log.append(entry.topic, body, blob=blob or None)
 
-    def discard(self, entry: Entry, offsets: Iterable[int]) -> None:
+    def discard(self, entry: RunRecord, offsets: Iterable[int]) -> None:
         """Gives back the room of frames."""
         offsets = [*offsets]
         for offset in offsets:
@@ -59,7 +59,7 @@ class RunLog:
         for begin, end in consecutive(sorted(offsets)):
             self.log.discard(entry.topic, begin, end)
 
-    def put(self, entry: Entry) -> int:
+    def put(self, entry: RunRecord) -> int:
         """Keeps the run's state. The sequence to wait for."""
         entry.noted = entry.touched, dict(entry.active)
         return self.log.put(*state_of(entry))
@@ -73,7 +73,7 @@ class RunLog:
 
     # -- frames ------------------------------------------------------------------------------------------
 
-    def frame(self, entry: Entry, number: int) -> Arrays:
+    def frame(self, entry: RunRecord, number: int) -> Arrays:
         """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
         offset = entry.run.visible.offsets[number]
         key = entry.number, offset
@@ -97,14 +97,14 @@ class RunLog:
                 self._frames.popitem(last=False)
         return arrays
 
-    def forget_frames(self, entry: Entry) -> None:
+    def forget_frames(self, entry: RunRecord) -> None:
         """The run is gone: a view would keep its room on the disk."""
         for key in [key for key in self._frames if key[0] == entry.number]:
             del self._frames[key]
 
     # -- the index ---------------------------------------------------------------------------------------
 
-    def keep_index(self, entry: Entry) -> None:
+    def keep_index(self, entry: RunRecord) -> None:
         """A message with all that the books of a sealed run say."""
         run = entry.run
         meta = {
@@ -117,7 +117,7 @@ class RunLog:
         body, blob = encode(integer_columns(run.visible.columns()), meta)
         entry.index = self.log.append(entry.topic, body, blob=blob or None)[1]
 
-    def read_index(self, entry: Entry) -> bool:
+    def read_index(self, entry: RunRecord) -> bool:
         """The books of a sealed run from its index. False: it has none. Raises LogDamaged."""
         if entry.index < 0:
             return False
@@ -134,7 +134,7 @@ class RunLog:
         return True
 
 
-def mark_damaged(entry: Entry, error: Exception) -> None:
+def mark_damaged(entry: RunRecord, error: Exception) -> None:
     """The run is not served any more; the others are."""
     entry.damage = str(error).partition("\n  hint: ")[0] or repr(error)
     _log.error("run %s is damaged, and is not served: %s", entry.run.name, entry.damage)

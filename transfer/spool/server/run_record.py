@@ -19,7 +19,7 @@ RUN_VERSION = 2
 RUN_KEY, GROUP_KEY = b"run/", b"group/"
 
 
-class Seen(NamedTuple):
+class VisibleState(NamedTuple):
     """What readers may see of a run: both are of one moment."""
 
     rows: int = 0
@@ -27,7 +27,7 @@ class Seen(NamedTuple):
 
 
 @dataclass(slots=True)
-class Entry:
+class RunRecord:
     """A run with what readers may see of it: `seen`, as it is on the disk. It changes in another thread.
 
     touched: when it was last written or read; active: the same of its jobs that write; both as `noted` in the
@@ -42,7 +42,7 @@ class Entry:
     number: int
     created: float
     run_id: str
-    seen: Seen = field(default_factory=Seen)
+    seen: VisibleState = field(default_factory=VisibleState)
     first: int = 0  # rows before it were acknowledged by all groups and are not kept
     index: int = -1
     tidy: bool = False
@@ -114,13 +114,13 @@ class Booked(NamedTuple):
     """What readers may see of a run when the log has this record on the disk, and what nobody needs then."""
 
     sequence: int
-    entry: Entry
+    entry: RunRecord
     rows: int
     state: str
     unneeded: Sequence[int]
 
 
-def state_of(entry: Entry) -> tuple[bytes, bytes]:
+def state_of(entry: RunRecord) -> tuple[bytes, bytes]:
     """The key and the value of what the log keeps of it as state."""
     run = entry.run
     value = {
@@ -142,7 +142,7 @@ def state_of(entry: Entry) -> tuple[bytes, bytes]:
     return run_key(entry), json.dumps(value).encode()
 
 
-def entry_of(key: bytes, value: bytes) -> Entry:
+def entry_of(key: bytes, value: bytes) -> RunRecord:
     """The run that `state_of` told of, without its rows. Raises LogDamaged: a later release wrote it."""
     told = json.loads(value)
     if told.get("version", 1) > RUN_VERSION:
@@ -154,7 +154,7 @@ def entry_of(key: bytes, value: bytes) -> Entry:
     number = int(key[len(RUN_KEY) :])
     # A run of version 1 has one that follows from it: the same at each start.
     run_id = told.get("run_id") or blake2b(f"{number}/{told['created']}".encode(), digest_size=16).hexdigest()
-    return Entry(
+    return RunRecord(
         run,
         number,
         told["created"],
@@ -178,17 +178,17 @@ def number_of(topic: str) -> int | None:
     return None
 
 
-def run_key(entry: Entry) -> bytes:
+def run_key(entry: RunRecord) -> bytes:
     """The key of its state."""
     return RUN_KEY + str(entry.number).encode()
 
 
-def run_group_keys(entry: Entry, state: Iterable[bytes]) -> list[bytes]:
+def run_group_keys(entry: RunRecord, state: Iterable[bytes]) -> list[bytes]:
     """The keys of all its groups."""
     prefix = GROUP_KEY + f"{entry.number}/".encode()
     return [key for key in state if key.startswith(prefix)]
 
 
-def group_key(entry: Entry, group: str) -> bytes:
+def group_key(entry: RunRecord, group: str) -> bytes:
     """The key of a group's positions."""
     return GROUP_KEY + f"{entry.number}/{group}".encode()

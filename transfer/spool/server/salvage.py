@@ -15,7 +15,7 @@ from transfer.log.private import FOLDER_MODE
 from transfer.log.quarantine import of_a_copy
 from transfer.log.read_only import LogCopy
 from transfer.spool.format import rows as row_layouts
-from transfer.spool.server.run_record import Entry, run_group_keys, run_key
+from transfer.spool.server.run_record import RunRecord, run_group_keys, run_key
 from transfer.spool.server.store import HOLD, Store
 from transfer.transports.errors import LogDamaged, ProtocolError, UsageError
 
@@ -94,7 +94,7 @@ def verify(store: Store) -> list[Found]:
     ]
 
 
-def _problem(store: Store, entry: Entry) -> str:
+def _problem(store: Store, entry: RunRecord) -> str:
     visible, before = entry.run.visible, 0
     try:
         for number, end in enumerate(visible.ends):
@@ -120,7 +120,7 @@ def salvage(store: Store, out: Path) -> list[Found]:
     return found
 
 
-def _copy_run(store: Store, entry: Entry, log: Log) -> None:
+def _copy_run(store: Store, entry: RunRecord, log: Log) -> None:
     log.acknowledge(entry.topic, HOLD, 0)
     for topic in (entry.topic, entry.lineage):
         for message in _messages(store.log, topic):

@@ -24,7 +24,7 @@ from transfer.spool.server.answers import Answers
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.max_ages import Ages
 from transfer.spool.server.message_receiver import MessageReceiver
-from transfer.spool.server.request_handler import Desk
+from transfer.spool.server.request_handler import RequestHandler
 from transfer.spool.server.store import Store
 from transfer.spool.server.writer_requests import no_room
 from transfer.tensors.receive import take_bundle, take_bundle_from
@@ -138,7 +138,7 @@ class Spool:
             )
             port = int(self.rows_endpoint.rpartition(":")[2])
             answers = Answers(self.store, self.context.pool)
-            self._desk = Desk(
+            self._desk = RequestHandler(
                 self.store,
                 answers,
                 self._committer,

@@ -31,7 +31,7 @@ from transfer.spool.server.ledger import Attempt, Run
 from transfer.spool.server.recovery import recover
 from transfer.spool.server.replay import keep_attempt, layouts_of
 from transfer.spool.server.run_log import RunLog, integer_columns
-from transfer.spool.server.run_record import Booked, Entry, Seen, group_key, run_key
+from transfer.spool.server.run_record import Booked, RunRecord, VisibleState, group_key, run_key
 from transfer.transports.errors import Broken, LogFull, OptionError, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class Store:
         if self._owns_log:
             self.log.close()
 
-    def entry(self, run: str, run_id: str = "") -> Entry:
+    def entry(self, run: str, run_id: str = "") -> RunRecord:
         """Raises OptionError: there is no such run; Broken: it is not the one with this id."""
         found = self.entries.get(run)
         if run_id and (found is None or found.run_id != run_id):
@@ -88,7 +88,7 @@ class Store:
             raise OptionError(f"there is no run {run!r}", hint=f"there are: {names}")
         return found
 
-    def gone(self, entry: Entry) -> Broken:
+    def gone(self, entry: RunRecord) -> Broken:
         """What who still reads a deleted run hears."""
         return _gone(entry.run.name, entry.run_id, self.entries.get(entry.run.name))
 
@@ -105,7 +105,9 @@ class Store:
                     raise UsageError(f"there are {MAX_RUNS} runs", hint="delete some: transfer runs delete")
                 self._number = max(self._number + 1, time.time_ns())
                 run_id = secrets.token_hex(16)
-                entry = Entry(Run(run, delivery, kind), self._number, self.now(), run_id, touched=self.now())
+                entry = RunRecord(
+                    Run(run, delivery, kind), self._number, self.now(), run_id, touched=self.now()
+                )
                 self.log.acknowledge(entry.topic, HOLD, 0)
                 self._runs.put(entry)
                 self.entries[run] = entry
@@ -164,7 +166,7 @@ class Store:
                 return None
         return sequence
 
-    def _receive_end(self, entry: Entry, message: End) -> int | None:
+    def _receive_end(self, entry: RunRecord, message: End) -> int | None:
         if not entry.run.check_end(message):
             return None
         sequence = self._runs.append(entry, message)
@@ -221,7 +223,7 @@ class Store:
             self._book(entry, sequence)
             return sequence
 
-    def expire(self, entry: Entry, job: str, age: float) -> None:
+    def expire(self, entry: RunRecord, job: str, age: float) -> None:
         """A job is aborted that was silent for so long. Who sends for it later is refused."""
         with self.lock:
             entry.expire(job, age)
@@ -232,7 +234,7 @@ class Store:
         """The sequence of a new record behind all others, which says nothing: to wait for all of them."""
         return self.log.put(b"room", b"")
 
-    def _book(self, entry: Entry, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
+    def _book(self, entry: RunRecord, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
         """Readers may see what is booked now when this record is kept; None: at once."""
         booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
         if sequence is None:
@@ -248,7 +250,7 @@ class Store:
 
     def _show(self, booked: Booked) -> None:
         entry = booked.entry
-        entry.seen = Seen(booked.rows, booked.state)
+        entry.seen = VisibleState(booked.rows, booked.state)
         if booked.unneeded and self.entries.get(entry.run.name) is entry:
             with suppress(LogFull):  # else a spool that begins anew gives it back
                 self._runs.discard(entry, booked.unneeded)
@@ -314,7 +316,7 @@ class Store:
                 self.trim(entry)
             return sequence
 
-    def group(self, entry: Entry, name: str) -> Group:
+    def group(self, entry: RunRecord, name: str) -> Group:
         """The group; it is made if it is not there. Raises UsageError: there are too many."""
         group = entry.groups.get(name)
         if group is None:
@@ -324,13 +326,13 @@ class Store:
             group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
         return group
 
-    def note(self, entry: Entry, group: str) -> int:
+    def note(self, entry: RunRecord, group: str) -> int:
         """The group's positions are kept, with whatever is kept next."""
         found = entry.groups[group]
         found.used_noted = found.used
         return self.log.put(group_key(entry, group), group_to_json(found))
 
-    def forget(self, entry: Entry, group: str) -> int:
+    def forget(self, entry: RunRecord, group: str) -> int:
         """The group's positions are gone, and no rows are kept for it. The sequence to wait for."""
         with self.lock:
             del entry.groups[group]
@@ -339,7 +341,7 @@ class Store:
                 self.trim(entry)
             return sequence
 
-    def note_activity(self, entry: Entry, coarse: float) -> None:
+    def note_activity(self, entry: RunRecord, coarse: float) -> None:
         """When the run, its jobs and its groups were active is kept, if what is kept is so much older."""
         touched, active = entry.noted
         late = any(last - active.get(job, 0.0) > coarse for job, last in entry.active.items())
@@ -349,7 +351,7 @@ class Store:
             if group.used - group.used_noted > coarse:
                 self.note(entry, name)
 
-    def lineage(self, entry: Entry, group: str) -> list[list[int]]:
+    def lineage(self, entry: RunRecord, group: str) -> list[list[int]]:
         """What was recorded for a group, the oldest first."""
         steps: list[list[int]] = []
         for message in self._runs.messages(entry.lineage):
@@ -358,17 +360,17 @@ class Store:
                 steps += value["steps"]
         return steps
 
-    def frame(self, entry: Entry, number: int) -> Arrays:
+    def frame(self, entry: RunRecord, number: int) -> Arrays:
         """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
         return self._runs.frame(entry, number)
 
-    def trim(self, entry: Entry) -> None:
+    def trim(self, entry: RunRecord) -> None:
         """A stream's frames that all groups have acknowledged are not kept."""
         live = [group for group in entry.groups.values() if not group.given_up]
         if live:
             self.trim_to(entry, min(group.acknowledged[1] if group.acknowledged else 0 for group in live))
 
-    def trim_to(self, entry: Entry, rows: int) -> None:
+    def trim_to(self, entry: RunRecord, rows: int) -> None:
         """A stream's frames that end before this row are not kept."""
         visible = entry.run.visible
         low = bisect_right(visible.ends, entry.first)
@@ -379,7 +381,7 @@ class Store:
             self._runs.discard(entry, visible.offsets[low:high])
 
 
-def _gone(run: str, run_id: str, found: Entry | None) -> Broken:
+def _gone(run: str, run_id: str, found: RunRecord | None) -> Broken:
     """found: the run that has the name now."""
     now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
     return Broken(

@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.spool.format.run_messages import WINNER_COLUMNS, Winner, from_table
 from transfer.spool.server.group import Group
-from transfer.spool.server.run_record import Entry
+from transfer.spool.server.run_record import RunRecord
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Array
 
 
-def summary(entry: Entry, now: float) -> dict[str, Any]:
+def summary(entry: RunRecord, now: float) -> dict[str, Any]:
     """A run in few words, with its groups. now: of the store's clock."""
     run = entry.run
     return {
@@ -50,7 +50,7 @@ def summary(entry: Entry, now: float) -> dict[str, Any]:
     }
 
 
-def jobs_of(entry: Entry) -> dict[str, Any]:
+def jobs_of(entry: RunRecord) -> dict[str, Any]:
     """The jobs that write to a run now."""
     return {
         name: {
@@ -62,7 +62,7 @@ def jobs_of(entry: Entry) -> dict[str, Any]:
     }
 
 
-def _held(entry: Entry, group: Group) -> int:
+def _held(entry: RunRecord, group: Group) -> int:
     """The bytes that a stream keeps since this group has not acknowledged them. Of a batch all are kept."""
     if entry.run.kind != "stream" or group.given_up:
         return 0

@@ -15,7 +15,7 @@ from transfer.transports.errors import Broken, LogFull
 
 if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
-    from transfer.spool.server.run_record import Entry
+    from transfer.spool.server.run_record import RunRecord
 
 _log = logging.getLogger("transfer.spool")
 
@@ -76,7 +76,7 @@ class WriterRequests:
         self._responder.respond_when_committed(sequence, identity, request, lambda: answer)
         return None
 
-    def run_deleted(self, entry: Entry) -> None:
+    def run_deleted(self, entry: RunRecord) -> None:
         """Jobs that write to the run are refused: their next task would make a run of its name again, with
         what is left of the rows."""
         name = entry.run.name

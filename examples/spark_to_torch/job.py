@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from transfer.demo import digits
-from transfer.demo.training import Trainer
+from examples.spark_to_torch import digits
+from examples.spark_to_torch.training import Trainer
 from transfer.spark import write
 from transfer.spark.session import running_session
 from transfer.spool.client.admin import SpoolAdmin

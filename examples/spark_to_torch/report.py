@@ -12,7 +12,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from transfer.demo.job import DemoResult, Epoch
+    from examples.spark_to_torch.job import DemoResult, Epoch
 
 
 _CAPTION = "received: each row once an epoch. waited: time without rows"

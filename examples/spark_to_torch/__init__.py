@@ -1,6 +1,6 @@
 """The main job, small enough to watch: Spark writes a real data set, and a PyTorch training loop reads it.
 
-    transfer demo [--epochs N] [--workers N] [--output FILE] [--json]
+    python -m examples.spark_to_torch [--epochs N] [--workers N] [--output FILE] [--json]
 
 The handwritten digits of UCI (1,797 images of 8 x 8, carried by scikit-learn) are written as Parquet. One
 Spark job reads them and writes them with `format("transfer")` into a spool, which this process has of its
@@ -42,8 +42,8 @@ def _run(arguments: argparse.Namespace) -> int:
     from transfer.spark.session import check_java
 
     check_java()
-    from transfer.demo import report
-    from transfer.demo.job import DemoOptions, run_demo
+    from examples.spark_to_torch import report
+    from examples.spark_to_torch.job import DemoOptions, run_demo
 
     options = DemoOptions(epochs=arguments.epochs, workers=arguments.workers)
     with report.Progress(to_stderr=arguments.json) as progress:
@@ -69,7 +69,7 @@ def _complain(text: str, code: int) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="transfer demo",
+        prog="spark_to_torch",
         description="Spark writes the UCI handwritten digits, and a PyTorch training loop reads them.",
     )
     parser.add_argument("--epochs", type=_positive, default=8, help="how often all is read (default 8)")

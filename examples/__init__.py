@@ -1,0 +1,1 @@
+"""Complete programs: each is run by a test."""

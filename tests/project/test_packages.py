@@ -1,0 +1,77 @@
+"""What is built of the repository: the source distribution has every source, and no links."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("transfer", "transports", "patterns", "pyspark_transfer")
+FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", ".built")
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """The repository's sources, as git has them: a build leaves files where it runs."""
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=BUILT)
+    for name in FILES:
+        shutil.copy(ROOT / name, tmp_path)
+    return tmp_path
+
+
+def setup(folder, *arguments):
+    return subprocess.run(
+        [sys.executable, "setup.py", "-q", *arguments],
+        cwd=folder, capture_output=True, text=True, timeout=50, check=False,
+    )  # fmt: skip
+
+
+def sources(folder):
+    """Every file below it, through links."""
+    return {
+        os.path.relpath(os.path.join(place, name), folder)
+        for top in ("transfer", "pyspark_transfer")
+        for place, _, names in os.walk(folder / top, followlinks=True)
+        for name in names
+    }
+
+
+def test_the_source_distribution_has_every_source_and_no_link(copy):
+    wanted = sources(copy)
+    assert {"transfer/transports/core/native/link.pyx", "transfer/broker/http/page/index.html"} <= wanted
+    assert {"transfer/patterns/pair.py", "transfer/transports/core/native/crc32c.h"} <= wanted
+    done = setup(copy, "sdist")
+    assert done.returncode == 0, done.stderr
+    (file,) = (copy / "dist").iterdir()
+    with tarfile.open(file) as archive:
+        assert not [entry.name for entry in archive if entry.issym() or entry.islnk()]
+        names = {entry.name.partition("/")[2] for entry in archive if entry.isfile()}
+    assert wanted <= names
+    assert not [name for name in names if name.startswith(("transports/", "patterns/", "tests/"))]
+
+
+@pytest.mark.parametrize("name", ["transports", "patterns"])
+def test_a_checkout_without_links_says_so(copy, name):
+    """As git makes one where `core.symlinks` is off."""
+    link = copy / "transfer" / name
+    link.unlink()
+    link.write_text(f"../{name}")
+    done = setup(copy, "--version")
+    assert done.returncode != 0 and "core.symlinks" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["transports", "patterns"])
+def test_the_folders_are_no_packages_by_their_bare_names(name):
+    code = f"import {name}"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
+    )
+    assert done.returncode and f"the package is transfer.{name}" in done.stderr

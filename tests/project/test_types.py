@@ -1,0 +1,53 @@
+"""What mypy finds in programs: a misspelt method, a misspelt option, text where bytes are wanted."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+#: each line that is wrong says what mypy has to say of it
+PROGRAM = """
+import transfer
+
+
+def sends(context: transfer.Context) -> None:
+    push = context.socket("PUSH", sndhwm=10)
+    push.linger = 100
+    push.routing_id = "me"
+    push.send(b"bytes")
+    push.send(bytearray(3), transfer.DONTWAIT)
+    confirmed: bool = push.send(b"tracked", track=True).confirmed
+    push.send("text")  # call-overload
+    push.sent(b"misspelt")  # attr-defined
+    push.lingr = 100  # attr-defined
+    push.linger = "1s"  # assignment
+    push.connect(5555)  # arg-type
+    print(confirmed)
+
+
+def receives(socket: transfer.Socket) -> bytes:
+    hwm: int = socket.rcvhwm
+    frame = socket.recv(copy=False)
+    print(hwm, frame.bytes, frame.bites)  # attr-defined
+    return socket.recv()
+"""
+
+
+@pytest.mark.timeout(200)
+def test_mypy_finds_mistakes_and_nothing_else(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--strict", "--no-pretty", "--cache-dir", ROOT / ".mypy_cache", file],
+        cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    found = re.findall(r"program\.py:(\d+):.* error: .*\[([\w-]+)\]$", done.stdout, re.M)
+    lines = enumerate(PROGRAM.split("\n"), 1)
+    wanted = [(str(number), line.split("# ")[1]) for number, line in lines if "  # " in line]
+    assert found == wanted, done.stdout + done.stderr

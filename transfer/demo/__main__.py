@@ -1,8 +1,0 @@
-"""`python -m transfer.demo`."""
-
-import sys
-
-from transfer.demo import main
-
-if __name__ == "__main__":
-    sys.exit(main())
