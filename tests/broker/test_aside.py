@@ -157,7 +157,7 @@ def test_a_log_that_fails_by_one_of_them_is_told_once(beating, monkeypatch, fail
     for payload in (large(b"a"), b"b", large(b"c"), b"d"):
         beating.publish("t", payload, lambda error, payload=payload: told.append((payload[:1], error)))
     if failing == "commit":
-        monkeypatch.setattr("transfer.broker.storage.blob_writer.Writing.commit", fails)
+        monkeypatch.setattr("transfer.broker.storage.blob_writer.BlobWrite.commit", fails)
     else:
         monkeypatch.setattr(beating.log, "append", fails)
     beating.until(lambda: len(told) == 4)

@@ -30,13 +30,6 @@ def test_all_is_well(tmp_path):
         assert told(broker.ports["http"], "/readyz") == (200, {"status": "ok"})
 
 
-def test_ttp_s_port_takes_http_too(tmp_path):
-    with running(tmp_path, http=0) as broker:
-        assert told(broker.ports["ttp"], "/readyz") == (200, {"status": "ok"})
-        status, page = ask(broker.ports["ttp"], "/")
-        assert status == 200 and "<title>Broker</title>" in page
-
-
 def test_http_may_be_off_or_elsewhere(tmp_path):
     with running(tmp_path) as broker:
         assert "http" not in broker.ports and broker.endpoints_of("http") == []

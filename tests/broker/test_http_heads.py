@@ -21,7 +21,6 @@ CHUNKED = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nTransfer-Encoding: chunked
 NONE = {"own": None, "pybroker": None, "rqueue": None}
 #: bytes of the broker's memory, TLS included
 MOST_OF_A_HEAD = 96 << 10
-FRONTS = pytest.mark.parametrize("front", ["http", "ttp"])
 
 
 @pytest.fixture(scope="module")
@@ -46,18 +45,16 @@ def statuses(connection):
     return [int(status) for status in re.findall(rb"HTTP/1\.[01] (\d+)", said)]
 
 
-@FRONTS
-def test_a_head_that_is_whole_has_a_limit(broker, front):
+def test_a_head_that_is_whole_has_a_limit(broker):
     for size, wanted in ((MOST - 100, 200), (MOST + 1, 431), (AT_ONCE, 431)):
-        with dial(broker, front) as connection:
+        with dial(broker, "http") as connection:
             connection.sendall(WHOLE + headers(size - len(WHOLE)) + b"Connection: close\r\n\r\n")
             assert statuses(connection) == [wanted], size
 
 
-@FRONTS
-def test_a_head_without_end_ends_its_connection(broker, front):
+def test_a_head_without_end_ends_its_connection(broker):
     sent = 0
-    with dial(broker, front) as connection:
+    with dial(broker, "http") as connection:
         connection.sendall(WHOLE)
         with suppress(ConnectionError):
             for _ in range(1000):

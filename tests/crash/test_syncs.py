@@ -13,7 +13,7 @@ from tests.crash.test_states import library  # noqa: F401 - a fixture
 ROOT = Path(__file__).resolve().parents[2]
 #: syncs whose loss loses nothing, and why
 UNNEEDED = {
-    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_beside<pieces.BlobWriter.sync": (
+    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_beside<blob_writer.BlobWriter.sync": (
         "it only takes work from the commit, which syncs the same file again"
     ),
     "disk.sync_folder<segment_files.finish_removals<segment.remove": (
@@ -73,8 +73,8 @@ def test_each_sync_that_is_left_out_is_found(library, capsys) -> None:  # noqa: 
 
 def test_each_place_that_syncs_is_known() -> None:
     """A module that syncs files belongs to a recorded program, or stands here with a reason."""
-    recorded = {"segment.py", "disk.py", "format.py", "payloads.py", "audit.py", "quarantine.py"}
-    others = {"auditing.py": "what a person exports by hand"}
+    recorded = {"segment.py", "disk.py", "format.py", "dead_letter_payloads.py", "audit.py", "quarantine.py"}
+    others = {"audit_view.py": "what a person exports by hand"}
     found = set()
     for path in (ROOT / "transfer").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):

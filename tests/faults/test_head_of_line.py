@@ -195,7 +195,7 @@ def take(sock):
 
 def play(context, kind, other_side, *here):
     """The other side does what it is told while these calls run here, and others talk beside them."""
-    core = context.core.__name__.split(".")[1]
+    core = context.core.__name__.rpartition(".")[2]
     with Program(OTHER_SIDE, kind, LARGE, core=core) as program:
         sides = Sides(context, program, {"PULL": PUSH, "PAIR": PAIR}[kind])
         started = time.monotonic()

@@ -16,7 +16,7 @@ from transfer.transports.errors import Again, Broken, ProtocolError
 
 
 def name_of(context):
-    return context.core.__name__.split(".")[1]
+    return context.core.__name__.rpartition(".")[2]
 
 
 def kill(program):

@@ -108,6 +108,6 @@ LEAVING = """
 @pytest.mark.parametrize("core", ["pure", "native"], indirect=True)
 def test_none_to_leave_the_callers_memory(core):
     """`out=` is the caller's again when its call is over, and there is no room for what has come."""
-    with Program(LEAVING, core=core.__name__.split(".")[1]) as program:
+    with Program(LEAVING, core=core.__name__.rpartition(".")[2]) as program:
         code, out, errors = program.finish(40)
     assert (code, out.split("\n")[:2], errors) == (0, ["no_memory", "still here 1"], "")

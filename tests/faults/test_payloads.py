@@ -96,7 +96,7 @@ def test_short_writes_between_processes(context, tmp_path):
     dealer.bind(f"ipc://{tmp_path}/s")
     messages = [[b"%d" % i * (i % 7 * 400 + 1), b"", bytes([i % 256]) * (i * 97 % 30_000)] for i in range(60)]
     messages += [[b"x" * 700_000], [b"y"] * 1500, [b"end"]]
-    with Program(ECHO, dealer.last_endpoint, core=context.core.__name__.split(".")[1]) as program:
+    with Program(ECHO, dealer.last_endpoint, core=context.core.__name__.rpartition(".")[2]) as program:
         dealer.wait_for_peers(1, 20)
         sending = Thread(lambda: [dealer.send_multipart(parts) for parts in messages])
         (peer,) = dealer._links.peers.values()

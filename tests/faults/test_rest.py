@@ -192,7 +192,7 @@ def test_heartbeats_do_not_gather(context):
 @pytest.mark.parametrize("heartbeats", [True, False], ids=["heartbeats", "no heartbeats"])
 def test_the_first_send_after_a_rest(context, heartbeats):
     """Same connection, nothing lost, nothing told by a monitor, and next to no work meanwhile."""
-    core = context.core.__name__.split(".")[1]
+    core = context.core.__name__.rpartition(".")[2]
     options = (
         {"rcvtimeo": -1} if heartbeats else {"heartbeat_ivl": 0, "heartbeat_timeout": -1, "rcvtimeo": -1}
     )

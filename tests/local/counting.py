@@ -7,7 +7,7 @@ from transfer.transports.shm import upgrade
 made = 0
 
 
-class _Counted(upgrade.LocalCarrier):
+class _Counted(upgrade.ShmStream):
     def __init__(self, *arguments):
         global made
         made += 1
@@ -15,7 +15,7 @@ class _Counted(upgrade.LocalCarrier):
 
 
 def pytest_configure(config):
-    upgrade.LocalCarrier = _Counted
+    upgrade.ShmStream = _Counted
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -13,7 +13,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 OPTIONAL = (
     "numpy", "torch", "pyspark", "pyarrow", "lz4", "safetensors", "ml_dtypes", "prometheus_client", "typer",
-    "rich", "zmq", "ucxx", "asyncio", "multiprocessing", "logging.config",
+    "rich", "zmq", "ucxx", "transfer.transports.core.native", "asyncio", "multiprocessing", "logging.config",
 )  # fmt: skip
 PACKAGES = (
     "transfer", "transfer.asyncio", "transfer.broker", "transfer.metrics", "transfer.patterns",
@@ -21,7 +21,8 @@ PACKAGES = (
     "transfer.zmq", "pyspark_transfer",
 )  # fmt: skip
 #: what a module of ours is for decides what it may load beyond that
-ALLOWED = {"transfer.asyncio": {"asyncio"}, "pyspark_transfer": {"pyspark"}}
+CORE = "transfer.transports.core.native"
+ALLOWED = {"transfer.asyncio": {"asyncio", CORE}, "transfer.zmq": {CORE}, "pyspark_transfer": {"pyspark", CORE}}
 
 PROBE = """
 import logging, os, sys, threading

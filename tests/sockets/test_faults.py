@@ -35,7 +35,7 @@ PULLER = """
 
 
 def name_of(context):
-    return context.core.__name__.split(".")[1]
+    return context.core.__name__.rpartition(".")[2]
 
 
 def drain(monitor, kind):

@@ -314,7 +314,7 @@ SENT_AT_EXIT = """
 def test_what_was_sent_before_the_exit_arrives(context):
     pull = context.socket(PULL)
     pull.bind(TCP)
-    with Program(SENT_AT_EXIT, pull.last_endpoint, core=context.core.__name__.split(".")[1]) as program:
+    with Program(SENT_AT_EXIT, pull.last_endpoint, core=context.core.__name__.rpartition(".")[2]) as program:
         assert [pull.recv() for _ in range(1000)] == [b"%d" % i for i in range(1000)]
         assert program.finish()[0] == 0
 

@@ -31,7 +31,7 @@ _RECEIPT = ", ".join(f"{name} long" for name in _NUMBERS) + (
     ", seconds double, transport string, cause array<string>"
 )
 #: the line of a Python traceback in Spark's error that says what a task refused
-_REFUSAL = re.compile(r"^transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
+_REFUSAL = re.compile(r"^transfer\.transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
 
 
 def has_data_sources() -> bool:

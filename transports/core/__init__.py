@@ -1,7 +1,8 @@
 """The core in use: the compiled one, or its Python twin.
 
 The variable TRANSFER_CORE ("auto", "native", "pure") decides; "auto" takes the compiled one if it
-was built. `IMPLEMENTATION` says which it is, `REASON` why it is the twin.
+was built. `IMPLEMENTATION` says which it is, `REASON` why it is the twin. Nothing is loaded until a name of
+it is asked for: the constants in `wire.py` are for all.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from transfer.transports.config import core_choice
 from transfer.transports.errors import InternalError
+from transfer.transports.forking import undivided
 
 HOW = "install a C compiler and run `make setup` (or `pip install .`) again, or set TRANSFER_CORE=pure"
 
@@ -23,9 +25,8 @@ def _choose(choice: str) -> tuple[ModuleType, str, str]:
         return importlib.import_module("transfer.transports.core.pure"), "pure", "TRANSFER_CORE=pure"
     try:
         native = importlib.import_module("transfer.transports.core.native")
-        for name in __all__:
-            if name not in ("IMPLEMENTATION", "REASON"):
-                getattr(native, name)
+        for name in __all__[2:]:
+            getattr(native, name)
     except (ImportError, AttributeError) as error:
         reason = f"the compiled core is missing ({error})"
         if choice == "native":
@@ -83,22 +84,13 @@ if TYPE_CHECKING:
     IMPLEMENTATION: str
     REASON: str
 else:
-    _module, IMPLEMENTATION, REASON = _choose(core_choice())
-    Flusher = _module.Flusher
-    Frame = _module.Frame
-    HeldBuffer = _module.HeldBuffer
-    Lease = _module.Lease
-    Mapping = _module.Mapping
-    Pool = _module.Pool
-    Region = _module.Region
-    Slots = _module.Slots
-    SocketBase = _module.SocketBase
-    Stream = _module.Stream
-    TlsChannel = _module.TlsChannel
-    TlsContext = _module.TlsContext
-    Turn = _module.Turn
-    address_of = _module.address_of
-    check_json = _module.check_json
-    copy_into = _module.copy_into
-    crc32c = _module.crc32c
-    openssl_version = _module.openssl_version
+
+    def __getattr__(name: str) -> object:
+        """Chooses the core when something of it is first asked for."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        with undivided():
+            module, implementation, reason = _choose(core_choice())
+            found = {one: getattr(module, one) for one in __all__[2:]}
+            globals().update(found | {"IMPLEMENTATION": implementation, "REASON": reason})
+        return globals()[name]
