@@ -22,7 +22,11 @@ PACKAGES = (
 )  # fmt: skip
 #: what a module of ours is for decides what it may load beyond that
 CORE = "transfer.transports.core.native"
-ALLOWED = {"transfer.asyncio": {"asyncio", CORE}, "transfer.zmq": {CORE}, "pyspark_transfer": {"pyspark", CORE}}
+ALLOWED = {
+    "transfer.asyncio": {"asyncio", CORE},
+    "transfer.zmq": {CORE},
+    "pyspark_transfer": {"pyspark", CORE},
+}
 
 PROBE = """
 import logging, os, sys, threading
