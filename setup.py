@@ -50,7 +50,9 @@ class BuildCore(build_ext):
                 self.extensions = []
             else:
                 options = {"build_dir": "build/cython", "language_level": 3, "quiet": True}
-                self.extensions = self.distribution.ext_modules = cythonize(self.extensions, **options)
+                translated = {one.name: one.sources for one in cythonize(self.extensions, **options)}
+                for extension in self.extensions:
+                    extension.sources = translated[extension.name]
         super().run()
 
     def build_extensions(self) -> None:
