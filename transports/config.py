@@ -188,8 +188,8 @@ def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """The variables about RDMA devices, which Mooncake users know; `verbs/choosing.py` reads them. Raises
-    OptionError for what is no such number."""
+    """The variables about RDMA devices, which Mooncake users know; `rdma/device_selection.py` reads them.
+    Raises OptionError for what is no such number."""
     environ = os.environ if environ is None else environ
     found = {name: text for name in RDMA_VARIABLES if (text := environ.get(name, "").strip())}
     for name, (numbers, permitted) in _NUMBERS.items():

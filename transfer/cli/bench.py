@@ -1,4 +1,4 @@
-"""`transfer bench broker`: its options, and those of its matrix, which `benching.py` does; and of rqueue's
+"""`transfer bench broker`: its options, and those of its matrix, which `run_bench.py` does; and of rqueue's
 sink and pusher, in `rqueue_bench.py`."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`transfer broker`: its options, and `transfer broker check`. What they do stands in `brokering.py`."""
+"""`transfer broker`: its options, and `transfer broker check`. What they do stands in `run_broker.py`."""
 
 from __future__ import annotations
 

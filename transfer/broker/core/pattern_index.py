@@ -1,7 +1,7 @@
 """Which patterns mean a topic, among many of all kinds. Pure.
 
-Patterns without wildcard are found by a dict, those with one by their shapes (`shapes.py`), prefixes by a
-dict that is asked once for each of their lengths (256 at most; most often a few).
+Patterns without wildcard are found by a dict, those with one by their shapes (`pattern_shapes.py`), prefixes
+by a dict that is asked once for each of their lengths (256 at most; most often a few).
 """
 
 from __future__ import annotations

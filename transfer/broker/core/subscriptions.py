@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class Most:
     """What a subscriber may have. patterns: in all. shapes: of its patterns with wildcards. shapes_together:
-    of all subscribers': each costs a step of every lookup (`shapes.py`)."""
+    of all subscribers': each costs a step of every lookup (`pattern_shapes.py`)."""
 
     patterns: int = 1_000_000
     shapes: int = 128

@@ -104,7 +104,7 @@ class Pattern:
         return Rank.REST if self.kind is Kind.DOTS and segments[-1] == REST else Rank.ONE
 
     def matches(self, topic: str) -> bool:
-        """Whether it means this topic. Plain and slow: `index.Index` finds the same for many patterns."""
+        """Whether it means this topic. Plain and slow: `pattern_index` finds the same for many patterns."""
         if self.kind is Kind.PREFIX:
             return topic.startswith(self.text)
         wanted = self.segments

@@ -222,13 +222,13 @@ class Consumer:
             self.stale([place[:2]])
 
     def say(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
-        """See own_offers.Taker."""
+        """See native_downloads.Taker."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
         self._program.count_sent(len(data) if data is not None else 0)
 
     def gone(self, offset: int, attempt: int) -> None:
-        """See own_offers.Taker."""
+        """See native_downloads.Taker."""
         self._deliver([(offset, attempt, 0)], [])
 
     def ack(self, head: Head) -> None:

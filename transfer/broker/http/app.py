@@ -51,7 +51,7 @@ def application(
     max_body: int = MAX_BODY,
     topics: TopicAdmin | None = None,
 ) -> web.Application:
-    """Serves `/livez`, `/readyz`, `/metrics`, and `/api/admin/`, to those who may ask (`callers.py`).
+    """Serves `/livez`, `/readyz`, `/metrics`, and `/api/admin/`, to those who may ask (`authentication.py`).
 
     token: of the operators, where no `callers` are given; None: they have to be on this machine. live,
     ready, metrics are called on the loop, so they have to be quick; metrics gives Prometheus' text. The

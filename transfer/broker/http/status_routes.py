@@ -5,7 +5,7 @@
     GET /api/groups        groups of consumers
     GET /api/fronts        who listens where, and what happened there
 
-Who is answered stands in `callers.py`.
+Who is answered stands in `authentication.py`.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ def copy_small_view(data: T) -> T | bytes:
 class ConnectionGroup:
     """What the connections of one loop share: the memory they read into, and who has something to write.
 
-    pipes: for payloads that are not copied (`pipes.py`); None: there are none here.
+    pipes: for payloads that are not copied (`splice.py`); None: there are none here.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
