@@ -199,7 +199,7 @@ class DirectLine:
             del self._spool.inboxes[self._identity]
 
 
-class DirectLink:
+class DirectClient:
     """As `Link`, at a spool in this thread."""
 
     spool: DirectSpool
@@ -270,8 +270,8 @@ def _fetch_here(prefetcher):
 
 
 def use(monkeypatch):
-    """Readers that are opened from now on ask `DirectLink.spool`, and nothing waits."""
-    monkeypatch.setattr(client, "Link", DirectLink)
+    """Readers that are opened from now on ask `DirectClient.spool`, and nothing waits."""
+    monkeypatch.setattr(client, "ReconnectingClient", DirectClient)
     monkeypatch.setattr(client, "_LEASE_PATIENCE", 0.0)
     monkeypatch.setattr(prefetch, "_SLICE", 0.0)
     monkeypatch.setattr(prefetch.Prefetcher, "_start", _fetch_here)

@@ -28,7 +28,7 @@ from transfer.spool.server import store as stores
 from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
 from . import direct
-from .direct import DirectLink, DirectSpool
+from .direct import DirectClient, DirectSpool
 from .model import BATCH, Run, Try
 from .model_groups import Group
 from .sending import Task
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
-        self.spool = DirectLink.spool = DirectSpool(self.folder)
+        self.spool = DirectClient.spool = DirectSpool(self.folder)
         self.runs = {}
         self.late = []  # attempts whose jobs are over, with messages that did not come yet
         self.readers = []
