@@ -23,19 +23,20 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
-    done = threading.Event()
+    done = _thread.allocate_lock()  # no Event: its own lock stays taken if the wait is interrupted inside
+    done.acquire()
 
     def step() -> None:
         try:
             results.append(call())
         finally:
-            done.set()
+            done.release()
 
     try:
         _thread.start_new_thread(_start, (step,))
     except RuntimeError:  # the interpreter ends, or the system has no more threads
         return call()
-    done.wait(_PATIENCE)
+    done.acquire(timeout=_PATIENCE)
     return results[0] if results else otherwise
 
 

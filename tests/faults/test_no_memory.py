@@ -111,3 +111,74 @@ def test_none_to_leave_the_callers_memory(core):
     with Program(LEAVING, core=core.__name__.rpartition(".")[2]) as program:
         code, out, errors = program.finish(40)
     assert (code, out.split("\n")[:2], errors) == (0, ["no_memory", "still here 1"], "")
+
+
+SHARED = """
+    import resource
+    import transfer
+    from tests.sockets.helpers import pair_of
+
+    SIZE = 512 << 20
+    def limited(more):
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + more, resource.RLIM_INFINITY))
+
+    with transfer.Context() as context:
+        pull, push = pair_of(context, transfer.PULL, transfer.PUSH, rcvtimeo=10_000)
+        limited(256 << 20)
+        try:
+            context.empty((SIZE,), "uint8")
+        except transfer.InternalError as error:
+            print(error, flush=True)
+        context.empty((1 << 20,), "uint8")
+        push.send(b"still here")
+        print(pull.recv().decode(), flush=True)
+"""
+
+MAPPED = """
+    import resource, sys
+    import transfer
+
+    with transfer.Context() as context, context.socket(transfer.PULL, rcvtimeo=200) as pull:
+        monitor = pull.get_monitor()
+        pull.connect(sys.argv[1])
+        pull.wait_for_peers(1, 20)
+        print("connected", flush=True)
+        sys.stdin.readline()
+        with open("/proc/self/statm") as statm:
+            used = int(statm.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), resource.RLIM_INFINITY))
+        print("limited", flush=True)
+        while True:
+            try:
+                pull.recv_tensor()
+            except transfer.Again:
+                pass
+            while (event := monitor.recv(0)) is not None:
+                if event.kind == "protocol_failed":
+                    print(event.reason, flush=True)
+                    sys.exit()
+"""
+
+
+def test_none_for_shared_memory_of_ones_own():
+    with Program(SHARED, core="native", TRANSFER_LOCAL="on") as program:
+        code, out, errors = program.finish(40)
+    said, still = out.strip().rsplit("\n", 1)
+    assert (code, still, errors) == (0, "still here", "")
+    assert "memory" in said and str(512 << 20) in said
+
+
+def test_none_to_map_what_a_peer_shares(context, monkeypatch):
+    monkeypatch.setenv("TRANSFER_LOCAL", "on")
+    push = context.socket(PUSH, sndtimeo=10_000)
+    push.bind("tcp://127.0.0.1:*")
+    with Program(MAPPED, push.last_endpoint, core="native", TRANSFER_LOCAL="on") as program:
+        assert program.line() == "connected"
+        tensor = context.empty((512 << 20,), "uint8")
+        program.tell()
+        assert program.line() == "limited"
+        push.send_tensor(tensor)
+        assert program.line() == "no_memory"
+        assert program.finish(20)[0] == 0

@@ -1,0 +1,67 @@
+"""A step that is begun is done, although a handler raises in the main thread meanwhile."""
+
+from __future__ import annotations
+
+import _thread
+import signal
+import threading
+import time
+
+import pytest
+
+from transfer.transports.uninterrupted import uninterrupted
+
+
+class Interrupted(Exception):
+    pass
+
+
+@pytest.fixture
+def handler():
+    def raises(*_):
+        raise Interrupted
+
+    before = signal.signal(signal.SIGALRM, raises)
+    yield
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def arrives(done, count):
+    deadline = time.monotonic() + 20
+    while len(done) < count and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return len(done) >= count
+
+
+def test_what_it_waits_for_goes_on(handler):
+    done = []
+
+    def step():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
+        time.sleep(0.2)
+        done.append(True)
+
+    with pytest.raises(Interrupted):
+        uninterrupted(step, None)
+    assert not done
+    assert arrives(done, 1)
+
+
+def test_a_thread_that_is_started_does_its_step(handler, monkeypatch):
+    """The handler runs at each microsecond of the first millisecond in turn."""
+    start, started, done, interrupted = _thread.start_new_thread, [], [], 0
+
+    def counted(*arguments):
+        started.append(start(*arguments))
+
+    monkeypatch.setattr(_thread, "start_new_thread", counted)
+    for microseconds in range(1, 1000):
+        try:
+            signal.setitimer(signal.ITIMER_REAL, microseconds / 1e6)
+            uninterrupted(lambda: done.append(time.sleep(0.0002)), None)
+            time.sleep(0.001)
+        except Interrupted:
+            interrupted += 1
+    assert interrupted > 500
+    assert arrives(done, len(started))
