@@ -144,7 +144,7 @@ class Stream(ABC):
             return True
         return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
-    def beside_ready(self) -> list[Frame]:
+    def control_ready(self) -> list[Frame]:
         """Reads the connection beside this stream, if it has one: the control frames that came.
 
         Raises Broken at the peer's end, ProtocolError.

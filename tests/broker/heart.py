@@ -32,18 +32,18 @@ class Heart:
             is_buried=is_buried, patience=patience,
         )  # fmt: skip
 
-    def _bury(self, dead, message, told):
+    def _bury(self, dead, message, on_complete):
         self.letters[dead[:3]] = (dead, message)
-        self.loop.call_soon(told, None)
+        self.loop.call_soon(on_complete, None)
 
-    def publish(self, topic, payload, told=None):
+    def publish(self, topic, payload, on_complete=None):
         message = Message(topic, (payload,), Front.RQUEUE)
-        self.hub.publish(message, told)
+        self.hub.publish(message, on_complete)
         return message
 
-    def begin(self, topic, nbytes, publisher=None, told=None):
+    def begin(self, topic, nbytes, publisher=None, on_complete=None):
         publisher = publisher or Publisher()
-        return self.hub.begin(Message(topic, (), Front.RQUEUE), nbytes, publisher, told)
+        return self.hub.begin(Message(topic, (), Front.RQUEUE), nbytes, publisher, on_complete)
 
     def kept(self, topic, payload):
         """Publishes, and returns when it is on the disk."""

@@ -128,7 +128,7 @@ def test_a_slow_receiver_is_cut_off_behind_patience(beating):
 @pytest.mark.parametrize("topic", [TRANSIENT, DURABLE])
 def test_a_publisher_that_goes(beating, topic):
     ear, answers = listen(beating), []
-    passage = beating.begin(topic, 300, told=answers.append)
+    passage = beating.begin(topic, 300, on_complete=answers.append)
     passage.piece(bytes(PIECE))
     passage.abandon("its peer has gone")
     passage.abandon("twice")
@@ -285,7 +285,7 @@ def test_a_publisher_that_goes_while_the_log_is_full(tmp_path):
         beating.turn(0.02)
         passage.abandon("gone")
         answers = []
-        small = beating.begin("a", 1000, told=answers.append)
+        small = beating.begin("a", 1000, on_complete=answers.append)
         small.piece(bytes(1000))
         small.finish()
         beating.until(lambda: answers)
@@ -295,9 +295,9 @@ def test_a_publisher_that_goes_while_the_log_is_full(tmp_path):
 def test_the_end_of_the_broker_in_the_middle(tmp_path):
     with heart(tmp_path) as beating:
         ear, answers = listen(beating), []
-        passage = beating.begin("a", 300, told=answers.append)
+        passage = beating.begin("a", 300, on_complete=answers.append)
         passage.piece(bytes(PIECE))
-        whole = beating.begin("b", PIECE, told=answers.append)
+        whole = beating.begin("b", PIECE, on_complete=answers.append)
         whole.piece(bytes(PIECE))
         whole.finish()
     assert "the broker ends" in ear.heard[-1]

@@ -83,7 +83,7 @@ class World:
 
     def _beside(self, stream: Any, fd: int) -> None:
         try:
-            for frame in stream.beside_ready():
+            for frame in stream.control_ready():
                 self.controls.append((stream, frame.bytes))
         except (Broken, ProtocolError) as error:
             self.reactor.unregister(fd)

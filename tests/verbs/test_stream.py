@@ -293,10 +293,10 @@ def test_what_was_said_before_the_end_is_told_before_the_end(made: World) -> Non
         until(lambda: end.poll(0), "the last word and the end")
         woken: list[bool] = []
         stream.on_readable = lambda: woken.append(True)
-        assert [frame.bytes for frame in stream.beside_ready()] == [b"\x06last"]
+        assert [frame.bytes for frame in stream.control_ready()] == [b"\x06last"]
         assert not woken and stream.broken is None
         with pytest.raises(Broken):
-            stream.beside_ready()
+            stream.control_ready()
         assert woken and stream.broken is not None
 
 

@@ -7,7 +7,7 @@ from functools import reduce
 from typing import Any
 
 from transfer.log.contents import use
-from transfer.log.disk import full_disk_told
+from transfer.log.disk import disk_errors
 from transfer.log.holes import Hole
 from transfer.log.index import Topic
 from transfer.log.journal import Journal
@@ -91,7 +91,7 @@ class Appender:
         nbytes = sum(map(len, parts))
         segment, position = self.reserve(name, nbytes)
         try:
-            with full_disk_told():
+            with disk_errors():
                 segment.write_blob(position, parts)
             crc = reduce(lambda crc, part: crc32c(part, crc), parts, 0)
             return self.name_blob(name, body, segment, (position, nbytes, crc))

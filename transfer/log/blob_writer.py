@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer.log.appender import Appender, flat
 from transfer.log.checks import parts_of
-from transfer.log.disk import full_disk_told
+from transfer.log.disk import disk_errors
 from transfer.log.holes import Hole
 from transfer.transports.core import crc32c
 from transfer.transports.errors import Closed, UsageError
@@ -60,7 +60,7 @@ class BlobWriter:
             if self.written + size > self._reserved:
                 self._reserve(self.written + size - self._reserved)
             if size:
-                with full_disk_told():
+                with disk_errors():
                     self._segment.write_blob(self._position + self.written, parts)
                 for part in parts:
                     self._crc = crc32c(part, self._crc)
@@ -81,7 +81,7 @@ class BlobWriter:
     def sync(self) -> None:
         """What was written so far is on the disk, so that the log's next sync takes less time; for another
         thread than the one that writes. Raises InternalError."""
-        with full_disk_told():
+        with disk_errors():
             self._segment.sync_blobs_beside()
 
     def commit(self, body: Any = b"") -> tuple[int, int]:

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from transfer.log.disk import full_disk_told, make_folder
+from transfer.log.disk import disk_errors, make_folder
 from transfer.log.private import claim, open_file
 from transfer.transports.errors import LogInUse, UsageError
 
@@ -18,7 +18,7 @@ MAX_NAME = 1024
 
 def lock(folder: Path) -> int:
     """Makes the folder a log's own until the descriptor is closed. Raises LogInUse, SecurityError."""
-    with full_disk_told():
+    with disk_errors():
         make_folder(folder)
         claim(folder)
     fd = open_file(folder / LOCK, os.O_RDWR | os.O_CREAT)

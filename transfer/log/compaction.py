@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from transfer.log.appender import Appender
 from transfer.log.contents import use
-from transfer.log.disk import full_disk_told
+from transfer.log.disk import disk_errors
 from transfer.log.holes import Hole
 from transfer.log.index import Run, Topic
 from transfer.log.journal import Journal
@@ -305,7 +305,7 @@ def _copy(segment: Segment, begin: int, hole: Hole) -> int:
         piece = segment.blob(begin + at, min(_PIECE, hole.nbytes - at), of=begin)
         if piece is None:
             return -1
-        with full_disk_told():
+        with disk_errors():
             hole.segment.write_blob(hole.position + at, [piece])
         found = crc32c(piece, found)
     return found

@@ -19,12 +19,12 @@ def reserve(fd: int, begin: int, nbytes: int) -> None:
     """Keeps room on the disk, so that writing there later cannot fail for want of it. Raises LogFull."""
     if nbytes <= 0:
         return
-    with full_disk_told():
+    with disk_errors():
         os.posix_fallocate(fd, begin, nbytes)
 
 
 @contextmanager
-def full_disk_told() -> Iterator[None]:
+def disk_errors() -> Iterator[None]:
     """The system's errors in our words."""
     try:
         yield

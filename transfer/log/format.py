@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from transfer.log.disk import full_disk_told, sync_folder
+from transfer.log.disk import disk_errors, sync_folder
 from transfer.log.private import open_file
 from transfer.transports.errors import LogDamaged, NotSupported
 
@@ -46,7 +46,7 @@ def write(folder: Path) -> None:
     if path.exists():
         return
     new = path.with_suffix(".new")
-    with full_disk_told():
+    with disk_errors():
         new.unlink(missing_ok=True)
         fd = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:

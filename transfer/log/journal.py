@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from transfer.log.contents import contents_of, store
-from transfer.log.disk import full_disk_told, sync_folder
+from transfer.log.disk import disk_errors, sync_folder
 from transfer.log.record import HEADER_SIZE, Opening, encode, encode_messages, opening
 from transfer.log.retention import Retention, removable
 from transfer.log.room import Room
@@ -175,7 +175,7 @@ class Journal:
             self._limit(growth)
             if not ahead:
                 self.room.check_disk(nbytes)
-        with full_disk_told():
+        with disk_errors():
             position = segment.reserve_blob(nbytes, ahead=ahead)
         segment.pins += 1
         return segment, position
@@ -187,7 +187,7 @@ class Journal:
             segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
         ):
             self.next_segment(limited=True)
-        with full_disk_told():
+        with disk_errors():
             position = segment.place_blob(nbytes)
         segment.pins += 1
         return segment, position
@@ -199,7 +199,7 @@ class Journal:
         self._limit(needed)
         self.room.check_disk(needed)
         most = self._segment_bytes if self.room.is_on_disk(self._segment_bytes) else 0
-        with full_disk_told():
+        with disk_errors():
             return segment.reserve_arriving(position, reserved, needed, nbytes, most)
 
     def fit_last(self) -> None:
@@ -264,7 +264,7 @@ class Journal:
             raise
         old = self.segments[-1]
         self._begin(new, beginning)
-        with full_disk_told():
+        with disk_errors():
             old.seal()
             old.trim_blobs()
         self._index(old, new.first)
@@ -282,7 +282,7 @@ class Journal:
         if limited:
             self._limit(wanted)
             self.room.check_disk(wanted)
-        with full_disk_told():
+        with disk_errors():
             try:
                 return Segment.create(self._folder, self.sequence, wanted), beginning
             except LogFull:
@@ -295,7 +295,7 @@ class Journal:
         """Its first records are all state and the word that it is whole; when they are synced it counts."""
         segment.last = beginning.last
         try:
-            with full_disk_told():
+            with disk_errors():
                 segment.write(0, beginning.data)
                 segment.sync()
                 sync_folder(self._folder)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
 from transfer.log.damage import Damage, Gap, Known, walk
-from transfer.log.disk import full_disk_told, sync_folder
+from transfer.log.disk import disk_errors, sync_folder
 from transfer.log.index import Lost, Run, Topic
 from transfer.log.lost_blobs import lost_blobs
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
@@ -127,7 +127,7 @@ def undisturbed() -> Iterator[None]:
 def _open(found: Recovered, folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool) -> None:
     contents: list[Contents] = []
     if not kind.read_only:
-        with full_disk_told():  # before a file is cut to its records, which says that another one follows it
+        with disk_errors():  # before a file is cut to its records, which says that another one follows it
             sync_folder(folder)
     for first, following in zip(firsts, [*firsts[1:], None], strict=False):
         segment = kind.open(folder, first)
@@ -318,7 +318,7 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
         segment.cut(segment.end)
     if not repair and not read.gaps:  # a damaged record may name a blob
         clear(segment, [one for one in read.blobs if one.sequence < found.sequence])
-    with full_disk_told():  # from now on all of it counts as synced
+    with disk_errors():  # from now on all of it counts as synced
         write_again(read, found.segments, until)
         segment.sync()
         for other in found.segments:

@@ -13,7 +13,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from transfer.log.disk import full_disk_told, reserve, sync_folder
+from transfer.log.disk import disk_errors, reserve, sync_folder
 from transfer.log.index import Run, Uses
 from transfer.log.private import open_file
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
@@ -430,7 +430,7 @@ def remove(folder: Path, segments: Sequence[Segment]) -> None:
     such (`finish_removals`). Raises LogFull, InternalError."""
     if not segments:
         return
-    with full_disk_told():
+    with disk_errors():
         for segment in segments:
             segment.removed = True
             with suppress(FileNotFoundError):

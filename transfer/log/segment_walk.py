@@ -6,7 +6,7 @@ import logging
 from collections.abc import Iterator
 
 from transfer.log.damage import Gap, Known, mended, walk
-from transfer.log.disk import full_disk_told
+from transfer.log.disk import disk_errors
 from transfer.log.record import Record, decode
 from transfer.log.segment import Segment
 
@@ -19,7 +19,7 @@ def walk_mended(segment: Segment, known: Known) -> Iterator[Record | Gap]:
         if isinstance(found, Gap) and found.following == found.sequence + 1:
             whole = mended(bytes(segment.memory[found.position : found.end]), found.sequence)
             if whole is not None:
-                with full_disk_told():
+                with disk_errors():
                     segment.write(found.position, whole)
                 _log.error("record %d of %s had a wrong bit: read as it was", found.sequence, segment.path)
                 record = decode(segment.memory, found.position)

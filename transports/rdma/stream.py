@@ -86,7 +86,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     # -- Stream --------------------------------------------------------------------------------
 
-    def beside_ready(self) -> list[Frame]:
+    def control_ready(self) -> list[Frame]:
         """Reads the TCP connection: the control frames that are not ours. Raises Broken, ProtocolError."""
         if fork.generation != self._generation:
             raise fork.refuse()

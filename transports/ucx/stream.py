@@ -65,7 +65,7 @@ class UcxStream(Incoming):
 
     # -- beside ----------------------------------------------------------------------------------------
 
-    def beside_ready(self) -> list[Frame]:
+    def control_ready(self) -> list[Frame]:
         frames: list[Frame] = []
         try:
             while (message := self.beside.receive()) is not None:

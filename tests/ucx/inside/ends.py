@@ -62,7 +62,7 @@ class Kit:
 
     def _read_beside(self, stream: Any, heard: list[Any], _events: int) -> None:
         try:
-            heard += stream.beside_ready()
+            heard += stream.control_ready()
         except (Broken, ProtocolError):
             self.reactor.unregister(stream.fd)
 

@@ -17,7 +17,7 @@ from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.storage.dead_letter_payloads import Payloads
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.log.blob_writer import BlobWriter
 
 T = TypeVar("T")
@@ -60,7 +60,7 @@ class DeadLetterReplay:
         if self._hub.direct is None:
             return None
         topic = self._hub.store.topic(_name_of(letter))
-        return (topic if topic.durable else self._hub.store.kept_beside(topic)).log_name
+        return (topic if topic.durable else self._hub.store.direct_topic(topic)).log_name
 
     def _copied(self, filed: Filed, nbytes: int, log_name: str) -> BlobWriter:
         """A large payload in the log, whose record is missing. Raises UsageError, LogFull, and others of the
@@ -106,7 +106,7 @@ class DeadLetterReplay:
     # -- on the loop -------------------------------------------------------------------------------------
 
     def _begin(self, letter: DeadLetter, replay: str, blob: BlobWriter | None, kept: Future[None]) -> None:
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             if kept.done():
                 return
             if error is None:
@@ -116,10 +116,10 @@ class DeadLetterReplay:
 
         try:
             if self._is_direct(letter):
-                self._begin_direct(letter, replay, blob, told)
+                self._begin_direct(letter, replay, blob, on_complete)
             else:
                 message = self._message(letter, letter.topic, replay, blob)
-                self._hub.groups.publish(message, letter.consumer, told)
+                self._hub.groups.publish(message, letter.consumer, on_complete)
         except TransferError as error:
             kept.set_exception(error)
         except Exception as error:  # noqa: BLE001 - the operator is told
@@ -132,7 +132,9 @@ class DeadLetterReplay:
         groups = {(one.named.topic, one.named.name) for one in self._hub.groups.served}
         return self._hub.direct is not None and (letter.topic, letter.consumer) not in groups
 
-    def _begin_direct(self, letter: DeadLetter, replay: str, blob: BlobWriter | None, told: Told) -> None:
+    def _begin_direct(
+        self, letter: DeadLetter, replay: str, blob: BlobWriter | None, on_complete: OnComplete
+    ) -> None:
         """For this consumer, whoever has a route; it waits until the consumer is there."""
         direct = self._hub.direct
         if direct is None:
@@ -151,7 +153,7 @@ class DeadLetterReplay:
         if not isinstance(verdict, Admitted):
             raise LogFull(f"too much waits for {letter.consumer!r}", hint="replay it later")
         message = self._message(letter, _name_of(letter), replay, blob)
-        direct.accept(verdict, message, told, self._hub.groups.keep_apart)
+        direct.accept(verdict, message, on_complete, self._hub.groups.keep_apart)
 
     def _message(self, letter: DeadLetter, topic: str, replay: str, blob: BlobWriter | None) -> Message:
         """The message as it was. An early letter has no head and no large payload: those are in the log, as

@@ -16,7 +16,7 @@ from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")
 #: seconds until a dead letter that could not be kept is tried again
@@ -36,7 +36,7 @@ class DeadLetterRouter:
         reading: GroupReader,
         counts: Counter[str],
         store: Bury,
-        write_progress: Callable[[Served, Told | None], None],
+        write_progress: Callable[[Served, OnComplete | None], None],
     ) -> None:
         self.pending = 0
         self._loop = loop

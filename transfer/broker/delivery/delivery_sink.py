@@ -57,7 +57,7 @@ class DirectDriver(Protocol):
         """Messages and answers go this way from now on."""
 
     def publish_direct(
-        self, message: Message, facts: MessageInfo, told: Callable[[TransferError | None], None]
+        self, message: Message, facts: MessageInfo, on_complete: Callable[[TransferError | None], None]
     ) -> Verdict:
         """A message for one consumer. told: called when it is synced, or with the reason why it is not
         kept, if the verdict is `Admitted`; else never. Raises LogFull: nothing was taken."""

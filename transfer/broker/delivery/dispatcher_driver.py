@@ -37,7 +37,7 @@ from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 from transfer.broker.delivery.dispatcher_journal import DispatcherJournal
 from transfer.broker.delivery.message import Front, Message, Written
-from transfer.broker.delivery.topic import BESIDE
+from transfer.broker.delivery.topic import DIRECT_PREFIX
 from transfer.broker.storage.dead_letter_writer import finish_buried, keep_letter, large_of, letter_of_parcel
 from transfer.broker.storage.durability import together
 from transfer.broker.storage.session_writer import SessionWriter
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.audit_writer import AuditWriter
     from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letters import DeadLetters
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.sessions import Sessions
 
 _log = logging.getLogger("transfer.broker")
@@ -70,7 +70,7 @@ _GROUP = HOLDS + "direct"
 #: and the one that says of topics which nobody else reads what is done with
 _ALONE = "direct"
 #: appends a message to a topic that keeps it
-Keep = Callable[["Topic", Message, "Told"], object]
+Keep = Callable[["Topic", Message, "OnComplete"], object]
 #: topics of the broker's own
 UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
 
@@ -104,7 +104,7 @@ class DispatcherDriver:
         self._courier: DeliverySink | None = None
         self._journal = DispatcherJournal(hub.store.log)
         self._events: list[Event] = []
-        self._then: list[Told] = []  # when those events are on the disk
+        self._then: list[OnComplete] = []  # when those events are on the disk
         # Messages whose acceptance is not on the disk, and what is to be sent of them when it is.
         self._unsynced: dict[int, Dispatch | None] = {}
         self._withheld: dict[int, QueuedMessage] = {}  # dead letters that are being kept: not finished before
@@ -140,7 +140,7 @@ class DispatcherDriver:
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def publish_direct(self, message: Message, facts: MessageInfo, told: Told) -> Verdict:
+    def publish_direct(self, message: Message, facts: MessageInfo, on_complete: OnComplete) -> Verdict:
         """See DirectDriver. Subscribers of other protocols hear of the message too."""
         verdict = self.desk.admit(facts, now=self._now())
         if not isinstance(verdict, Admitted):
@@ -150,7 +150,7 @@ class DispatcherDriver:
         name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
         headers = {**(message.headers or {}), "delivery_mode": "direct"}
         direct = Message(name, message.parts, message.front, message.head, headers)
-        self.accept(verdict, direct, told, self._hub.keep_now)
+        self.accept(verdict, direct, on_complete, self._hub.keep_now)
         return verdict
 
     def offer(self, topic: Topic, message: Message, *, nbytes: int | None = None) -> None:
@@ -216,7 +216,7 @@ class DispatcherDriver:
             lowest[topic] = min(offset, lowest.get(topic, offset))
         log = self._hub.store.log
         for topic in self._holding - lowest.keys():
-            if topic.startswith(BESIDE):  # nobody else will want these
+            if topic.startswith(DIRECT_PREFIX):  # nobody else will want these
                 log.acknowledge(topic, _ALONE, log.range(topic)[1])
             log.leave(topic, _GROUP)
         for topic, offset in lowest.items():
@@ -229,30 +229,30 @@ class DispatcherDriver:
 
     def unfinished(self, topic: Topic) -> list[int]:
         """Messages of a topic that consumers have or will get, by their numbers here."""
-        names = (topic.log_name, BESIDE + topic.name)
+        names = (topic.log_name, DIRECT_PREFIX + topic.name)
         return [number for number, one in self.desk.books.parcels.items() if one.ref.topic in names]
 
     def purge(self, topic: Topic, *, removed: bool = False) -> None:
         """The messages of a topic are gone. removed: the topic, too."""
         for number in self.unfinished(topic):
             self._do(self.desk.remove(number))
-        names = {topic.log_name, BESIDE + topic.name}
+        names = {topic.log_name, DIRECT_PREFIX + topic.name}
         for ref in [ref for ref in self._held if ref.topic in names]:
             self._held_bytes -= self._held.pop(ref).nbytes
         if removed:
             self._holding -= names
 
-    def accept(self, admitted: Admitted, message: Message, told: Told, keep: Keep) -> None:
+    def accept(self, admitted: Admitted, message: Message, on_complete: OnComplete, keep: Keep) -> None:
         """Keeps a message, and gives it to the desk. The producer is told when both are on the disk."""
         topic = self._hub.store.topic(message.topic)
         if not topic.durable:
-            topic = self._hub.store.kept_beside(topic)
+            topic = self._hub.store.direct_topic(topic)
         errors: list[TransferError | None] = []
 
         def one_kept(error: TransferError | None) -> None:
             errors.append(error)
             if len(errors) == 2:
-                told(errors[0] or errors[1])
+                on_complete(errors[0] or errors[1])
 
         keep(topic, message, one_kept)  # raises LogFull, and nothing is done then
         assert message.offset is not None

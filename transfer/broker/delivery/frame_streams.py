@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import Subscriber
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.store import Store
     from transfer.transports.errors import TransferError
 
     #: appends the record of a payload that is written; False: it is not kept. Raises LogFull
-    Placed = Callable[[Topic, Message, BlobWrite, Told | None, TransferError | None], bool]
+    Placed = Callable[[Topic, Message, BlobWrite, OnComplete | None, TransferError | None], bool]
 
 
 class FrameStreams:
@@ -110,7 +110,7 @@ class FrameStreams:
     ) -> None:
         """All of a kept stream is written. Raises LogFull."""
         topic = passage.topic
-        if not self._placed(topic, message, writing, writing.told, error):
+        if not self._placed(topic, message, writing, writing.on_complete, error):
             return
         assert message.offset is not None
         self.count(passage)

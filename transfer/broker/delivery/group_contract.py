@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery, Group
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.group_journal import Named
     from transfer.transports.errors import TransferError
 
@@ -52,6 +52,6 @@ class Served(NamedTuple):
 
 
 #: keeps a dead letter, then calls back with None, or with what went wrong; on the loop
-Bury = Callable[[Dead, "Message | None", "Told"], None]
+Bury = Callable[[Dead, "Message | None", "OnComplete"], None]
 #: whether there is a dead letter of a topic's and group's message; asked at the start, and may wait
 IsBuried = Callable[[str, str, int], bool]

@@ -25,7 +25,7 @@ from transfer.transports.errors import UsageError
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.topic import Topic
-    from transfer.broker.storage.durability import Durability, Told
+    from transfer.broker.storage.durability import Durability, OnComplete
     from transfer.broker.storage.store import Store
 
 _log = logging.getLogger("transfer.broker")
@@ -101,7 +101,7 @@ class Groups:
         """All groups."""
         return list(self._groups.values())
 
-    def publish(self, message: Message, group: str, told: Told) -> None:
+    def publish(self, message: Message, group: str, on_complete: OnComplete) -> None:
         """Takes a message for one group of its topic alone: others have done with it, and who has subscribed
         is not told. told: when it is on the disk.
 
@@ -112,14 +112,16 @@ class Groups:
             raise UsageError(
                 f"topic {message.topic!r} has no group {group!r}", hint="it begins when a consumer joins it"
             )
-        self.keep_apart(served.topic, message, told, served)
+        self.keep_apart(served.topic, message, on_complete, served)
 
-    def keep_apart(self, topic: Topic, message: Message, told: Told, served: Served | None = None) -> None:
+    def keep_apart(
+        self, topic: Topic, message: Message, on_complete: OnComplete, served: Served | None = None
+    ) -> None:
         """Keeps a message that is for this group alone, or for none. See `publish`. Raises LogFull,
         InternalError."""
         sequence = self._store.append(topic, message)
         assert message.offset is not None
-        self._durability.appended(topic, message, sequence, told, message.nbytes)
+        self._durability.appended(topic, message, sequence, on_complete, message.nbytes)
         for other in self._by_topic.get(topic, ()):
             if other is not served:
                 other.group.bury(message.offset)
@@ -258,7 +260,7 @@ class Groups:
         consumer: Consumer,
         served: Served,
         deliveries: Sequence[tuple[int, int]],
-        told: Told | None = None,
+        on_complete: OnComplete | None = None,
     ) -> list[tuple[int, int]]:
         """(offset, attempt) of what the consumer has done; those that are not its own any more come back.
 
@@ -273,7 +275,7 @@ class Groups:
                 named, offsets = served.named, [offset for offset, _ in stale]
                 self.told_stale(named.topic, named.name, str(consumer), offsets)
         self._pump(served)
-        self._note(served, told)
+        self._note(served, on_complete)
         self.activity.used(served.named.number)
         return stale
 
@@ -369,12 +371,12 @@ class Groups:
 
     # -- what has to survive -----------------------------------------------------------------------------
 
-    def _note(self, served: Served, told: Told | None) -> None:
+    def _note(self, served: Served, on_complete: OnComplete | None) -> None:
         if not self._is_there(served):  # it was removed, and another group may have its number
-            if told is not None:
-                tell(told, UsageError(f"group {served.named.name!r} was removed"))
+            if on_complete is not None:
+                tell(on_complete, UsageError(f"group {served.named.name!r} was removed"))
             return
-        self._notes.note(served.named.number, served.group, told)
+        self._notes.note(served.named.number, served.group, on_complete)
 
     def _books(self) -> Iterator[tuple[int, int, list[Change]]]:
         for served in self._groups.values():

@@ -18,7 +18,7 @@ from transfer.broker.delivery.streaming_publish import Publisher, StreamingPubli
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
-from transfer.broker.storage.durability import Durability, Together, Told, tell
+from transfer.broker.storage.durability import CompleteTogether, Durability, OnComplete, tell
 from transfer.broker.storage.large_write_queue import LargeWriteQueue
 from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.broker.storage.log_holders import held_by
@@ -102,7 +102,7 @@ class Hub:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    def publish(self, message: Message, told: Told | None = None, *, hold: bool = True) -> None:
+    def publish(self, message: Message, on_complete: OnComplete | None = None, *, hold: bool = True) -> None:
         """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`. hold
         False: LogFull is raised instead, which names what holds the log.
 
@@ -113,54 +113,54 @@ class Hub:
         topic = self.store.topic(message.topic)
         if not topic.durable:
             self._appended(topic, message)
-            if told is not None:
-                told(None)
+            if on_complete is not None:
+                on_complete(None)
         elif hold:
-            self.keep(topic, message, told)
+            self.keep(topic, message, on_complete)
         else:
-            self._keep_or_refuse(topic, message, told)
+            self._keep_or_refuse(topic, message, on_complete)
 
-    def _keep_or_refuse(self, topic: Topic, message: Message, told: Told | None) -> None:
+    def _keep_or_refuse(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> None:
         if self.is_full:
             raise LogFull(self.full)
         if self._aside.takes(topic, message.nbytes):
-            self._aside.take(topic, message, told, hold=False)
+            self._aside.take(topic, message, on_complete, hold=False)
             return
-        self.keep_now(topic, message, told)
+        self.keep_now(topic, message, on_complete)
 
-    def publish_many(self, messages: Sequence[Message], told: Told | None = None) -> None:
+    def publish_many(self, messages: Sequence[Message], on_complete: OnComplete | None = None) -> None:
         """Takes several messages, at least one, in their order. told: when all are kept, or with the reason
         why one is not. Raises as `publish`; some may have been taken then."""
         topics = [self.store.topic(message.topic) for message in messages]
         small = all(message.nbytes < BLOB_FROM for message in messages)
         kept = all(topic.durable for topic in topics)
         small = small and not self._aside.busy
-        if small and kept and self.durability.append_many(topics, messages, told):
+        if small and kept and self.durability.append_many(topics, messages, on_complete):
             self._appended_many(topics, messages)
             return
-        together = Together(len(messages), told)
+        together = CompleteTogether(len(messages), on_complete)
         for message in messages:
             self.publish(message, together)
 
-    def keep(self, topic: Topic, message: Message, told: Told | None = None) -> bool:
+    def keep(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> bool:
         """Takes a message for a topic that keeps it; False: a full log holds it up, or it is large and a
         thread writes it, or it stands behind such a one. See `publish`."""
         if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
-            self._aside.take(topic, message, told)
+            self._aside.take(topic, message, on_complete)
             return False
-        return self._keep(topic, message, told)
+        return self._keep(topic, message, on_complete)
 
-    def keep_now(self, topic: Topic, message: Message, told: Told | None = None) -> None:
+    def keep_now(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> None:
         """As `keep`, but on the loop, however large it is: it has its offset at once. Raises LogFull, which
         names what holds the log; nothing is kept then."""
         try:
-            self.durability.append(topic, message, told, hold=False)
+            self.durability.append(topic, message, on_complete, hold=False)
         except LogFull as error:
             raise LogFull(self.full or str(error)) from error
         self._appended(topic, message)
 
-    def _keep(self, topic: Topic, message: Message, told: Told | None) -> bool:
-        appended = self.durability.append(topic, message, told)
+    def _keep(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> bool:
+        appended = self.durability.append(topic, message, on_complete)
         if appended:
             self._appended(topic, message)
         return appended
@@ -170,7 +170,7 @@ class Hub:
         message: Message,
         nbytes: int,
         publisher: Publisher,
-        told: Told | None = None,
+        on_complete: OnComplete | None = None,
         *,
         revoke: Callable[[TransferError], None] | None = None,
         source: object = None,
@@ -199,7 +199,7 @@ class Hub:
                 self._writer,
                 lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
                 publisher,
-                lambda error: self._written(passage, told, error),
+                lambda error: self._written(passage, on_complete, error),
             )
         passage = StreamingPublish(
             topic,
@@ -214,8 +214,8 @@ class Hub:
             revoke,
         )
         passage.leave_out(left_out)
-        if writing is None and told is not None:
-            told(None)
+        if writing is None and on_complete is not None:
+            on_complete(None)
         return passage
 
     def _announce(self, source: object, nbytes: int) -> Announcement | None:
@@ -345,11 +345,13 @@ class Hub:
         if passage.writing is None:
             self.fanout.tell_late(passage)
 
-    def _written(self, passage: StreamingPublish, told: Told | None, error: TransferError | None) -> None:
+    def _written(
+        self, passage: StreamingPublish, on_complete: OnComplete | None, error: TransferError | None
+    ) -> None:
         """All of a large payload is written: its record can be appended. Raises LogFull."""
         assert passage.writing is not None
         topic, offset = passage.topic, None
-        if self._placed(topic, passage.message, passage.writing, told, error):
+        if self._placed(topic, passage.message, passage.writing, on_complete, error):
             offset = passage.message.offset
             if self.direct is not None and passage.message.front not in _ROUTED:
                 self.direct.offer(topic, passage.message, nbytes=passage.nbytes)
@@ -365,11 +367,11 @@ class Hub:
         topic: Topic,
         message: Message,
         writing: BlobWrite,
-        told: Told | None,
+        on_complete: OnComplete | None,
         error: TransferError | None,
     ) -> None:
         """The same for one that came whole."""
-        if self._placed(topic, message, writing, told, error):
+        if self._placed(topic, message, writing, on_complete, error):
             self._appended(topic, message)
 
     def _placed(
@@ -377,7 +379,7 @@ class Hub:
         topic: Topic,
         message: Message,
         writing: BlobWrite,
-        told: Told | None,
+        on_complete: OnComplete | None,
         error: TransferError | None,
     ) -> bool:
         """Appends the record of a payload that is written. False: it is not kept, and its publisher is told.
@@ -387,7 +389,7 @@ class Hub:
                 record = record_of(message, topic.position, blob=True)
                 sequence, message.offset = writing.commit(record)
                 self.store.grew(topic, writing.nbytes)
-                self.durability.appended(topic, message, sequence, told, writing.nbytes)
+                self.durability.appended(topic, message, sequence, on_complete, writing.nbytes)
                 return True
         except LogFull:
             raise  # it is tried again
@@ -397,7 +399,7 @@ class Hub:
                 self.durability.failed(failed)
         _log.error("a message of topic %r is not kept: %s", topic.name, error)
         writing.abandon()
-        tell(told, error)
+        tell(on_complete, error)
         return False
 
     # -- subscribing -------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 #: in front of the broker's topics in the log, which is the spool's too
 LOG_PREFIX = "topic/"
 #: the same for messages of topics that keep nothing, which wait for one consumer
-BESIDE = "beside/"
+DIRECT_PREFIX = "beside/"
 
 
 class Recent:

@@ -53,7 +53,7 @@ from transfer.transports.errors import InternalError, LogFull, ProtocolError, Tr
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.offload_pool import OffloadPool
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")
 #: says whether a producer may publish this: None, or the code of the refusal
@@ -265,23 +265,28 @@ class AbtpFront:
             envelope.head,
             {**envelope.headers, "message_id": envelope.message_id},
         )
-        told = self._told(peer, envelope.message_id, message.nbytes, answer)
+        on_complete = self._completion(peer, envelope.message_id, message.nbytes, answer)
         try:
-            if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, told):
-                self._fan_out(envelope, message, told)
+            if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, on_complete):
+                self._fan_out(envelope, message, on_complete)
         except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; its peer is told
-            told(self._faults.refusal("a message", error, peer))
+            on_complete(self._faults.refusal("a message", error, peer))
 
     def _give_again(self, one: Awaiting) -> None:
         """One that waited for a route."""
         try:
-            if not self._gave(one.peer, one.envelope, one.message, one.told, one.until):
-                self._fan_out(one.envelope, one.message, one.told)
+            if not self._gave(one.peer, one.envelope, one.message, one.on_complete, one.until):
+                self._fan_out(one.envelope, one.message, one.on_complete)
         except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; others are given too
-            one.told(self._faults.refusal("a message that waited", error, one.peer))
+            one.on_complete(self._faults.refusal("a message that waited", error, one.peer))
 
     def _gave(
-        self, peer: bytes, envelope: Envelope, message: Message, told: Told, until: float | None = None
+        self,
+        peer: bytes,
+        envelope: Envelope,
+        message: Message,
+        on_complete: OnComplete,
+        until: float | None = None,
     ) -> bool:
         """Gives a message to direct delivery, or holds it for that. False: no direct route is there, and none
         was asked for. until: of one that was held before."""
@@ -295,7 +300,7 @@ class AbtpFront:
             envelope.expires_ms,
             envelope.due_ms,
         )
-        match self._direct.publish_direct(message, facts, told):
+        match self._direct.publish_direct(message, facts, on_complete):
             case Admitted():
                 self.counters["direct"] += 1
                 return True
@@ -303,7 +308,7 @@ class AbtpFront:
                 self._forget(message.nbytes)
                 self._refuse(peer, limit.outcome, f"{limit} is reached", envelope.message_id)
                 return True
-            case NoRoute(awaited=True) if self._awaiting.hold(peer, envelope, message, told, until):
+            case NoRoute(awaited=True) if self._awaiting.hold(peer, envelope, message, on_complete, until):
                 self.counters["awaiting_route"] += until is None
                 return True
             case NoRoute() if envelope.delivery_mode == "direct":
@@ -314,16 +319,16 @@ class AbtpFront:
                 return True
         return False
 
-    def _fan_out(self, envelope: Envelope, message: Message, told: Told) -> None:
+    def _fan_out(self, envelope: Envelope, message: Message, on_complete: OnComplete) -> None:
         if expired(envelope):
             self.counters["expired"] += 1
-            told(None)
+            on_complete(None)
             return
         self.counters["fanout"] += 1
         if envelope.tenant:  # topics of tenants stand apart
             topic = f"{envelope.tenant}/{envelope.topic}"
             message = Message(topic, message.parts, message.front, message.head, message.headers)
-        self._hub.publish(message, told, hold=False)
+        self._hub.publish(message, on_complete, hold=False)
 
     def _denied(self, envelope: Envelope) -> tuple[Code, str] | None:
         """Why a message may not be published."""
@@ -340,12 +345,12 @@ class AbtpFront:
             return Code.THROTTLED, "too much waits for the disk: come again"
         return None
 
-    def _told(self, peer: bytes, message_id: str, nbytes: int, answer: bool) -> Told:
+    def _completion(self, peer: bytes, message_id: str, nbytes: int, answer: bool) -> OnComplete:
         """What is called when a message is kept, or is not."""
         self._unkept += 1
         self._unkept_bytes += nbytes
 
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             self._forget(nbytes)
             if error is None:
                 if answer:
@@ -358,7 +363,7 @@ class AbtpFront:
                 code = Code.POLICY_DENIED
             self._refuse(peer, code, text, message_id)
 
-        return told
+        return on_complete
 
     def _forget(self, nbytes: int) -> None:
         self._unkept -= 1

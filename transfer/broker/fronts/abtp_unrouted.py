@@ -13,7 +13,7 @@ from transfer.transports.errors import Closed
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.protocols.abtp_envelope import Envelope
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
 
 #: bytes of payloads that wait: more would use up what all producers may have in front of the disk
 _MOST_BYTES = 64 << 20
@@ -26,7 +26,7 @@ class Awaiting:
     peer: bytes
     envelope: Envelope
     message: Message
-    told: Told
+    on_complete: OnComplete
     until: float
 
     @property
@@ -62,13 +62,13 @@ class AwaitingRoute:
         return len(self._waiting)
 
     def hold(
-        self, peer: bytes, envelope: Envelope, message: Message, told: Told, until: float | None
+        self, peer: bytes, envelope: Envelope, message: Message, on_complete: OnComplete, until: float | None
     ) -> bool:
         """Keeps a message for a while; False: its time is over, or too many wait. until: of one that waited
         before."""
         now = self._loop.time()
         until = now + self._grace if until is None else until
-        one = Awaiting(peer, envelope, message, told, until)
+        one = Awaiting(peer, envelope, message, on_complete, until)
         if until <= now or len(self._waiting) >= self._most:
             return False
         if self._of_topic[one.topic] >= self._most_of_topic or self._nbytes + message.nbytes > _MOST_BYTES:
@@ -95,7 +95,7 @@ class AwaitingRoute:
             self._due.cancel()
         waiting, self._waiting = self._waiting, deque()
         for one in waiting:
-            one.told(Closed("the broker ends"))
+            one.on_complete(Closed("the broker ends"))
 
     def _add(self, one: Awaiting) -> None:
         self._waiting.append(one)

@@ -236,14 +236,14 @@ class Consumer:
         if self._offers is not None:
             self._offers.forget(deliveries)
 
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             if error is None:
                 self._acked += len(deliveries)
                 self._requests.send(
                     self._identity, encode(Op.ACKED, self._number, self._acked.to_bytes(8, "little"))
                 )
 
-        stale = self._hub.groups.ack(self, self.served, deliveries, told)
+        stale = self._hub.groups.ack(self, self.served, deliveries, on_complete)
         if stale:
             self.stale(stale)
 

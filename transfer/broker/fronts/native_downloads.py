@@ -74,10 +74,10 @@ class Reader:
 
         self._thread.submit(work)
 
-    def tell(self, told: Callable[[], object]) -> None:
+    def tell(self, on_complete: Callable[[], object]) -> None:
         """Calls it on the loop, from any thread; not any more when that has ended."""
         try:
-            self._loop.call_soon_threadsafe(told)
+            self._loop.call_soon_threadsafe(on_complete)
         except RuntimeError:  # it is closed: the broker has ended
             return
 

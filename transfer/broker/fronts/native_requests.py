@@ -191,14 +191,14 @@ class Requests(LoopSocket):
             self._program(identity).do(head)
 
     def _publish(self, identity: bytes, number: int, message: Message) -> None:
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             if error is None:
                 self._outbox.kept(identity, number, number + 1)
             else:
                 self.refuse(identity, number, error)
 
         try:
-            self._hub.publish(message, told)
+            self._hub.publish(message, on_complete)
             self._counters["published"] += 1
         except TransferError as error:
             self.refuse(identity, number, error)
@@ -206,7 +206,7 @@ class Requests(LoopSocket):
     def _publish_many(self, identity: bytes, begin: int, messages: list[Message]) -> None:
         end = begin + len(messages)
 
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             if error is None:
                 self._outbox.kept(identity, begin, end)
                 return
@@ -214,10 +214,10 @@ class Requests(LoopSocket):
                 self.refuse(identity, number, error)
 
         try:
-            self._hub.publish_many(messages, told)
+            self._hub.publish_many(messages, on_complete)
             self._counters["published"] += len(messages)
         except TransferError as error:
-            told(error)
+            on_complete(error)
 
     def refuse(self, identity: bytes, number: int, error: TransferError, *, again: bool = False) -> None:
         """Tells a program that what had this number was not done. again: nothing of it; it may ask again."""

@@ -158,7 +158,7 @@ class _Arrival:
         self._ended = self._kept = False
         self._heard = self._shared.loop.time()
         self._passage = self._shared.hub.begin(
-            message, nbytes, self, self._told, revoke=self.fail, source=program
+            message, nbytes, self, self._completed, revoke=self.fail, source=program
         )
         self._shared.open.add(self)
         self._grant()
@@ -225,7 +225,7 @@ class _Arrival:
             self._granted = granted
             self._program.say(encode_grant(self._number, granted))
 
-    def _told(self, error: TransferError | None) -> None:
+    def _completed(self, error: TransferError | None) -> None:
         """What became of it; a topic that keeps nothing says so before it is there."""
         self._program.untold.discard(self)
         if error is not None:

@@ -105,7 +105,9 @@ class PublishingLine(Connection, Generic[_Settings]):
     def publish_large(self, message: Message, nbytes: int) -> None:
         """Publishes a message whose payload follows; `take` returns the bytes in front of it then."""
         try:
-            self._passage = self._shared.hub.begin(message, nbytes, self, self._told, revoke=self._told)
+            self._passage = self._shared.hub.begin(
+                message, nbytes, self, self._completed, revoke=self._completed
+            )
         except TransferError as error:
             raise ProtocolError("refused", str(error)) from error
         self._shared.counters["published_bytes"] += nbytes
@@ -144,7 +146,7 @@ class PublishingLine(Connection, Generic[_Settings]):
             self._shared.counters["broken_off"] += 1
             passage.abandon(reason)
 
-    def _told(self, error: TransferError | None) -> None:
+    def _completed(self, error: TransferError | None) -> None:
         """A large payload is kept, or could not be: its publisher must not believe that it is there."""
         if error is not None and not self.closed:
             self.refuse(ProtocolError("refused", str(error)))

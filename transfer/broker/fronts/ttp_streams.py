@@ -260,7 +260,7 @@ class Stream:
     def _complete(self) -> None:
         self._passage.nbytes = self._nbytes
         if self._writing is not None:
-            self._writing.told = self.receipt
+            self._writing.on_complete = self.receipt
             self._passage.finish()
             self._writing.finish()
         elif self._gathers:

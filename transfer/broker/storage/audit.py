@@ -30,7 +30,7 @@ from transfer.broker.storage.audit_chain import (
     time_text,
 )
 from transfer.broker.storage.audit_verification import HEAD, Head, Verdict, examine, name_of, readable
-from transfer.log.disk import full_disk_told, make_folder, sync_folder
+from transfer.log.disk import disk_errors, make_folder, sync_folder
 from transfer.log.private import open_file
 from transfer.transports.errors import Closed, LogInUse
 
@@ -57,7 +57,7 @@ class Audit:
         self._fd = self._head_fd = -1
         self._head = Head(1)
         self._time = ""
-        with full_disk_told():
+        with disk_errors():
             make_folder(self.folder)
             self._head_fd = _locked(self.folder / HEAD)
         try:
@@ -90,7 +90,7 @@ class Audit:
         time = max(self._time, time_text(now_ms))  # never back
         event, line = encode(head.sequence + 1, time, action, head.hash)
         new = Head(head.segment, event.sequence, head.nbytes + len(line), event.hash)
-        with full_disk_told():
+        with disk_errors():
             try:
                 _put(self._fd, line)
                 self._put_head(new)
@@ -119,7 +119,7 @@ class Audit:
         for problem in verdict.problems:
             _log.warning("audit in %s: %s", self.folder, problem)
         self._time = verdict.latest
-        with full_disk_told():
+        with disk_errors():
             if verdict.open_problems:
                 self._begin(verdict.head.segment + 1, verdict, now_ms)
             else:

@@ -56,10 +56,10 @@ class BlobWriterThread:
         if not self.closing.is_set():
             self._pool.submit(work)
 
-    def tell(self, told: Callable[[], object]) -> None:
+    def tell(self, on_complete: Callable[[], object]) -> None:
         """Calls it on the loop."""
         if not self.closing.is_set():
-            self.loop.call_soon_threadsafe(told)
+            self.loop.call_soon_threadsafe(on_complete)
 
     def stop(self) -> None:
         """Ends the thread, behind all that it was given. Idempotent."""
@@ -99,7 +99,7 @@ class BlobWrite:
         self._publisher = publisher
         self._written = written
         #: the publisher that wants to know, if it said so only at the end
-        self.told: Callable[[TransferError | None], None] | None = None
+        self.on_complete: Callable[[TransferError | None], None] | None = None
         self._blob: BlobWriter | None = None
         self.nbytes = 0  # that were given
         self._pieces: deque[Buffer | None] = deque()  # that are to be written; None: the end

@@ -11,7 +11,7 @@ from transfer.broker.service_threads import ServiceThreads
 from transfer.transports.errors import InternalError, TransferError
 
 _log = logging.getLogger("transfer.broker")
-_Told = Callable[[TransferError | None], None]
+OnComplete = Callable[[TransferError | None], None]
 
 
 class DatabaseThread:
@@ -23,17 +23,17 @@ class DatabaseThread:
         self._pool = ThreadPoolExecutor(1, "transfer-broker-state", initializer)
         self._closed = False
 
-    def do(self, work: Callable[[], object], told: _Told | None = None) -> None:
-        """Calls `work` on the thread, then `told` on the loop: with None, or with what went wrong."""
+    def do(self, work: Callable[[], object], on_complete: OnComplete | None = None) -> None:
+        """Calls `work` on the thread, then `on_complete` on the loop: with None, or with what went wrong."""
         if not self._closed:
-            self._pool.submit(self._do, work, told)
+            self._pool.submit(self._do, work, on_complete)
 
     def close(self) -> None:
         """What was given is done; nobody is told any more. Idempotent."""
         self._closed = True
         self._pool.shutdown(wait=True)
 
-    def _do(self, work: Callable[[], object], told: _Told | None) -> None:
+    def _do(self, work: Callable[[], object], on_complete: OnComplete | None) -> None:
         failed: TransferError | None = None
         try:
             work()
@@ -42,7 +42,7 @@ class DatabaseThread:
         except Exception as error:  # noqa: BLE001 - whoever asked is told
             _log.exception("the broker's state cannot be written")
             failed = InternalError(f"the broker's state cannot be written: {error!r}")
-        if told is not None and not self._closed:
-            self._loop.call_soon_threadsafe(told, failed)
+        if on_complete is not None and not self._closed:
+            self._loop.call_soon_threadsafe(on_complete, failed)
         elif failed is not None:
             _log.error("%s", failed)

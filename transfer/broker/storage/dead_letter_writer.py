@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letter_payloads import Large
     from transfer.broker.storage.dead_letters import DeadLetters
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.log import Log
 
 _log = logging.getLogger("transfer.broker")
@@ -44,12 +44,12 @@ class DeadLetterWriter:
         self._letters = letters
         self._log = log
 
-    def bury(self, dead: Dead, message: Message | None, told: Told) -> None:
-        """Keeps a dead letter; then calls `told` on the loop. Until then its group holds the message in the
-        log: a large payload is copied from there."""
+    def bury(self, dead: Dead, message: Message | None, on_complete: OnComplete) -> None:
+        """Keeps a dead letter; then calls `on_complete` on the loop. Until then its group holds the message
+        in the log: a large payload is copied from there."""
         now = time.time_ns() // 1_000_000
         large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
-        self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), told)
+        self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), on_complete)
 
     def is_buried(self, topic: str, group: str, offset: int) -> bool:
         """Whether there is a letter of this message: before a crash its group may not have known. Waits for

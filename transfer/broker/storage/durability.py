@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 
 #: is called on the loop when a message is kept as its topic promises, or with the reason why it is not
-Told = Callable[[TransferError | None], None]
+OnComplete = Callable[[TransferError | None], None]
 
 #: seconds until messages are synced for which nobody waits
 _SYNC_AFTER = 0.05
@@ -32,18 +32,18 @@ _UNSYNCED = 64 << 20
 _FULL_PAUSE = 0.5
 
 
-class Together:
+class CompleteTogether:
     """Tells once what becomes of several messages: when all are kept, or the first time that one is not."""
 
-    def __init__(self, left: int, told: Told | None) -> None:
+    def __init__(self, left: int, on_complete: OnComplete | None) -> None:
         self._left = left
-        self._told = told
+        self._on_complete = on_complete
 
     def __call__(self, error: TransferError | None) -> None:
         self._left -= 1
-        if self._told is not None and (error is not None or not self._left):
-            told, self._told = self._told, None
-            told(error)
+        if self._on_complete is not None and (error is not None or not self._left):
+            on_complete, self._on_complete = self._on_complete, None
+            on_complete(error)
 
 
 class Durability:
@@ -79,16 +79,18 @@ class Durability:
             lambda sequence: self._on_loop(lambda: self._kept(sequence)),
             lambda error: self._on_loop(lambda: self.failed(error)),
         )
-        self._waiting: deque[tuple[int, int, Told | None]] = deque()
+        self._waiting: deque[tuple[int, int, OnComplete | None]] = deque()
         self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset behind the message)
         self._unsynced = 0  # bytes
         self._newest = -1
         self._wanted = False
         self._due: asyncio.TimerHandle | None = None
-        self._held: deque[tuple[Topic, Message, Told | None]] = deque()
+        self._held: deque[tuple[Topic, Message, OnComplete | None]] = deque()
         self._paused: list[Publisher] = []
 
-    def append(self, topic: Topic, message: Message, told: Told | None, *, hold: bool = True) -> bool:
+    def append(
+        self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
+    ) -> bool:
         """Appends a message. False: the log is full, and it is held until there is room (`appended`). hold
         False: it is not, and LogFull is raised.
 
@@ -97,14 +99,14 @@ class Durability:
         if self._held:
             if not hold:
                 raise LogFull(self.full)
-            self._held.append((topic, message, told))
+            self._held.append((topic, message, on_complete))
             return False
         try:
             sequence = self._store.append(topic, message)
         except LogFull as error:
             self._say_full(str(error))
             if hold:
-                self._held.append((topic, message, told))
+                self._held.append((topic, message, on_complete))
             self._wait_for_room()
             if not hold:
                 raise
@@ -112,10 +114,12 @@ class Durability:
         except InternalError as error:
             self.failed(error)
             raise
-        self.appended(topic, message, sequence, told, message.nbytes)
+        self.appended(topic, message, sequence, on_complete, message.nbytes)
         return True
 
-    def append_many(self, topics: Sequence[Topic], messages: Sequence[Message], told: Told | None) -> bool:
+    def append_many(
+        self, topics: Sequence[Topic], messages: Sequence[Message], on_complete: OnComplete | None
+    ) -> bool:
         """The same for several small messages, each with its topic, all or none. told: when all are kept.
         False: nothing was done; give them one by one."""
         if self._held:
@@ -129,24 +133,26 @@ class Durability:
             raise
         ends = {topic: message.offset or 0 for topic, message in zip(topics, messages, strict=True)}
         self._grown += [(sequence, topic, offset + 1) for topic, offset in ends.items()]
-        self.when_kept(sequence, told, sum(message.nbytes for message in messages))
+        self.when_kept(sequence, on_complete, sum(message.nbytes for message in messages))
         return True
 
-    def appended(self, topic: Topic, message: Message, sequence: int, told: Told | None, nbytes: int) -> None:
+    def appended(
+        self, topic: Topic, message: Message, sequence: int, on_complete: OnComplete | None, nbytes: int
+    ) -> None:
         """A message stands in the log, and has its offset: it counts as kept when it is on the disk."""
         self._grown.append((sequence, topic, (message.offset or 0) + 1))
-        self.when_kept(sequence, told, nbytes)
+        self.when_kept(sequence, on_complete, nbytes)
 
-    def when_kept(self, sequence: int, told: Told | None, nbytes: int = 0) -> None:
-        """Calls `told` when this record is on the disk. None: nobody waits, and it may take a moment
+    def when_kept(self, sequence: int, on_complete: OnComplete | None, nbytes: int = 0) -> None:
+        """Calls `on_complete` when this record is on the disk. None: nobody waits, and it may take a moment
         longer."""
         if self.failure is not None:
-            tell(told, self.failure)
+            tell(on_complete, self.failure)
             return
         self._newest = sequence
         self._unsynced += nbytes
-        self._waiting.append((sequence, nbytes, told))
-        if told is not None or self._unsynced > _UNSYNCED // 4:
+        self._waiting.append((sequence, nbytes, on_complete))
+        if on_complete is not None or self._unsynced > _UNSYNCED // 4:
             if not self._wanted:  # once for all that comes in this turn of the loop
                 self._wanted = True
                 self._loop.call_soon(self._want)
@@ -224,9 +230,9 @@ class Durability:
     def _kept(self, sequence: int) -> None:
         waiting = self._waiting
         while waiting and waiting[0][0] <= sequence:
-            _, nbytes, told = waiting.popleft()
+            _, nbytes, on_complete = waiting.popleft()
             self._unsynced -= nbytes
-            tell(told, None)
+            tell(on_complete, None)
         topics: dict[Topic, None] = {}
         grown = self._grown
         while grown and grown[0][0] <= sequence:
@@ -256,10 +262,10 @@ class Durability:
         held, self._held = self._held, deque()
         self._grown.clear()
         self._unsynced, self.full = 0, ""
-        for _, _, told in waiting:
-            tell(told, doubt)
-        for _, _, told in held:
-            tell(told, error)
+        for _, _, on_complete in waiting:
+            tell(on_complete, doubt)
+        for _, _, on_complete in held:
+            tell(on_complete, error)
         self._relieve()
         self.at_failure(error)
 
@@ -293,38 +299,38 @@ class Durability:
             self._next_try = None
         held, self._held = self._held, deque()
         while held:
-            topic, message, told = held.popleft()
+            topic, message, on_complete = held.popleft()
             try:
                 sequence = self._store.append(topic, message)
             except LogFull:
-                held.appendleft((topic, message, told))
+                held.appendleft((topic, message, on_complete))
                 self._held = held
                 self._wait_for_room()
                 return
             except TransferError as error:
-                tell(told, error)
+                tell(on_complete, error)
                 continue
-            self.appended(topic, message, sequence, told, message.nbytes)
+            self.appended(topic, message, sequence, on_complete, message.nbytes)
             self._held_appended(topic, message)
         self.full = ""
         self._relieve()
 
 
-def tell(told: Told | None, error: TransferError | None) -> None:
+def tell(on_complete: OnComplete | None, error: TransferError | None) -> None:
     """Calls whoever wants to know. One that fails does not keep the others from being told."""
-    if told is None:
+    if on_complete is None:
         return
     try:
-        told(error)
+        on_complete(error)
     except Exception:  # noqa: BLE001 - the others are told all the same
         _log.exception("a publisher cannot be told what became of a message")
 
 
-def together(told: Sequence[Told]) -> Told:
+def together(on_complete: Sequence[OnComplete]) -> OnComplete:
     """Calls all of them."""
 
     def tell_all(error: TransferError | None) -> None:
-        for one in told:
+        for one in on_complete:
             tell(one, error)
 
     return tell_all

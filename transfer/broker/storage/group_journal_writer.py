@@ -12,7 +12,7 @@ from transfer.transports.errors import LogFull, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Change, Group
-    from transfer.broker.storage.durability import Durability, Told
+    from transfer.broker.storage.durability import Durability, OnComplete
     from transfer.broker.storage.group_journal import GroupJournal
 
 _log = logging.getLogger("transfer.broker")
@@ -41,23 +41,23 @@ class GroupJournalWriter:
         self._durability = durability
         self._books = books
         self._changed: dict[int, Group] = {}
-        self._told: list[Told] = []
+        self._on_complete: list[OnComplete] = []
         self._due: asyncio.Handle | None = None
         self._soon = False  # it is due at the end of this turn
         self._paused = False  # the disk is full
         self._since_summary = 0  # ticks
         self._closed = False
 
-    def note(self, number: int, group: Group, told: Told | None) -> None:
+    def note(self, number: int, group: Group, on_complete: OnComplete | None) -> None:
         """The group's changes are written together with those of others. told: when they are on the disk,
         which begins at the end of this turn."""
         if group.changes:
             self._changed[number] = group
-        if told is not None:
-            self._told.append(told)
+        if on_complete is not None:
+            self._on_complete.append(on_complete)
         if self._paused:
             return
-        if told is not None:
+        if on_complete is not None:
             if not self._soon:
                 self._soon = True
                 self._write_at(self._loop.call_soon(self._flush))
@@ -104,8 +104,8 @@ class GroupJournalWriter:
             self._due.cancel()
             self._due = None
         self._soon = self._paused = False
-        changed, told = self._changed, self._told
-        if not changed and not told:
+        changed, on_complete = self._changed, self._on_complete
+        if not changed and not on_complete:
             return
         try:
             sequence = self._write(changed)
@@ -117,13 +117,13 @@ class GroupJournalWriter:
             return
         except TransferError as error:
             self._durability.failed(error)
-            self._changed, self._told = {}, []
-            together(told)(error)
+            self._changed, self._on_complete = {}, []
+            together(on_complete)(error)
             return
-        self._changed, self._told = {}, []
+        self._changed, self._on_complete = {}, []
         for group in changed.values():
             group.changes = []
-        self._durability.when_kept(sequence, together(told) if told else None)
+        self._durability.when_kept(sequence, together(on_complete) if on_complete else None)
 
     def _write(self, changed: dict[int, Group]) -> int:
         try:

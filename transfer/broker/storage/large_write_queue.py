@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.streaming_publish import Publisher
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.blob_writer import BlobWriterThread
-    from transfer.broker.storage.durability import Told
+    from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.store import Store
 
 _log = logging.getLogger("transfer.broker")
@@ -30,11 +30,11 @@ _MOST = 64 << 20
 class _Waiting:
     """A message that waits. writing: of a large one; it is on its way to the disk."""
 
-    __slots__ = ("message", "told", "writing")
+    __slots__ = ("message", "on_complete", "writing")
 
-    def __init__(self, message: Message, told: Told | None) -> None:
+    def __init__(self, message: Message, on_complete: OnComplete | None) -> None:
         self.message = message
-        self.told = told
+        self.on_complete = on_complete
         self.writing: BlobWrite | None = None
 
     def pause(self) -> None:
@@ -56,8 +56,8 @@ class LargeWriteQueue:
         self,
         writer: BlobWriterThread,
         store: Store,
-        append: Callable[[Topic, Message, Told | None], object],
-        written: Callable[[Topic, Message, BlobWrite, Told | None, TransferError | None], None],
+        append: Callable[[Topic, Message, OnComplete | None], object],
+        written: Callable[[Topic, Message, BlobWrite, OnComplete | None, TransferError | None], None],
     ) -> None:
         self._writer = writer
         self._store = store
@@ -76,10 +76,12 @@ class LargeWriteQueue:
         """Whether a message of this topic goes this way."""
         return nbytes >= LARGE or topic in self._waiting
 
-    def take(self, topic: Topic, message: Message, told: Told | None, *, hold: bool = True) -> None:
+    def take(
+        self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
+    ) -> None:
         """Takes a message for a topic that keeps it. hold False: a large one that a full log cannot take is
         given up. Raises UsageError when it never fits."""
-        one = _Waiting(message, told)
+        one = _Waiting(message, on_complete)
         if message.nbytes >= LARGE:
             self._store.check_room(message.nbytes)
             one.writing = self._begin(topic, one, hold)
@@ -98,7 +100,7 @@ class LargeWriteQueue:
         for one in (one for queue in waiting.values() for one in queue):
             if one.writing is not None:
                 one.writing.abandon()
-            tell(one.told, error)
+            tell(one.on_complete, error)
         self._relieve()
 
     def close(self) -> None:
@@ -139,7 +141,7 @@ class LargeWriteQueue:
             assert one.writing is not None
             waiting.remove(one)
             self._nbytes -= one.message.nbytes
-            self._written(topic, one.message, one.writing, one.told, error)
+            self._written(topic, one.message, one.writing, one.on_complete, error)
             return
         self._take_turn(topic, one, error)
         while waiting and self._waiting.get(topic) is waiting and waiting[0].writing is None:
@@ -155,15 +157,15 @@ class LargeWriteQueue:
         self._nbytes -= nbytes
         try:
             if one.writing is not None:
-                self._written(topic, one.message, one.writing, one.told, error)
+                self._written(topic, one.message, one.writing, one.on_complete, error)
             else:
-                self._append(topic, one.message, one.told)
+                self._append(topic, one.message, one.on_complete)
         except LogFull:
             waiting.appendleft(one)
             self._nbytes += nbytes
             raise
         except TransferError as failed:
-            tell(one.told, failed)
+            tell(one.on_complete, failed)
 
     def _relieve(self) -> None:
         if self._nbytes <= _MOST:

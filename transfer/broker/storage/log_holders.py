@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.delivery.topic import BESIDE, LOG_PREFIX
+from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
@@ -41,7 +41,7 @@ def held_by(hub: Hub) -> str:
     found = holders(hub)
     if found:
         return "; ".join(map(str, found[:_NAMED]))
-    if any(not name.startswith((LOG_PREFIX, BESIDE, "broker/")) for name in hub.store.log.topics):
+    if any(not name.startswith((LOG_PREFIX, DIRECT_PREFIX, "broker/")) for name in hub.store.log.topics):
         return "no group holds it, but the spool's runs may (transfer runs list)"
     return "no group holds it: retention gives back only what is old enough, or beyond its bytes"
 

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.delivery.message import Buffer, Message, Written
-from transfer.broker.delivery.topic import BESIDE, LOG_PREFIX, Topic
+from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, position_of, record_of
 from transfer.broker.storage.volume import free_bytes
 from transfer.log import HOLDS, undisturbed
@@ -66,7 +66,7 @@ class Store:
         #: bytes that the volume has left; tests say another number
         self.free: Callable[[], int] = lambda: free_bytes(log.folder)
         self._topics: dict[str, Topic] = {}
-        self._beside: dict[str, Topic] = {}
+        self._direct_topics: dict[str, Topic] = {}
         self._transient: dict[str, Topic] = {}  # of them, those that keep nothing
         self._grown: dict[Topic, None] = {}  # whose positions are to be kept; those that wait longest first
         self._held: set[Topic] = set()  # those with a holder
@@ -183,20 +183,20 @@ class Store:
             )
         return topic
 
-    def kept_beside(self, topic: Topic) -> Topic:
+    def direct_topic(self, topic: Topic) -> Topic:
         """For messages of a topic that keeps nothing, but which have to be kept for a consumer of their
         own: a topic beside it, which nobody else sees."""
-        beside = self._beside.get(topic.name)
+        beside = self._direct_topics.get(topic.name)
         if beside is None:
-            beside = self._beside[topic.name] = Topic(topic.name, durable=True)
-            beside.log_name = BESIDE + topic.name
+            beside = self._direct_topics[topic.name] = Topic(topic.name, durable=True)
+            beside.log_name = DIRECT_PREFIX + topic.name
         return beside
 
     def purge(self, topic: Topic) -> int:
         """All its messages are gone, those for direct delivery too; offsets and the position in the stream go
         on. The record's sequence. Raises LogFull when the disk is full."""
         sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
-        for log_name in (topic.log_name, BESIDE + topic.name):
+        for log_name in (topic.log_name, DIRECT_PREFIX + topic.name):
             sequence = self.log.purge(log_name) or sequence
         self._grown.pop(topic, None)
         return sequence
@@ -210,9 +210,9 @@ class Store:
         sequence = self.log.remove(_POSITION + name.encode())
         if end:
             sequence = self.log.put(_ENDED + name.encode(), end.to_bytes(8, "little"))
-        for log_name in (topic.log_name, BESIDE + name):
+        for log_name in (topic.log_name, DIRECT_PREFIX + name):
             sequence = self.log.drop(log_name) or sequence
-        for known in (self._topics, self._beside, self._transient):
+        for known in (self._topics, self._direct_topics, self._transient):
             known.pop(name, None)
         self._grown.pop(topic, None)
         self._held.discard(topic)
@@ -253,7 +253,9 @@ class Store:
     def remembered(self, marks: Sequence[tuple[Topic, int]]) -> None:
         """These positions are on the disk: retention may take the messages before them."""
         for topic, offset in marks:
-            if any(known.get(topic.name) is topic for known in (self._topics, self._beside)):  # not removed
+            if any(
+                known.get(topic.name) is topic for known in (self._topics, self._direct_topics)
+            ):  # not removed
                 self.log.acknowledge(topic.log_name, _HOLDER, offset)
 
     def read(

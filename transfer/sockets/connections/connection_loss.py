@@ -157,7 +157,7 @@ class ConnectionLoss(Credits):
             return True
         if peer.foreign:
             with suppress(Broken, ProtocolError):
-                for frame in stream.beside_ready():
+                for frame in stream.control_ready():
                     self._credited(peer, frame)
         self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
         return True

@@ -76,7 +76,7 @@ class Controls(ConnectionLoss):
         """The connection beside a foreign stream: control frames, and the peer's end."""
         try:
             with peer.reading:
-                for frame in peer.stream.beside_ready():
+                for frame in peer.stream.control_ready():
                     self.on_control(peer.stream, frame)
         except (Broken, ProtocolError) as error:
             self.lost(peer.stream, error)
