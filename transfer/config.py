@@ -3,6 +3,7 @@
 | variable | meaning |
 |---|---|
 | TRANSFER_EXIT_LINGER | seconds that interpreter exit waits at most for unsent messages (default 2) |
+| TRANSFER_LOG | debug, info, warning, error: what the library logs goes to standard error |
 | MOONCAKE_ALLOW_PICKLE | 1: `send_pyobj` and `recv_pyobj` work (default: they refuse) |
 
 Of the broker, see docs/broker.md; each is one of its options by another name:
@@ -54,6 +55,8 @@ class Defaults:
     shares_endpoints: bool = True
 
 
+#: the values of TRANSFER_LOG
+LOG_LEVELS = ("debug", "info", "warning", "error")
 TRANSFER = Defaults()
 #: pyzmq's own, for `transfer.zmq`
 PYZMQ = Defaults(
@@ -80,6 +83,16 @@ def exit_linger(environ: Mapping[str, str] | None = None) -> float:
     if not 0 <= seconds < 3600:
         raise OptionError(f"TRANSFER_EXIT_LINGER is {text!r}", hint="a number of seconds, 0 to 3600")
     return seconds
+
+
+def log_level(environ: Mapping[str, str] | None = None) -> str:
+    """ "debug", "info", "warning" or "error", from TRANSFER_LOG; "" without it. Raises OptionError."""
+    environ = os.environ if environ is None else environ
+    text = environ.get("TRANSFER_LOG", "").strip()
+    if text and text.lower() not in LOG_LEVELS:
+        hint = f"unset it, or set it to one of {', '.join(LOG_LEVELS)}"
+        raise OptionError(f"TRANSFER_LOG is {text!r}", hint=hint)
+    return text.lower()
 
 
 #: names by which other brokers are configured, and the options that they are here

@@ -21,6 +21,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_ENCRYPT": (("yes", "all"), "TRANSFER_TLS_CA|tcp, all"),
     "TRANSFER_EXIT_LINGER": (("soon", "-1", "nan", "7200"), "0 to 3600"),
     "TRANSFER_LIBSSL": ((ABSENT,), "the path of an OpenSSL 3"),
+    "TRANSFER_LOG": (("loud", "10"), "debug, info, warning, error"),
     "TRANSFER_LOCAL": (("of", "0", "true"), "on, off"),
     "TRANSFER_PROTOCOL": (("tpc",), "auto, tcp, rdma, ucx"),
     "TRANSFER_TLS_CA": ((ABSENT,), FILE),

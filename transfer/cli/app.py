@@ -316,10 +316,18 @@ def _print_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Tell the version, and end."),
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
     ] = False,
+    verbose: Annotated[
+        int,
+        typer.Option("-v", "--verbose", count=True, help="Log to standard error; -vv also for debugging."),
+    ] = 0,
 ) -> None:
-    """What holds for all commands."""
+    """Options of all commands; they stand before the command's name."""
+    if verbose:
+        from transfer.log_output import show
+
+        show("info" if verbose == 1 else "debug")
 
 
 @app.command()

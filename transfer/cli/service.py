@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 
+from transfer.log_output import FORMAT
 from transfer.transports import descriptors
 
 _log = logging.getLogger("transfer")
@@ -43,8 +44,11 @@ class Asked:
 def logged() -> Iterator[None]:
     """What the library logs goes to standard error, one line each with its time."""
     logger = logging.getLogger("transfer")
+    if logger.handlers:  # by -v or TRANSFER_LOG
+        yield
+        return
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    handler.setFormatter(logging.Formatter(FORMAT))
     level = logger.level
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

@@ -14,7 +14,7 @@ import weakref
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from transfer import config
+from transfer import config, log_output
 from transfer.metrics.counters import Tally
 from transfer.sockets.attributes import Strict
 from transfer.sockets.options import OPTIONS
@@ -89,6 +89,7 @@ class Context(Strict):
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
+        log_output.apply_environment()
         config.exit_linger()  # wrong, it is an error now and not at the end
         self.credentials = Credentials(read_security() if security is None else security, core)
         self._offer: Offer | None = None
@@ -317,6 +318,17 @@ class Context(Strict):
     def __repr__(self) -> str:
         state = "terminated" if self.closed else f"{len(self.sockets)} sockets"
         return f"<{type(self).__name__} {state}>"
+
+    def dump(self) -> dict[str, Any]:
+        """The state of this context, its sockets and their peers, for logs and bug reports.
+
+        Returns what `json.dumps` takes: the core, what peers are offered, and for each open socket its type,
+        endpoints, changed options and peers with their counts. Thread-safe; it waits for nothing.
+        """
+        with undivided():
+            from transfer.sockets.dump import dump_context
+
+        return dump_context(self)
 
     def _no_such(self, name: str) -> NoSuchAttribute:
         error = super()._no_such(name)
