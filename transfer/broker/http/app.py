@@ -16,7 +16,7 @@ from aiohttp.typedefs import Handler
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.http.admin import Admin
 from transfer.broker.http.authentication import ADMIN, Authentication
-from transfer.broker.http.error_response import refusal
+from transfer.broker.http.error_response import refusal, set_headers
 from transfer.broker.http.health import Problem
 from transfer.broker.http.topic_routes import TopicRoutes
 from transfer.broker.storage.dead_letter_operations import Operator
@@ -67,7 +67,7 @@ def application(
         executor.shutdown(wait=False)
 
     app.on_cleanup.append(end)
-    app.on_response_prepare.append(_kept_nowhere)
+    app.on_response_prepare.append(set_headers)
     for path, problems in (("/livez", live), ("/readyz", ready)):
         app.add_routes([web.get(path, _health(problems, callers.may_look))])
     if metrics is not None:
@@ -76,23 +76,6 @@ def application(
     if topics is not None:
         app.add_routes(TopicRoutes(topics, executor).routes(ADMIN))
     return app
-
-
-#: of every answer that says nothing else
-_HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; base-uri 'none'; "
-    "form-action 'none'; frame-ancestors 'none'",
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
-
-
-async def _kept_nowhere(_: web.Request, response: web.StreamResponse) -> None:
-    """Browsers keep no answer, and show none inside of another page."""
-    for name, value in _HEADERS.items():
-        response.headers.setdefault(name, value)
 
 
 def _health(problems: Health, names: Callable[[web.Request], bool]) -> Handler:

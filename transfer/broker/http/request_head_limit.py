@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from aiohttp import web
 from aiohttp.http import HttpProcessingError
+
+from transfer.broker.http.error_response import set_headers
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +43,13 @@ class LimitedHandler(web.RequestHandler):
         message: str | None = None,
     ) -> web.StreamResponse:
         """See `RequestHandler.handle_error`."""
-        return super().handle_error(request, 431 if isinstance(exc, HeadTooLong) else status, exc, message)
+        if isinstance(exc, HeadTooLong):
+            status = 431
+        elif isinstance(exc, UnicodeEncodeError):  # aiohttp quotes a header that is no text
+            status, message = 400, "a header is no text"
+        response = super().handle_error(request, status, exc, message)
+        request._prepare_hook = partial(set_headers, request)  # type: ignore[method-assign]
+        return response
 
 
 class _LimitedParser:
