@@ -17,7 +17,17 @@ _OURS, _MOONCAKE = "TRANSFER_", "MC_"
 #: variables by the part behind their prefix
 OURS = frozenset(
     {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
-    | {"LIBSSL", "LOCAL", "LOG", "PROTOCOL", "TLS_CA", "TLS_CERT", "TLS_CLIENTS", "TLS_KEY", "TLS_SERVER_NAME"}
+    | {
+        "LIBSSL",
+        "LOCAL",
+        "LOG",
+        "PROTOCOL",
+        "TLS_CA",
+        "TLS_CERT",
+        "TLS_CLIENTS",
+        "TLS_KEY",
+        "TLS_SERVER_NAME",
+    }
     | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED"}
 )
 #: of those of Mooncake, which has many more

@@ -689,3 +689,65 @@ def test_plain_messages_of_one_are_turns_too(kit):
     socket, _ = greedy(kit)
     first = [socket.recv() for _ in range(600)]
     assert first.count(b"late") == 2
+
+
+@pytest.fixture
+def holding(core):
+    if core.__name__.endswith("pure"):
+        pytest.skip("the pure core holds no stream: `_pause_reading` returns False")
+
+
+def test_a_stream_that_is_held_keeps_its_messages_and_their_order(holding, kit):
+    (first, far), (second, other) = kit.raw(), kit.raw()
+    socket = kit.puller(first)
+    socket._attach(second, False, True)
+    far.sendall(b"".join(Raw(b"held %d" % n).encode() for n in range(5)) + Raw(b"l" * 70_000).encode())
+    other.sendall(b"".join(Raw(b"other %d" % n).encode() for n in range(5)))
+    came = [socket.recv(), socket.recv()]  # a part of both may have been read ahead
+    assert socket._pause_reading(first)
+    assert not socket._pause_reading(first)
+    while True:
+        try:
+            came.append(socket.recv(1))
+        except Again:
+            break
+    assert [one for one in came if one.startswith(b"other")] == [b"other %d" % n for n in range(5)]
+    assert len([one for one in came if one.startswith(b"held")]) <= 2
+    assert not readable(socket)
+    socket._resume_reading(first)
+    assert readable(socket)
+    socket.receive_timeout = 5000
+    while len(came) < 11:
+        came.append(socket.recv())
+    assert [one[:6] for one in came if not one.startswith(b"other")] == [b"held %d" % n for n in range(5)] + [
+        b"llllll"
+    ]
+
+
+def test_the_end_of_a_stream_that_is_held_is_found_afterwards(holding, kit):
+    stream, far = kit.raw()
+    socket = kit.puller(stream)
+    far.sendall(Raw(b"last").encode())
+    far.close()
+    assert socket._pause_reading(stream)
+    with pytest.raises(Again):
+        socket.recv(1)
+    socket._resume_reading(stream)
+    assert socket.recv() == b"last"
+    with pytest.raises(Again):
+        socket.recv(1)
+    assert [lost for lost, _ in socket.losses] == [stream]
+
+
+def test_a_stream_that_is_detached_while_it_is_held(holding, kit):
+    stream, far = kit.raw()
+    socket = kit.puller(stream)
+    assert socket._pause_reading(stream)
+    socket._detach(stream)
+    socket._resume_reading(stream)
+    far.sendall(Raw(b"x").encode())
+    with pytest.raises(Again):
+        socket.recv(1)
+    socket._attach(stream, False, True)
+    socket.receive_timeout = 5000
+    assert socket.recv() == b"x"

@@ -140,6 +140,11 @@ class Receiving(Turns):
         return int(view.nbytes)
 
     @property
+    def newest_stream(self) -> Any:
+        """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
+        return getattr(self._came, "by", None)
+
+    @property
     def _rest(self) -> Parts:
         """What is left of the message that this thread receives part by part."""
         return getattr(self._came, "rest", _NONE_LEFT)

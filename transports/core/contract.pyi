@@ -392,6 +392,12 @@ class SocketBase:
         """Any thread. When it returns no receiver is inside the stream (it waits for one, 10 s at most),
         and what is left in it comes after all that was handed out, in memory that is no caller's."""
     def _streams(self) -> list[Any]: ...
+    def _pause_reading(self, stream: Any) -> bool:
+        """Receives nothing more of this stream until `_resume_reading`; sending goes on. One thread at a time
+        with the receives of this socket. False: it cannot be held (foreign, not attached; always in the pure
+        core)."""
+    def _resume_reading(self, stream: Any) -> None:
+        """After `_pause_reading` returned True. Nothing happens if the stream was lost meanwhile."""
     def _send_frames(
         self,
         frames: Sequence[OutFrame],

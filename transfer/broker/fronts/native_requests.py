@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
 from transfer.broker.delivery import turns as in_turns
-from transfer.broker.delivery.turns import InTurns, call_after_turns
+from transfer.broker.delivery.turns import InTurns
+from transfer.broker.fronts.native_backlog import Backlog
 from transfer.broker.fronts.native_consumers import Consumer, Program
 from transfer.broker.fronts.native_downloads import Reader
 from transfer.broker.fronts.native_frames import (
@@ -78,11 +80,16 @@ class Requests(LoopSocket):
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self._plain = PlainRequests(hub, loop, counters, self.send)
+        self._backlog = Backlog(loop, self)
         self.registrations = Registrations(loop, self.send, counters)
         hub.at_end_of_turn(self._outbox.flush)
 
     def take(self, frames: list[Any]) -> None:
         identity = bytes(frames[0])
+        if not self._backlog.add(identity, partial(self._take_message, identity, frames), frames):
+            self._take_message(identity, frames)
+
+    def _take_message(self, identity: bytes, frames: list[Any]) -> None:
         rest = frames[1:]
         if not rest:
             raise ProtocolError("parts", "a message without parts")
@@ -101,7 +108,7 @@ class Requests(LoopSocket):
 
     def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
         """What is published may wait for the disk; other words do not wait for it. Words that take long are
-        taken in several turns of the loop, and nothing is heard meanwhile."""
+        taken in several turns of the loop."""
         ends = monotonic() + in_turns.TURN_SECONDS
         while begin < len(words):
             end, left = begin, _AT_ONCE
@@ -114,18 +121,8 @@ class Requests(LoopSocket):
                 self._try(identity, *words[begin])
             begin = max(end, begin + 1)
             if begin < len(words) and monotonic() >= ends:
-                self.pause()
-                call_after_turns(self._loop, self._take_rest, identity, words, begin)
+                self._backlog.go_on_with(identity, partial(self._take_words, identity, words, begin))
                 return
-
-    def _take_rest(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int) -> None:
-        try:
-            if not self.socket.closed:
-                self._take_words(identity, words, begin)
-        except Exception as error:  # noqa: BLE001 - of this message; others go on
-            self._failed(error)
-        finally:
-            self.resume()
 
     def _may_wait(self, identity: bytes, head: Head) -> bool:
         """A large message waits behind what its program published before; its pieces come when it has begun,
@@ -280,6 +277,7 @@ class Requests(LoopSocket):
 
     def close(self) -> None:
         self._leaving.clear()
+        self._backlog.close()
         self.registrations.close()
         self._publishes.close()
         self._plain.close()

@@ -6,6 +6,8 @@ import asyncio
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -73,6 +75,15 @@ class LoopSocket(ABC):
             self._loop.add_reader(self.socket.fd, self._hear)
             self._loop.call_soon(self._hear)
 
+    def listen_again(self) -> None:
+        """A connection is read again: what it brought may have come long ago."""
+        if not self._paused:
+            self._loop.call_soon(self._hear)
+
+    def end_turn(self) -> None:
+        """What was done is to be written and synced now."""
+        self._hub.end_turn()
+
     def _hear(self) -> None:
         turns = self._hear_some()
         self._hub.end_turn()
@@ -99,13 +110,17 @@ class LoopSocket(ABC):
             except Exception as error:  # noqa: BLE001 - of this message; others go on
                 self._failed(error)
                 continue
-            try:
-                self.take(frames)
-            except ProtocolError as error:
-                self._refused(error)
-            except Exception as error:  # noqa: BLE001 - of this message; others go on
-                self._failed(error)
+            self.attempt(partial(self.take, frames))
         return 1
+
+    def attempt(self, call: Callable[[], None]) -> None:
+        """Does what a message asks for. What it raises ends nothing but this message."""
+        try:
+            call()
+        except ProtocolError as error:
+            self._refused(error)
+        except Exception as error:  # noqa: BLE001 - of this message; others go on
+            self._failed(error)
 
     def _failed(self, error: Exception) -> None:
         self._counters["failed"] += 1

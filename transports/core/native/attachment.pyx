@@ -115,6 +115,25 @@ cdef class Attachments(Receiving):
                 epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, known, NULL)
         self.take_out(stream)
 
+    def _pause_reading(self, stream):
+        """See the contract."""
+        if type(stream) is not Stream or self.by_fd.get((<Stream>stream).link.fd) is not stream:
+            return False
+        del self.by_fd[(<Stream>stream).link.fd]
+        if self.generation == native_link.fork_generation:
+            epoll_ctl(self.epoll_fd, EPOLL_CTL_DEL, (<Stream>stream).link.fd, NULL)
+        self.take_out(stream)
+        return True
+
+    def _resume_reading(self, stream):
+        """See the contract."""
+        if type(stream) is not Stream or (<Stream>stream).socket != <void*>self:
+            return  # it was lost meanwhile
+        if (<Stream>stream).link.fd >= 0 and (<Stream>stream).link.fd not in self.by_fd:
+            self.watch(stream)
+            self.waiting_turn[stream] = None  # a part of it may have been read ahead
+            self._notify()
+
     cdef int leave_round(self, stream) except -1:
         """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
         one that waited for its connection is taken out while it gets it."""

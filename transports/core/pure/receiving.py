@@ -107,6 +107,13 @@ class Receiving(Attachments):
         """See the contract: what this core has decoded is received one by one."""
         return None
 
+    def _pause_reading(self, stream: Any) -> bool:
+        """See the contract."""
+        return False
+
+    def _resume_reading(self, stream: Any) -> None:
+        """See the contract."""
+
     def _pass_turn(self) -> None:
         """See the contract: here each message is a turn, and others are looked for before the next one."""
         self._since_poll = TURNS
