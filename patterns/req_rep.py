@@ -22,7 +22,7 @@ from transfer.patterns.base import (
     SendMode,
 )
 from transfer.transports.core.wire import SocketType
-from transfer.transports.errors import Broken, StateError
+from transfer.transports.errors import Broken, MessageRefused, StateError
 from transfer.transports.turn import Turn
 
 #: set in the number of a request whose sender wants it in the envelope that a ROUTER shows
@@ -124,6 +124,8 @@ class Requester(Pattern):
         if not self.waiting:
             raise StateError("this REQ has sent no request", hint="send one first")
         failure = self.turn.gives_up()
+        if isinstance(failure, MessageRefused):
+            raise MessageRefused(failure.reason, hint=failure.hint) from failure
         if failure is not None:
             raise Broken(
                 "the peer went before it answered this request",

@@ -76,7 +76,7 @@ _HOMES = {
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
         "ArgumentError MissingLibrary NoSuchAttribute NotRegistered "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
-        "PickleRefused "
+        "MessageRefused PickleRefused "
         "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors LogDamaged InDoubt "
         "LogInUse LogFull Closed ContextTerminated Broken Again Fatal"
     ),

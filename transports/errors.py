@@ -307,6 +307,15 @@ class Broken(TransferError):
     errno = _errno.ECONNRESET
 
 
+class MessageRefused(Broken):
+    """The peer does not take this message, and ended the connection for it. `reason` is a word of the peer's,
+    such as too_large or no_memory. The message is not sent again, with `resend` neither."""
+
+    def __init__(self, reason: str, *, hint: str = "") -> None:
+        self.reason = reason
+        super().__init__(f"the peer refused the message: {reason}", hint=hint)
+
+
 class Again(TransferError):
     """It would block, or the time-out passed before anything happened."""
 

@@ -410,3 +410,40 @@ def test_a_message_that_lies_ready(context, endpoint):
             assert (pull.recv() if got is None else got.bytes) == b"%d" % number
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_second_handler_raises_while_the_first_exception_is_handled(context, endpoint):
+    if context.core.__name__.endswith("pure"):
+        pytest.skip("the pure core keeps a message over one interruption of its receive")
+    pull, push = context.socket(transfer.PULL, rcvtimeo=1000), context.socket(transfer.PUSH)
+    pull.bind(endpoint)
+    push.connect(pull.last_endpoint)
+    push.wait_for_peers(1, 10)
+    left = 0
+
+    def handler(*_):
+        nonlocal left
+        if left > 0:
+            left -= 1
+            signal.setitimer(signal.ITIMER_REAL, 0.00002 + 0.00003 * (left % 2))
+            raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGALRM, handler)
+    interrupted = 0
+    try:
+        for number in range(1000):
+            push.send_multipart([b"%d" % number, b""])
+            message = None
+            with suppress(KeyboardInterrupt):
+                left = 2
+                signal.setitimer(signal.ITIMER_REAL, 0.000001 * (1 + number % 40))
+                message = pull.recv_multipart()
+                left = 0
+            left = 0
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            interrupted += message is None
+            assert (message or pull.recv_multipart())[0] == b"%d" % number
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert interrupted > 100

@@ -76,6 +76,7 @@ class Peer:
         "queue_limit",
         "read_later",
         "reading",
+        "refusal",
         "retained",
         "settled",
         "since_ns",
@@ -127,6 +128,8 @@ class Peer:
         self.unsubscribed: set[bytes] = set()
         #: which loss of its socket its own was
         self.loss = 0
+        #: why it ends the connection, in its words, and the number of the message that it refuses, or 0
+        self.refusal: tuple[str, int] | None = None
         #: where the limit of its queue follows what it takes
         self.queue_limit: QueueLimit | None = None
         #: held while control frames are read and taken into account

@@ -7,6 +7,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.constants import DONTWAIT
@@ -20,6 +21,7 @@ from transfer.transports.arguments import decoder_of, flags_of
 from transfer.transports.core.copies import pour, room_in
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import Again, ProtocolError, TransferError
+from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
@@ -29,6 +31,8 @@ T = TypeVar("T")
 
 #: milliseconds after which a REQ looks whether the peer that has its request is still there
 _LOOK = 50
+#: to keep a message although handlers of signals raise again and again meanwhile; behind a call one may raise
+_TRIES = range(100)
 
 
 class Parts(deque[Any]):
@@ -213,8 +217,17 @@ class Receiving(Turns):
                     raise
                 self._refuse(stream, error)
                 continue
-            except BaseException as error:
-                self._give_back(error)
+            except BaseException as error:  # of a signal's handler, if it is none of ours
+                given, came.given = [came.given], None
+                for _ in _TRIES:  # more handlers may raise meanwhile
+                    try:
+                        if given == [None] or isinstance(error, TransferError):
+                            break
+                        self._take_back(given)
+                        break
+                    except BaseException:  # noqa: BLE001 - the first error is raised
+                        if not given:
+                            break
                 raise
             # No call between here and the caller, so no handler runs.
             came.given = None
@@ -228,24 +241,26 @@ class Receiving(Turns):
             self._links.record_position(*message)
         return message
 
-    def _give_back(self, error: BaseException) -> None:
-        """The call ends with `error`, of a signal's handler if it is none of ours, and has not given its
-        message to the program: the next receive gives it."""
-        given, self._came.given = self._came.given, None
-        if given is not None and not isinstance(error, TransferError):
-            self._take_back(*given)
+    def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
+        """A call was interrupted between its message and its caller, which has not got it: the next receive
+        gives it. The core calls it too. Again until `given` is empty."""
+        uninterrupted(partial(self._take_back_once, given, self._rest), None)
 
-    def _take_back(self, stream: Any, frames: list[Any]) -> None:
-        """The core calls it too: a call was interrupted between its message and its caller."""
-        self._pattern.withdraw(stream, frames)
-        self._rest.clear()
-        self._give_again(stream, frames)
-        self._ways_changed()
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: Parts) -> None:
+        with self._deciding:
+            if given:
+                stream, frames = given[0]
+                self._pattern.withdraw(stream, frames)
+                rest.clear()
+                self._give_again(stream, frames)
+                given.clear()
+                self._ways_changed()
 
     def _refuse(self, stream: Any, error: ProtocolError) -> None:
         """Ends the connection by which a bad message came. A REQ has no other reply to wait for:
         raises the error there."""
         self._came.by = self._came.given = None
+        self._links.send_refusal(stream, error, taken=True)
         self._links.lost(stream, error)
         if isinstance(self._pattern, Replier):
             self._pattern.gone(stream)

@@ -40,7 +40,7 @@ from transfer.transports.arguments import (
     wrong,
 )
 from transfer.transports.core.wire import MAX_DATA, SocketType
-from transfer.transports.errors import Closed, ForkedError, NotSupported
+from transfer.transports.errors import Closed, ForkedError, NotSupported, ProtocolError
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
@@ -452,6 +452,9 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
     def _send_orphans(self) -> None:
         self._links.give_orphans()
+
+    def _on_refused(self, stream: Any, error: ProtocolError) -> None:
+        self._links.send_refusal(stream, error)
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         self._links.lost(stream, error)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-from transfer.transports.errors import Again
+from transfer.transports.errors import Again, ProtocolError
 from transfer.transports.turn import Turn as _Turn
 
 class Buffer(Protocol):  # whatever supports the buffer protocol
@@ -449,11 +449,15 @@ class SocketBase:
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         """NotImplemented: the frames made no sense, and the stream is lost."""
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any: ...
-    def _take_back(self, stream: Any, frames: list[Frame]) -> None: ...  # by default `_give_again`
+    def _take_back(self, given: list[tuple[Any, list[Frame]]]) -> None:
+        """A message that did not get to the caller is the next receive's: by default `_give_again`. Called
+        again where it was interrupted before `given` is empty."""
     def _on_control(self, stream: Any, frame: Frame) -> None: ...
     def _no_message(self) -> Again: ...  # what a receive raises whose time is over
     def _on_long_wait(self) -> None: ...  # a call waits, in its thread; again after the same time
     def _send_orphans(self) -> None: ...
+    def _on_refused(self, stream: Any, error: ProtocolError) -> None:
+        """What the peer sent breaks a rule: the stream can still send why, then comes `_on_lost`."""
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended (Broken) or failed (ProtocolError). It is not closed, and may be detached here:
         the core does it afterwards. More than one thread may call it for one stream."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -19,8 +20,17 @@ from transfer.sockets.connections.unread_messages import UnreadMessages
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, LostPeer, Peer
 from transfer.sockets.tracker import Tracker
-from transfer.transports.core.wire import Flag, SocketType
-from transfer.transports.errors import Again, Broken, Closed, ProtocolError, without_frames
+from transfer.transports.core.wire import Control, Flag, SocketType
+from transfer.transports.errors import (
+    Again,
+    Broken,
+    Closed,
+    MessageRefused,
+    ProtocolError,
+    TransferError,
+    without_frames,
+)
+from transfer.transports.handshake.hello import PLACE_TAKEN
 from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -35,6 +45,16 @@ _Left = TypeVar("_Left")
 _READING = 1.0
 #: seconds until messages of a lost peer that nobody had room for are offered again
 _RETRY = 0.01
+#: reasons that concern the message that was being received
+_OF_ONE_MESSAGE = frozenset({"too_large", "no_memory"})
+#: what helps where a peer refuses a message
+_HINTS = {
+    "too_large": "its maxmsgsize is smaller: raise it there, or send less",
+    "no_memory": "it has no memory for the message: give it more, or send less",
+}
+#: behind the reason of a refusal: a zero, and the message's number
+_NUMBER = struct.Struct("<BQ")
+_REFUSED = bytes([Control.REFUSED])
 #: bytes that are still received by a connection which the peer has given up
 _MOST_LEFT = 64 << 20
 
@@ -65,6 +85,7 @@ class ConnectionLoss(Credits):
         socket = self._socket()
         try:
             self._keep_unread(socket, peer, error)
+            error = self._reason_of(peer, error)
         finally:
             with self._lock:
                 self._ending_peers.remove(peer)
@@ -93,6 +114,25 @@ class ConnectionLoss(Credits):
                 self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
+
+    def send_refusal(self, stream: Any, error: ProtocolError, *, taken: bool = False) -> None:
+        """Tells a peer why its connection ends, and which of its messages is the reason. taken: the message
+        was counted as received before its content was looked at."""
+        peer = self.peers.get(stream)
+        if peer is None or peer.agreement is None or peer.agreement.plain or error.reason == "tls":
+            return
+        number = stream.received + (not taken) if taken or error.reason in _OF_ONE_MESSAGE else 0
+        word = bytes([Control.REFUSED]) + error.reason.encode("ascii", "replace") + _NUMBER.pack(0, number)
+        with suppress(TransferError):
+            stream.send([(Flag.CONTROL, 0, None, None, word)], force=True)
+            stream.flush()
+
+    def refused(self, peer: Peer, data: bytes) -> str:
+        """A peer says why it ends the connection: the reason."""
+        word, _, number = data[1:65].partition(b"\0")
+        reason = word.decode("ascii", "replace")
+        peer.refusal = reason, int.from_bytes(number, "little")
+        return reason
 
     def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
         """The lost peer's unread messages (`UnreadMessages`) take the place of its stream."""
@@ -133,6 +173,8 @@ class ConnectionLoss(Credits):
                 heard.append(frames)
                 if frames[0].flags & Flag.CONTROL:
                     self._credited(peer, frames[0])
+                    if bytes(frames[0].data[:1]) == _REFUSED:
+                        self.refused(peer, bytes(frames[0].data))
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
@@ -190,7 +232,10 @@ class ConnectionLoss(Credits):
             peer.settle(first)
             trackers = dict(peer.trackers)
             if kept:
-                left = [orphan(n, frames) for n, frames in peer.retained if n < first]
+                refused = peer.refusal[1] if peer.refusal is not None else 0
+                left = [orphan(n, frames) for n, frames in peer.retained if n < first and n != refused]
+                if len(left) < sum(n < first for n, _ in peer.retained):
+                    self.pattern.drop("refused")  # it would be refused again, for ever
                 self._count("resent", len(left))
                 moved = [orphan(n, frames) for n, frames in enumerate(unsent, first)]
                 peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
@@ -214,7 +259,8 @@ class ConnectionLoss(Credits):
         if not pattern.waiting or pattern.peer is not peer.stream:
             return
         request = next((frames for frames in unsent if frames[0][1] == pattern.waiting), None)
-        if request is None and peer.retained:
+        refused = peer.refusal is not None and peer.refusal[1] > 0
+        if request is None and peer.retained and not refused:
             request = peer.retained[-1][1]
             self._count("resent")
         if request is None:
@@ -240,9 +286,28 @@ class ConnectionLoss(Credits):
             self._queue_for(record)
             record.connector.lost()
 
+    def _reason_of(self, peer: Peer, error: BaseException) -> BaseException:
+        """What the peer said of the end of its connection, if it said something."""
+        if peer.refusal is None or isinstance(error, ProtocolError):
+            return error
+        reason, number = peer.refusal
+        if reason in PLACE_TAKEN or reason == "replaced":
+            return error
+        found = Broken(f"the peer ended the connection: {reason}")
+        if number:
+            found = MessageRefused(reason, hint=_HINTS.get(reason, ""))
+        found.__cause__ = error
+        self._throttled.say(
+            logging.WARNING, "refused", "%s: %s", peer.endpoint, str(found).replace("\n  hint:", ";")
+        )
+        return found
+
     def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:
         where = (peer.endpoint, peer.address)
         if isinstance(error, ProtocolError):
+            text = "the connection to %s was ended: %s"
+            said = str(error).replace("\n  hint:", ";")
+            self._throttled.say(logging.WARNING, error.reason, text, peer.address or peer.endpoint, said)
             self._count(f"protocol:{error.reason}")
             self.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
         if unconfirmed:

@@ -125,7 +125,7 @@ class Controls(ConnectionLoss):
         elif kind in _OF_POSITIONS:
             self._on_position_control(peer, kind, data)
         elif kind == Control.REFUSED:
-            reason = data[1:65].decode("ascii", "replace")
+            reason = self.refused(peer, data)
             self._count(f"refused:{reason}")
             self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
             if reason == TAKEN:

@@ -4,7 +4,7 @@
 from libc.errno cimport errno
 
 from transfer.transports.callbacks import weakly
-from transfer.transports.errors import InternalError
+from transfer.transports.errors import InternalError, ProtocolError
 
 from transfer.transports.core.native cimport link as native_link
 from transfer.transports.core.native.reading cimport is_ended
@@ -173,6 +173,8 @@ cdef class Attachments(Receiving):
         if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
             self.inside = None  # this thread reads it no more: the thread that detaches it need not wait
         if type(stream) is Stream:
+            if isinstance(error, ProtocolError):
+                self._on_refused(stream, error)
             (<Stream>stream).fail(error)
         try:
             self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream

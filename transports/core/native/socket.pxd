@@ -20,5 +20,6 @@ cdef class SocketBase(Attachments):
     cdef object recv_slowly(self, int flags, bint copy, bint track)
     cdef object payload(self, tuple message, Frame frame, bint copy)
     cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track)
+    cdef int take_back(self, tuple message) except -1
     cdef object admit(self, tuple message)
     cdef object recv_in_turn(self, bint copy, bint track)

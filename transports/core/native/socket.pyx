@@ -45,6 +45,7 @@ cdef enum:
     FANOUT = 2
     FAIR = 1
     REQ = 0
+    TRIES = 100                # to keep a message whose receive signals interrupt again and again
     SENDING = 0                # sides of a turn
     RECEIVING = 1
     LOOK_MS = 50               # a REQ looks this often whether its peer still lives
@@ -282,10 +283,22 @@ cdef class SocketBase(Attachments):
         except TransferError:
             raise
         except BaseException:
-            self._take_back(message[0], message[1])
+            self.take_back(message)
             raise
         # The frames made no sense: their connection is lost.
         return self._recv_general(flags, copy, track) if made is NotImplemented else made
+
+    cdef int take_back(self, tuple message) except -1:
+        """Although more handlers of signals may raise meanwhile."""
+        cdef list given = [message]
+        cdef int left = TRIES
+        while given and left:
+            left -= 1
+            try:
+                self._take_back(given)
+            except BaseException:
+                pass
+        return 0
 
     cdef object admit(self, tuple message):
         try:
@@ -293,7 +306,7 @@ cdef class SocketBase(Attachments):
         except TransferError:
             raise
         except BaseException:
-            self._take_back(message[0], message[1])
+            self.take_back(message)
             raise
 
     cdef object recv_in_turn(self, bint copy, bint track):
@@ -382,8 +395,8 @@ cdef class SocketBase(Attachments):
     def _admitted(self, stream, frames):
         return frames
 
-    def _take_back(self, stream, frames):
-        self._give_again(stream, frames)
+    def _take_back(self, given):
+        self._give_again(*given.pop())
 
     def _on_control(self, stream, frame):
         pass
@@ -392,6 +405,9 @@ cdef class SocketBase(Attachments):
         return Again("no message came in time")
 
     def _on_long_wait(self):
+        pass
+
+    def _on_refused(self, stream, error):
         pass
 
     def _on_lost(self, stream, error):

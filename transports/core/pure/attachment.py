@@ -19,7 +19,7 @@ from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.stream import Stream
 from transfer.transports.core.pure.wake import Wake
 from transfer.transports.descriptors import descriptor_error
-from transfer.transports.errors import Closed
+from transfer.transports.errors import Closed, ProtocolError
 
 if TYPE_CHECKING:
     from transfer.transports.core.pure.frame import Frame
@@ -170,6 +170,10 @@ class Attachments:
             self._losses += 1
             attached = stream in self._attached
         if attached:
+            if isinstance(error, ProtocolError):
+                self._on_refused(stream, error)
+                if isinstance(stream, Stream):
+                    stream._fail(error)
             self._on_lost(stream, error)
             with self._lock:
                 self._remove(stream)
@@ -299,6 +303,9 @@ class Attachments:
 
     def _on_long_wait(self) -> None:
         """One call has waited for `_long_wait` ms."""
+
+    def _on_refused(self, stream: Any, error: ProtocolError) -> None:
+        """See the contract."""
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
         """The stream ended or failed; it is not closed. It is detached when this returns, at the latest."""

@@ -57,7 +57,8 @@ class SocketBase(Sending, Receiving):
         except TransferError:
             raise
         except BaseException:  # of a signal's handler
-            self._take_back(stream, frames)
+            given = [(stream, frames)]
+            self._take_back(given)
             raise
         return self._recv_general(flags, copy, track) if made is NotImplemented else made
 
@@ -75,9 +76,9 @@ class SocketBase(Sending, Receiving):
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
         """Every recv when the fast one is switched off."""
 
-    def _take_back(self, stream: Any, frames: list[Frame]) -> None:
+    def _take_back(self, given: list[tuple[Any, list[Frame]]]) -> None:
         """A call was interrupted between its message and its caller."""
-        self._give_again(stream, frames)
+        self._give_again(*given.pop())
 
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
         """A message that is not one plain frame; what this returns, recv returns."""

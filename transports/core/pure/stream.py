@@ -251,6 +251,11 @@ class Stream(Subscribable, Outgoing):
     def _end(self, error: BaseException) -> None:
         self._failure = error
         self._decoder.abandon()
+        if not isinstance(error, ProtocolError) or self._owner_ref() is None:
+            self._fail(error)
+
+    def _fail(self, error: BaseException) -> None:
+        """No more is sent. Of a bad frame the socket calls it, when the peer was told why."""
         with self._lock:
             self._break(error)
         self._settle()
