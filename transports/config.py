@@ -39,7 +39,7 @@ from transfer.transports.address import POLICIES, advertised, is_numeric
 from transfer.transports.descriptors import refuse_exhausted
 from transfer.transports.errors import AddressError, OptionError, SecurityError
 from transfer.transports.security.settings import CLIENTS, ENCRYPT, Security
-from transfer.transports.variables import check_names
+from transfer.transports.variables import check_names, warn_of_empty
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "pure")
@@ -123,7 +123,10 @@ def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, An
     environ = os.environ if environ is None else environ
 
     def said(name: str) -> str:
-        return environ.get(f"TRANSFER_{name}", "").strip()
+        text = environ.get(f"TRANSFER_{name}", "").strip()
+        if not text and f"TRANSFER_{name}" in environ:  # as a failed `$(…)` leaves it
+            warn_of_empty(f"TRANSFER_{name}")
+        return text
 
     fields: dict[str, Any] = {
         "certificate": said("TLS_CERT"),

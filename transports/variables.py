@@ -62,6 +62,15 @@ def check_names(environ: Mapping[str, str]) -> None:
             _refuse(name, rest, MOONCAKES, _MOONCAKE, _NEAR_MOONCAKES)
 
 
+def warn_of_empty(name: str) -> None:
+    """Warns once of a variable that was to protect something, and is set to nothing."""
+    if name not in _warned:
+        _warned.add(name)
+        logger.warning(
+            "the environment variable %s is empty, as if it were not set: it protects nothing", name
+        )
+
+
 def _refuse(name: str, rest: str, known: frozenset[str], prefix: str, cutoff: float) -> None:
     near = get_close_matches(rest, known, 1, cutoff)
     if near:

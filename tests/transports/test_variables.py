@@ -104,3 +104,14 @@ def test_what_is_of_others(caplog):
     MC_MAX_PRC_PORT"""
     check_names(dict.fromkeys(names.split(), "x"))
     assert not caplog.records
+
+
+@pytest.mark.parametrize("name", ["TRANSFER_TOKEN", "TRANSFER_TOKEN_FILE", "TRANSFER_TLS_CA"])
+def test_an_empty_secret_is_warned_of_once(name, caplog, monkeypatch):
+    """A command that failed leaves it so: `TRANSFER_TOKEN=$(cat missing)`."""
+    monkeypatch.setattr(variables, "_warned", set())
+    for _ in range(2):
+        transfer.transports.config.security({name: "  "})
+    assert [record.getMessage() for record in caplog.records] == [
+        f"the environment variable {name} is empty, as if it were not set: it protects nothing"
+    ]
