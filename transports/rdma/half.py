@@ -17,7 +17,7 @@ class Half(Stream):
     message was refused, and there was no room since.
     """
 
-    beside: Any
+    control: Any
     name: str
     full: bool = False
     _generation: int

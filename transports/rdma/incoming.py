@@ -12,7 +12,7 @@ from transfer.transports.core.pure import fork
 from transfer.transports.core.pure.size import Size
 from transfer.transports.core.wire import Control, Flag
 from transfer.transports.errors import ProtocolError, TransferError
-from transfer.transports.rdma import control_messages as beside, eager
+from transfer.transports.rdma import control_messages, eager
 from transfer.transports.rdma.credits import ReceivingCredits
 from transfer.transports.rdma.driver import SUCCESS, QueuePair
 from transfer.transports.rdma.eager import Splitter, Unit
@@ -255,15 +255,15 @@ class Incoming(Half):
     def say_done(self) -> None:
         """Tells what was READ, all together: each word costs a system call here and a wake-up there."""
         numbers, self._done_numbers = self._done_numbers, []
-        for begin in range(0, len(numbers), beside.MOST):
-            self._say(beside.about(beside.Word.DONE, *numbers[begin : begin + beside.MOST]))
+        for begin in range(0, len(numbers), control_messages.MOST):
+            self._say(control_messages.about(control_messages.Word.DONE, *numbers[begin : begin + control_messages.MOST]))
 
     def _give_back(self, count: int) -> None:
         for _ in range(count):
             self._grants.give_back()
         total = self._grants.due(_GIVE_BACK)
         if total is not None:
-            self._say(beside.grant(total))
+            self._say(control_messages.grant(total))
 
     def _tell_consumed(self) -> None:
         self._told = self.consumed
@@ -271,7 +271,7 @@ class Incoming(Half):
 
     def _asked(self, number: int) -> None:
         if number in self._announced:
-            self._say(beside.about(beside.Word.HELD, number))
+            self._say(control_messages.about(control_messages.Word.HELD, number))
 
     def _end_receiving(self) -> None:
         """The queue pair is closed: no payload comes any more. Complete messages can still be read."""

@@ -13,7 +13,7 @@ from transfer.transports.core.pure import fork
 from transfer.transports.core.pure.codec import normalize
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.rdma import control_messages as beside, eager
+from transfer.transports.rdma import control_messages, eager
 from transfer.transports.rdma.credits import SendingCredits
 from transfer.transports.rdma.driver import SUCCESS, QueuePair
 from transfer.transports.rdma.eager import BUFFER, Waiting
@@ -107,7 +107,7 @@ class Outgoing(Half):
             raise fork.refuse()
         if frames and frames[0][0] & _CONTROL:
             # Control frames need no credit there, and no payload delays them.
-            return int(self.beside.send(frames, force=force, released=released))
+            return int(self.control.send(frames, force=force, released=released))
         with self._lock:
             if self.broken is not None:
                 raise self._is_broken()
@@ -141,7 +141,7 @@ class Outgoing(Half):
         self._run_after()
         if ended:
             return True  # what is left goes nowhere by this way
-        return done and bool(self.beside.flush())
+        return done and bool(self.control.flush())
 
     def take_unsent(self) -> list[list[OutFrame]]:
         """The messages of which nothing was given to the device; what was announced counts as sent."""
@@ -345,7 +345,7 @@ class Outgoing(Half):
                 return  # it waits for a buffer; and they are in their order
             if opened.asked is None and now - opened.since >= half:
                 opened.asked = now
-                self._say(beside.about(beside.Word.ASK, number))
+                self._say(control_messages.about(control_messages.Word.ASK, number))
             elif opened.asked is not None and now - opened.asked >= half:
                 raise Broken(
                     f"{self.name} said nothing of an announced payload for {now - opened.since:.1f} s"

@@ -10,7 +10,7 @@ from transfer.transports.core import Frame
 from transfer.transports.core.pure import fork
 from transfer.transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transfer.transports.prefixes import Prefixes, Subscribable
-from transfer.transports.rdma import control_messages as beside
+from transfer.transports.rdma import control_messages
 from transfer.transports.rdma.driver import QueuePair
 from transfer.transports.rdma.failures import FLUSHED, NO_ANSWER
 from transfer.transports.rdma.incoming import Incoming
@@ -38,7 +38,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         self,
         port: Port,
         pair: QueuePair,
-        beside: Any,
+        control: Any,
         *,
         reactor: Any,
         socket_type: int,
@@ -47,7 +47,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         name: str = "the peer",
         give_up: Callable[[GivenUp], None] = _nobody,
     ) -> None:
-        self.beside = beside
+        self.control = control
         self.name = name
         self.device = str(port.domain.route)
         self.number = pair.number
@@ -69,7 +69,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
     @property
     def fd(self) -> int:
         """The TCP connection."""
-        return int(self.beside.fd)
+        return int(self.control.fd)
 
     def fileno(self) -> int:
         return self.fd
@@ -92,12 +92,12 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
             raise fork.refuse()
         others: list[Frame] = []
         try:
-            while (frames := self.beside.receive()) is not None:
+            while (frames := self.control.receive()) is not None:
                 self.last_received_ns = time.monotonic_ns()
                 for frame in frames:
                     data = frame.bytes
-                    if beside.is_ours(data):
-                        self._heard(beside.decode(data))
+                    if control_messages.is_ours(data):
+                        self._heard(control_messages.decode(data))
                     else:
                         others.append(frame)
         except (Broken, ProtocolError) as error:
@@ -152,7 +152,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
             self._unposted = []
             self._inbox.clear()
         self._run_after()
-        self.beside.close()
+        self.control.close()
         return lost
 
     # -- for the port, under its lock ------------------------------------------------------------
@@ -173,15 +173,15 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     # -- under the lock ------------------------------------------------------------------------
 
-    def _heard(self, said: beside.Said) -> None:
+    def _heard(self, said: control_messages.Said) -> None:
         with self._lock:
             if self.broken is not None:
                 return
-            if said.word == beside.Word.GRANT:
+            if said.word == control_messages.Word.GRANT:
                 self._granted(said.numbers[0])
-            elif said.word == beside.Word.DONE:
+            elif said.word == control_messages.Word.DONE:
                 self._done(said.numbers)
-            elif said.word == beside.Word.ASK:
+            elif said.word == control_messages.Word.ASK:
                 self._port.progress()  # the announcement may still be there
                 self._asked(said.numbers[0])
             else:
@@ -221,7 +221,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     def _say(self, data: bytes) -> None:
         try:
-            self.beside.send([beside.frame(data)], force=True)
+            self.control.send([control_messages.frame(data)], force=True)
         except (Broken, ProtocolError):
             pass  # the reactor finds its end too, and tells
 

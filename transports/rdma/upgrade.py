@@ -45,7 +45,7 @@ class VerbsUpgrade(Upgrade):
         assert self._port is not None and self._pair is not None
         pair, self._pair = self._pair, None
         around = self.around
-        beside = around.core.Stream(
+        control = around.core.Stream(
             fd,
             around.socket_type,
             around.flusher,
@@ -58,7 +58,7 @@ class VerbsUpgrade(Upgrade):
         stream = VerbsStream(
             self._port,
             pair,
-            beside,
+            control,
             reactor=around.reactor,
             socket_type=around.socket_type,
             granted=self._granted,

@@ -188,10 +188,10 @@ class ControlChannel:
 
 def _understood(data: bytes, descriptors: list[int]) -> Said:
     if len(data) != _LAYOUT.size:
-        raise ProtocolError("beside", f"{len(data)} bytes where an announcement was due")
+        raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
     kind, number, size, slot = _LAYOUT.unpack(data)
     if not SEGMENT <= kind <= FORGET or len(descriptors) != (kind in _WITH_DESCRIPTOR):
-        raise ProtocolError("beside", f"announcement {kind} with {len(descriptors)} descriptors")
+        raise ProtocolError("control_channel", f"announcement {kind} with {len(descriptors)} descriptors")
     return Said(kind, number, size, slot, descriptors[0] if descriptors else -1)
 
 

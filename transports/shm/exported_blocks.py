@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from transfer.transports.core.copies import copy_of
 from transfer.transports.errors import Broken
-from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import Block, Blocks, Loan
 from transfer.transports.shm.control_channel import ControlChannel
 from transfer.transports.shm.mappings import MOST_BLOCKS
@@ -54,8 +54,8 @@ class Share(NamedTuple):
 class ExportedBlocks:
     """The shares of one connection. Under its owner's lock, but for `end` and what a block tells."""
 
-    def __init__(self, beside: ControlChannel) -> None:
-        self._beside = beside
+    def __init__(self, control: ControlChannel) -> None:
+        self._control = control
         #: blocks whose descriptor the peer has, the one used longest ago first
         self._announced: dict[int, Block] = {}
         self._shares: dict[int, Share] = {}
@@ -118,7 +118,7 @@ class ExportedBlocks:
             return True
         if len(self._announced) >= MOST_BLOCKS and not self._forget_idle():
             return False
-        if not self._beside.announce(beside.BLOCK, block.number, block.size, 0, block.fd):
+        if not self._control.announce(control_channel.BLOCK, block.number, block.size, 0, block.fd):
             return False
         self._announced[block.number] = block
         block.watchers[self] = self._forget
@@ -135,6 +135,6 @@ class ExportedBlocks:
         return False
 
     def _forget(self, number: int) -> None:
-        """The block is given up. Out of any statement of any thread: see beside.py."""
+        """The block is given up. Out of any statement of any thread: see control_channel.py."""
         if self._announced.pop(number, None) is not None:
-            self._beside.say(beside.FORGET, number)
+            self._control.say(control_channel.FORGET, number)

@@ -2,7 +2,7 @@
 
 Ordinary memory is copied once, into a slot of a segment that the receiver maps (segments.py).
 Memory of the context's blocks (blocks.py) is not copied at all. A small socket beside the connection
-passes descriptors, and tells when a shared block is the sender's again (beside.py).
+passes descriptors, and tells when a shared block is the sender's again (control_channel.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
 from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
 from transfer.transports.reactor import READABLE
-from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
 from transfer.transports.shm.control_channel import ControlChannel, Said
 from transfer.transports.shm.exported_blocks import ExportedBlocks, Parts
@@ -65,7 +65,7 @@ class ShmStream:
         self._shared = around.shared
         self._carriers = ShmStreams.of(around)
         attend = self._carriers.attending(self)
-        self._beside = ControlChannel(connection, attend, self._carriers.spare)
+        self._control = ControlChannel(connection, attend, self._carriers.spare)
         self._pid = os.getpid()
         # Reentrant: the collector may end a region inside any statement of ours.
         self._lock = threading.RLock()
@@ -75,7 +75,7 @@ class ShmStream:
         self._on_failure: Callable[[BaseException], object] | None = None
         # -- what we send
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
-        self._lending = ExportedBlocks(self._beside)
+        self._lending = ExportedBlocks(self._control)
         #: payloads that the connection took itself, by the reason
         self.refused: Counter[str] = Counter()
         # -- what the peer sends
@@ -84,7 +84,7 @@ class ShmStream:
         #: (block, share) of what the peer lent us and we still see
         self._borrowed: set[tuple[int, int]] = set()
         self._carriers.add(self)
-        self._reactor.register(self._beside.fd, READABLE, self._ready)
+        self._reactor.register(self._control.fd, READABLE, self._ready)
 
     @property
     def nbytes(self) -> int:
@@ -150,8 +150,8 @@ class ShmStream:
         with self._lock:
             if not segment.announced and not self._closed:
                 slot = segment.slot
-                segment.announced = self._beside.announce(
-                    beside.SEGMENT, segment.number, segment.size, slot, segment.fd
+                segment.announced = self._control.announce(
+                    control_channel.SEGMENT, segment.number, segment.size, slot, segment.fd
                 )
                 if segment.announced:
                     segment.close_fd()  # only the peer needed it
@@ -160,7 +160,7 @@ class ShmStream:
     def _tell_dropped(self) -> None:
         with self._lock:
             while self._arena.dropped:
-                self._beside.say(beside.DROP, self._arena.dropped.pop())
+                self._control.say(control_channel.DROP, self._arena.dropped.pop())
 
     def _refuse(self, reason: str) -> None:
         """Never silently slower: counted, and told with the first payload of each kind."""
@@ -194,7 +194,7 @@ class ShmStream:
             return back
         if self._closed:
             raise Broken("this end closed the stream")
-        raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+        raise ProtocolError("control_channel", "the peer was done with a message that was never sent to it")
 
     def _restored(self, frame: OutFrame) -> OutFrame | None:
         number, way, offset, size = REFERENCE.unpack(frame[4])
@@ -259,14 +259,14 @@ class ShmStream:
         return found
 
     def _give_back(self, block: int, share: int) -> None:
-        """Out of any statement of any thread: see beside.py."""
+        """Out of any statement of any thread: see control_channel.py."""
         if self._pid != os.getpid():  # a forked child has copies of our views
             return
         self._borrowed.discard((block, share))
-        self._beside.say(beside.RELEASED, block, share)
+        self._control.say(control_channel.RELEASED, block, share)
         if self._ended:
             if not self._borrowed:
-                self._beside.close()
+                self._control.close()
         elif self._closed:
             self._carriers.attend(self)
 
@@ -296,11 +296,11 @@ class ShmStream:
         ended = []
         try:
             with self._lock:
-                for said in self._beside.read():
+                for said in self._control.read():
                     if said is None:  # the peer is gone: nobody sees our memory
                         self._unwatch()
                         ended = self._lending.numbers()
-                    elif said.kind == beside.RELEASED:
+                    elif said.kind == control_channel.RELEASED:
                         ended.append(said.size)
                     else:
                         self._note(said)
@@ -309,19 +309,19 @@ class ShmStream:
                 self._lending.end(number, None)
 
     def _note(self, said: Said) -> None:
-        if self._closed and said.kind in (beside.SEGMENT, beside.BLOCK):
+        if self._closed and said.kind in (control_channel.SEGMENT, control_channel.BLOCK):
             return
-        if said.kind == beside.DROP:
+        if said.kind == control_channel.DROP:
             self._segments.pop(said.number, None)
-        elif said.kind == beside.FORGET:
+        elif said.kind == control_channel.FORGET:
             block = self._blocks.pop(said.number, None)
             if block is not None:
                 block.close()
-        elif said.number in (self._segments if said.kind == beside.SEGMENT else self._blocks):
-            raise ProtocolError("beside", f"announcement {said.kind} of {said.number} for a second time")
+        elif said.number in (self._segments if said.kind == control_channel.SEGMENT else self._blocks):
+            raise ProtocolError("control_channel", f"announcement {said.kind} of {said.number} for a second time")
         elif len(self._segments) >= MOST_SEGMENTS or len(self._blocks) > MOST_BLOCKS:
-            raise ProtocolError("beside", "more shared memory than one peer may announce")
-        elif said.kind == beside.SEGMENT:
+            raise ProtocolError("control_channel", "more shared memory than one peer may announce")
+        elif said.kind == control_channel.SEGMENT:
             self._segments[said.number] = MappedSegment(self._core, said.fd, said.size, said.slot)
         else:
             self._blocks[said.number] = MappedBlock(self._core, said.fd, said.size)
@@ -347,13 +347,13 @@ class ShmStream:
 
     def go_on(self) -> None:
         """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
-        self._beside.go_on()
-        if self._beside.waiting:  # also where another thread was at it, and has told of it too early
+        self._control.go_on()
+        if self._control.waiting:  # also where another thread was at it, and has told of it too early
             self._carriers.attend(self)
         if self._arena.dropped and not self._closed:
             self._tell_dropped()
         with self._lock:
-            busy = self._lending or self._borrowed or self._beside.waiting
+            busy = self._lending or self._borrowed or self._control.waiting
             if self._closed and not busy:
                 self.end()
 
@@ -369,7 +369,7 @@ class ShmStream:
         self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
         self._unwatch()
         if not self._borrowed:
-            self._beside.close()
+            self._control.close()
         self._carriers.remove(self)
 
     def _unmap(self) -> None:
@@ -384,4 +384,4 @@ class ShmStream:
         self._arena.rest()
 
     def _unwatch(self) -> None:
-        self._reactor.unregister(self._beside.fd)
+        self._reactor.unregister(self._control.fd)

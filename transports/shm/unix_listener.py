@@ -161,11 +161,11 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
     try:
         connection.setblocking(False)
         token, descriptors, _ = passing.receive(connection, TOKEN_SIZE, 1)
-        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_beside(descriptors[0]):
+        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_seqpacket(descriptors[0]):
             return None
-        beside = socket.socket(fileno=descriptors.pop())
-        beside.setblocking(False)
-        return token, beside
+        control = socket.socket(fileno=descriptors.pop())
+        control.setblocking(False)
+        return token, control
     except BlockingIOError:
         raise
     except OSError:
@@ -175,7 +175,7 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
             os.close(descriptor)
 
 
-def _is_beside(descriptor: int) -> bool:
+def _is_seqpacket(descriptor: int) -> bool:
     """Whether this is a Unix socket of messages: announcements keep their bounds on no other."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return False

@@ -49,11 +49,11 @@ class LocalUpgrade(Upgrade):
 
     def made(self, fd: int, channel: Any = None) -> Made:
         assert self._pair is not None
-        connection, beside = self._pair
+        connection, control = self._pair
         tune(connection, self.around.options)
         self._token, self._pair = b"", None
         os.close(fd)
-        return Made(connection.detach(), carrier=ShmStream(beside, self.around))
+        return Made(connection.detach(), carrier=ShmStream(control, self.around))
 
     def close(self) -> None:
         pair, self._pair = self._pair, None

@@ -48,9 +48,9 @@ class Incoming(Outgoing):
     """What receives. See `stream.UcxStream`."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, own: int, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
-        super().__init__(port, endpoint, beside, theirs, around)
+        super().__init__(port, endpoint, control, theirs, around)
         self.credits = around.credits
         #: memory of a sink's that the stream uses, or that its last message lies in
         self._sunk: Any = None

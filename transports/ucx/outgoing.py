@@ -56,10 +56,10 @@ class Outgoing(Stream):
     """What sends. See `stream.UcxStream`, which has the rest."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, theirs: int, around: Surroundings
     ) -> None:
-        self.beside = beside
-        self.fd: int = beside.fd
+        self.control = control
+        self.fd: int = control.fd
         self.wait_fds = port.wait_fds
         self.socket_type = int(around.socket_type)
         self.send_high_water = around.send_high_water
@@ -130,7 +130,7 @@ class Outgoing(Stream):
     def _send_control(self, frames: Sequence[OutFrame]) -> bool:
         self._check()
         self.last_sent_ns = time.monotonic_ns()
-        self.beside.send(frames, force=True)
+        self.control.send(frames, force=True)
         return True
 
     def _kept(self, frame: OutFrame, size: int, hold: bool) -> OutFrame:
@@ -166,7 +166,7 @@ class Outgoing(Stream):
                 self._collected = self._posted
                 order = COLLECT.pack(COLLECT_KIND, self._posted)
                 try:
-                    self.beside.send([(CONTROL, 0, None, None, order)], force=True)
+                    self.control.send([(CONTROL, 0, None, None, order)], force=True)
                 except Broken as error:
                     self._fail(error)
             port.want(self, True)

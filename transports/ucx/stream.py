@@ -43,9 +43,9 @@ class UcxStream(Incoming):
     takes_sink = True
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, own: int, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
-        super().__init__(port, endpoint, beside, own, theirs, around)
+        super().__init__(port, endpoint, control, own, theirs, around)
         self._own = own
         self._reactor = around.reactor
         self._subscriptions: Counter[bytes] = Counter()
@@ -68,7 +68,7 @@ class UcxStream(Incoming):
     def control_ready(self) -> list[Frame]:
         frames: list[Frame] = []
         try:
-            while (message := self.beside.receive()) is not None:
+            while (message := self.control.receive()) is not None:
                 frame = message[0]
                 if not frame.flags & CONTROL:
                     raise ProtocolError("flags", "a message on the connection beside UCX")
@@ -107,7 +107,7 @@ class UcxStream(Incoming):
         self._credit_told = self.consumed
         credit = _CREDIT.pack(Control.CREDIT, self._credit_told)
         try:
-            self.beside.send([(CONTROL, 0, None, None, credit)], force=True)
+            self.control.send([(CONTROL, 0, None, None, credit)], force=True)
         except Broken:
             return  # whoever watches the connection beside finds its end
 
@@ -134,7 +134,7 @@ class UcxStream(Incoming):
                 self._credit_timer.cancel()
             self._end()
             port.leave(self, self._own, self._over())
-        self.beside.close()
+        self.control.close()
         return lost
 
     def _end(self) -> None:

@@ -43,8 +43,8 @@ class UcxUpgrade(Upgrade):
         endpoint, self._endpoint = self._endpoint, None
         assert endpoint is not None
         around = self.around
-        beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
-        stream = UcxStream(self._port(), endpoint, beside, self._ours, self._theirs, around)
+        control = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
+        stream = UcxStream(self._port(), endpoint, control, self._ours, self._theirs, around)
         return Made(fd, stream)
 
     def close(self) -> None:
