@@ -170,7 +170,9 @@ def _taken_apart(scheme: str, rest: str, text: str) -> Address:
         return Address(scheme, path=_name(rest, text))
     rest, options = _split_query(rest, text)
     if scheme == "ipc":
-        return Address(scheme, path=_path(rest, text), policy=options.get("policy"), begin=options.get("begin"))
+        return Address(
+            scheme, path=_path(rest, text), policy=options.get("policy"), begin=options.get("begin")
+        )
     name = ""
     if scheme == "registry":
         rest, name = _registry_name(rest, text)

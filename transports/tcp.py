@@ -25,8 +25,8 @@ from transfer.transports.errors import (
 )
 from transfer.transports.forking import undivided
 
-#: a peer that was gone before we took it; Linux also reports network errors of the new connection here
-_NOBODY = frozenset(
+#: the peer has gone before accept; Linux also reports network errors of the new connection here
+_GONE = frozenset(
     {
         errno.EAGAIN, errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ENETDOWN, errno.ENOPROTOOPT,
         errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EOPNOTSUPP, errno.EPERM,
@@ -95,7 +95,7 @@ class SocketListener(Listener):
         try:
             connection, where = self._socket.accept()
         except OSError as error:
-            if error.errno in _NOBODY:
+            if error.errno in _GONE:
                 return None
             raise descriptor_error(error, f"cannot accept on {self.address}") from error
         try:

@@ -1,4 +1,4 @@
-"""Both ends of a carrier without a stream: payloads, loans, what a bad peer may send on its control channel."""
+"""Both ends of a carrier without a stream: payloads, loans, invalid messages on the control channel."""
 
 from __future__ import annotations
 

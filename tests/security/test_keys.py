@@ -93,7 +93,7 @@ def test_one_side_that_is_guarded_is_enough():
 def test_with_require_a_stranger_is_refused():
     one, other, _, _ = shaken("require")
     assert [side.outcome.reason for side in (one, other)] == ["policy", "policy"]
-    assert "has not shown who it is" in str(other.outcome)
+    assert "has not authenticated" in str(other.outcome)
 
 
 # --- sockets on one host ---------------------------------------------------------------------------

@@ -256,7 +256,11 @@ class Incoming(Half):
         """Tells what was READ, all together: each word costs a system call here and a wake-up there."""
         numbers, self._done_numbers = self._done_numbers, []
         for begin in range(0, len(numbers), control_messages.MOST):
-            self._say(control_messages.about(control_messages.Word.DONE, *numbers[begin : begin + control_messages.MOST]))
+            self._say(
+                control_messages.about(
+                    control_messages.Word.DONE, *numbers[begin : begin + control_messages.MOST]
+                )
+            )
 
     def _give_back(self, count: int) -> None:
         for _ in range(count):

@@ -318,7 +318,9 @@ class ShmStream:
             if block is not None:
                 block.close()
         elif said.number in (self._segments if said.kind == control_channel.SEGMENT else self._blocks):
-            raise ProtocolError("control_channel", f"announcement {said.kind} of {said.number} for a second time")
+            raise ProtocolError(
+                "control_channel", f"announcement {said.kind} of {said.number} for a second time"
+            )
         elif len(self._segments) >= MOST_SEGMENTS or len(self._blocks) > MOST_BLOCKS:
             raise ProtocolError("control_channel", "more shared memory than one peer may announce")
         elif said.kind == control_channel.SEGMENT:

@@ -43,7 +43,9 @@ class UcxUpgrade(Upgrade):
         endpoint, self._endpoint = self._endpoint, None
         assert endpoint is not None
         around = self.around
-        control = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
+        control = around.core.Stream(
+            fd, int(around.socket_type), around.flusher, around.pool, channel=channel
+        )
         stream = UcxStream(self._port(), endpoint, control, self._ours, self._theirs, around)
         return Made(fd, stream)
 
