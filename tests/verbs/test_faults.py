@@ -114,7 +114,7 @@ def test_a_slow_peer_is_not_a_silent_one(made: World) -> None:
             opened = next(reversed(near._open.values()))
             opened.since -= near.rendezvous_timeout
             near._look_after()  # as the reactor does in time: it asks
-            until(lambda opened=opened: opened.asked is None, "the answer")
+            until(lambda opened=opened: opened.queried is None, "the answer")
             near._look_after()
             assert near.broken is None
         far._read_ahead = 0
@@ -162,7 +162,7 @@ def test_bytes_that_are_no_frame(made: World, data: bytes) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        control_messages.about(control_messages.Word.DONE, 1),
+        control_messages.encode(control_messages.Word.DONE, 1),
         control_messages.grant(GRANT + 1),
         control_messages.grant((1 << 64) - 1),
         b"\x0b\x09",

@@ -222,11 +222,11 @@ def test_bad_frames_in_the_eager_stream() -> None:
 
 def test_control_messages() -> None:
     assert control_messages.decode(control_messages.grant(7)) == (control_messages.Word.GRANT, (7,))
-    assert control_messages.decode(control_messages.about(control_messages.Word.DONE, 1, 2, 3)) == (
+    assert control_messages.decode(control_messages.encode(control_messages.Word.DONE, 1, 2, 3)) == (
         control_messages.Word.DONE,
         (1, 2, 3),
     )
-    assert control_messages.decode(control_messages.about(control_messages.Word.ASK, 9)) == (
+    assert control_messages.decode(control_messages.encode(control_messages.Word.ASK, 9)) == (
         control_messages.Word.ASK,
         (9,),
     )
@@ -242,7 +242,7 @@ def test_any_bytes_are_a_control_message_or_an_error(data: bytes) -> None:
     again = (
         control_messages.grant(*said.numbers)
         if said.word == 1
-        else control_messages.about(said.word, *said.numbers)
+        else control_messages.encode(said.word, *said.numbers)
     )
     assert again[1:] == data[1:]
 
