@@ -165,8 +165,8 @@ def connect_error(code: int, address: Address) -> TransferError:
     """What a failed connect is called here; the OSError is chained."""
     cause = OSError(code, os.strerror(code))
     hints = {
-        errno.ECONNREFUSED: "nobody listens there; is the other side started, and the port right?",
-        errno.ENOENT: "nobody listens there; is the other side started, and the path right?",
+        errno.ECONNREFUSED: "no process listens there; is the other side started, and the port right?",
+        errno.ENOENT: "no process listens there; is the other side started, and the path right?",
         errno.EACCES: "this user may not connect there",
         errno.EAGAIN: "the other side's backlog is full",
     }

@@ -442,5 +442,5 @@ def test_descriptors_and_memory_stay_flat_over_connections():
             made.watched.clear()
         assert counts[-1] <= counts[5] + 2, counts
         assert all(not around.own["ucx"].streams for around in made.around)
-        assert all(not around.own["ucx"]._graves for around in made.around)
+        assert all(not around.own["ucx"]._pending for around in made.around)
         assert made.pool.in_use == 0
