@@ -30,7 +30,7 @@ cdef void* library_of_python() except NULL:
                                hint="unset it to use the one that Python's own ssl uses")
     raise NotSupported(
         "no OpenSSL 3 is here that the compiled core could use",
-        hint="install libssl3, or set TRANSFER_CORE=twin, which uses Python's own")
+        hint="install libssl3, or set TRANSFER_CORE=pure, which uses Python's own")
 
 
 cdef int find(void* library, const char* name, void** place) except -1:
