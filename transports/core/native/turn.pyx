@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Turn: whose turn it is on a REQ or REP. See transports/turn.py, which says what the methods do.
+"""Turn: the state of the dialogue of a REQ or REP. transports/turn.py describes the methods.
 
-The GIL makes each method one step: nothing in it lets go. Values that are replaced are kept until the
-method is done, since the end of an object may run Python.
+The GIL makes each method atomic: nothing in it releases it. Replaced values are kept until the end of the
+method, since dropping an object may run Python.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -73,7 +73,7 @@ cdef class Turn:
         return False
 
     def leave(self, int side):
-        if self.holders[side] == PyThread_get_thread_ident():  # who was interrupted calls again
+        if self.holders[side] == PyThread_get_thread_ident():  # a caller that was interrupted calls again
             self.give(side)
 
     # --- REQ ------------------------------------------------------------------------------------------

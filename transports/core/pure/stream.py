@@ -231,7 +231,7 @@ class Stream(Subscribable, Outgoing):
             return False
         except OSError as error:  # without its traceback, which would keep the memory
             if self._channel is not None and error.errno == errno.EPROTO:
-                self._end(ProtocolError("tls", f"what came is no good TLS: {error.strerror}"))
+                self._end(ProtocolError("tls", f"invalid TLS: {error.strerror}"))
                 return False
             self._end(failed(error.with_traceback(None)))
         except ProtocolError as error:

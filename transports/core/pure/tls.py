@@ -276,7 +276,7 @@ class TlsChannel:
         self._taken += len(data)
         self._barren += len(data)
         if self._exact and self._taken > _MAX_STRANGE:
-            raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
+            raise self._refused(f"more than {_MAX_STRANGE} bytes of an unauthenticated peer")
         self._record += data
         hello = not self.done and self.context.server and self._record[:1] == _HANDSHAKE
         if hello and not record_size(self._record):
