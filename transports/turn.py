@@ -20,12 +20,11 @@ class Turn:
     `last`: number of the newest request. `mark`: additional bits of its number on the wire. `relaxed`: a
     new request may replace an open one.
     `simple`: REP: the request had no envelope.
-    `asked`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
+    `requested_ns`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
     buckets of `BOUNDS`.
     """
 
     __slots__ = (
-        "asked",
         "counts",
         "failure",
         "last",
@@ -34,6 +33,7 @@ class Turn:
         "open",
         "pending",
         "relaxed",
+        "requested_ns",
         "simple",
         "stream",
         "total_ns",
@@ -52,7 +52,7 @@ class Turn:
         self.failure: BaseException | None = None
         self.open = False
         self.simple = True
-        self.asked = 0
+        self.requested_ns = 0
         self.counts = [0] * (len(self.BOUNDS) + 1)
         self.total_ns = 0
 
@@ -63,7 +63,7 @@ class Turn:
         than this call: a thread that waited for an earlier reply received it."""
         early = self.pending != number
         self.pending = 0
-        self.asked = now
+        self.requested_ns = now
         self.number = 0 if early else number
         self.stream = stream
         self.failure = None
@@ -75,7 +75,7 @@ class Turn:
         """
         if number and number == self.pending:
             self.pending = 0
-            self.asked = 0
+            self.requested_ns = 0
             return True
         if not number or number != self.number or (self.stream is not None and self.stream is not stream):
             return False
@@ -100,16 +100,16 @@ class Turn:
         return failure
 
     def answered(self, now: int) -> None:
-        """The reply to the request at `asked` has arrived: counts the round trip. 0: the time is unknown."""
-        if not self.asked:
+        """The reply to the request at `requested_ns` has arrived: counts the round trip. 0: the time is unknown."""
+        if not self.requested_ns:
             return
-        took = now - self.asked
+        took = now - self.requested_ns
         self.counts[bisect_left(self.BOUNDS, took)] += 1
         self.total_ns += took
 
     # -- REP
 
-    def was_asked(self, stream: Any, number: int, simple: bool) -> None:
+    def request_received(self, stream: Any, number: int, simple: bool) -> None:
         """A request of this stream was received: REP owes a reply."""
         self.stream = stream
         self.number = number

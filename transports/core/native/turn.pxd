@@ -21,7 +21,7 @@ cdef class Turn:
     cdef public bint simple
     cdef readonly uint64_t total_ns
     cdef uint64_t buckets[BUCKETS]
-    cdef public int64_t asked
+    cdef public int64_t requested_ns
     cdef PyThread_type_lock locks[2]       # of the sender, of the receiver
     cdef unsigned long holders[2]          # their threads, 0: none
 

@@ -88,7 +88,7 @@ class Attachments:
             raise descriptor_error(error, "no descriptors left for a socket") from error
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._watched: dict[Stream, int] = {}
-        self._watched = False  # the program watches the descriptor
+        self._exposed = False  # the program watches the descriptor
 
     # -- attaching
 
@@ -254,7 +254,7 @@ class Attachments:
     def fileno(self) -> int:
         """A descriptor, readable when `recv` may succeed; a call that finds nothing clears it."""
         self._check()
-        self._watched = True
+        self._exposed = True
         with self._lock:
             if self._turns or self._kept.unread is not None or self._again:
                 self._wake.set()

@@ -174,7 +174,7 @@ class Receiving(Attachments):
 
     def _end_receiving(self) -> None:
         self._leave_foreign_sink()
-        if self._watched and not self.closed:
+        if self._exposed and not self.closed:
             self._signal()
 
     def _place(self, found: Found, sink: Sink) -> None:

@@ -62,9 +62,9 @@ class Turn(turn.Turn):
         with self._lock:
             return super().gives_up()
 
-    def was_asked(self, stream: Any, number: int, simple: bool) -> None:
+    def request_received(self, stream: Any, number: int, simple: bool) -> None:
         with self._lock:
-            super().was_asked(stream, number, simple)
+            super().request_received(stream, number, simple)
 
     def closes(self, stream: Any) -> bool:
         with self._lock:
