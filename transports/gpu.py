@@ -136,7 +136,7 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     return Way(Route.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
 
 
-# --- reading what others say ----------------------------------------------------------------------
+# --- parsing what others report --------------------------------------------------------------------
 
 
 def described(tensor: Any) -> DeviceMemory | None:

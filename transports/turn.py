@@ -20,8 +20,8 @@ class Turn:
     `last`: number of the newest request. `mark`: additional bits of its number on the wire. `relaxed`: a
     new request may replace an open one.
     `simple`: REP: the request had no envelope.
-    `requested_ns`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
-    buckets of `BOUNDS`.
+    `requested_ns`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in
+    the buckets of `BOUNDS`.
     """
 
     __slots__ = (
@@ -100,7 +100,7 @@ class Turn:
         return failure
 
     def answered(self, now: int) -> None:
-        """The reply to the request at `requested_ns` has arrived: counts the round trip. 0: the time is unknown."""
+        """The reply to the open request has arrived: counts the round trip. 0: the time is unknown."""
         if not self.requested_ns:
             return
         took = now - self.requested_ns

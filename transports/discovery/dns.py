@@ -127,7 +127,7 @@ class DnsDirectory(Directory):
             return Again(text, hint="are the name servers of /etc/resolv.conf reachable?")
         if isinstance(error, (dns.name.LabelTooLong, dns.name.EmptyLabel, dns.name.NameTooLong)):
             return AddressError(text)
-        return Broken(text, hint="what do the name servers' logs say?")
+        return Broken(text, hint="do the name servers' logs have the reason?")
 
 
 def _holds(response: dns.message.QueryMessage | dns.message.Message) -> float:

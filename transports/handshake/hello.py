@@ -63,7 +63,7 @@ _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to dat
 _HINTS = {
     "token": _SAME_TOKEN,
     "version": _UP_TO_DATE,
-    "identity": "give each socket a routing_id of its own; it is tried again until the other one has gone",
+    "identity": "give each socket its own routing_id; it retries until the other one has gone",
     "pair_busy": "a PAIR is one to one: close the other one, or use PUSH/PULL or ROUTER/DEALER",
 }
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")

@@ -68,8 +68,8 @@ class Block(MemfdOwner):
     def close(self) -> None:
         """Existing arrays keep their memory. Idempotent."""
         self.close_fd()
-        for tell in list(self.watchers.values()):
-            tell(self.number)
+        for on_given_up in list(self.watchers.values()):
+            on_given_up(self.number)
 
 
 class Blocks:

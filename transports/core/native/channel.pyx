@@ -223,7 +223,7 @@ cdef class TlsChannel:
         elif self.tls.barren > BARREN:
             text = f"more than {BARREN} bytes of records without data"
         elif self.tls.replies.end - self.tls.replies.start > REPLIES:
-            text = "the peer asks for new keys again and again"
+            text = "the peer requests new keys again and again"
         self.why = text or "the peer broke the TLS protocol"
         tls_push(self.tls)
         return OSError(EPROTO, self.why)

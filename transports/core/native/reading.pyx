@@ -370,7 +370,7 @@ cdef class Reading(Sending):
     # --- own subscriptions -----------------------------------------------------------------------
 
     cdef bint wanted(self, list frames):
-        """Whether one of our own subscriptions matches; the publisher has checked before."""
+        """Whether one of this socket's subscriptions matches; the publisher has checked before."""
         cdef Frame first = <Frame>frames[0]
         cdef Py_ssize_t length
         if self.wants_all:

@@ -255,7 +255,7 @@ class TlsChannel:
         except ssl.SSLWantReadError:
             self._replies += self._goes.pending - before
             if self._replies > _MAX_REPLIES:
-                raise self._refused("the peer asks for new keys again and again") from None
+                raise self._refused("the peer requests new keys again and again") from None
         except ssl.SSLZeroReturnError:
             self._ended = True
         except ssl.SSLError as error:
