@@ -138,7 +138,7 @@ def test_no_local_for_strangers(core, paper, local):
     """The server has a certificate and asks for none."""
     server = Security(paper.issued.certificate, paper.issued.key)
     for info in told(core, server, Security(authority=paper.authority.path)):
-        assert info.transport == "tcp" and "who it is" in info.reason
+        assert info.transport == "tcp" and "not authenticated" in info.reason
 
 
 def test_tcp_is_told_to_be_encrypted(core, paper):
