@@ -85,7 +85,7 @@ def test_who_names_tcp_gets_tcp(core, monkeypatch):
         push.send(b"y" * 200_000)
         assert pull.recv() == b"y" * 200_000
         (peer,) = push.peers()
-        assert peer.transport == "tcp" and "asked for" in peer.reason
+        assert peer.transport == "tcp" and "requested by" in peer.reason
         for socket in context.kept:
             socket.close(0)
 
@@ -98,7 +98,7 @@ def test_a_wish_that_cannot_be_met_still_gets_the_best(context):
     push.wait_for_peers(1, 10)
     if "rdma" in context.offer.transports:
         pytest.skip("this machine has a device for RDMA")
-    assert push.peers()[0].transport == "local" and "rdma was asked for" in push.peers()[0].reason
+    assert push.peers()[0].transport == "local" and "rdma was requested" in push.peers()[0].reason
 
 
 @pytest.mark.parametrize("step", ["enter", "take"])
