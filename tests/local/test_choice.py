@@ -101,14 +101,14 @@ def test_a_wish_that_cannot_be_met_still_gets_the_best(context):
     assert push.peers()[0].transport == "local" and "rdma was requested" in push.peers()[0].reason
 
 
-@pytest.mark.parametrize("step", ["enter", "take"])
+@pytest.mark.parametrize("step", ["connect", "take"])
 def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
     """The door is shut in the middle of the dialogue, on either side of it."""
 
     def shut(*arguments):
         raise door.Declined("unreachable", "the door is shut")
 
-    if step == "enter":
+    if step == "connect":
         monkeypatch.setattr("transfer.transports.shm.upgrade.enter", shut)
     else:
         monkeypatch.setattr(door.UnixListener, "take", shut)
