@@ -109,7 +109,7 @@ def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
         raise door.Declined("unreachable", "the door is shut")
 
     if step == "connect":
-        monkeypatch.setattr("transfer.transports.shm.upgrade.enter", shut)
+        monkeypatch.setattr("transfer.transports.shm.upgrade.connect", shut)
     else:
         monkeypatch.setattr(door.UnixListener, "take", shut)
     pull, push = pair_of(context, PULL, PUSH)
@@ -133,7 +133,7 @@ def test_without_descriptors_tcp_goes_on(context, monkeypatch):
 
 
 def test_under_require_a_door_that_is_shut_is_the_end(context, monkeypatch):
-    monkeypatch.setattr("transfer.transports.shm.upgrade.enter", lambda *arguments: _declined())
+    monkeypatch.setattr("transfer.transports.shm.upgrade.connect", lambda *arguments: _declined())
     pull = context.socket(PULL)
     pull.bind(TCP)
     push = context.socket(PUSH)
