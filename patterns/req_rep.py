@@ -212,7 +212,7 @@ class Replier(Pattern):
             self._envelope = ()
             number = frames[0].sequence
         # An envelope is the pattern's business.
-        self.turn.was_asked(peer, number, simple=not self._envelope)
+        self.turn.request_received(peer, number, simple=not self._envelope)
         return frames
 
     def unadmit(self, frames: Admitted) -> Any:
@@ -223,7 +223,7 @@ class Replier(Pattern):
     def readmit(self, frames: Admitted, state: Any) -> bool:
         # Another request may have been received and answered meanwhile.
         peer, number, self._envelope = state
-        self.turn.was_asked(peer, number, simple=not self._envelope)
+        self.turn.request_received(peer, number, simple=not self._envelope)
         return True
 
     def withdraw(self, peer: Peer, frames: Sequence[InFrame]) -> None:

@@ -1,10 +1,10 @@
-"""Endpoints as users write them: `scheme://where?options`. Pure: nothing is looked up here.
+"""Endpoints as users write them: `scheme://where?options`. Pure: this module looks up no name.
 
 tcp://127.0.0.1:5555   tcp://*:5555   tcp://[::1]:5555   tcp://eth0:5555   tcp://localhost:*
 rdma://node7:5555?policy=require      ucx://node7:5555
 ipc:///tmp/queue.sock  ipc://@name (abstract, Linux)      inproc://name
-dns://trainers.training.svc:5555      all addresses that the name has; see discovery/
-registry://broker:5580/trainers       all that have announced themselves to a broker under this name
+dns://trainers.training.svc:5555      all addresses of the name; see discovery/
+registry://broker:5580/trainers       all programs that a broker lists under this name
 node7:5555             without a scheme only where the caller allows it
 """
 
@@ -21,37 +21,37 @@ from urllib.parse import parse_qsl
 from transfer.transports import plugins
 from transfer.transports.errors import AddressError
 
-#: auto: the best that both have. prefer: fall back, and say so. require: fail instead.
+#: auto: the best that both sides have. prefer: fall back, and log it. require: fail instead.
 POLICIES = ("auto", "prefer", "require")
 
-#: where a SUB begins in what a publisher keeps
+#: where a SUB begins in the messages that a publisher keeps
 BEGINS = ("old", "new")
 _OPTIONS = {"policy": POLICIES, "begin": BEGINS}
 
-#: endpoints whose part behind `://` is a name and not a host and a port
+#: schemes whose endpoint has a name behind `://`, and no host and port
 _NAMED = frozenset({"ipc", "inproc"})
 
-#: endpoints that stand for many: somebody has to be asked which
+#: schemes whose endpoint stands for many: a name service lists them
 _DIRECTORIES = frozenset({"dns", "registry"})
 
-#: endpoints that are a host and a port and nothing else
+#: schemes whose endpoint is a host and a port and nothing else
 _MET = ("tcp", "rdma", "ucx", "dns")
 
-#: what an endpoint may begin with; other distributions may bring more, by entry points of this group
+#: schemes that an endpoint may have; other distributions add theirs by entry points of this group
 ENTRY_POINTS = "transfer.transports"
-#: the same of transports that peers change to, once they have met by TCP
+#: the same for transports to which peers upgrade after they have met by TCP
 UPGRADE_POINTS = "transfer.upgrades"
 _GROUPS = (ENTRY_POINTS, UPGRADE_POINTS)
 SCHEMES = ("tcp", "rdma", "ucx", *sorted(_NAMED), *sorted(_DIRECTORIES))
 
 #: sun_path holds 108 bytes: the path and its NUL, or the NUL of the abstract space and the name
 MAX_IPC_PATH = 107
-#: libzmq's limit for names too
+#: libzmq has the same limit for names
 MAX_INPROC_NAME = 255
-#: under which programs announce themselves to a registry: letters, digits and . _ - inside
+#: names under which programs register: letters, digits and . _ - inside
 REGISTRY_NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,126}[A-Za-z0-9])?\Z")
 
-#: a scheme with a part of its `://`; what follows is no port alone, before which a host would stand
+#: a scheme with a part of its `://`; the rest is not only a port, which would follow a host
 _BROKEN = re.compile(r"([A-Za-z]+)(:*)(/{0,2})(?!\d+\Z|[:/])(.+)\Z")
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*\Z")
 # Host names, with the underscore that many private networks use; interface names (eth0, br-1a, eth0.100).
@@ -61,13 +61,13 @@ _MAX_HOST = 253
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """One endpoint, taken apart. `str()` gives it back in its plainest form.
+    """One endpoint, parsed. `str()` returns its shortest form.
 
-    scheme: in small letters. host: a name, a number without brackets, an interface, or "*"; empty
-    for ipc and inproc. port: 0 stands for any free one. path: of ipc (with "@" for an abstract
-    name), the name of inproc, or that in a registry. policy, begin: from `?policy=&begin=`, or None.
-    server_name: whom the peer's certificate has to name, where the host is a number that was found by
-    another name; not part of the text.
+    scheme: in lower case. host: a name, a number without brackets, an interface, or "*"; empty
+    for ipc and inproc. port: 0 stands for any free one. path: of ipc ("@" first for an abstract
+    name), the name of inproc, or the name in a registry. policy, begin: from `?policy=&begin=`, or None.
+    server_name: the name that the peer's certificate has to hold, where the host is a number that a name
+    service found; not part of the text.
     """
 
     scheme: str
@@ -79,8 +79,8 @@ class Address:
     begin: str | None = None
 
     def __str__(self) -> str:
-        said = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
-        query = f"?{'&'.join(said)}" if said else ""
+        options = [f"{name}={value}" for name in _OPTIONS if (value := getattr(self, name))]
+        query = f"?{'&'.join(options)}" if options else ""
         if self.scheme in _NAMED:
             return f"{self.scheme}://{self.path}{query}"
         path = f"/{self.path}" if self.path else ""
@@ -88,7 +88,7 @@ class Address:
 
     @property
     def is_directory(self) -> bool:
-        """It stands for as many endpoints as a name service tells: for connecting only."""
+        """It stands for every endpoint that a name service lists: for connecting only."""
         return self.scheme in _DIRECTORIES
 
     @property
@@ -102,23 +102,23 @@ class Address:
 
     @property
     def is_wildcard(self) -> bool:
-        """It can be bound and not connected to: every interface, or a port still to be found."""
+        """It can be bound and not connected to: every interface, or a port that the system picks."""
         return not self.is_named and (self.host == "*" or self.port == 0)
 
     @property
     def needs_lookup(self) -> bool:
-        """The host is a name, so to find its number may take long."""
+        """The host is a name, and resolving it may take long."""
         return not self.is_named and self.host not in ("*", "localhost") and not is_numeric(self.host)
 
     def with_port(self, port: int, host: str | None = None) -> Address:
-        """The same endpoint with the port (and host) that binding found."""
+        """The same endpoint with the port (and host) that binding returned."""
         return replace(self, port=port, host=self.host if host is None else host)
 
 
 def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Address:
-    """Takes an endpoint apart. Raises AddressError, with a hint.
+    """Parses an endpoint. Raises AddressError, with a hint.
 
-    default_scheme: for endpoints without one ("node7:5555"); None: they are refused.
+    default_scheme: for endpoints without one ("node7:5555"); None refuses them.
     """
     text = _text(endpoint)
     scheme, separator, rest = text.partition("://")
@@ -135,23 +135,23 @@ def parse(endpoint: str | bytes, *, default_scheme: str | None = None) -> Addres
     except AddressError as error:
         if scheme in SCHEMES or any(scheme in plugins.names(group) for group in _GROUPS):
             raise
-        # Which rules the rest has is not known, so its scheme is what is wrong.
+        # The rules for the rest are unknown, so the scheme is the error.
         raise AddressError(f"nothing here speaks {scheme}://", hint=scheme_hint(scheme)) from error
 
 
 def near_scheme(scheme: str, known: Iterable[str] = SCHEMES) -> str:
-    """The known scheme that was probably meant, or nothing."""
+    """The known scheme that the user probably meant, or nothing."""
     return next(iter(get_close_matches(scheme, known, 1)), "")
 
 
 def scheme_hint(scheme: str, known: Iterable[str] = SCHEMES) -> str:
-    """What to write instead of a scheme that is not known."""
+    """The hint for an unknown scheme."""
     near = near_scheme(scheme, known)
     return f"did you mean {near}://?" if near else "known schemes: " + ", ".join(sorted(known))
 
 
 def _whole(text: str) -> str:
-    """What to write for an endpoint without `://`."""
+    """The hint for an endpoint without `://`."""
     broken = _BROKEN.match(text)
     if broken is not None:
         scheme, colons, slashes, rest = broken.groups()
@@ -166,25 +166,27 @@ def _whole(text: str) -> str:
 
 
 def _taken_apart(scheme: str, rest: str, text: str) -> Address:
-    if scheme == "inproc":  # its name is opaque, as in ZeroMQ: nothing in it is special
+    if scheme == "inproc":  # its name is opaque, as in ZeroMQ
         return Address(scheme, path=_name(rest, text))
-    rest, said = _split_query(rest, text)
+    rest, options = _split_query(rest, text)
     if scheme == "ipc":
-        return Address(scheme, path=_path(rest, text), policy=said.get("policy"), begin=said.get("begin"))
+        return Address(
+            scheme, path=_path(rest, text), policy=options.get("policy"), begin=options.get("begin")
+        )
     name = ""
     if scheme == "registry":
         rest, name = _registry_name(rest, text)
     host, port = _host_and_port(rest, text)
-    address = Address(scheme, host, port, name, said.get("policy"), begin=said.get("begin"))
+    address = Address(scheme, host, port, name, options.get("policy"), begin=options.get("begin"))
     if address.is_directory and address.is_wildcard:
-        raise AddressError(f"{text!r} has no host and port to ask for", hint="name both")
+        raise AddressError(f"{text!r} has no host and port", hint="name both")
     if scheme == "dns" and is_numeric(host):
         raise AddressError(f"{host} in {text!r} is no name", hint=f"write tcp://{format_host(host)}:{port}")
     return address
 
 
 def advertised(text: str, port: int) -> Address:
-    """Where others reach this machine: a host, with a port or without. Raises AddressError."""
+    """The address at which others reach this machine: a host, with or without a port. Raises AddressError."""
     bare = not text.rpartition(":")[2].isdecimal() or (text.count(":") != 1 and "]:" not in text)
     if bare:
         text = f"{format_host(text) if is_numeric(text) else text}:{port}"
@@ -193,12 +195,12 @@ def advertised(text: str, port: int) -> Address:
 
 
 def format_host(host: str) -> str:
-    """The host as it stands before ":port": IPv6 numbers in brackets."""
+    """The host as it stands before ":port": IPv6 addresses in brackets."""
     return f"[{host}]" if ":" in host else host
 
 
 def is_numeric(host: str) -> bool:
-    """True for an IPv4 or IPv6 number, also with a zone (fe80::1%eth0)."""
+    """True for an IPv4 or IPv6 address, also with a zone (fe80::1%eth0)."""
     try:
         ipaddress.ip_address(host)
     except ValueError:
@@ -227,19 +229,19 @@ def _text(endpoint: str | bytes) -> str:
 
 def _split_query(rest: str, text: str) -> tuple[str, dict[str, str]]:
     where, _, query = rest.partition("?")
-    said: dict[str, str] = {}
+    options: dict[str, str] = {}
     for key, value in parse_qsl(query, keep_blank_values=True):
         known = _OPTIONS.get(key)
         if known is None:
             raise AddressError(f"unknown option {key!r} in {text!r}", hint="there are ?policy= and ?begin=")
         if value not in known:
             raise AddressError(f"unknown {key} {value!r} in {text!r}", hint="one of " + ", ".join(known))
-        if key in said:
+        if key in options:
             raise AddressError(f"{key} stands twice in {text!r}", hint="leave one of them out")
-        said[key] = value
-    if query and not said:
+        options[key] = value
+    if query and not options:
         raise AddressError(f"cannot read the options of {text!r}", hint="write ?policy=require")
-    return where, said
+    return where, options
 
 
 def _host_and_port(rest: str, text: str) -> tuple[str, int]:
@@ -281,7 +283,7 @@ def _port(port: str, text: str) -> int:
 
 
 def _registry_name(rest: str, text: str) -> tuple[str, str]:
-    """(where the broker is, the name behind it)"""
+    """(host and port of the broker, the name behind them)"""
     where, _, name = rest.partition("/")
     if not REGISTRY_NAME.match(name):
         raise AddressError(

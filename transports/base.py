@@ -1,7 +1,7 @@
-"""The contract of a transport, in one file. `transports/testing/` is the same contract executed.
+"""The contract of a transport, in one file. `transports/testing/` checks it against an implementation.
 
-A transport moves frames between two processes. The layers above never ask for its name: what it
-can do stands in `Capabilities`.
+A transport moves frames between two processes. The layers above never need its name: `Capabilities` lists
+what it can do.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ _CONTROL = int(Flag.CONTROL)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a transport can do, so that nobody needs its name.
+    """What a transport can do, so that no layer above needs its name.
 
     `by_reference`: payloads are handed over inside the process, without bytes on a wire.
     `same_host`: both ends are on one machine. `device_memory`: GPU pointers travel as they are.
     `registers_memory`: the network card reads and writes memory that was registered with it.
-    `has_socket`: connections are file descriptors that `core.Stream` can drive. `networked`: strangers
-    may come by it: it wants TLS, and knows tokens.
+    `has_socket`: connections are file descriptors that `core.Stream` can drive. `networked`: clients without
+    authentication may reach it: it needs TLS, and supports tokens.
     """
 
     by_reference: bool = False
@@ -40,7 +40,7 @@ class Capabilities:
 
 
 class Listener(ABC):
-    """A bound endpoint. Owned by whoever called `Transport.listen`; closing twice is fine."""
+    """A bound endpoint. The caller of `Transport.listen` owns it; closing twice is fine."""
 
     #: the endpoint as bound, with the real port
     address: Address
@@ -51,7 +51,7 @@ class Listener(ABC):
 
     @abstractmethod
     def accept(self) -> tuple[Any, str] | None:
-        """(connection, where from), or None if nobody is waiting. Never blocks.
+        """(connection, the peer's address), or None if no client waits. Never blocks.
 
         The connection of a transport with `has_socket` is a connected, non-blocking
         `socket.socket`. Raises OutOfDescriptors; the listener stays usable.
@@ -73,8 +73,8 @@ class Transport(ABC):
         """Binds. Raises AddressInUse, AddressNotAvailable, AddressError."""
 
     def listen_key(self, address: Address) -> Hashable | None:
-        """Equal for two addresses at which `listen` would bind the same. None: no listener can be there yet.
-        May block on a name look-up. Raises AddressError."""
+        """Equal for two addresses at which `listen` would bind the same. None: no listener can exist yet.
+        May block on a name lookup. Raises AddressError."""
         return None
 
     def tune(self, connection: Any) -> None:
@@ -82,17 +82,17 @@ class Transport(ABC):
 
     @abstractmethod
     def start_connect(self, address: Address) -> Any:
-        """Begins a connection and returns at once.
+        """Starts a connection and returns at once.
 
-        With `has_socket`: a non-blocking socket whose connect is under way; it is done when it is
-        writable and SO_ERROR is 0. Raises Broken if it failed at once, AddressError if the name
-        cannot be resolved.
+        With `has_socket`: a non-blocking socket whose connect is in progress. It is complete when the socket
+        is writable and SO_ERROR is 0. Raises Broken if it failed at once, AddressError if the name cannot be
+        resolved.
         """
 
 
 class Stream(ABC):
-    """Frames between two peers. `core.Stream` fulfils this over a descriptor; other transports
-    derive from it. The meaning of each method and counter is told in `core_contract.pyi`.
+    """Frames between two peers. `core.Stream` implements it over a descriptor; other transports derive from
+    it. `core/contract.pyi` describes each method and counter.
 
     Thread-safety: all methods from any thread. `close` is idempotent and never waits.
     """
@@ -112,40 +112,40 @@ class Stream(ABC):
     blocked_ns: int = 0
     waited_ns: int = 0
     broken: BaseException | None = None
-    #: whether the peer is told how many messages were consumed
+    #: whether this side reports to the peer how many messages were consumed
     credits: bool = False
     on_readable: Callable[[], None] | None = None
     on_writable: Callable[[], None] | None = None
-    #: descriptors to sleep on: None from `take` promises that one of them becomes readable when
-    #: there is something. Streams may share them.
+    #: descriptors to sleep on: after None from `take`, one of them becomes readable when there is a message.
+    #: Streams may share them.
     wait_fds: tuple[int, ...] = ()
     device: str = ""
-    #: the core's stream over the connection beside this one, if there is one
-    beside: Any = None
-    #: as the core's. False: how long half a message may be there is the transport's affair
+    #: the core's stream for control frames, over the connection next to this stream, or None
+    control: Any = None
+    #: as the core's. False: the transport decides how long half a message may stay
     midway: bool = False
-    #: time.monotonic_ns() when the peer was heard last, by whatever way
+    #: time.monotonic_ns() of the last bytes from the peer, on any connection
     last_received_ns: int = 0
-    #: `take` takes a sink, see `core_contract.pyi`
+    #: `take` accepts a sink, see `core/contract.pyi`
     takes_sink: bool = False
-    #: what is sent is with the other end at once, and `queued` is what its application has not taken
+    #: a sent message is at the other end at once; `queued` counts what its application has not taken
     hands_over: bool = False
-    #: the message that `take` returned last lies where the sink said
+    #: the last message from `take` lies in the sink's memory
     placed: bool = False
-    #: the message that `take` returns, until the core has it and sets None. A handler of a signal may raise
-    #: before that; then the next `take` returns it
+    #: the message that `take` returns, until the core has it and sets None. If a signal handler raises before
+    #: that, the next `take` returns it
     handed: list[Frame] | None = None
 
     def _is_full(self, size: int) -> bool:
-        """Whether a message of so many bytes has to wait."""
+        """Whether a message of this size has to wait."""
         if not self.queued:
-            return False  # one message is always taken, however large
+            return False  # a single message is always accepted, however large
         if 0 < self.send_high_water <= self.queued:
             return True
         return 0 < self.send_high_water_bytes < self.queued_bytes + size
 
     def control_ready(self) -> list[Frame]:
-        """Reads the connection beside this stream, if it has one: the control frames that came.
+        """Reads the control connection of this stream, if it has one, and returns the control frames.
 
         Raises Broken at the peer's end, ProtocolError.
         """
@@ -160,52 +160,52 @@ class Stream(ABC):
         hold: bool = False,
         released: Callable[[BaseException | None], None] | None = None,
     ) -> int:
-        """Takes one message whole: its number among those sent (1 for a control frame). 0: it is full,
-        and nothing was taken. Never waits. Raises Broken."""
+        """Accepts one message whole and returns its number among those sent (1 for a control frame).
+        0: the stream is full and took nothing. Never waits. Raises Broken."""
 
     @abstractmethod
     def flush(self) -> bool:
-        """True when nothing is queued any more."""
+        """True when the queue is empty."""
 
     @property
     def takes_device_memory(self) -> bool:
-        """Payloads may be objects with `__cuda_array_interface__`, kept until they are `released`."""
+        """Payloads may be objects with `__cuda_array_interface__`, kept until `released` is called."""
         return False
 
     @property
     def registers_device_memory(self) -> bool:
-        """The same, and the network card reads it: as a dma-buf where it is a `gpu.Exportable`."""
+        """As `takes_device_memory`; the network card reads them, as a dma-buf for a `gpu.Exportable`."""
         return False
 
     @property
     def sinking(self) -> bool:
-        """A message that is not received yet uses memory of a sink's."""
+        """A message that is not received yet uses a sink's memory."""
         return False
 
     def leave_sink(self) -> None:
-        """The call whose sink was asked ends: from here on nothing is written to the sink's memory.
+        """The call that brought the sink ends: nothing is written to the sink's memory any more.
 
-        Raises Broken where only the stream's end can promise that.
+        Raises Broken where only the stream's end can guarantee that.
         """
 
     @abstractmethod
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
-        """One message or control frame, None if there is none. Raises Broken, ProtocolError.
+        """Returns one message or control frame, or None. Raises Broken, ProtocolError.
 
-        A message is not counted before `consume`: the application may have asked only whether there is one.
+        A message is not counted before `consume`: the application may only check whether there is one.
         sink: only with `takes_sink`.
         """
 
     def consume(self, frames: list[Frame]) -> None:
-        """The application has this message, which `take` returned: the peer may be told so."""
+        """The application has this message from `take`: it may be reported to the peer."""
         nbytes = sum(map(len, frames))
-        # Without a call in between, so that a signal's handler runs before all of it or behind it.
+        # No call in between: a signal handler runs before all of it or after it.
         self.received += 1
         self.received_bytes += nbytes
         self.consumed = self.received
 
     def receive(self, sink: Sink | None = None) -> list[Frame] | None:
-        """`take` and `consume`, for whoever is the application himself."""
+        """`take` and `consume`, for a caller that is the application itself."""
         frames = self.take(sink)
         self.handed = None
         if frames is not None and not frames[0].flags & _CONTROL:
@@ -214,16 +214,16 @@ class Stream(ABC):
 
     @abstractmethod
     def take_unsent(self) -> list[list[OutFrame]]:
-        """The messages of which nothing left this process; they are no longer queued. In memory of
-        their own, copied before whoever sent them is told (see `owning.unsent`)."""
+        """Returns the queued messages of which nothing left this process. They are copied to memory of the
+        library before their senders are informed (see `copies.unsent`)."""
 
     def drop_unsent(self) -> int:
-        """As `take_unsent`, for messages that go to no other peer: how many they were."""
+        """As `take_unsent`, for messages that go to no other peer; returns their number."""
         return len(self.take_unsent())
 
     @abstractmethod
     def close(self) -> int:
-        """Ends at once; how many queued messages were lost."""
+        """Ends at once; returns how many queued messages were lost."""
 
     @abstractmethod
     def subscribe(self, prefix: bytes) -> None: ...

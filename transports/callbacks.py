@@ -1,4 +1,4 @@
-"""Calls back to an object that do not keep it: who drops a socket ends it, whatever waits for its streams."""
+"""Callbacks that do not keep their object: dropping a socket ends it, although its streams have callbacks."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def weakly(owner: object, method: str, *arguments: Any) -> Callable[..., None]:
-    """Calls the method of `owner`, with these arguments first, as long as there is the owner."""
+    """Returns a function that calls `owner`'s method, with these arguments first, while `owner` exists."""
     reference = weakref.ref(owner)
 
     def call(*more: Any) -> None:
@@ -20,4 +20,4 @@ def weakly(owner: object, method: str, *arguments: Any) -> Callable[..., None]:
 
 
 def nothing() -> None:
-    """Stands for the reference to an owner where there is none."""
+    """Stands for a weak reference to an owner where there is none."""

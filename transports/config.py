@@ -1,29 +1,29 @@
-"""What the environment says about transports. Nothing else in `transports/` reads it.
+"""Reads the environment variables of the transports. Nothing else in `transports/` reads them.
 
 | variable | values | meaning |
 |---|---|---|
-| TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the transport wished for; wins over the next |
+| TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the preferred transport; takes precedence over the next |
 | MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
-| MC_RPC_POLICY | auto, prefer, require | what to do when the wish cannot be met |
+| MC_RPC_POLICY | auto, prefer, require | what to do when that transport is not available |
 | TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
-| MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see verbs/choosing.py |
-| TRANSFER_UCX_DRIVER | auto, ucxx, libucp | what the ucx transport calls UCX by; see ucx/driver.py |
-| TRANSFER_CORE | auto, native, pure | the compiled core, or its Python twin |
-| TRANSFER_DNS | host[:port], several with commas | name servers that dns:// asks instead of the system's |
-| TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// takes; see discovery/dns.py |
+| MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see rdma/device_selection.py |
+| TRANSFER_UCX_DRIVER | auto, ucxx, libucp | the library by which ucx calls UCX; see ucx/driver.py |
+| TRANSFER_CORE | auto, native, pure | the compiled core, or the one in Python |
+| TRANSFER_DNS | host[:port], several with commas | name servers for dns://, instead of the system's |
+| TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// uses; see discovery/dns.py |
 | TRANSFER_TLS_CERT, TRANSFER_TLS_KEY | file | PEM certificate of this side, and its key |
-| TRANSFER_TLS_CA | file | PEM certificates of those who sign peers' certificates; it turns TLS on |
-| TRANSFER_TLS_CLIENTS | certificate, token | what those who connect show; the first if there is a CA |
-| TRANSFER_TLS_SERVER_NAME | name | what certificates of peers have to name, instead of the endpoint's host |
-| TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers prove to know; a file has several |
-| TRANSFER_UNAUTHENTICATED | allow | strangers may come in beyond loopback |
-| TRANSFER_TOKENLESS | allow | what knows no token listens on this machine, and connects, in spite of one |
-| TRANSFER_ENCRYPT | tcp, all | all: nothing goes by rdma or ucx, which do not encrypt |
-| TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and quicker than the one of Python |
-| TRANSFER_ADVERTISE | host | the host that is announced to a registry |
+| TRANSFER_TLS_CA | file | PEM certificates of the authorities that sign peers' certificates; enables TLS |
+| TRANSFER_TLS_CLIENTS | certificate, token | what clients authenticate with; the first if there is a CA |
+| TRANSFER_TLS_SERVER_NAME | name | the name in peers' certificates, instead of the endpoint's host |
+| TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers have to know; a file has several |
+| TRANSFER_UNAUTHENTICATED | allow | accept connections without authentication beyond loopback |
+| TRANSFER_TOKENLESS | allow | transports without tokens may listen and connect, although a token is set |
+| TRANSFER_ENCRYPT | tcp, all | all: disables rdma and ucx, which do not encrypt |
+| TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and faster than Python's |
+| TRANSFER_ADVERTISE | host | the host that a registry lists for this process |
 
-`variables.py` lists the names, and refuses a misspelt one. `load` refuses a wrong value of each, also of
-those that matter later or not at all: what a user sets has to mean something.
+`variables.py` lists the names, and refuses a misspelt one. `load` refuses every wrong value, also of a
+variable that is not used: what a user sets has to have an effect.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ CORES = ("auto", "native", "pure")
 UCX_DRIVERS = ("auto", "ucxx", "libucp")
 SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
-#: how arguments are called where a variable would be named
+#: names of the arguments, where an error names a variable otherwise
 ARGUMENT_PROTOCOL, ARGUMENT_POLICY = "protocol=", "policy="
 RDMA_VARIABLES = ("MC_RDMA_DEVICES", "MC_IB_PORT", "MC_GID_INDEX", "MC_MTU")
 _NUMBERS: Mapping[str, tuple[Container[int], str]] = {
@@ -70,7 +70,7 @@ _FILES = ("TRANSFER_TLS_CERT", "TRANSFER_TLS_KEY", "TRANSFER_TLS_CA", "TRANSFER_
 
 @dataclass(frozen=True, slots=True)
 class TransportConfig:
-    """The wish and who made it, so that a log line can name the variable that decided."""
+    """The preferred transport, and which variable chose it, for log lines."""
 
     protocol: str = "auto"
     protocol_source: str = "default"
@@ -80,7 +80,7 @@ class TransportConfig:
 
 @dataclass(frozen=True, slots=True)
 class SocketOptions:
-    """What a descriptor is told before it connects or listens. -1 (or 0 for sizes): the system's own.
+    """Options set on a descriptor before it connects or listens. -1 (or 0 for sizes): the system's default.
 
     send_buffer, receive_buffer: kernel buffers, in bytes.
     keepalive: 1 on, 0 off. keepalive_idle, keepalive_interval: seconds. keepalive_count: probes.
@@ -97,8 +97,8 @@ class SocketOptions:
 def load(
     environ: Mapping[str, str] | None = None, *, protocol: str | None = None, policy: str | None = None
 ) -> TransportConfig:
-    """Reads the environment (or the mapping given); arguments win. Raises OptionError for a value that
-    it does not know, and for a misspelt variable."""
+    """Reads the environment (or the mapping); arguments take precedence. Raises OptionError for an unknown
+    value, and for a misspelt variable."""
     environ = os.environ if environ is None else environ
     check_names(environ)
     for read in (core_choice, local_enabled, ucx_driver, name_servers, dns_family, advertised_host, libssl):
@@ -118,24 +118,24 @@ def load(
 
 
 def security(environ: Mapping[str, str] | None = None, *, given: Mapping[str, Any] | None = None) -> Security:
-    """What the TRANSFER_TLS_ and TRANSFER_TOKEN variables say. given: fields that are said elsewhere, and
-    go before them. Raises OptionError, SecurityError."""
+    """Reads the TRANSFER_TLS_ and TRANSFER_TOKEN variables. given: fields that take precedence over them.
+    Raises OptionError, SecurityError."""
     environ = os.environ if environ is None else environ
 
-    def said(name: str) -> str:
+    def setting(name: str) -> str:
         text = environ.get(f"TRANSFER_{name}", "").strip()
         if not text and f"TRANSFER_{name}" in environ:  # as a failed `$(…)` leaves it
             warn_of_empty(f"TRANSFER_{name}")
         return text
 
     fields: dict[str, Any] = {
-        "certificate": said("TLS_CERT"),
-        "key": said("TLS_KEY"),
-        "authority": said("TLS_CA"),
+        "certificate": setting("TLS_CERT"),
+        "key": setting("TLS_KEY"),
+        "authority": setting("TLS_CA"),
         "clients": _choice(environ, ("TRANSFER_TLS_CLIENTS",), ("", *CLIENTS))[0],
-        "server_name": said("TLS_SERVER_NAME"),
-        "token": said("TOKEN"),
-        "token_file": said("TOKEN_FILE"),
+        "server_name": setting("TLS_SERVER_NAME"),
+        "token": setting("TOKEN"),
+        "token_file": setting("TOKEN_FILE"),
         "unauthenticated": _choice(environ, ("TRANSFER_UNAUTHENTICATED",), ("", "allow"))[0] == "allow",
         "tokenless": _choice(environ, ("TRANSFER_TOKENLESS",), ("", "allow"))[0] == "allow",
         "encrypt": _choice(environ, ("TRANSFER_ENCRYPT",), ENCRYPT)[0],
@@ -168,10 +168,10 @@ def _check_file(name: str, path: str) -> None:
 
 
 def libssl(environ: Mapping[str, str] | None = None) -> str:
-    """The OpenSSL that the compiled core is to use, from TRANSFER_LIBSSL; "": the one that Python uses.
+    """The OpenSSL that the compiled core loads, from TRANSFER_LIBSSL; "": the one that Python uses.
     Raises OptionError."""
     path = (os.environ if environ is None else environ).get("TRANSFER_LIBSSL", "").strip()
-    if "/" in path and not os.path.isfile(path):  # else the system's loader looks for it
+    if "/" in path and not os.path.isfile(path):  # else the system's loader searches for it
         raise OptionError(
             f"the environment variable TRANSFER_LIBSSL is {path!r}, which is no file",
             hint="unset it, or set it to the path of an OpenSSL 3, such as /opt/ssl/lib/libssl.so.3",
@@ -185,14 +185,14 @@ def core_choice(environ: Mapping[str, str] | None = None) -> str:
 
 
 def local_enabled(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether TRANSFER_LOCAL allows the same-host transport, as it does unless it is off. Raises
+    """Whether TRANSFER_LOCAL enables the shared memory transport; enabled unless it is off. Raises
     OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_LOCAL",), SWITCH)[0] == "on"
 
 
 def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
-    """The variables about RDMA devices, which Mooncake users know; `rdma/device_selection.py` reads them.
-    Raises OptionError for what is no such number."""
+    """The variables about RDMA devices, which Mooncake has too; `rdma/device_selection.py` reads them.
+    Raises OptionError for a wrong number."""
     environ = os.environ if environ is None else environ
     found = {name: text for name in RDMA_VARIABLES if (text := environ.get(name, "").strip())}
     for name, (numbers, permitted) in _NUMBERS.items():
@@ -210,14 +210,14 @@ def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
 
 
 def ucx_of_the_system(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether ucxx was told to load the system's UCX before the one of its wheel."""
+    """Whether the user set ucxx to load the system's UCX before the one of its wheel."""
     environ = os.environ if environ is None else environ
     return environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
 
 
 def ucx_options(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Those of UCX's options that the user's environment does not decide by itself. Those of a transport
-    that UCX_TLS leaves out are not among them: UCX would warn of them."""
+    """The UCX options that the user's environment does not set. Options of a transport that UCX_TLS excludes
+    are left out: UCX would warn about them."""
     environ = os.environ if environ is None else environ
     chosen = environ.get("UCX_TLS", "all")
     tcp = chosen.startswith("^") or bool({"all", "tcp"} & set(chosen.split(",")))
@@ -229,18 +229,18 @@ def ucx_options(options: Mapping[str, str], environ: Mapping[str, str] | None = 
 
 
 def name_servers(environ: Mapping[str, str] | None = None) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each in TRANSFER_DNS; nothing: those of the system. Raises OptionError."""
+    """(host, port) of each server in TRANSFER_DNS; empty: the system's servers. Raises OptionError."""
     environ = os.environ if environ is None else environ
     found = []
     for text in filter(None, (part.strip() for part in environ.get("TRANSFER_DNS", "").split(","))):
         host, colon, port = text.rpartition(":")
-        if is_numeric(text) or text.endswith("]") or not colon:  # an IPv6 number alone has colons too
+        if is_numeric(text) or text.endswith("]") or not colon:  # an IPv6 address has colons too
             host, port = text, "53"
         host = host.removeprefix("[").removesuffix("]")
         if not is_numeric(host) or not port.isdecimal() or not 0 < int(port) < 65536:
             raise OptionError(
                 f"the environment variable TRANSFER_DNS has {text!r}",
-                hint="numbers with or without a port, for instance 10.96.0.10 or 127.0.0.1:5353",
+                hint="addresses with or without a port, for instance 10.96.0.10 or 127.0.0.1:5353",
             )
         found.append((host, int(port)))
     return tuple(found)
@@ -252,7 +252,7 @@ def dns_family(environ: Mapping[str, str] | None = None) -> str:
 
 
 def advertised_host(environ: Mapping[str, str] | None = None) -> str:
-    """The host that TRANSFER_ADVERTISE names, with or without a port, or nothing. Raises OptionError."""
+    """The host in TRANSFER_ADVERTISE, with or without a port, or nothing. Raises OptionError."""
     text = (os.environ if environ is None else environ).get("TRANSFER_ADVERTISE", "").strip()
     if text:
         try:
@@ -267,8 +267,8 @@ def advertised_host(environ: Mapping[str, str] | None = None) -> str:
 
 @contextmanager
 def ucx_variables_kept() -> Iterator[None]:
-    """ucxx sets UCX_* variables when it is imported, which would reach every other user of UCX in
-    this process and its children: they are as before when this ends."""
+    """Restores the UCX_* variables at its end. ucxx sets them when it is imported, which would affect every
+    other user of UCX in this process and its children."""
     before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
     try:
         yield
@@ -279,7 +279,7 @@ def ucx_variables_kept() -> Iterator[None]:
 
 
 def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, str]:
-    """(value, variable it came from) of the first variable that is set and not empty."""
+    """(value, name) of the first variable that is set and not empty."""
     for name in names:
         value = environ.get(name, "").strip().lower()
         if not value:

@@ -1,7 +1,7 @@
-"""The CUDA driver, as far as memory is to be registered with a network card: a seam of four calls.
+"""The calls of the CUDA driver that register memory with a network card: four of them.
 
-By NVIDIA's binding cuda.bindings (extras `cuda12`, `cuda13`; torch for CUDA brings it). Its calls return
-a status and a result. Written to the driver's documentation; it never ran on a GPU.
+They go by NVIDIA's cuda.bindings (extras `cuda12`, `cuda13`; torch for CUDA brings it), whose calls return a
+status and a result. Written from the driver's documentation; it never ran on a GPU.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Cuda:
         self._driver = driver
 
     def supports_dmabuf(self, device: int) -> int | None:
-        """The device's attribute 124; None if the driver does not say."""
+        """The device's attribute 124; None if the driver does not return it."""
         status, handle = self._driver.cuDeviceGet(device)
         if int(status):
             return None
@@ -38,7 +38,7 @@ class Cuda:
         return None if int(status) else int(value)
 
     def attributes(self, pointer: int) -> Mapping[int, int]:
-        """What `gpu.is_virtual` reads; an attribute that this driver does not know is left out."""
+        """The attributes for `gpu.is_virtual`, without those that this driver does not know."""
         found = {}
         for number in (IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE):
             status, value = self._driver.cuPointerGetAttribute(
@@ -49,9 +49,9 @@ class Cuda:
         return found
 
     def export(self, pointer: int, nbytes: int) -> tuple[int, int]:
-        """(a descriptor of a dma-buf that holds this memory, where in it the memory begins).
+        """(a descriptor of a dma-buf that holds this memory, the memory's offset in it).
 
-        The caller closes the descriptor. Whole pages of the host are exported, as the driver asks.
+        The caller closes the descriptor. The driver exports whole pages of the host only.
         Raises RegistrationError("dmabuf").
         """
         begin, end = pages(pointer, nbytes)
@@ -67,17 +67,17 @@ class Cuda:
 
 
 def pages(pointer: int, nbytes: int, page: int = mmap.PAGESIZE) -> tuple[int, int]:
-    """From where to where whole pages hold this memory. Pure."""
+    """Begin and end of the whole pages that hold this memory. Pure."""
     return pointer // page * page, -(-(pointer + nbytes) // page) * page
 
 
 @cache
 def load() -> Cuda | None:
-    """The driver of this process; None where there is none. Asked once."""
+    """The driver of this process; None where there is none. The result is cached."""
     try:
         driver = importlib.import_module("cuda.bindings.driver")
         status = driver.cuInit(0)[0]
-    except (ImportError, OSError, RuntimeError) as error:  # the last one: no libcuda
+    except (ImportError, OSError, RuntimeError) as error:  # RuntimeError: no libcuda
         logger.debug("no CUDA driver: %s", error)
         return None
     if int(status):

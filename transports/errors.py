@@ -1,11 +1,11 @@
-"""Every error of the project, in three families and four plain facts.
+"""Every error of the project: three families and four plain classes.
 
-* `UsageError`: the caller's mistake. Mend the call.
-* `PeerError`: the other side broke the protocol, and its connection has ended; or a broker refuses.
-* `InternalError`: ours, or the machine's. Please report it.
+* `UsageError`: the caller's mistake. Correct the call.
+* `PeerError`: the peer broke the protocol, and its connection has ended; or a broker refuses.
+* `InternalError`: a fault of this library or of the machine. Please report it.
 
-Beside them stand `Closed` (you closed it), `Broken` (the world did; the cause is chained),
-`Again` (it would block, or the time-out passed) and `Fatal` (do not retry).
+The plain ones are `Closed` (you closed it), `Broken` (the connection ended; the cause is chained),
+`Again` (it would block, or the time-out expired) and `Fatal` (do not retry).
 
 Each class carries the `errno` that a ZeroMQ program expects, so that `transfer.zmq` needs no map.
 """
@@ -39,12 +39,12 @@ _OWN_TEXTS = {
 
 
 class ZMQBaseError(Exception):
-    """Root of the errors that a ZeroMQ program knows. It stands here, above ours, because `except`
-    looks at real base classes only: `transfer.zmq` has nothing to translate on the fast path."""
+    """Root of the errors that a ZeroMQ program knows. It stands here, above ours, because `except` looks at
+    real base classes only: `transfer.zmq` has nothing to translate on the fast path."""
 
 
 class ZMQError(ZMQBaseError):
-    """An error with a number, made as pyzmq makes it: `ZMQError(errno, msg)`."""
+    """An error with a number, constructed as in pyzmq: `ZMQError(errno, msg)`."""
 
     errno: int | None = None
 
@@ -64,7 +64,7 @@ class ZMQError(ZMQBaseError):
 class TransferError(ZMQError):
     """Base of all errors raised on purpose.
 
-    `hint` says what to do about it and is appended to the text; `errno` is a number or None.
+    `hint` is the advice, appended to the text; `errno` is a number or None.
     """
 
     def __init__(self, message: str = "", *, hint: str = "", errno: int | None = None) -> None:
@@ -76,7 +76,7 @@ class TransferError(ZMQError):
 
 
 class UsageError(TransferError):
-    """The call cannot be right, whatever the network does."""
+    """The call is wrong, whatever the network does."""
 
     errno = _errno.EINVAL
 
@@ -93,40 +93,40 @@ class NotSupported(UsageError):
     errno = _errno.ENOTSUP
 
 
-#: of a message for a peer that said no hello
-TOO_NEW = "the peer said no hello, so that this message is none that it knows"
+#: of a message for a peer that sent no hello
+TOO_NEW = "the peer sent no hello, so it does not know this kind of message"
 PLAIN_HINT = "it takes one part: bytes, or a tensor of the nine basic types with at most four dimensions"
 
 
 class MissingLibrary(NotSupported, ImportError):
-    """A library that this call needs is not installed; the hint says how to get it."""
+    """A library that this call needs is not installed; the hint names the package."""
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
-    """The object has no such attribute; the hint says the nearest one. `hasattr` is false."""
+    """The object has no such attribute; the hint names the nearest one. `hasattr` is false."""
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument that the call cannot take: of another type, or no such number."""
+    """An argument that the call cannot use: of another type, or no such number."""
 
 
 class NotRegistered(UsageError, KeyError):
-    """A poller does not know this socket or descriptor."""
+    """The poller does not know this socket or descriptor."""
 
     def __str__(self) -> str:  # a KeyError's text is the repr of its argument
         return str(self.args[0])
 
 
 class OptionError(UsageError, ValueError):
-    """Unknown option, or a value that it cannot take."""
+    """Unknown option, or a value that it cannot have."""
 
 
 class AddressError(UsageError, ValueError):
-    """The endpoint cannot be understood."""
+    """The endpoint cannot be parsed."""
 
 
 class AddressInUse(UsageError):
-    """Somebody listens there already."""
+    """Another socket listens there already."""
 
     errno = _errno.EADDRINUSE
 
@@ -138,7 +138,7 @@ class AddressNotAvailable(UsageError):
 
 
 class SecurityError(UsageError):
-    """A certificate, key or token cannot be used, or what was asked for would let strangers in."""
+    """A certificate, key or token cannot be used, or the endpoint would accept unauthenticated clients."""
 
     errno = _errno.EACCES
 
@@ -148,17 +148,17 @@ class NotATensor(UsageError, TypeError):
 
 
 class TensorMismatch(UsageError, ValueError):
-    """`out=` or `like=` does not fit the tensor that arrived. The next receive gives that message."""
+    """`out=` or `like=` does not match the tensor that arrived. The next receive returns that message."""
 
 
 class Unroutable(UsageError):
-    """A ROUTER with `router_mandatory` was given an identity that nobody has."""
+    """A ROUTER with `router_mandatory` has no peer with this identity."""
 
     errno = _errno.EHOSTUNREACH
 
 
 class ForkedError(UsageError):
-    """A socket made before `fork` was used in the child."""
+    """A child process used a socket that was made before `fork`."""
 
     errno = _errno.EINVAL
 
@@ -168,7 +168,7 @@ class PickleRefused(UsageError):
 
 
 def missing_library(what: str, error: ImportError, extra: str) -> MissingLibrary:
-    """The error for what needs a library that one of our extras brings."""
+    """The error where a library of one of our extras is missing."""
     library = (error.name or "a library").partition(".")[0]
     made = MissingLibrary(f"{what} needs {library}", hint=f"pip install 'tensor-transfer[{extra}]'")
     made.name = library
@@ -177,7 +177,7 @@ def missing_library(what: str, error: ImportError, extra: str) -> MissingLibrary
 
 @contextmanager
 def comes_with(extra: str, what: str) -> Iterator[None]:
-    """Around imports that `what`, a module, needs, and `extra` brings. Raises MissingLibrary."""
+    """Around the imports of `what`, a module, that the extra `extra` installs. Raises MissingLibrary."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -185,14 +185,14 @@ def comes_with(extra: str, what: str) -> Iterator[None]:
 
 
 def not_a_buffer(given: object) -> ArgumentError:
-    """The error of a send for what is no bytes-like object."""
+    """The error of a send for an object that is not bytes-like."""
     hint = "give bytes, or anything with a buffer (bytearray, memoryview, a numpy array)"
     if isinstance(given, str):
         hint = "send_string() encodes text"
     elif isinstance(given, (list, tuple)):
         hint = "send_multipart() sends parts, send_json() lists of JSON"
     elif isinstance(given, (dict, int, float)) or given is None:
-        hint = "send_json() sends what JSON can say, send_tensors() a dict of tensors"
+        hint = "send_json() sends what JSON can encode, send_tensors() a dict of tensors"
     elif hasattr(given, "__dlpack__"):
         hint = "send_tensor() sends tensors"
     return ArgumentError(f"a message is bytes, not {type(given).__name__}", hint=hint)
@@ -202,7 +202,7 @@ def not_a_buffer(given: object) -> ArgumentError:
 
 
 class PeerError(TransferError):
-    """The other side did what the protocol forbids; its connection has ended."""
+    """The peer did what the protocol forbids; its connection has ended."""
 
     errno = _errno.EPROTO
 
@@ -210,8 +210,8 @@ class PeerError(TransferError):
 class ProtocolError(PeerError):
     """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
     magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
-    truncated, stalled, too_large; not the peer's fault: no_memory, pattern (a socket's own rules do not
-    take it); of rows from Spark: run, recut, lost_rows, doubled_rows; and those of the broker's fronts in
+    truncated, stalled, too_large; not the peer's fault: no_memory, pattern (a socket's own rules refuse
+    it); of rows from Spark: run, recut, lost_rows, doubled_rows; and those of the broker's fronts in
     docs/errors.md."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
@@ -220,8 +220,8 @@ class ProtocolError(PeerError):
 
 
 class HandshakeError(PeerError):
-    """Hello was refused, late, or not understood. `reason` is a short constant word; `message` says
-    it in words, without that one."""
+    """The hello was refused, late, or not understood. `reason` is a short constant word; `message`
+    describes it, without that word."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
@@ -233,7 +233,7 @@ class HandshakeError(PeerError):
 
 
 class InternalError(TransferError):
-    """A promise inside this library was broken, or the machine ran out of something."""
+    """A guarantee inside this library was broken, or the machine ran out of a resource."""
 
     errno = _errno.EFAULT
 
@@ -267,15 +267,15 @@ class RegistrationError(InternalError):
 
 
 class LogDamaged(InternalError):
-    """A record of the log is not what was written, though later ones call it synced: the disk lost it, or
-    somebody changed the file. Nothing was repaired."""
+    """A record of the log differs from what was written, though later records state that it was synced: the
+    disk lost it, or another program changed the file. Nothing was repaired."""
 
     errno = _errno.EIO
 
 
 class InDoubt(InternalError):
-    """Writing or syncing the log failed: what was appended may be kept or may not be. When the log is open
-    again it tells; to append it once more may keep it twice."""
+    """Writing or syncing the log failed: the records may be kept or not. Opening the log again shows which;
+    appending them once more may keep them twice."""
 
     errno = _errno.EIO
 
@@ -290,13 +290,13 @@ class LogInUse(UsageError):
 
 
 class Closed(TransferError):
-    """You closed the socket or its context."""
+    """The application closed the socket or its context."""
 
     errno = _errno.ENOTSOCK
 
 
 class ContextTerminated(Closed):
-    """You terminated the context while a call was waiting."""
+    """The application terminated the context while a call was waiting."""
 
     errno = ETERM
 
@@ -317,15 +317,15 @@ class MessageRefused(Broken):
 
 
 class Again(TransferError):
-    """It would block, or the time-out passed before anything happened."""
+    """It would block, or the time-out expired."""
 
     errno = _errno.EAGAIN
 
 
 class LogFull(Again):
-    """The log has no room for what was appended, on the disk or within its limit; nothing of it was kept.
+    """The log has no room for the records, on the disk or within its limit; it kept none of them.
 
-    It is back-pressure: append again when consumers have acknowledged, or there is room.
+    It is backpressure: append again when consumers have acknowledged, or there is room.
     """
 
     errno = _errno.ENOSPC
@@ -336,10 +336,10 @@ class Fatal(TransferError):
 
 
 def without_frames(error: _Error) -> _Error:
-    """The error, to be kept: it and its causes lose the frames that they went through.
+    """Returns the error, to be kept, without the frames of it and its causes.
 
-    Frames hold all that was in hand there, and where one of that keeps the error, only the collector would
-    free it. What was being handled when it was raised may be the program's own, and stays as it is.
+    Frames hold their locals. If one of those keeps the error, only the collector frees the cycle. An error
+    that was being handled when it was raised may be the program's, and stays as it is.
     """
     link: BaseException | None = error
     while link is not None:

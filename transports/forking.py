@@ -1,19 +1,19 @@
-"""What must not be cut in half by a fork: a library that a thread loads, a thing that is made once.
+"""Steps that a fork must not interrupt: a thread loads a library, or makes an object that exists once.
 
 A child of fork has the forking thread only. A lock that another thread held stays locked in the child for
-ever, Python's own locks of modules that are being imported too. So a fork waits for such steps.
+ever, also Python's locks of modules that are being imported. So a fork waits for such steps.
 """
 
 from __future__ import annotations
 
-import logging  # noqa: F401 - a fork that waits for a thread that loads it calls half of its hooks
+import logging  # noqa: F401 - else a fork during its import would call half of its hooks
 import os
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-#: seconds that a fork waits for other threads, and they for a fork. UCX takes two to load
+#: seconds that a fork waits for other threads, and they for a fork. UCX loads in two
 _PATIENCE = 10.0
 
 _changed = threading.Condition()
@@ -25,7 +25,7 @@ _watching = False
 
 @contextmanager
 def undivided() -> Iterator[None]:
-    """No other thread forks inside. For short steps: a fork waits for them. May be nested."""
+    """No other thread forks inside the block. For short steps: a fork waits for them. May be nested."""
     _watch()
     me = threading.get_ident()
     with _changed:
@@ -43,7 +43,7 @@ def undivided() -> Iterator[None]:
 
 
 def _watch() -> None:
-    """With the first use, since an import has no effects."""
+    """Registers the hooks at the first use: an import has no effects."""
     global _watching
     if not _watching:
         _watching = True

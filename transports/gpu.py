@@ -1,7 +1,7 @@
-"""How the memory of a GPU gets to a transport: one pure decision, and the plan of a staged copy.
+"""How a GPU's memory reaches a transport: one pure decision, and the plan of a staged copy.
 
-No GPU is needed here: whoever has one describes it (`transfer/tensors/device.py`), and these
-functions decide. What they decide was tested with descriptions; no GPU was at hand.
+No GPU is needed here: `transfer/tensors/device.py` describes the memory, and these functions decide. The
+decisions are tested with descriptions, and not on a GPU.
 
     decide(memory, can, machine) -> Way(route, reason, warning)
 
@@ -10,8 +10,8 @@ functions decide. What they decide was tested with descriptions; no GPU was at h
 | pointer | the transport takes device pointers (ucx with CUDA) |
 | dmabuf | the transport registers memory, and this memory can be exported as a dma-buf |
 | peermem | it registers memory, and a peer-memory module is loaded |
-| staging | else: copied through pinned host memory, in chunks that overlap |
-| host | the memory is the host's to read, whatever the library calls it |
+| staging | otherwise: copied through pinned host memory, in chunks that overlap |
+| host | the host can read the memory, whatever the library calls it |
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import Any, Final, NamedTuple
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import UsageError
 
-#: tensors below this many bytes are staged: registering them, or a rendezvous, costs more than a copy
+#: tensors below this many bytes are staged: registering them, or a rendezvous, takes longer than a copy
 DIRECT_FROM: Final = 64 * 1024
-#: bytes of one pinned slab, and how many take turns
+#: bytes of one pinned slab; the next line: the number of slabs that take turns
 SLAB: Final = 4 << 20
 SLABS: Final = 3
 
@@ -42,7 +42,7 @@ DMA_BUF_SUPPORTED: Final = 124
 
 
 class Route(Enum):
-    """See the module's table."""
+    """The routes in the module's table."""
 
     POINTER = "pointer"
     DMABUF = "dmabuf"
@@ -52,7 +52,7 @@ class Route(Enum):
 
 
 class Way(NamedTuple):
-    """route: how the bytes go; reason: why, for people; warning: to be logged once, or nothing."""
+    """route: how the bytes go; reason: why, as text; warning: logged once, or empty."""
 
     route: Route
     reason: str
@@ -61,10 +61,10 @@ class Way(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """What a tensor says of its memory.
+    """What a tensor states about its memory.
 
-    kind: DLPack's device type; index: which device. pointer, nbytes: where and how much. stream: the
-    one that its contents are ready on, as `__cuda_array_interface__` tells (None: none to wait for).
+    kind: DLPack's device type; index: which device. pointer, nbytes: where and how much. stream: the one on
+    which its contents are ready, from `__cuda_array_interface__` (None: none to wait for).
     virtual: mapped by CUDA's virtual memory calls, as PyTorch's expandable segments are; None: unknown.
     """
 
@@ -77,16 +77,16 @@ class DeviceMemory:
 
     @property
     def is_host_readable(self) -> bool:
-        """The CPU can read it as it is."""
+        """The CPU can read it directly."""
         return self.kind in _HOST_READABLE
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What driver, kernel and environment allow.
+    """What the driver, the kernel and the environment allow.
 
     dmabuf: "" or why memory cannot be exported as a dma-buf. peermem: "" or why there is no
-    peer-memory module. expandable: PyTorch was told to use expandable segments.
+    peer-memory module. expandable: PyTorch is set to use expandable segments.
     """
 
     dmabuf: str = "not looked for"
@@ -95,9 +95,9 @@ class Machine:
 
 
 class Exportable:
-    """Device memory as the payload of a frame: `flat` of a library, and how to get a dma-buf of it.
+    """Device memory as the payload of a frame: `flat` of a library, and a function that exports a dma-buf.
 
-    dmabuf: gives (a descriptor that the caller closes, where in it the memory begins).
+    dmabuf: returns (a descriptor that the caller closes, the memory's offset in it).
     """
 
     def __init__(self, flat: Any, dmabuf: Callable[[], tuple[int, int]]) -> None:
@@ -115,7 +115,7 @@ VIRTUAL_WARNING: Final = (
 
 
 def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
-    """How this memory gets to a transport that can this, on this machine. Never raises."""
+    """Decides how this memory reaches a transport with these capabilities, on this machine. Never raises."""
     if memory.is_host_readable:
         return Way(Route.HOST, "the host can read it")
     if memory.kind not in (CUDA, ROCM):
@@ -136,11 +136,11 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     return Way(Route.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
 
 
-# --- reading what others say ----------------------------------------------------------------------
+# --- parsing what others report --------------------------------------------------------------------
 
 
 def described(tensor: Any) -> DeviceMemory | None:
-    """What a tensor says of itself, by `__cuda_array_interface__` or DLPack; None: nothing of a device.
+    """What a tensor states by `__cuda_array_interface__` or DLPack; None: no device memory.
 
     Nothing is imported and nothing is copied. Raises what the tensor's own attributes raise.
     """
@@ -167,7 +167,7 @@ def _of_interface(tensor: Any, interface: Mapping[str, Any]) -> DeviceMemory:
     kind = CUDA
     if device is not None:
         kind, index = (int(number) for number in device())
-    # 1 is the legacy default stream and 2 the one of each thread; 0 is forbidden, as it may be either
+    # 1 is the legacy default stream and 2 the one of each thread; 0 is forbidden, since it may mean either
     stream = interface.get("stream")
     return DeviceMemory(
         kind, index, int(interface["data"][0]), count * itemsize, None if stream is None else int(stream)
@@ -175,7 +175,7 @@ def _of_interface(tensor: Any, interface: Mapping[str, Any]) -> DeviceMemory:
 
 
 def expandable_segments(settings: str) -> bool:
-    """Whether PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) asks for expandable segments."""
+    """Whether PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF) enables expandable segments."""
     for part in settings.split(","):
         name, _, value = part.partition(":")
         if name.strip() == "expandable_segments" and value.strip().lower() in ("true", "1"):
@@ -184,10 +184,10 @@ def expandable_segments(settings: str) -> bool:
 
 
 def is_virtual(attributes: Mapping[int, int]) -> bool | None:
-    """From results of cuPointerGetAttribute, by number; None if they do not tell.
+    """From results of cuPointerGetAttribute, by number; None if they do not decide it.
 
-    Memory of cudaMalloc can be shared by the old calls; that of a stream-ordered pool cannot, and
-    names its pool; what is left was mapped by hand.
+    The old calls can share memory of cudaMalloc. They cannot share memory of a stream-ordered pool, which
+    names its pool. The remaining memory was mapped by hand.
     """
     legacy = attributes.get(IS_LEGACY_IPC_CAPABLE)
     if legacy is None:
@@ -196,7 +196,7 @@ def is_virtual(attributes: Mapping[int, int]) -> bool | None:
 
 
 def peermem_missing(modules: str) -> str:
-    """From the text of /proc/modules: why there is no peer-memory module, or nothing if there is."""
+    """From the text of /proc/modules: why there is no peer-memory module, or empty if there is one."""
     loaded = {line.split(" ", 1)[0] for line in modules.splitlines()}
     if loaded & {"nvidia_peermem", "nv_peer_mem", "amdgpu"}:
         return ""
@@ -204,10 +204,10 @@ def peermem_missing(modules: str) -> str:
 
 
 def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:
-    """Why device memory cannot be registered by dma-buf, or nothing if it can.
+    """Why device memory cannot be registered by dma-buf, or empty if it can.
 
-    release: the kernel's, as uname tells. supported: attribute 124 of the device, None if nobody could
-    ask. registers: the verbs library has ibv_reg_dmabuf_mr.
+    release: the kernel's, from uname. supported: attribute 124 of the device, None if it could not be read.
+    registers: the verbs library has ibv_reg_dmabuf_mr.
     """
     match = re.match(r"(\d+)\.(\d+)", release)
     if match is None or (int(match[1]), int(match[2])) < (5, 12):
@@ -215,7 +215,7 @@ def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:
     if not registers:
         return "the verbs library has no ibv_reg_dmabuf_mr"
     if supported is None:
-        return "the CUDA driver could not be asked"
+        return "the CUDA driver did not answer"
     return "" if supported else "the driver cannot export it (the open kernel modules can)"
 
 
@@ -223,7 +223,7 @@ def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:
 
 
 class Chunk(NamedTuple):
-    """Bytes [offset, offset + length) of the tensor go through slab number `slab`."""
+    """Bytes [offset, offset + length) of the tensor pass through slab number `slab`."""
 
     offset: int
     length: int
@@ -231,11 +231,11 @@ class Chunk(NamedTuple):
 
 
 def staging_plan(nbytes: int, slab: int = SLAB, slabs: int = SLABS) -> tuple[Chunk, ...]:
-    """The chunks of a staged copy, in order. Slabs take turns, so that a copy between slab and host
-    goes on while the device fills or empties the next: a chunk's slab is free when the chunk
-    `slabs` before it is done.
+    """The chunks of a staged copy, in order. Slabs take turns: the copy between slab and host continues while
+    the device fills or empties the next slab. A chunk's slab is free when the chunk `slabs` before it is
+    complete.
 
-    A tensor of less than two slabs is cut in halves, so that there is something to overlap.
+    A tensor of less than two slabs is split in halves, so that the copies overlap.
     """
     if nbytes <= 0:
         return ()

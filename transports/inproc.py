@@ -37,15 +37,15 @@ SCHEME = "inproc"
 
 
 class InprocNames:
-    """Which names are bound, and who waits for one. Thread-safe; one for each reactor (context)."""
+    """The bound names, and the connectors that wait for one. Thread-safe; one for each reactor (context)."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._bound: dict[str, list[Any]] = {}
-        self._waiting: dict[str, dict[Callable[[], None], None]] = {}  # in the order of their coming
+        self._waiting: dict[str, dict[Callable[[], None], None]] = {}  # in order of arrival
 
     def bind(self, address: Address, bound: Any) -> None:
-        """Raises AddressInUse. Whoever waits for the name is called."""
+        """Binds a name. Raises AddressInUse. Calls the connectors that wait for the name."""
         with self._lock:
             others = self._bound.setdefault(address.path, [])
             for other in others:
@@ -64,7 +64,7 @@ class InprocNames:
                 self._bound.pop(name, None)
 
     def find(self, name: str, wake: Callable[[], None] | None = None) -> list[Any]:
-        """Those who bound the name. If none has, `wake` is called once when somebody does."""
+        """The owners of the bound name. If there is none, `wake` is called once when the name is bound."""
         with self._lock:
             found = list(self._bound.get(name, ()))
             if not found and wake is not None:
@@ -72,7 +72,7 @@ class InprocNames:
             return found
 
     def forget(self, name: str, wake: Callable[[], None]) -> None:
-        """Does not wait for the name any more."""
+        """Stops waiting for the name."""
         with self._lock:
             waiting = self._waiting.get(name, {})
             waiting.pop(wake, None)
@@ -85,7 +85,7 @@ _names: weakref.WeakKeyDictionary[Reactor, InprocNames] = weakref.WeakKeyDiction
 
 def names_of(reactor: Reactor) -> InprocNames:
     """The names of the context that has this reactor."""
-    return _names.setdefault(reactor, InprocNames())  # one step: no lock that a fork could leave held
+    return _names.setdefault(reactor, InprocNames())  # atomic: there is no lock that a fork could leave held
 
 
 class InprocTransport(DirectTransport):
@@ -95,7 +95,7 @@ class InprocTransport(DirectTransport):
     capabilities = Capabilities(by_reference=True, same_host=True, has_socket=False)
 
     def __init__(self, options: SocketOptions | None = None) -> None:
-        self.options = options  # there is no descriptor that could be told
+        self.options = options  # there is no descriptor to set them on
         self._names = InprocNames()  # for bare streams only
 
     def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor:
@@ -112,14 +112,14 @@ class InprocTransport(DirectTransport):
     def start_connect(self, address: Address) -> InprocStream:
         listener = next(iter(self._names.find(address.path)), None)
         if listener is None:
-            raise Broken(f"cannot connect to {address}: nobody has bound it")
+            raise Broken(f"cannot connect to {address}: it is not bound")
         ours, theirs = pair(SocketType.PAIR, SocketType.PAIR)
         listener.offer(theirs)
         return ours
 
 
 class InprocListener(Listener):
-    """Hands out the other ends of bare streams. It has no descriptor: who accepts asks again."""
+    """Hands out the other ends of bare streams. It has no descriptor: the caller polls `accept`."""
 
     owner = None
 
@@ -162,7 +162,8 @@ class InprocAcceptor:
 
 
 class InprocConnector:
-    """See `connection.Connector`. Both sides are in reach, so the handshake is one step of the reactor."""
+    """See `connection.Connector`. Both sides are in this process: the handshake is one step of the
+    reactor."""
 
     def __init__(
         self,
@@ -204,7 +205,7 @@ class InprocConnector:
     # -- in the reactor's thread -----------------------------------------------------------------
 
     def _bound(self) -> None:
-        """Somebody has bound the name; called in the thread that did."""
+        """The name was bound; called in the thread that bound it."""
         try:
             self._reactor.call_soon(self._begin)
         except Closed:
@@ -258,11 +259,11 @@ class InprocConnector:
 
     def _refused(self, error: HandshakeError, theirs: HandshakeError, acceptor: InprocAcceptor) -> None:
         acceptor.owner.on_failed(theirs, str(self.address))
-        told = final(self.address, error)
-        if isinstance(told, Fatal):
+        reported = final(self.address, error)
+        if isinstance(reported, Fatal):
             self.close()
         try:
-            self._owner.on_failed(told)
+            self._owner.on_failed(reported)
         finally:
             self._retry()
 

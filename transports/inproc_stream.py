@@ -1,7 +1,7 @@
-"""A pair of streams inside one process: messages go over by reference, under one lock.
+"""A pair of streams inside one process: messages pass by reference, under one lock.
 
-Both ends are foreign streams of `core_contract.pyi`. They have no descriptor: who waits is told by
-`on_readable` and `on_writable`, in the thread of the other end.
+Both ends are foreign streams of `core/contract.pyi`. They have no descriptor: `on_readable` and `on_writable`
+wake the waiting side, in the thread of the other end.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _Kept = TypeVar("_Kept")
 
 
 class _Message(NamedTuple):
-    """One message on its way: frames whose memory nobody changes any more, or which is held.
+    """One message in transit: frames in memory that does not change any more, or is held.
 
-    nbytes counts payload. sequence: for frames that name none. released: still to be called, and
-    only there if memory is held.
+    nbytes counts payload. sequence: for frames without one. released: still to be called, and only there
+    if memory is held.
     """
 
     frames: list[OutFrame]
@@ -44,26 +44,28 @@ class _Message(NamedTuple):
 class InprocStream(Subscribable, Stream):
     """One end. Made in pairs by `pair`.
 
-    Immutable `bytes` go by reference. Other memory is copied once, when it is sent, so that the
-    sender may write to it again; with `hold` it is copied when it is received instead. The payload
-    of a tensor arrives in memory of its own, which the receiver may write to.
+    Immutable `bytes` go by reference. Other memory is copied once, when it is sent, so that the sender may
+    write to it again; with `hold` it is copied when it is received instead. The payload of a tensor arrives
+    in new memory, which the receiver may write to.
     """
 
     def __init__(self, socket_type: int, lock: threading.Lock) -> None:
         self.socket_type = socket_type
         self.max_message = MAX_DATA
         self.credits = False
-        self.checksum = False  # nothing can be damaged on this way
+        self.checksum = False  # data cannot be damaged in memory
         self.last_received_ns = 0
         self.last_sent_ns = 0
         self._lock = lock
         self._other: InprocStream
         self._incoming: deque[_Message] = deque()
-        self._given: _Message | None = None  # whose frames are `handed`, while its sender waits to hear of it
+        self._given: _Message | None = (
+            None  # whose frames are `handed`, and whose sender still waits for the result
+        )
         self._closed = False
         self._room_wanted = False
-        self._credit_due = False  # the other end consumed more since we were told last
-        self._credit_told = 0
+        self._credit_due = False  # the other end consumed more since the last credit
+        self._credit_reported = 0
         self._prefixes = Prefixes()
 
     fd = -1
@@ -107,7 +109,7 @@ class InprocStream(Subscribable, Stream):
         return number
 
     def flush(self) -> bool:
-        """Always True: what was sent is with the other end already, whatever becomes of this one."""
+        """Always True: a sent message is with the other end at once."""
         return True
 
     def take(self, sink: Sink | None = None) -> list[Frame] | None:
@@ -115,7 +117,7 @@ class InprocStream(Subscribable, Stream):
             with self._lock:
                 if self._credit_due:
                     self._credit_due = False
-                    return [_credit_frame(self._other.socket_type, self._credit_told)]
+                    return [_credit_frame(self._other.socket_type, self._credit_reported)]
                 if self._closed or not self._incoming:
                     if self.broken is not None:
                         raise self._is_broken()
@@ -137,11 +139,11 @@ class InprocStream(Subscribable, Stream):
 
     def _hand(self, message: _Message, frames: list[Frame]) -> None:
         """The message leaves the queue, and makes room for another one. There is no call before the last
-        one, so a signal's handler runs before all of it, and the message is still there, or behind it."""
+        one: a signal handler runs before all of it, and the message is still queued, or after it."""
         now = time.monotonic_ns()
         with self._lock:
             other, incoming = self._other, self._incoming
-            if not incoming or incoming[0] is not message:  # both ends were closed meanwhile
+            if not incoming or incoming[0] is not message:  # both ends were closed in the meantime
                 return
             self.last_received_ns = now
             if not message.control and other.queued:
@@ -165,12 +167,12 @@ class InprocStream(Subscribable, Stream):
             with self._lock:
                 super().consume(frames)
                 if self.credits:
-                    other._credit_told = self.consumed
+                    other._credit_reported = self.consumed
                     if not other._credit_due:
                         other._credit_due = True
                         wake = other.on_readable
             _call(wake)
-        except BaseException:  # a signal's handler raised: what is due is fetched all the same
+        except BaseException:  # a signal handler raised: the rest of the work is done all the same
             _call(other.on_readable)
             raise
 
@@ -189,11 +191,11 @@ class InprocStream(Subscribable, Stream):
             self._other._incoming.clear()
             self.queued = self.queued_bytes = 0
         kept = keep(message.frames for message in left)
-        _release(left, self.broken)  # from here on its sender may change what he sent
+        _release(left, self.broken)  # from here on the sender may change its memory
         return kept
 
     def close(self) -> int:
-        """Ends this end. What it sent can still be received; what it did not receive is lost to it.
+        """Ends this end. The other end can still receive what this one sent; messages for this end are lost.
 
         The number of lost messages is always 0: the other end has them.
         """
@@ -210,7 +212,7 @@ class InprocStream(Subscribable, Stream):
 
     @property
     def full(self) -> bool:
-        """Whether a message would not be taken now. If so, `on_writable` tells of room."""
+        """Whether a message would not be taken now. If so, `on_writable` reports room."""
         with self._lock:
             self._room_wanted = self._room_wanted or self._is_full(1)
             return self._is_full(1)
@@ -225,7 +227,7 @@ class InprocStream(Subscribable, Stream):
         )
 
     def _forget(self) -> list[_Message]:
-        """When nobody is left to take them: the messages of both directions."""
+        """The messages of both directions, when no end is left to take them."""
         if not self._other._closed:
             return []
         lost = [*self._incoming, *self._other._incoming]
@@ -234,7 +236,7 @@ class InprocStream(Subscribable, Stream):
         return lost
 
     def _break(self, error: TransferError) -> list[Callable[[], None] | None]:
-        """Both ends are broken from now on; whom to wake."""
+        """Both ends are broken from now on; returns the callbacks to call."""
         for end in (self, self._other):
             if end.broken is None:
                 end.broken = error
@@ -242,7 +244,7 @@ class InprocStream(Subscribable, Stream):
         return [other.on_readable, other.on_writable]
 
     def _frames(self, message: _Message) -> list[Frame]:
-        """What the receiver gets, in memory of its own unless it is immutable."""
+        """The receiver's frames, in new memory unless it is immutable."""
         last = len(message.frames) - 1
         made = []
         for index, (flags, sequence, topic, meta, data) in enumerate(message.frames):
@@ -284,7 +286,7 @@ def _call(callback: Callable[[], None] | None) -> None:
 
 
 def _release(messages: list[_Message], error: BaseException | None) -> None:
-    """Nothing holds the memory any more when its owner is told."""
+    """Drops every reference to the memory before it informs the owner."""
     for message in messages:
         message.frames.clear()
         if message.released is not None:
@@ -292,7 +294,7 @@ def _release(messages: list[_Message], error: BaseException | None) -> None:
 
 
 def _kept(frame: OutFrame, hold: bool) -> OutFrame:
-    """The frame with data that stays as it is: `bytes` themselves, a held view, or a copy."""
+    """The frame with data that does not change: `bytes` themselves, a held view, or a copy."""
     flags, sequence, topic, meta, data = frame
     if isinstance(data, bytes):
         return frame

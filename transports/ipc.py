@@ -22,7 +22,7 @@ _HINT = "remove the file if no process uses it"
 
 
 class IpcTransport(Transport):
-    """Stream sockets inside one machine. A path of "*" stands for a new one in the temporary directory."""
+    """Stream sockets on one machine. A path of "*" stands for a new one in the temporary directory."""
 
     scheme = "ipc"
     capabilities = Capabilities(same_host=True)
@@ -38,7 +38,7 @@ class IpcTransport(Transport):
         listener = new_socket(socket.AF_UNIX, self.options)
         try:
             if not address.is_abstract:
-                # The file gets the descriptor's mode. To change the file's later would follow a link.
+                # The file gets the descriptor's mode. A later change of the file's would follow a link.
                 os.fchmod(listener.fileno(), 0o600)
             _bind(listener, address)
             inode = None if address.is_abstract else _inode(address.path)
@@ -69,7 +69,7 @@ class IpcTransport(Transport):
 
 
 class IpcListener(SocketListener):
-    """Removes its file when it is closed, and not one that somebody put in its place since."""
+    """Removes its file when it is closed, but no file that another program has put in its place."""
 
     def __init__(
         self,
@@ -93,7 +93,7 @@ class IpcListener(SocketListener):
 
     def close(self) -> None:
         inode, self._inode = self._inode, None
-        # The file goes first: who comes in between finds nobody, and not a dead socket.
+        # The file goes first: a client in between finds no socket, and not a dead one.
         if inode is not None and self._pid == os.getpid() and _inode(self.address.path) == inode:
             os.unlink(self.address.path)
             if self._folder is not None:
@@ -108,13 +108,13 @@ def _name(address: Address) -> str:
 def _inode(path: str) -> tuple[int, int] | None:
     try:
         status = os.lstat(path)
-    except OSError:  # gone: nobody's, so `close` removes nothing
+    except OSError:  # gone, so `close` removes nothing
         return None
     return status.st_dev, status.st_ino
 
 
 def _bind(listener: socket.socket, address: Address) -> None:
-    """Binds; a file that a killed process left is removed, one that is served is not."""
+    """Binds; removes the file of a killed process, but not one with a listener."""
     try:
         listener.bind(_name(address))
     except OSError as error:
@@ -134,7 +134,7 @@ def _remove_stale(address: Address) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.setblocking(False)
         code = probe.connect_ex(path)
-    if code != errno.ECONNREFUSED:  # also EAGAIN: a full backlog is somebody's
+    if code != errno.ECONNREFUSED:  # also EAGAIN: a full backlog has a listener
         raise AddressInUse(f"{address} is in use", hint=_HINT)
     try:
         os.unlink(path)

@@ -1,4 +1,4 @@
-"""Whose process is at the other end of a Unix socket, as the kernel says."""
+"""The process at the other end of a Unix socket, as the kernel reports it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 
 class PeerCredentials(NamedTuple):
-    """process: its number. user, group: as they were when it connected or listened."""
+    """process: its id. user, group: as they were when it connected or listened."""
 
     process: int
     user: int
@@ -20,7 +20,7 @@ _STRUCT = struct.Struct("3i")
 
 
 def peer_credentials(connection: socket.socket) -> PeerCredentials:
-    """Of the process that connected, or that listens; both ends can ask."""
+    """The credentials of the process that connected, or that listens; both ends can ask."""
     data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _STRUCT.size)
     return PeerCredentials(*_STRUCT.unpack(data))
 

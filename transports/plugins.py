@@ -14,7 +14,7 @@ _Base = TypeVar("_Base")
 
 @functools.cache
 def names(group: str) -> tuple[str, ...]:
-    """The names of the entry points in a group, sorted. Cached, because a look-up takes milliseconds."""
+    """The names of the entry points in a group, sorted. Cached, because a lookup takes milliseconds."""
     return tuple(sorted({point.name for point in metadata.entry_points(group=group)}))
 
 

@@ -1,4 +1,4 @@
-"""Subscriptions of streams that are not compiled."""
+"""Subscriptions of streams in Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Prefixes:
 
     def __init__(self) -> None:
         self._counts: dict[bytes, int] = {}
-        # In order. One that no prefix has any more stays until all have gone: to count them costs more.
+        # In order. A length without prefixes stays until all prefixes have gone: to count them costs more.
         self._lengths: tuple[int, ...] = ()
 
     @property
@@ -25,7 +25,7 @@ class Prefixes:
             self._lengths = tuple(sorted((len(prefix), *self._lengths)))
 
     def remove(self, prefix: bytes) -> bool:
-        """False if it was not subscribed."""
+        """False if the prefix was not subscribed."""
         count = self._counts.get(prefix, 0)
         if count > 1:
             self._counts[prefix] = count - 1
@@ -36,12 +36,12 @@ class Prefixes:
         return count > 0
 
     def matches(self, topic: bytes) -> bool:
-        """A look for each length that prefixes have, however many prefixes there are."""
+        """One lookup for each length of prefixes, however many prefixes there are."""
         return any(topic[:length] in self._counts for length in self._lengths)
 
 
 class Subscribable:
-    """The part of a stream that knows what its peer subscribed. `_lock` is the stream's."""
+    """The part of a stream with its peer's subscriptions. `_lock` is the stream's."""
 
     _lock: threading.Lock
     _prefixes: Prefixes

@@ -1,7 +1,7 @@
-"""Which faster transports this process could use: looked at once, cheaply, never fatal.
+"""Which faster transports this process can use: probed once, cheaply, never fatal.
 
-Each transport brings a `probe()` of its own, also one of another distribution; what it says is told to peers
-in the hello, shown by `transfer doctor`, and named when a wish cannot be met.
+Each transport, also one of another distribution, has a `probe()`. Hellos carry its result to peers, `transfer
+doctor` shows it, and an error names it when a requested transport is missing.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ _PROBES = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found of one transport.
+    """The result for one transport.
 
     usable: it can be offered to peers. word: a constant word for why not ("no_device", "memlock").
-    reason: the same for people. hint: what to do about it. better: it is expected to beat TCP here;
-    else it is only used where somebody names it. details: for `transfer doctor`.
+    reason: the same as text. hint: the remedy. better: it is expected to be faster than TCP here;
+    else it is used only where a side names it. details: for `transfer doctor`.
     """
 
     usable: bool
@@ -47,7 +47,7 @@ class Probe:
     details: Mapping[str, Any] = field(default_factory=dict)
 
 
-#: of a transport that would carry data as it is, where all is to be encrypted
+#: for a transport without encryption, where all data has to be encrypted
 UNENCRYPTED = Probe(
     False,
     "it does not encrypt, and TRANSFER_ENCRYPT is all",
@@ -59,9 +59,9 @@ _found: dict[str, Probe] = {}
 
 
 def probe(name: str) -> Probe:
-    """What is known of a transport; looked at once for each process. Never raises."""
+    """The result for a transport; probed once for each process. Never raises."""
     found = _found.get(name)
-    if found is None:  # two threads may both look: they find the same
+    if found is None:  # two threads may both probe: the results are equal
         with undivided():
             found = _found.setdefault(name, _look(name))
     return found
@@ -70,16 +70,16 @@ def probe(name: str) -> Probe:
 def _look(name: str) -> Probe:
     try:
         found = (importlib.import_module(_PROBES[name]) if name in _PROBES else load_plugin(name)).probe()
-    except Exception as error:  # a broken driver stack must not keep anybody from using TCP
+    except Exception as error:  # a broken driver stack must not prevent the use of TCP
         logger.debug("probing %s failed", name, exc_info=True)
-        return Probe(False, f"looking for it failed: {error!r}", "probe_failed")
+        return Probe(False, f"its probe failed: {error!r}", "probe_failed")
     if not isinstance(found, Probe):
-        return Probe(False, f"its probe said {found!r:.80}, which is no Probe", "probe_failed")
+        return Probe(False, f"its probe returned {found!r:.80}, which is no Probe", "probe_failed")
     return found
 
 
 def forget() -> None:
-    """Looks again at the next question: for tests, and for a child after fork."""
+    """Drops the results, so that the next call probes again: for tests, and for a child after fork."""
     _found.clear()
 
 
@@ -89,12 +89,13 @@ def names() -> tuple[str, ...]:
 
 
 def plugin_names() -> tuple[str, ...]:
-    """Transports of other distributions to which a connection can be upgraded. Ours have priority."""
+    """Transports of other distributions to which a connection can be upgraded. Built-in ones take
+    precedence."""
     return tuple(name for name in plugins.names(UPGRADE_POINTS) if name not in RANKING)
 
 
 def load_plugin(name: str) -> type[Upgrade]:
-    """The class of one of them. Raises OptionError."""
+    """The class of such a transport. Raises OptionError."""
     with undivided():
         base = importlib.import_module("transfer.transports.handshake.upgrade").Upgrade
     return plugins.load(UPGRADE_POINTS, name, base)

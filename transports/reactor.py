@@ -1,7 +1,7 @@
 """The one Python thread of a context: accept, handshake, reconnect, heartbeats, subscriptions.
 
-Messages never pass through here. The thread starts with the first use, ends in `close`, and
-sleeps in the kernel when nothing happens.
+Messages never pass through here. The thread starts with the first use, ends in `close`, and sleeps in the
+kernel when there is no event.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ READABLE = 1
 WRITABLE = 4
 ERROR = 8
 HANGUP = 16
-#: the peer closed its sending side; 0 where the system cannot tell
+#: the peer closed its sending side; 0 where the system does not report it
 PEER_CLOSED = int(getattr(select, "EPOLLRDHUP", 0))
-#: report changes only, not states; 0 where the system cannot
+#: report changes only, not states; 0 where the system does not support it
 EDGE = int(getattr(select, "EPOLLET", 0)) & 0xFFFFFFFF
 
-#: cancelled timers are swept out of the heap when there are more of them than this, and than live ones
+#: cancelled timers are removed from the heap when there are more of them than this, and than live ones
 _SWEEP = 64
 
 logger = logging.getLogger("transfer")
@@ -39,7 +39,7 @@ _Otherwise = Callable[[], object] | None
 
 
 class Timer:
-    """A call that is due later. `cancel` may be called from any thread, at any time, often."""
+    """A later call. `cancel` may be called from any thread, at any time, often."""
 
     __slots__ = ("_arguments", "_callback", "_reactor", "when")
 
@@ -56,16 +56,16 @@ class Timer:
         return self._callback is None
 
     def cancel(self) -> None:
-        """The call does not happen any more, unless it runs at this moment."""
+        """Prevents the call, unless it runs at this moment."""
         if self._reactor.forked:
-            return  # it cannot happen here anyway
+            return  # a forked child runs no timers
         with self._reactor._lock:
             if self._callback is not None:
                 self._clear()
                 self._reactor._timer_cancelled()
 
     def _clear(self) -> None:
-        # What the callback refers to must not stay alive until the timer would have been due.
+        # The callback's objects must not stay alive until the timer would have been due.
         self._callback = None
         self._arguments = ()
 
@@ -93,7 +93,7 @@ class Reactor:
         self._order = itertools.count()
         self._callbacks: dict[int, Callable[[int], object]] = {}
 
-    # -- for everybody -------------------------------------------------------------------------
+    # -- for all threads -----------------------------------------------------------------------
 
     @property
     def closed(self) -> bool:
@@ -101,12 +101,12 @@ class Reactor:
 
     @property
     def running(self) -> bool:
-        """True once the thread was needed and as long as it lives."""
+        """True from the first use of the thread to its end."""
         return self._thread is not None and self._thread.is_alive()
 
     @property
     def forked(self) -> bool:
-        """This process is a forked child: the thread is not here, and the locks may be held for ever."""
+        """This process is a forked child: it has no thread, and the locks may be held for ever."""
         return os.getpid() != self._pid
 
     def in_loop(self) -> bool:
@@ -118,7 +118,7 @@ class Reactor:
     ) -> None:
         """Runs the callback in the loop, in the order of the calls. Raises Closed, ForkedError.
 
-        `otherwise` is called in its place if the loop ends before: what was handed over has an owner.
+        `otherwise` is called instead if the loop ends before: so the arguments always have an owner.
         """
         self._check_fork()
         with self._lock:
@@ -140,10 +140,10 @@ class Reactor:
 
     def register(self, fd: int, events: int, callback: Callable[[int], object]) -> None:
         """Calls `callback(events)` when the descriptor has one of `events` (READABLE | WRITABLE |
-        PEER_CLOSED | EDGE), or ERROR or HANGUP, which are always told.
+        PEER_CLOSED | EDGE), or ERROR or HANGUP, which are always reported.
 
-        The descriptor stays the caller's, who calls `unregister` before closing it. A callback
-        may come once more for nothing (the number was reused), so it must tolerate EAGAIN.
+        The caller keeps the descriptor and calls `unregister` before closing it. A callback may come once
+        without an event (the number was reused), so it must tolerate EAGAIN.
         """
         self._check_fork()
         with self._lock:
@@ -154,7 +154,7 @@ class Reactor:
             self._poller_changed()
 
     def modify(self, fd: int, events: int) -> None:
-        """Other events for a registered descriptor; with EDGE, what holds already is told again."""
+        """Sets other events for a registered descriptor; with EDGE, present events are reported again."""
         self._check_fork()
         with self._lock:
             self._check_open()
@@ -163,7 +163,7 @@ class Reactor:
                 self._poller_changed()
 
     def unregister(self, fd: int) -> bool:
-        """False if it was not registered. A callback that runs at this moment is not waited for."""
+        """False if it was not registered. Does not wait for a callback that runs at this moment."""
         if self.forked:  # the epoll set is the parent's too: leave it alone
             return self._callbacks.pop(fd, None) is not None
         with self._lock:
@@ -171,13 +171,13 @@ class Reactor:
                 return False
             try:
                 self._poller.unregister(fd)
-            except OSError:  # closed before it was unregistered: the kernel has forgotten it already
+            except OSError:  # closed before it was unregistered: the kernel has removed it already
                 return True
             self._poller_changed()
             return True
 
     def close(self, timeout: float = 5.0) -> None:
-        """Ends the loop and joins the thread; what was not yet due is dropped. Idempotent.
+        """Ends the loop and joins the thread; drops pending calls. Idempotent.
 
         In the reactor's own thread it ends the loop after the current callback, without a join.
         """
@@ -203,7 +203,7 @@ class Reactor:
     # -- under the lock ------------------------------------------------------------------------
 
     def _check_fork(self) -> None:
-        if self.forked:  # asked before the lock is touched, which may be held for ever in the child
+        if self.forked:  # checked before the lock is taken, which may be held for ever in the child
             raise ForkedError(
                 "this context was made before fork",
                 hint="make the context in the child, or start processes by spawn or forkserver",
@@ -270,7 +270,7 @@ class Reactor:
                     self._call(otherwise, ())
 
     def _timeout(self) -> float | None:
-        """Seconds that the loop may sleep, None for endlessly."""
+        """Seconds that the loop may sleep; None for endlessly."""
         with self._lock:
             if self._ready or self._closed:
                 return 0.0
@@ -287,7 +287,7 @@ class Reactor:
             self._call(callback, (events,))
 
     def _run_ready(self) -> None:
-        for _ in range(len(self._ready)):  # what these add waits for the next round
+        for _ in range(len(self._ready)):  # calls that these add wait for the next round
             if self._closed:
                 return
             callback, arguments, _ = self._ready.popleft()
@@ -311,9 +311,9 @@ class Reactor:
         try:
             callback(*arguments)
         except Exception as error:
-            if self._closed and isinstance(error, Closed):  # it asked something of this loop, which ends
+            if self._closed and isinstance(error, Closed):  # it called a method of this loop, which ends
                 return
-            # It belongs to one connection or timer; those of all others must not stop with it.
+            # It belongs to one connection or timer; the others must not stop with it.
             self.failures += 1
             logger.exception("a callback of %s failed: %r", self._name, callback)
 
@@ -359,7 +359,7 @@ class _Poller:
 
 
 def _wake_pair() -> tuple[int, int]:
-    """Descriptors to read and to write a wake-up; one and the same where there is eventfd."""
+    """Descriptors to read and to write a wake-up; the same one where there is eventfd."""
     if hasattr(os, "eventfd"):
         fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         return fd, fd
@@ -372,7 +372,7 @@ def _wake_pair() -> tuple[int, int]:
 def _signal(fd: int) -> None:
     try:
         os.write(fd, b"\1\0\0\0\0\0\0\0")
-    except BlockingIOError:  # so many wake-ups wait there already that one more says nothing
+    except BlockingIOError:  # so many wake-ups wait already that one more has no effect
         return
 
 

@@ -1,8 +1,8 @@
 """Finds the transport of a scheme. A class is loaded when its scheme is first used.
 
-Other distributions add theirs by an entry point in the group `transfer.transports`, named like the
-scheme and pointing to a `transfer.transports.base.Transport` that is made with one argument, SocketOptions;
-or in the group `transfer.upgrades`, for what peers change to that have met by TCP.
+Other distributions add theirs by an entry point in the group `transfer.transports`. It is named like the
+scheme and points to a `transfer.transports.base.Transport` that is made with one argument, SocketOptions. The
+group `transfer.upgrades` is for transports to which peers upgrade after they have met by TCP.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from transfer.transports.handshake.upgrade import Declined, Upgrade
 
 logger = logging.getLogger("transfer")
 
-#: scheme -> module:class. rdma and ucx meet their peer by TCP; what carries the data is chosen then.
+#: scheme -> module:class. rdma and ucx meet their peer by TCP; the handshake chooses the transport of the
+#: data.
 _BUILTIN = {
     "tcp": "transfer.transports.tcp:TcpTransport",
     "rdma": "transfer.transports.tcp:TcpTransport",
@@ -33,31 +34,31 @@ _BUILTIN = {
     "inproc": "transfer.transports.inproc:InprocTransport",
 }
 
-#: what carries the data of a pair that met by TCP -> module:class
+#: transport of the data of a pair that met by TCP -> module:class
 _UPGRADES = {
     "local": "transfer.transports.shm.upgrade:LocalUpgrade",
     "rdma": "transfer.transports.rdma.upgrade:VerbsUpgrade",
     "ucx": "transfer.transports.ucx.upgrade:UcxUpgrade",
 }
 
-#: what loads a library that takes longer than the reactor may be held -> module:function
+#: loads a library that takes longer than the reactor may be blocked -> module:function
 _LOADERS = {"rdma": "transfer.transports.rdma.driver:load", "ucx": "transfer.transports.ucx.driver:fabric"}
-#: what was loaded, or tried
+#: the transports whose loader was called
 _prepared: set[str] = set()
 
 _loaded: dict[str, type[Transport]] = {}
 
 
 def find(scheme: str) -> type[Transport]:
-    """The class for a scheme. Raises AddressError for one that nobody brings."""
-    if scheme not in _loaded:  # two threads may both load it: they find the same class
+    """The class for a scheme. Raises AddressError for one that no distribution provides."""
+    if scheme not in _loaded:  # two threads may both load it: they get the same class
         with undivided():
             _loaded[scheme] = _load(scheme)
     return _loaded[scheme]
 
 
 def open_transport(scheme: str, options: SocketOptions | None = None) -> Transport:
-    """A transport for one endpoint. It holds no descriptor by itself and needs no closing."""
+    """A transport for one endpoint. It holds no descriptor and needs no closing."""
     make = find(scheme)
     return make(SocketOptions() if options is None else options)  # type: ignore[call-arg]
 
@@ -68,11 +69,11 @@ def schemes() -> tuple[str, ...]:
 
 
 def offer(config: TransportConfig, encrypt: str = "tcp") -> Offer:
-    """What this process offers to a peer for the data, best first, and why it lacks the others.
+    """The transports that this process offers to a peer, best first, and why it lacks the others.
 
-    encrypt: "all": nothing that goes over a network as it is.
+    encrypt: "all": nothing without encryption over a network.
 
-    What is no better than TCP here stands behind it, for those who ask by name.
+    A transport that is no better than TCP here follows TCP, for requests by name.
     """
     found = {name: probe.probe(name) for name in probe.names()}
     if encrypt == "all":
@@ -97,10 +98,10 @@ def upgrade(name: str) -> type[Upgrade]:
 
 
 def preparation(offer: Offer, scheme: str) -> Callable[[], None] | None:
-    """What to call, outside of the reactor, before a connection by this endpoint scheme: it loads the
-    library of the transport that will probably be chosen (UCX: 1 to 2 s, once for the process).
+    """A function to call, outside of the reactor, before a connection by this scheme: it loads the library
+    of the transport that will probably be chosen (UCX: 1 to 2 s, once for the process).
 
-    None: there is nothing to load. What is called never raises: the upgrade tells what is wrong.
+    None: there is nothing to load. The function never raises: the upgrade reports errors.
     """
     named = scheme if scheme in _LOADERS else offer.protocol
     if named == "auto":

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import encodings.idna  # noqa: F401 - a look-up needs it, in a thread while another one may fork
+import encodings.idna  # noqa: F401 - a lookup needs it, in a thread while another one may fork
 import errno
 import itertools
 import os
@@ -25,8 +25,8 @@ from transfer.transports.errors import (
 )
 from transfer.transports.forking import undivided
 
-#: a peer that was gone before we took it; Linux also reports network errors of the new connection here
-_NOBODY = frozenset(
+#: the peer has gone before accept; Linux also reports network errors of the new connection here
+_GONE = frozenset(
     {
         errno.EAGAIN, errno.ECONNABORTED, errno.EINTR, errno.EPROTO, errno.ENETDOWN, errno.ENOPROTOOPT,
         errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EOPNOTSUPP, errno.EPERM,
@@ -38,7 +38,7 @@ _SocketAddress = tuple[Any, ...]
 
 
 class TcpTransport(Transport):
-    """Also the way on which rdma and ucx meet their peer."""
+    """Also the transport by which rdma and ucx meet their peer."""
 
     scheme = "tcp"
     capabilities = Capabilities(networked=True)
@@ -53,7 +53,7 @@ class TcpTransport(Transport):
         try:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             if family == socket.AF_INET6:
-                # [::] means both families, whatever the system's default is.
+                # [::] binds both families, whatever the system's default is.
                 listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, int(address.host != "::"))
             listener.bind(where)
             listener.listen(backlog)
@@ -71,7 +71,7 @@ class TcpTransport(Transport):
         tune(connection, self.options)
 
     def start_connect(self, address: Address) -> socket.socket:
-        """A host with several numbers: each call takes the next one, IPv4 first."""
+        """Starts to connect. A host with several addresses: each call takes the next one, IPv4 first."""
         if address.is_wildcard:
             raise AddressError(f"{address} can be bound, not connected to", hint="name a host and a port")
         candidates = _resolve(address)
@@ -81,7 +81,7 @@ class TcpTransport(Transport):
 
 
 class SocketListener(Listener):
-    """A listening socket. Closed by its owner; a forgotten one warns as Python's sockets do."""
+    """A listening socket. Its owner closes it; a forgotten one warns as Python's sockets do."""
 
     def __init__(self, listener: socket.socket, address: Address, options: SocketOptions) -> None:
         self.address = address
@@ -95,7 +95,7 @@ class SocketListener(Listener):
         try:
             connection, where = self._socket.accept()
         except OSError as error:
-            if error.errno in _NOBODY:
+            if error.errno in _GONE:
                 return None
             raise descriptor_error(error, f"cannot accept on {self.address}") from error
         try:
@@ -114,7 +114,7 @@ class SocketListener(Listener):
 
 
 def new_socket(family: int, options: SocketOptions) -> socket.socket:
-    """A non-blocking stream socket that knows its options. Raises OutOfDescriptors, AddressNotAvailable."""
+    """A non-blocking stream socket with its options set. Raises OutOfDescriptors, AddressNotAvailable."""
     try:
         made = socket.socket(family, socket.SOCK_STREAM)
     except OSError as error:
@@ -131,7 +131,7 @@ def new_socket(family: int, options: SocketOptions) -> socket.socket:
 
 
 def tune(connection: socket.socket, options: SocketOptions) -> None:
-    """Sizes and keepalive. No Nagle: frames are coalesced already, and what is sent shall go."""
+    """Sets sizes and keepalive. No Nagle: frames are gathered already, and have to leave at once."""
     if options.send_buffer > 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer)
     if options.receive_buffer > 0:
@@ -162,11 +162,11 @@ def begin_connect(
 
 
 def connect_error(code: int, address: Address) -> TransferError:
-    """What a failed connect is called here; the OSError is chained."""
+    """The error of a failed connect; the OSError is chained."""
     cause = OSError(code, os.strerror(code))
     hints = {
-        errno.ECONNREFUSED: "nobody listens there; is the other side started, and the port right?",
-        errno.ENOENT: "nobody listens there; is the other side started, and the path right?",
+        errno.ECONNREFUSED: "no process listens there; is the other side started, and the port right?",
+        errno.ENOENT: "no process listens there; is the other side started, and the path right?",
         errno.EACCES: "this user may not connect there",
         errno.EAGAIN: "the other side's backlog is full",
     }
@@ -176,7 +176,7 @@ def connect_error(code: int, address: Address) -> TransferError:
 
 
 def bind_error(error: OSError, address: Address) -> TransferError:
-    """What a failed bind is called here."""
+    """The error of a failed bind."""
     if error.errno == errno.EADDRINUSE:
         return AddressInUse(f"{address} is in use", hint="take another port, or port 0 for any free one")
     if error.errno == errno.EADDRNOTAVAIL:
@@ -189,7 +189,7 @@ def bind_error(error: OSError, address: Address) -> TransferError:
 
 
 def describe(where: Any) -> str:
-    """A peer's address for people: "127.0.0.1:4711", "[::1]:4711"; empty for an unnamed Unix socket."""
+    """A peer's address as text: "127.0.0.1:4711", "[::1]:4711"; empty for an unnamed Unix socket."""
     if isinstance(where, tuple):
         return f"{format_host(where[0])}:{where[1]}"
     text = where.decode(errors="replace") if isinstance(where, bytes) else str(where)
@@ -200,7 +200,7 @@ def describe(where: Any) -> str:
 
 
 def bind_address(address: Address) -> tuple[int, _SocketAddress]:
-    """(family, what to bind). Names are tried as interfaces first, as libzmq does."""
+    """(family, address to bind). Names are tried as interfaces first, as in libzmq."""
     if address.host == "*":
         return socket.AF_INET, ("0.0.0.0", address.port)
     if not is_numeric(address.host):
@@ -211,7 +211,7 @@ def bind_address(address: Address) -> tuple[int, _SocketAddress]:
 
 
 def _resolve(address: Address) -> list[tuple[int, _SocketAddress]]:
-    """The socket addresses of a host, IPv4 first. May block on a look-up. Raises AddressError."""
+    """The socket addresses of a host, IPv4 first. May block on a lookup. Raises AddressError."""
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM)
     except (OSError, UnicodeError) as error:
@@ -225,11 +225,11 @@ def _resolve(address: Address) -> list[tuple[int, _SocketAddress]]:
 
 
 def _interface_address(name: str) -> str | None:
-    """The IPv4 number of an interface of this machine, or None if there is no such interface."""
+    """The IPv4 address of an interface of this machine, or None if there is no such interface."""
     if name not in {known for _, known in socket.if_nameindex()}:
         return None
     with undivided():
-        import fcntl  # not everywhere
+        import fcntl  # not on every system
 
     request = struct.pack("256s", name.encode())
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

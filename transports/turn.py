@@ -1,9 +1,9 @@
-"""Whose turn it is on a REQ or a REP.
+"""The state of the dialogue of a REQ or a REP.
 
-The pattern rules over it (`patterns/req_rep.py`). The core reads and writes the same object for the
-common case, one plain frame each way, so that no Python runs between the two. Each core brings its
-own class with these attributes and methods, of which each is one step for other threads; this one is
-the plain state, for one thread.
+The pattern controls it (`patterns/req_rep.py`). The core reads and writes the same object for the
+common case, one plain frame each way, so that no Python runs between request and reply. Each core brings its
+class with these attributes and methods, each of which is atomic for other threads; this one is the plain
+state, for one thread.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import Any
 class Turn:
     """State of one socket's dialogue.
 
-    `number`: the open request, 0 is none. `stream`: who has it (REQ) or who asked (REP).
+    `number`: the open request, 0 is none. `stream`: the peer that has it (REQ) or sent it (REP).
     `pending`: the request that is being sent. `open`: REP owes a reply. `failure`: why no reply can come.
-    `last`: number of the newest request. `mark`: bits that its number has on the wire besides. `relaxed`: a
-    new request may replace one that is open.
+    `last`: number of the newest request. `mark`: additional bits of its number on the wire. `relaxed`: a
+    new request may replace an open one.
     `simple`: REP: the request had no envelope.
-    `asked`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in the
-    buckets of `BOUNDS`.
+    `requested_ns`: time.monotonic_ns() of the open request. `counts`, `total_ns`: round trips of a REQ, in
+    the buckets of `BOUNDS`.
     """
 
     __slots__ = (
-        "asked",
         "counts",
         "failure",
         "last",
@@ -34,12 +33,13 @@ class Turn:
         "open",
         "pending",
         "relaxed",
+        "requested_ns",
         "simple",
         "stream",
         "total_ns",
     )
 
-    #: upper ends of the buckets in nanoseconds, doubling; one more holds what is longer
+    #: upper bounds of the buckets in nanoseconds, doubling; one more bucket holds longer ones
     BOUNDS = tuple(16_000 << power for power in range(20))
 
     def __init__(self) -> None:
@@ -52,35 +52,35 @@ class Turn:
         self.failure: BaseException | None = None
         self.open = False
         self.simple = True
-        self.asked = 0
+        self.requested_ns = 0
         self.counts = [0] * (len(self.BOUNDS) + 1)
         self.total_ns = 0
 
     # -- REQ
 
     def asks(self, stream: Any, number: int, now: int) -> None:
-        """The request `pending` went to this stream, at `now` (ns). Nothing is open if its reply was
-        quicker than this call: a thread that waited for an earlier one had it."""
+        """The request `pending` went to this stream, at `now` (ns). Nothing is open if its reply was faster
+        than this call: a thread that waited for an earlier reply received it."""
         early = self.pending != number
         self.pending = 0
-        self.asked = now
+        self.requested_ns = now
         self.number = 0 if early else number
         self.stream = stream
         self.failure = None
 
     def answers(self, stream: Any, number: int) -> bool:
-        """A reply came: True if it is that of the open request, which is closed then.
+        """A reply came: True if it is the reply to the open request, which is closed then.
 
-        A request without a stream is on its way to another peer: who has its number is that one.
+        A request without a stream is being sent to another peer: a reply with its number is from that peer.
         """
         if number and number == self.pending:
             self.pending = 0
-            self.asked = 0
+            self.requested_ns = 0
             return True
         if not number or number != self.number or (self.stream is not None and self.stream is not stream):
             return False
         self.number = 0
-        self.failure = None  # it came before the end
+        self.failure = None  # the reply came before the end of the stream
         return True
 
     def fails(self, stream: Any, error: BaseException) -> bool:
@@ -91,7 +91,7 @@ class Turn:
         return True
 
     def gives_up(self) -> BaseException | None:
-        """Closes an open request that failed: why it did. None: it has not."""
+        """Closes an open request that failed and returns its error. None: it has not failed."""
         failure = self.failure
         if not self.number or failure is None:
             return None
@@ -100,24 +100,24 @@ class Turn:
         return failure
 
     def answered(self, now: int) -> None:
-        """The reply to the request at `asked` is there: counts the round trip. 0: nobody knows."""
-        if not self.asked:
+        """The reply to the open request has arrived: counts the round trip. 0: the time is unknown."""
+        if not self.requested_ns:
             return
-        took = now - self.asked
+        took = now - self.requested_ns
         self.counts[bisect_left(self.BOUNDS, took)] += 1
         self.total_ns += took
 
     # -- REP
 
-    def was_asked(self, stream: Any, number: int, simple: bool) -> None:
-        """A request of this stream was received: a reply is owed."""
+    def request_received(self, stream: Any, number: int, simple: bool) -> None:
+        """A request of this stream was received: REP owes a reply."""
         self.stream = stream
         self.number = number
         self.simple = simple
         self.open = True
 
     def closes(self, stream: Any) -> bool:
-        """Nothing is owed to this stream any more. False: nothing was."""
+        """REP owes this stream no reply any more. False: it owed none."""
         if not self.open or self.stream is not stream:
             return False
         self.open = False

@@ -1,7 +1,7 @@
-"""Steps of which none may be missing, although a signal's handler may raise between any two of them.
+"""Runs steps to their end, although a signal handler may raise between any two of them.
 
-The interpreter runs handlers in the main thread only. So another thread does there what is to be done, and
-an interruption ends the waiting for it, not the work.
+The interpreter runs handlers in the main thread only. So another thread executes the steps, and an
+interruption ends the wait for it, not the work.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
-#: seconds that it may take: it goes on behind them, too
+#: seconds that the wait may take; the steps continue after them, too
 _PATIENCE = 5.0
 
 
 def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
-    """The call's result; `otherwise` if it takes too long. The call must not raise, nor want a lock that its
+    """The call's result; `otherwise` if it takes too long. The call must not raise, nor take a lock that its
     caller holds."""
     if threading.current_thread() is not threading.main_thread():
         return call()
     results: list[T] = []
-    done = _thread.allocate_lock()  # no Event: its own lock stays taken if the wait is interrupted inside
+    done = _thread.allocate_lock()  # no Event: its internal lock stays taken if the wait is interrupted
     done.acquire()
 
     def step() -> None:
@@ -41,8 +41,8 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
 
 
 def _start(step: Callable[[], None]) -> None:
-    """Starts the thread that `threading` knows. An exception of a handler in the middle of that would leave a
-    thread which dies before its first step, so it is not the main thread's to do."""
+    """Starts the thread that `threading` registers. An exception of a handler inside that would leave a
+    thread that ends before its first step, so the main thread does not do it."""
     try:
         threading.Thread(target=step, name="transfer-step", daemon=True).start()
     except RuntimeError:

@@ -1,6 +1,6 @@
-"""Which variables of the environment there are: a misspelt one is refused, instead of changing nothing.
+"""The environment variables: a misspelt one is refused, so that it is not ignored.
 
-The readers are `transports/config.py` and `transfer/config.py`; a test compares this list with them.
+`transports/config.py` and `transfer/config.py` read them; a test compares this list with both.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transfer.transports.errors import OptionError
 
 _OURS, _MOONCAKE = "TRANSFER_", "MC_"
 
-#: variables by the part behind their prefix
+#: variables by the part after their prefix
 OURS = frozenset(
     {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
     | {
@@ -30,16 +30,16 @@ OURS = frozenset(
     }
     | {"TOKEN", "TOKEN_FILE", "TOKENLESS", "UCX_DRIVER", "UNAUTHENTICATED"}
 )
-#: of those of Mooncake, which has many more
+#: the variables of Mooncake that are read here; it has many more
 MOONCAKES = frozenset(["RPC_PROTOCOL", "RPC_POLICY", "RDMA_DEVICES", "IB_PORT", "GID_INDEX", "MTU"])
 
-#: what a container finds of services of Kubernetes whose names begin with "transfer", options of a broker
-#: (which checks them itself), and what building and testing this project reads
+#: variables of Kubernetes for services whose names begin with "transfer", options of a broker (which checks
+#: them itself), and variables for building and testing this project
 _OTHERS = re.compile(
     r"(.*_)?(SERVICE_HOST|SERVICE_PORT(_.*)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_.*)?)\Z"
     r"|BROKER__|TEST_|NO_NATIVE\Z|NEED_NATIVE\Z|CORE_FLAGS\Z"
 )
-#: how much of a name has to agree with a known one to be that one, misspelt
+#: how similar a name has to be to a known one to count as misspelt
 _NEAR, _NEAR_MOONCAKES = 0.8, 0.85
 
 logger = logging.getLogger("transfer")
@@ -47,8 +47,8 @@ _warned: set[str] = set()
 
 
 def check_names(environ: Mapping[str, str]) -> None:
-    """Raises OptionError for a variable that is a known one, misspelt. Warns once of each other one that
-    begins with TRANSFER_: it may be the program's own, and has no effect here."""
+    """Raises OptionError for a misspelt known variable. Logs a warning once for each other one that begins
+    with TRANSFER_: it may be the program's own, and has no effect here."""
     for name in environ:
         if name.startswith(_OURS):
             rest = name.removeprefix(_OURS)

@@ -207,12 +207,12 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
 @pytest.mark.parametrize(
     ("door", "security", "wanted"),
     [
-        ("ttp", Security(), "nobody is asked"),
+        ("ttp", Security(), "without authentication"),
         ("ttp", Security(token=TOKEN), "knows no token"),
         ("rqueue", Security(token=TOKEN), "knows no token"),
         ("pybroker", Security(token=TOKEN), "knows no token"),
         ("abtp", Security(token=TOKEN), "knows no token"),
-        ("http", Security(), "nobody is asked"),
+        ("http", Security(), "without authentication"),
     ],
 )
 def test_a_door_that_strangers_could_use_is_not_opened(tmp_path, identities, door, security, wanted):

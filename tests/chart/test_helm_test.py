@@ -218,7 +218,7 @@ def test_a_fall_to_tcp_fails_every_test_of_a_profile_with_rdma(tmp_path: Path) -
         for name in ("req-rep", "push-pull", "doctor"):
             status, told = here.run(container_of(here.rendered, f"-test-{name}"))
             assert status == 1, f"{name}: {told}"
-            assert "rdma was asked for by" in told and "(MC_RPC_PROTOCOL)" in told
+            assert "rdma was requested by" in told and "(MC_RPC_PROTOCOL)" in told
             assert "this machine has no RDMA device" in told
 
 

@@ -133,7 +133,7 @@ def test_others_are_let_in_only_where_that_is_allowed_and_with_a_warning(
 ):
     code, out, said = within("--data", tmp_path / "none", *ANYWHERE, "--host", "0.0.0.0")
     assert (code, out) == (1, "")
-    assert said.startswith("transfer: tcp://0.0.0.0:0 would let strangers in")
+    assert said.startswith("transfer: tcp://0.0.0.0:0 would accept connections without authentication")
     assert "TRANSFER_UNAUTHENTICATED=allow" in said
     monkeypatch.setenv("TRANSFER_UNAUTHENTICATED", "allow")
     command, _ = serve("--host", "0.0.0.0")

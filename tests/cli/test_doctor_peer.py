@@ -59,7 +59,7 @@ def test_what_the_environment_requires_has_to_be_had(serving, capsys, monkeypatc
     monkeypatch.setattr("transfer.doctor.throughput._WAYS", ("auto", "tcp"))
     assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint]) == 1
     told = capsys.readouterr().out
-    assert "✗ auto" in told and "rdma was asked for by this side (MC_RPC_PROTOCOL)" in told
+    assert "✗ auto" in told and "rdma was requested by this side (MC_RPC_PROTOCOL)" in told
     monkeypatch.setenv("MC_RPC_PROTOCOL", "tcp")
     assert cli.run(["doctor", "--seconds", "0.05", "--peer", endpoint]) == 0
     assert "✓ auto (tcp)" in capsys.readouterr().out

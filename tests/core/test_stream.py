@@ -552,7 +552,7 @@ def test_a_plain_peer_gets_flags_0_to_2_only(kit):
         [(LZ4, 0, None, None, b"x")],
         [(CRC, 0, None, None, b"x")],
     ):
-        with pytest.raises(NotSupported, match="said no hello"):
+        with pytest.raises(NotSupported, match="sent no hello"):
             stream.send(frames)
     stream.send([(TENSOR, 0, b"t", META, bytes(4))])
     [frame] = decode(read(far, 34 + 48 + 1 + 4))

@@ -20,41 +20,41 @@ def listing(*numbers, **more):
 
 def test_who_comes_and_who_goes():
     membership = Membership()
-    assert membership.heard(listing(0, 1)).added == MEMBERS[:2]
-    changes = membership.heard(listing(1, 2))
+    assert membership.update(listing(0, 1)).added == MEMBERS[:2]
+    changes = membership.update(listing(1, 2))
     assert (changes.added, changes.retired) == ([MEMBERS[2]], [MEMBERS[0]])
     assert membership.state(MEMBERS[0]) is State.RETIRED
-    assert membership.heard(listing(0, 1, 2)).restored == [MEMBERS[0]]
+    assert membership.update(listing(0, 1, 2)).restored == [MEMBERS[0]]
 
 
 def test_an_empty_answer_drops_nobody():
     membership = Membership()
-    membership.heard(listing(0, 1))
-    changes = membership.heard(listing(complete=False))
+    membership.update(listing(0, 1))
+    changes = membership.update(listing(complete=False))
     assert (changes.held, changes.retired) == (MEMBERS[:2], [])
     assert not membership.ended(MEMBERS[0]), "who has gone meanwhile is not tried again"
     assert membership.state(MEMBERS[0]) is None
-    assert membership.heard(listing(1)).kept == [MEMBERS[1]]
+    assert membership.update(listing(1)).kept == [MEMBERS[1]]
 
 
 def test_who_has_gone_for_certain_goes_although_others_are_not_known():
     membership = Membership()
-    membership.heard(listing(0, 1, 2))
-    changes = membership.heard(listing(2, complete=False, gone=frozenset(MEMBERS[:1])))
+    membership.update(listing(0, 1, 2))
+    changes = membership.update(listing(2, complete=False, gone=frozenset(MEMBERS[:1])))
     assert (changes.retired, changes.held) == (MEMBERS[:1], [MEMBERS[1]])
 
 
 def test_not_more_than_can_be_followed():
     many = frozenset(Address("tcp", f"10.{n >> 8}.{n & 255}.1", 1) for n in range(MOST + 50))
     membership = Membership()
-    assert len(membership.heard(Listing(many)).added) == MOST
-    assert not any(membership.heard(Listing(many))), "and always the same ones"
+    assert len(membership.update(Listing(many)).added) == MOST
+    assert not any(membership.update(Listing(many))), "and always the same ones"
 
 
 def test_who_is_followed_stays_when_there_are_more_than_can_be():
     membership = Membership()
-    membership.heard(listing(3))
-    changes = membership.heard(listing(0, 1, 2, 3), 2)
+    membership.update(listing(3))
+    changes = membership.update(listing(0, 1, 2, 3), 2)
     assert (changes.added, changes.retired) == (MEMBERS[:1], [])
 
 
@@ -71,7 +71,7 @@ class Model(RuleBasedStateMachine):
     @rule(there=SETS, gone=SETS, complete=st.booleans())
     def hears(self, there, gone, complete):
         before = dict(self.states)
-        changes = self.membership.heard(Listing(there, complete=complete, gone=gone))
+        changes = self.membership.update(Listing(there, complete=complete, gone=gone))
         for member in there:
             self.states[member] = "listed"
         for member in before.keys() - there:

@@ -24,7 +24,7 @@ from transfer.transports.handshake.handshake import Handshake
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Made, Upgrade, text_of
 from transfer.transports.shm import control_channel as beside
-from transfer.transports.shm.unix_listener import TOKEN_SIZE, enter
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, connect
 
 #: what a way makes: a connection at which the talk begins
 Way = Callable[[random.Random], Any]
@@ -144,7 +144,7 @@ class _Entering(Upgrade):
         token = bytes.fromhex(text_of(offer, "token"))
         if self._rng is not None and self._rng.random() < 0.3:
             token = self._rng.randbytes(TOKEN_SIZE)
-        self.pair = enter(text_of(offer, "name"), token)
+        self.pair = connect(text_of(offer, "name"), token)
         return {}
 
     def finish(self, answer: dict[str, Any]) -> None:

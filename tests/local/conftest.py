@@ -59,8 +59,8 @@ class End:
     reactor: Reactor
 
     @property
-    def beside(self) -> socket.socket:
-        return self.carrier._beside._socket
+    def control(self) -> socket.socket:
+        return self.carrier._control._socket
 
 
 def _end(core, connection):

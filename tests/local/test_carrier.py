@@ -1,4 +1,4 @@
-"""Both ends of a carrier without a stream: payloads, loans, what a bad peer may say beside."""
+"""Both ends of a carrier without a stream: payloads, loans, invalid messages on the control channel."""
 
 from __future__ import annotations
 
@@ -438,12 +438,12 @@ def test_a_block_that_is_given_up_is_unmapped_by_the_receiver(ends, core, monkey
 def test_what_is_given_back_to_a_peer_that_does_not_read_is_said_later(ends, core, monkeypatch):
     sender, receiver = ends
     monkeypatch.setattr(sender.carrier, "_ready", lambda events: None)
-    sender.reactor.unregister(sender.carrier._beside.fd)
+    sender.reactor.unregister(sender.carrier._control.fd)
     blocks = blocks_of(sender, core)
     region = blocks.allocate(64 * 65536)
     told = Told()
     count = 0
-    while not receiver.carrier._beside.waiting:
+    while not receiver.carrier._control.waiting:
         for number in range(64):
             part = memoryview(region)[number * 65536 : (number + 1) * 65536]
             with sender.carrier._lock:  # a new share, though the last one was not heard to be over
@@ -465,7 +465,7 @@ def test_what_is_given_back_to_a_peer_that_does_not_read_is_said_later(ends, cor
 
 def say(end, data, fds=()):
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
-    end.beside.sendmsg([data], rights)
+    end.control.sendmsg([data], rights)
 
 
 @pytest.mark.parametrize(
@@ -486,7 +486,7 @@ def say(end, data, fds=()):
     ],
     ids=lambda value: str(value)[:60].replace("\\", ""),
 )
-def test_garbage_beside_is_an_error_of_that_connection(ends, data, count):
+def test_garbage_on_the_control_channel_is_an_error_of_that_connection(ends, data, count):
     bad, good = ends
     failed = []
     good.carrier.watch(failed.append)
@@ -496,7 +496,7 @@ def test_garbage_beside_is_an_error_of_that_connection(ends, data, count):
     for fd in fds:
         os.close(fd)
     assert eventually(lambda: failed)
-    assert isinstance(failed[0], ProtocolError) and failed[0].reason == "beside"
+    assert isinstance(failed[0], ProtocolError) and failed[0].reason == "control_channel"
     assert eventually(lambda: len(descriptors()) <= before) and not mappings()
     later = []
     good.carrier.watch(later.append)
@@ -524,7 +524,7 @@ def test_an_announcement_twice_is_refused(ends, kind):
         fd = make_memfd(PAGE * 2)
         say(bad, _SAID.pack(kind, 7, PAGE * 2, PAGE), [fd])
         os.close(fd)
-    assert eventually(lambda: failed) and failed[0].reason == "beside"
+    assert eventually(lambda: failed) and failed[0].reason == "control_channel"
 
 
 def test_a_flood_of_announcements_is_refused(ends, monkeypatch):
@@ -536,7 +536,7 @@ def test_a_flood_of_announcements_is_refused(ends, monkeypatch):
         fd = make_memfd(PAGE * 2)
         say(bad, _SAID.pack(1, number, PAGE * 2, PAGE), [fd])
         os.close(fd)
-    assert eventually(lambda: failed) and failed[0].reason == "beside"
+    assert eventually(lambda: failed) and failed[0].reason == "control_channel"
 
 
 def test_what_is_let_go_and_was_never_there_does_no_harm(ends):

@@ -85,7 +85,7 @@ def test_who_names_tcp_gets_tcp(core, monkeypatch):
         push.send(b"y" * 200_000)
         assert pull.recv() == b"y" * 200_000
         (peer,) = push.peers()
-        assert peer.transport == "tcp" and "asked for" in peer.reason
+        assert peer.transport == "tcp" and "requested by" in peer.reason
         for socket in context.kept:
             socket.close(0)
 
@@ -98,18 +98,18 @@ def test_a_wish_that_cannot_be_met_still_gets_the_best(context):
     push.wait_for_peers(1, 10)
     if "rdma" in context.offer.transports:
         pytest.skip("this machine has a device for RDMA")
-    assert push.peers()[0].transport == "local" and "rdma was asked for" in push.peers()[0].reason
+    assert push.peers()[0].transport == "local" and "rdma was requested" in push.peers()[0].reason
 
 
-@pytest.mark.parametrize("step", ["enter", "take"])
+@pytest.mark.parametrize("step", ["connect", "take"])
 def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
     """The door is shut in the middle of the dialogue, on either side of it."""
 
     def shut(*arguments):
         raise door.Declined("unreachable", "the door is shut")
 
-    if step == "enter":
-        monkeypatch.setattr("transfer.transports.shm.upgrade.enter", shut)
+    if step == "connect":
+        monkeypatch.setattr("transfer.transports.shm.upgrade.connect", shut)
     else:
         monkeypatch.setattr(door.UnixListener, "take", shut)
     pull, push = pair_of(context, PULL, PUSH)
@@ -133,7 +133,7 @@ def test_without_descriptors_tcp_goes_on(context, monkeypatch):
 
 
 def test_under_require_a_door_that_is_shut_is_the_end(context, monkeypatch):
-    monkeypatch.setattr("transfer.transports.shm.upgrade.enter", lambda *arguments: _declined())
+    monkeypatch.setattr("transfer.transports.shm.upgrade.connect", lambda *arguments: _declined())
     pull = context.socket(PULL)
     pull.bind(TCP)
     push = context.socket(PUSH)

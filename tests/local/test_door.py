@@ -12,7 +12,7 @@ from tests.local.conftest import eventually
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.reactor import Reactor
 from transfer.transports.shm import unix_listener as module
-from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, enter
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, connect
 
 TOKEN = b"t" * TOKEN_SIZE
 
@@ -60,7 +60,7 @@ def is_closed(connection):
 
 
 def test_who_has_the_token_comes_in(door):
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     ours = door.take(TOKEN)
     for here, there in zip(ours, theirs, strict=True):
         assert not here.get_inheritable() and not here.getblocking()
@@ -74,7 +74,7 @@ def test_who_has_the_token_comes_in(door):
 
 def test_each_token_is_another_peer_and_good_once(door):
     tokens = [bytes([n]) * TOKEN_SIZE for n in range(5)]
-    theirs = [enter(door.name, token) for token in tokens]
+    theirs = [connect(door.name, token) for token in tokens]
     for token, pair in reversed(list(zip(tokens, theirs, strict=True))):
         ours = door.take(token)
         ours[0].send(token)
@@ -87,14 +87,14 @@ def test_each_token_is_another_peer_and_good_once(door):
 
 
 def test_an_unknown_token_gets_nothing(door):
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     with pytest.raises(Declined):
         door.take(b"x" * TOKEN_SIZE)
     close(door.take(TOKEN), theirs)
 
 
 def test_the_first_of_two_with_one_token_is_kept(door):
-    first, second = enter(door.name, TOKEN), enter(door.name, TOKEN)
+    first, second = connect(door.name, TOKEN), connect(door.name, TOKEN)
     ours = door.take(TOKEN)
     ours[0].send(b"a")
     assert first[0].recv(1) == b"a" and is_closed(second[0])
@@ -103,7 +103,7 @@ def test_the_first_of_two_with_one_token_is_kept(door):
 
 def test_a_door_that_is_not_there():
     with pytest.raises(Declined) as caught:
-        enter("transfer-nothing", TOKEN)
+        connect("transfer-nothing", TOKEN)
     assert caught.value.reason == "unreachable"
 
 
@@ -120,7 +120,7 @@ def test_bad_greetings_are_shut_out_and_leave_nothing(door):
     ]
     gone = knock(door)
     gone.close()
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     close(door.take(TOKEN), theirs)
     assert all(is_closed(each) for each in bad)
     close(pair, stream, bad, (reading, writing))
@@ -129,7 +129,7 @@ def test_bad_greetings_are_shut_out_and_leave_nothing(door):
 def test_who_is_still_about_to_greet_is_not_shut_out(door):
     """The door is looked at for one peer, while another is between its connect and its greeting."""
     late = knock(door)
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     close(door.take(TOKEN), theirs)
     pair = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     rights = array.array("i", [pair[0].fileno()])
@@ -152,7 +152,7 @@ def test_who_never_greets_is_shut_out_in_the_end(door, monkeypatch):
 
 def test_who_is_never_asked_for_is_dropped(door, monkeypatch):
     monkeypatch.setattr(module, "_PATIENCE", -1)
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     with pytest.raises(Declined):
         door.take(b"x" * TOKEN_SIZE)
     assert is_closed(theirs[0])
@@ -160,14 +160,14 @@ def test_who_is_never_asked_for_is_dropped(door, monkeypatch):
 
 
 def test_another_user_is_refused_on_either_side(door, monkeypatch):
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(Declined):
         door.take(TOKEN)
     assert is_closed(theirs[0])
     close(theirs)
     with pytest.raises(Declined) as caught:
-        enter(door.name, TOKEN)
+        connect(door.name, TOKEN)
     assert caught.value.reason == "other_user"
 
 
@@ -176,25 +176,25 @@ def test_a_full_door_means_another_way(door, monkeypatch):
     knocking = []
     with pytest.raises(Declined) as caught:
         for number in range(5):
-            knocking.append(enter(door.name, bytes([number]) * TOKEN_SIZE))
+            knocking.append(connect(door.name, bytes([number]) * TOKEN_SIZE))
     assert caught.value.reason == "unreachable" and knocking
     close(*knocking)
 
 
 def test_a_closed_door_is_gone():
     door = UnixListener(NoReactor())
-    theirs = enter(door.name, TOKEN)
+    theirs = connect(door.name, TOKEN)
     door.close()
     assert eventually(lambda: is_closed(theirs[0]))
     with pytest.raises(Declined):
-        enter(door.name, TOKEN)
+        connect(door.name, TOKEN)
     close(theirs)
 
 
 def test_who_is_not_waited_for_any_more_is_sent_away(door):
     """A peer that came in and was killed before the dialogue was over."""
     before = len(os.listdir("/proc/self/fd"))
-    pair = enter(door.name, TOKEN)
+    pair = connect(door.name, TOKEN)
     close(pair)
     door.forget(TOKEN)
     door.forget(TOKEN)
@@ -215,7 +215,7 @@ def test_connections_that_nobody_asks_for_do_not_fill_the_backlog(monkeypatch):
             foreign.append(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
             foreign[-1].setblocking(False)
             assert eventually(lambda: not foreign[-1].connect_ex("\0" + door.name))
-        theirs = enter(door.name, TOKEN)
+        theirs = connect(door.name, TOKEN)
         assert eventually(lambda: TOKEN in door._waiting)
         close(door._waiting.pop(TOKEN)[1], theirs)
     finally:

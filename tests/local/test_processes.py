@@ -172,7 +172,7 @@ def test_a_sleeping_sender_hears_of_all_that_was_given_back():
             kept.clear()
             gc.collect()
             (carrier,) = _living(context)
-            assert carrier._beside.waiting  # its socket was full
+            assert carrier._control.waiting  # its socket was full
             os.kill(program.process.pid, signal.SIGCONT)
             assert program.line() == "done local"
             program.tell()

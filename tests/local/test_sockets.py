@@ -528,7 +528,7 @@ def test_many_connections_come_and_go_and_leave_nothing(context, other):
 
 
 @pytest.mark.parametrize("side", ["sender", "receiver"])
-def test_garbage_beside_a_connection_ends_that_connection_only(context, other, side):
+def test_garbage_on_a_control_channel_ends_that_connection_only(context, other, side):
     pull = other.socket(PULL, rcvtimeo=5000)
     pull.bind(TCP)
     good, bad = (context.socket(PUSH) for _ in range(2))
@@ -539,8 +539,8 @@ def test_garbage_beside_a_connection_ends_that_connection_only(context, other, s
         assert pull.recv() == large(1)
     victim = pull if side == "receiver" else bad
     speaker = carrier_of(bad) if side == "receiver" else carrier_of(pull, 0)
-    speaker._beside._socket.send(b"garbage")
-    assert eventually(lambda: victim._links.counts.get("protocol:beside") == 1)
+    speaker._control._socket.send(b"garbage")
+    assert eventually(lambda: victim._links.counts.get("protocol:control_channel") == 1)
     for number in range(5):
         good.send(large(number))
         assert pull.recv() == large(number)

@@ -91,7 +91,7 @@ def test_a_new_certificate_is_shown_without_a_restart(authority, security):
 
 @pytest.mark.parametrize(
     ("security", "why"),
-    [(Security(), "let strangers in"), (Security(token=TOKEN), "take the token in plain text")],
+    [(Security(), "unauthenticated clients"), (Security(token=TOKEN), "take the token in plain text")],
     ids=["nothing", "token"],
 )
 def test_other_machines_are_not_answered_without_certificates(security, why):

@@ -103,7 +103,7 @@ def test_what_a_plain_peer_does_not_know_is_not_sent(zi, bound, dial, answer):
     connection = dial(rep)
     connection.sendall(frame(REQ, b"q", sequence=5))
     assert zi.recv(rep)["data"] == b"q"
-    with pytest.raises(NotSupported, match="said no hello"):
+    with pytest.raises(NotSupported, match="sent no hello"):
         answer(zi, rep)
     assert zi.reply(rep, np.zeros((2, 2), np.float32)) == 0
     head = HEADER.unpack(connection.recv(HEADER.size, socket.MSG_WAITALL))

@@ -227,7 +227,7 @@ def test_settings_that_make_no_sense(wrong):
 
 
 def test_who_listens_needs_a_certificate(stage, paper):
-    with pytest.raises(SecurityError, match="no certificate to show") as caught:
+    with pytest.raises(SecurityError, match="no certificate, which a server needs") as caught:
         stage.serve(paper.security(certificate="", key=""))
     assert "TRANSFER_TLS_CERT" in caught.value.hint
 

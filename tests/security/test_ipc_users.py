@@ -105,7 +105,7 @@ def test_where_there_are_certificates_only_another_user_is_refused(apart, meet, 
     pull, push, watched = meet(paper.security(), Security())
     assert "TRANSFER_TOKEN_FILE" in failure(watched[0]).hint
     error = failure(watched[1])
-    assert error.reason == "token" and "this side is another user's" in str(error)
+    assert error.reason == "token" and "this side runs under another user" in str(error)
     assert not pull.peers() and not push.peers()
 
 

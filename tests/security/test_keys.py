@@ -20,7 +20,7 @@ from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Declined, Made, Surroundings, Upgrade
 from transfer.transports.reactor import Reactor
 from transfer.transports.security.settings import Security
-from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, enter
+from transfer.transports.shm.unix_listener import TOKEN_SIZE, UnixListener, connect
 from transfer.transports.shm.upgrade import LocalUpgrade
 
 OFFER = Offer(("rdma",), "rdma", "prefer")
@@ -93,7 +93,7 @@ def test_one_side_that_is_guarded_is_enough():
 def test_with_require_a_stranger_is_refused():
     one, other, _, _ = shaken("require")
     assert [side.outcome.reason for side in (one, other)] == ["policy", "policy"]
-    assert "has not shown who it is" in str(other.outcome)
+    assert "has not authenticated" in str(other.outcome)
 
 
 # --- sockets on one host ---------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def test_no_local_for_strangers(core, paper, local):
     """The server has a certificate and asks for none."""
     server = Security(paper.issued.certificate, paper.issued.key)
     for info in told(core, server, Security(authority=paper.authority.path)):
-        assert info.transport == "tcp" and "who it is" in info.reason
+        assert info.transport == "tcp" and "not authenticated" in info.reason
 
 
 def test_tcp_is_told_to_be_encrypted(core, paper):
@@ -181,9 +181,9 @@ def door():
 
 def test_a_key_is_good_once(door):
     key = secrets.token_bytes(TOKEN_SIZE)
-    ends = [*enter(door.name, key)]
+    ends = [*connect(door.name, key)]
     ends += door.take(key)
-    ends += enter(door.name, key)
+    ends += connect(door.name, key)
     with pytest.raises(Declined):
         door.take(secrets.token_bytes(TOKEN_SIZE))
     assert ends[0].send(b"x") and ends[2].recv(1) == b"x", "the first one goes on undisturbed"
@@ -210,7 +210,7 @@ def test_keys_are_new_for_each_connection(place):
             assert re.fullmatch(r"[0-9a-f]{32}", said["token"])
             seen.add(said["token"])
         assert len(seen) == 20
-        mine = enter(said["name"], bytes.fromhex(min(seen - {said["token"]})))
+        mine = connect(said["name"], bytes.fromhex(min(seen - {said["token"]})))
         with pytest.raises(Declined):
             upgrade.finish({})  # by the key of another connection nobody comes in here
         for end in mine:

@@ -263,7 +263,7 @@ def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
             came.write(theirs.recv(1 << 16))
         theirs.settimeout(10)
     taken = 0
-    with pytest.raises(OSError, match="did not say who it is"):
+    with pytest.raises(OSError, match="unauthenticated peer"):
         while taken < 1 << 20:
             peer.write(bytes(16_000))
             theirs.sendall(goes.read())

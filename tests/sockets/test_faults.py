@@ -268,7 +268,7 @@ def test_policy_require_fails_at_connect(context):
     with pytest.raises(transfer.Fatal) as caught:
         push.connect(endpoint)
     # The caller's words: what this side asked for, and who refused.
-    asked = f"rdma was asked for by {{}} (the endpoint {endpoint}), and neither side has it"
+    asked = f"rdma was requested by {{}} (the endpoint {endpoint}), and neither side has it"
     assert str(caught.value).startswith(f"{endpoint}: the peer refused: {asked.format('this side')}")
     assert "prefer" in caught.value.hint
     told = monitor.recv(10)

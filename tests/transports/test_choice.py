@@ -125,7 +125,7 @@ def test_what_another_distribution_brings_to_both_comes_behind_local():
     assert choose(ours, Offer(theirs.transports, "rdma")).unused == ("local", "warp")
     assert choose(Offer(("warp", "alloy", "tcp")), Offer(("alloy", "warp", "tcp"))).transport == "alloy"
     assert choose(ours, Offer(theirs.transports, "warp")) == Choice(
-        "warp", "warp was asked for by the peer (default)", ("local",)
+        "warp", "warp was requested by the peer (default)", ("local",)
     )
 
 

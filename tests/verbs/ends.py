@@ -78,10 +78,10 @@ class World:
     def adopt(self, made: Any) -> Any:
         stream = made.stream
         self.streams.append(stream)
-        self.reactor.register(made.fd, READABLE, lambda events: self._beside(stream, made.fd))
+        self.reactor.register(made.fd, READABLE, lambda events: self._read_control(stream, made.fd))
         return stream
 
-    def _beside(self, stream: Any, fd: int) -> None:
+    def _read_control(self, stream: Any, fd: int) -> None:
         try:
             for frame in stream.control_ready():
                 self.controls.append((stream, frame.bytes))

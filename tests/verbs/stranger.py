@@ -26,7 +26,7 @@ class Stranger:
         self.block = self.domain.staging.take(BUFFER)
         self.announced = 0
         near, far = tcp_pair()
-        self.beside: socket.socket = near
+        self.control: socket.socket = near
         near.setblocking(True)
         near.settimeout(20)
         upgrade = VerbsUpgrade(around or made.socket(), agreement(own), connecting=False)
@@ -63,19 +63,19 @@ class Stranger:
         self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, said, True))
 
     def say(self, data: bytes) -> None:
-        """A control frame on the connection beside."""
-        self.beside.sendall(HEADER.pack(0x5A4D5121, 1, SocketType.PAIR, 8, 0, 0, len(data), 0) + data)
+        """A control frame on the control connection."""
+        self.control.sendall(HEADER.pack(0x5A4D5121, 1, SocketType.PAIR, 8, 0, 0, len(data), 0) + data)
 
     def hear(self) -> bytes:
-        """The next control frame on the connection beside."""
+        """The next control frame on the control connection."""
         head = self._exactly(HEADER_SIZE)
         return self._exactly(HEADER.unpack(head)[6])
 
     def _exactly(self, size: int) -> bytes:
         data = b""
         while len(data) < size:
-            part = self.beside.recv(size - len(data))
-            assert part, "the connection beside has ended"
+            part = self.control.recv(size - len(data))
+            assert part, "the control connection has ended"
             data += part
         return data
 
@@ -86,7 +86,7 @@ class Stranger:
     def die(self) -> None:
         """As a process ends: all at once, without a word."""
         self.pair.close()
-        self.beside.close()
+        self.control.close()
 
     def close(self) -> None:
         self.die()

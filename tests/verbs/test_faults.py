@@ -13,7 +13,7 @@ from tests.verbs.fake import FakeDriver
 from tests.verbs.stranger import Stranger
 from transfer.transports.errors import Broken, ForkedError, ProtocolError, RegistrationError, TransferError
 from transfer.transports.handshake.upgrade import Declined
-from transfer.transports.rdma import control_messages as beside, failures, probe
+from transfer.transports.rdma import control_messages, failures, probe
 from transfer.transports.rdma.eager import BUFFER
 from transfer.transports.rdma.port import GRANT
 from transfer.transports.testing.ends import plain, receive, until
@@ -96,7 +96,7 @@ def test_a_peer_that_never_says_done(made: World) -> None:
         data = bytearray(1 << 20)
         stranger.victim.send(plain(data), hold=True, released=released.append)
         assert regions_of(stranger.victim._port.domain) == regions + 1
-        assert beside.decode(stranger.hear()).word == beside.Word.ASK
+        assert control_messages.decode(stranger.hear()).word == control_messages.Word.ASK
         assert isinstance(end_of(stranger.victim), Broken)
         assert len(released) == 1 and isinstance(released[0], TransferError)
         assert regions_of(stranger.victim._port.domain) == regions
@@ -114,7 +114,7 @@ def test_a_slow_peer_is_not_a_silent_one(made: World) -> None:
             opened = next(reversed(near._open.values()))
             opened.since -= near.rendezvous_timeout
             near._look_after()  # as the reactor does in time: it asks
-            until(lambda opened=opened: opened.asked is None, "the answer")
+            until(lambda opened=opened: opened.queried is None, "the answer")
             near._look_after()
             assert near.broken is None
         far._read_ahead = 0
@@ -162,15 +162,15 @@ def test_bytes_that_are_no_frame(made: World, data: bytes) -> None:
 @pytest.mark.parametrize(
     "word",
     [
-        beside.about(beside.Word.DONE, 1),
-        beside.grant(GRANT + 1),
-        beside.grant((1 << 64) - 1),
+        control_messages.encode(control_messages.Word.DONE, 1),
+        control_messages.grant(GRANT + 1),
+        control_messages.grant((1 << 64) - 1),
         b"\x0b\x09",
         b"\x0b\x02\x01",
     ],
     ids=["done", "grant", "grant-all", "word", "short"],
 )
-def test_words_beside_that_make_no_sense(made: World, word: bytes) -> None:
+def test_control_messages_that_make_no_sense(made: World, word: bytes) -> None:
     with closing(Stranger(made)) as stranger:
         stranger.say(word)
         assert isinstance(end_of(stranger.victim), ProtocolError)

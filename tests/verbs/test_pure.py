@@ -15,7 +15,7 @@ from transfer.transports.errors import (
     ProtocolError,
     RegistrationError,
 )
-from transfer.transports.rdma import control_messages as beside, eager, failures
+from transfer.transports.rdma import control_messages, eager, failures
 from transfer.transports.rdma.credits import ReceivingCredits, SendingCredits
 from transfer.transports.rdma.device_selection import (
     Device,
@@ -217,23 +217,33 @@ def test_bad_frames_in_the_eager_stream() -> None:
         eager.Splitter(100).feed(memoryview(large))
 
 
-# --- what is said beside -----------------------------------------------------------------------
+# --- control messages -----------------------------------------------------------------------
 
 
-def test_words_beside() -> None:
-    assert beside.decode(beside.grant(7)) == (beside.Word.GRANT, (7,))
-    assert beside.decode(beside.about(beside.Word.DONE, 1, 2, 3)) == (beside.Word.DONE, (1, 2, 3))
-    assert beside.decode(beside.about(beside.Word.ASK, 9)) == (beside.Word.ASK, (9,))
-    assert beside.is_ours(beside.grant(1)) and not beside.is_ours(b"\x06")
+def test_control_messages() -> None:
+    assert control_messages.decode(control_messages.grant(7)) == (control_messages.Word.GRANT, (7,))
+    assert control_messages.decode(control_messages.encode(control_messages.Word.DONE, 1, 2, 3)) == (
+        control_messages.Word.DONE,
+        (1, 2, 3),
+    )
+    assert control_messages.decode(control_messages.encode(control_messages.Word.ASK, 9)) == (
+        control_messages.Word.ASK,
+        (9,),
+    )
+    assert control_messages.is_ours(control_messages.grant(1)) and not control_messages.is_ours(b"\x06")
 
 
 @given(st.binary(min_size=1, max_size=40))
-def test_any_bytes_beside_are_a_word_or_an_error(data: bytes) -> None:
+def test_any_bytes_are_a_control_message_or_an_error(data: bytes) -> None:
     try:
-        said = beside.decode(data)
+        said = control_messages.decode(data)
     except ProtocolError:
         return
-    again = beside.grant(*said.numbers) if said.word == 1 else beside.about(said.word, *said.numbers)
+    again = (
+        control_messages.grant(*said.numbers)
+        if said.word == 1
+        else control_messages.encode(said.word, *said.numbers)
+    )
     assert again[1:] == data[1:]
 
 

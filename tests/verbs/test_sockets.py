@@ -122,7 +122,7 @@ def test_a_closed_peer_loses_nothing(context) -> None:
 
 
 def test_heartbeats_go_on_while_nobody_receives(context) -> None:
-    """What is under way by the device is noticed when the application looks: only the connection beside
+    """What is under way by the device is noticed when the application looks: only the control connection
     it says meanwhile that the peer lives."""
     options = {"heartbeat_ivl": 20, "heartbeat_timeout": 400, "frame_timeout": 100}
     bound, connected = context.socket(transfer.PULL, **options), context.socket(transfer.PUSH, **options)

@@ -125,7 +125,7 @@ class Requests:
                 frame = frames[0]
                 plain = len(frames) == 1 and not frame.flags and frame.topic is None
                 if plain and frame.sequence == number and stream is peer and pattern.forget(number):
-                    pattern.turn.asked = asked
+                    pattern.turn.requested_ns = asked
                     pattern.turn.answered(time.monotonic_ns())
                     return frame.bytes
             request = self._open[number] = Request(patience)
@@ -351,7 +351,7 @@ class Requests:
         try:
             request.reply = self._channel.understand(stream, frames)
             turn = self._pattern.turn
-            turn.asked = request.asked
+            turn.requested_ns = request.asked
             turn.answered(time.monotonic_ns())
         except TransferError as unreadable:
             error = self._channel.refused(stream, unreadable)

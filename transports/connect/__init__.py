@@ -1,1 +1,1 @@
-"""From an endpoint to a connection that both sides agreed on, and back again when it is lost."""
+"""Connects endpoints: handshakes, listeners, and reconnection after a loss."""

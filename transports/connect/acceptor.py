@@ -1,4 +1,4 @@
-"""A bound endpoint: does the handshakes with its peers, in the reactor's thread."""
+"""A bound endpoint, with the handshakes of its peers in the reactor's thread."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class SocketAcceptor:
         listen(reactor, transport, address, backlog, self)
 
     def attach(self, listener: SharedListener) -> None:
-        """Called before the listener gives it the first connection."""
+        """Called before the listener passes it the first connection."""
         self._listener = listener
         bound = listener.address
         self.address = replace(self.address, host=bound.host, port=bound.port, path=bound.path)
@@ -50,7 +50,7 @@ class SocketAcceptor:
         self._listener.remove_acceptor(self)
 
     def begin(self, pending: PendingConnection) -> Exchange:
-        """Begins the handshake with a peer that has sent something. Raises TransferError."""
+        """Starts the handshake with a peer that has sent something. Raises TransferError."""
         if self._transport is not self._listener.transport:
             with suppress(OSError):  # it was reset, which the handshake reports
                 self._transport.tune(pending.connection)
@@ -63,7 +63,7 @@ class SocketAcceptor:
 
     def _ended(self, exchange: Exchange, outcome: Agreement | HandshakeError, made: Made | None) -> None:
         self._listener.remove(exchange)
-        # A connection that was agreed on while `close` ran is handed out: the peer counts on it.
+        # A connection whose handshake succeeded while `close` ran is handed out: the peer relies on it.
         if isinstance(outcome, Agreement):
             assert made is not None
             connected = Connected.of(made, outcome, self.address, exchange.peer)

@@ -1,7 +1,7 @@
-"""Pauses between attempts: they double up to a limit, and each is a random part of that.
+"""Pauses between attempts: they double up to a limit, and each is a random part of the doubled time.
 
-With the full range random ("full jitter"), a thousand clients whose server restarted do not come
-back in waves.
+With a random pause over the full range ("full jitter"), a thousand clients of a restarted server do not
+reconnect in waves.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from random import Random
 
-#: of our own: a program that seeds or checks the global one sees nothing of us
+#: a generator of this module: a program that seeds or checks the global one is not affected
 _RANDOM = Random()
 
 
 class Backoff:
-    """Gives the next pause, in seconds. Not thread-safe.
+    """Returns the next pause, in seconds. Not thread-safe.
 
     first: the first pause is a random time up to this. limit: no pause is longer; 0 or less than
-    `first`: the pauses do not grow. draw: gives a number from 0 to 1.
+    `first`: the pauses do not grow. draw: returns a number from 0 to 1.
     """
 
     __slots__ = ("_draw", "_range", "first", "limit")
@@ -35,7 +35,7 @@ class Backoff:
         return pause
 
     def lasted(self, seconds: float) -> None:
-        """A connection was lost that stood so long: begins with short pauses again if the peer is well.
-        One that takes us and drops us at once is not, and the pauses go on growing."""
+        """A connection that lasted this long was lost: after a long one the pauses start short again. A peer
+        that accepts a connection and drops it at once gets growing pauses."""
         if seconds >= self.limit:
             self._range = self.first

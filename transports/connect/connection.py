@@ -1,9 +1,9 @@
-"""From an endpoint to a connection that both sides agreed on, and back again when it is lost.
+"""From an endpoint to a connection after its handshake, and to the next one when that is lost.
 
-`serve` binds and hands out every connection whose hello was good; `reach` connects, and connects
-again with growing, jittered pauses. Both return an object with `address` and `close()`. All
-callbacks run in the reactor's thread, one at a time, and must not block; they may call any method
-of the reactor, of the acceptor and of the connector.
+`serve` binds and hands out every connection whose handshake succeeded. `reach` connects, and reconnects with
+growing, jittered pauses. Both return an object with `address` and `close()`. All callbacks run in the
+reactor's thread, one at a time, and must not block; they may call any method of the reactor, of the acceptor
+and of the connector.
 
     transport = registry.open_transport(address.scheme, options)
     acceptor = serve(reactor, transport, address, hello=make_hello, on_connected=..., on_failed=...)
@@ -39,18 +39,18 @@ from transfer.transports.security.guard import check_listening, on_loopback
 
 @dataclass(frozen=True, slots=True)
 class Connected:
-    """A connection after its handshake. Whoever gets it owns it from that moment.
+    """A connection after its handshake. The receiver of this object owns it.
 
     fd: a connected, non-blocking stream socket, detached from Python's socket object. Without a
-        `stream` it is for `core.Stream(fd, ...)`; nothing behind the hello was read from it. With
-        one it is the connection beside it, which belongs to the stream: for watching only.
+        `stream` it is for `core.Stream(fd, ...)`; no byte after the hello was read from it. With
+        one it is the control connection, which belongs to the stream: for watching only.
         -1: the stream has none (inproc).
     stream: a foreign stream, else None.
-    carrier: carries large payloads beside `fd`, else None. See core_contract.Carrier.
+    carrier: carries large payloads apart from `fd`, else None. See core/contract.pyi, Carrier.
     channel: TLS on `fd` for `core.Stream`, else None.
-    agreement: what both sides agreed on; `agreement.remote` is the peer's hello.
-    endpoint: the bound or connected endpoint that it came by.
-    peer: where the peer is, as text, for people ("127.0.0.1:40312").
+    agreement: the result of the handshake; `agreement.remote` is the peer's hello.
+    endpoint: the bound or connected endpoint of the connection.
+    peer: the peer's address as text, for logs ("127.0.0.1:40312").
     """
 
     fd: int
@@ -63,11 +63,11 @@ class Connected:
 
     @classmethod
     def of(cls, made: Made, agreement: Agreement, endpoint: Address, peer: str) -> Connected:
-        """From what the handshake made."""
+        """From the result of an upgrade."""
         return cls(made.fd, made.stream, agreement, endpoint, peer, made.carrier, made.channel)
 
     def discard(self) -> None:
-        """Closes it, when nobody wants it any more."""
+        """Closes the connection, when no owner takes it."""
         if self.carrier is not None:
             self.carrier.close()
         if self.stream is not None:
@@ -78,13 +78,13 @@ class Connected:
 
 @dataclass(frozen=True, slots=True)
 class ConnectOptions:
-    """How patient a connector is. Everything is in seconds.
+    """The time limits of a connector, in seconds.
 
-    connect_timeout: for look-up and connect together, each attempt.
-    handshake_timeout: from the connect to the end of the hello.
+    connect_timeout: for the name lookup and the connect of each attempt.
+    handshake_timeout: from the connect to the end of the handshake.
     reconnect_first: the first pause is a random time up to this; each further one up to twice that.
     reconnect_limit: no pause is longer; 0: the pauses do not grow (as in pyzmq).
-    prepare: called before the first attempt, in a thread of its own: it may take a second.
+    prepare: called before the first attempt, in a separate thread, as it may take a second.
     """
 
     connect_timeout: float = 30.0
@@ -95,15 +95,16 @@ class ConnectOptions:
 
 
 HelloFactory = Callable[[], Hello]  # a fresh nonce for each connection: see identity.make_hello
-#: it owns the connection then, unless it raises
+#: it owns the connection from then on, unless it raises
 OnConnected = Callable[[Connected], object]
-#: (error, where from). HandshakeError or ProtocolError: the peer; OutOfDescriptors: the listener rests
+#: (error, the peer's address). HandshakeError or ProtocolError: the peer's; OutOfDescriptors: accepting
+#: pauses
 OnRefused = Callable[[TransferError, str], object]
 #: one attempt failed (Broken: no connection; HandshakeError: no agreement; AddressError: no such
-#: name). The connector tries again by itself; only after Fatal (policy `require`) it does not.
+#: name). The connector retries by itself, except after Fatal (policy `require`).
 OnFailed = Callable[[TransferError], object]
-OnDelayed = Callable[[], object]  # the connect is under way and not done at once
-OnRetried = Callable[[float], object]  # the next attempt begins after so many seconds
+OnDelayed = Callable[[], object]  # the connect is in progress and did not complete at once
+OnRetried = Callable[[float], object]  # seconds until the next attempt
 
 
 class Acceptor(Protocol):
@@ -113,7 +114,7 @@ class Acceptor(Protocol):
     address: Address
 
     def close(self) -> None:
-        """Stops listening at once and ends unfinished handshakes; what was handed out lives on.
+        """Stops listening at once and ends unfinished handshakes; connections that were handed out stay.
 
         Idempotent, never waits. A callback that runs at this moment in the reactor's thread may
         still finish.
@@ -121,27 +122,27 @@ class Acceptor(Protocol):
 
 
 class Connector(Protocol):
-    """A wish to be connected to one endpoint. Thread-safe. It begins with its construction."""
+    """Keeps one endpoint connected. Thread-safe. It starts with its construction."""
 
     address: Address
 
     def lost(self) -> None:
-        """Tell it that the connection it handed out is gone: it connects again, after a pause.
+        """The owner reports that the connection it got has ended: the connector reconnects, after a pause.
 
-        Ignored when no connection is handed out, so telling twice is fine.
+        Ignored while no connection is handed out, so reporting it twice is fine.
         """
 
     def close(self) -> None:
-        """Gives up. Idempotent, never waits; a connection that was handed out lives on."""
+        """Stops connecting. Idempotent, never waits; a connection that was handed out stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """What whoever has an endpoint says of itself, and shows.
+    """What the owner of an endpoint sends in handshakes, and with what it authenticates.
 
-    networked: others get there by a network. credentials: None where strangers cannot come, and nothing is
-    shown. admits: raises HandshakeError for a peer that cannot come in now; asked of an accepting side, and
-    of both where they meet in one step.
+    networked: peers connect over a network. credentials: None where only trusted peers can connect, and no
+    side authenticates. admits: raises HandshakeError for a peer that cannot be accepted now; called on an
+    accepting side, and on both where they meet in one step.
     """
 
     hello: HelloFactory
@@ -163,20 +164,20 @@ class Owner:
         user: int | None = None,
         refusal: HandshakeError | None = None,
     ) -> Exchange:
-        """The handshake on a new connection, which is the exchange's from now on, unless this raises.
+        """Starts the handshake on a new connection, which belongs to the exchange, unless this raises.
 
-        base: the transport's scheme. server_name: of whom was connected to; None: the connection was
-        accepted. user: who listens; None: the user of this process. refusal: the error that the peer gets.
-        Raises TransferError.
+        base: the transport's scheme. server_name: of the endpoint that was connected to; None: the connection
+        was accepted. user: of the listener; None: the user of this process. refusal: the error that the peer
+        gets. Raises TransferError.
         """
         connecting = server_name is not None
         secure = self.secure(server_name or "") if self.networked else None
         tokens = self.tokens
         if not self.networked:
-            tokens, of_strangers = self._asked_here(connection, user)
+            tokens, of_strangers = self._local_requirements(connection, user)
             refusal = refusal or of_strangers
         if refusal is not None and connecting:
-            raise refusal  # before anything is said
+            raise refusal  # before anything is sent
         hello = wished(self.hello(), address, base)
         allowed = permitted(hello.offer, known=self.guarded, loopback=on_loopback(connection))
         handshake = Handshake(
@@ -191,11 +192,11 @@ class Owner:
         )
         return Exchange(reactor, connection, handshake, peer, on_end, secure)
 
-    def _asked_here(
+    def _local_requirements(
         self, connection: socket.socket, user: int | None
     ) -> tuple[tuple[bytes, ...], HandshakeError | None]:
         """(tokens that a peer on this host may prove, why it is refused). A process of the same user, which
-        may do all that this one may, is asked for nothing. Both sides come to the same."""
+        has the same rights as this one, needs no authentication. Both sides decide alike."""
         if connection.family != socket.AF_UNIX or same_user(connection, user):
             return (), None
         tokens = self.tokens
@@ -211,12 +212,12 @@ class Owner:
 
     @property
     def guarded(self) -> bool:
-        """Strangers are told little."""
+        """Unauthenticated peers get little information."""
         return self.credentials is not None and self.credentials.security.any
 
     def secure(self, server_name: str) -> Callable[[int], Any] | None:
-        """What makes TLS for a descriptor, None: there is none. server_name: of whom was connected to.
-        Raises SecurityError where it cannot be made."""
+        """Makes TLS for a descriptor; None: no TLS. server_name: of the endpoint that was connected to.
+        Raises SecurityError where TLS cannot be made."""
         credentials = self.credentials
         if credentials is None or not credentials.security.tls:
             return None
@@ -242,7 +243,7 @@ class AcceptorOwner(Owner):
 
     @property
     def most_unfinished(self) -> int:
-        """Handshakes at once."""
+        """The limit of concurrent handshakes."""
         return MOST if self.credentials is None else self.credentials.security.unfinished
 
     def check_listening(self, address: Address) -> None:
@@ -254,8 +255,8 @@ class AcceptorOwner(Owner):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConnectorOwner(Owner):
-    """The same of the side that connects. begins: raises HandshakeError where no handshake may begin
-    now, for the other side sends as soon as it has ended."""
+    """The owner of a connector. begins: raises HandshakeError where no handshake may start now, for the other
+    side sends messages as soon as it has ended."""
 
     begins: Callable[[], object] | None = None
     on_connected: OnConnected
@@ -265,7 +266,7 @@ class ConnectorOwner(Owner):
 
 
 class DirectTransport(Transport):
-    """A transport that makes foreign streams and needs no descriptors to meet its peer."""
+    """A transport that makes foreign streams and meets its peer without descriptors."""
 
     @abstractmethod
     def serve(self, reactor: Reactor, address: Address, owner: AcceptorOwner) -> Acceptor: ...
@@ -279,13 +280,13 @@ class DirectTransport(Transport):
 def _other_user() -> HandshakeError:
     return HandshakeError(
         "token",
-        "the peer is another user's, and this side wants certificates, which nobody shows by ipc://",
+        "the peer runs under another user, and this side needs certificates, which ipc:// does not carry",
         hint="give both sides a token (TRANSFER_TOKEN_FILE), or meet by tcp://",
     )
 
 
 def check_sharing(address: Address, one: AcceptorOwner | None, other: AcceptorOwner | None) -> None:
-    """Raises AddressInUse unless both may bind the address: then each peer can talk to one of them only."""
+    """Raises AddressInUse unless both may bind the address, because no peer can talk to both of them."""
     if one is None or other is None or not (one.shares_endpoint and other.shares_endpoint):
         raise AddressInUse(f"{address} is in use", hint="it can be bound once: take another port or name")
     both = common_peers(one.socket_type, other.socket_type)
@@ -297,7 +298,7 @@ def check_sharing(address: Address, one: AcceptorOwner | None, other: AcceptorOw
 
 
 def hand_over(connected: Connected, on_connected: OnConnected) -> None:
-    """Gives a connection to its owner. Raises what `on_connected` raises: nobody wants it then."""
+    """Passes a connection to its owner. Closes it and raises if `on_connected` raises."""
     try:
         on_connected(connected)
     except BaseException:
@@ -322,8 +323,8 @@ def serve(
 ) -> Acceptor:
     """Binds `address` now, in the calling thread, and accepts until `close`.
 
-    credentials: what is shown to, and asked of, peers: all who come by a network, and on a Unix socket
-    those of other users. admits: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
+    credentials: for this side and for its peers: all peers of a network, and on a Unix socket those of other
+    users. admits: as in `Owner`; shares_endpoint: as in `AcceptorOwner`. Raises AddressInUse,
     AddressNotAvailable, AddressError, OutOfDescriptors, SecurityError.
     """
     if not transport.capabilities.has_socket:
@@ -340,7 +341,7 @@ def serve(
     )
     if isinstance(transport, DirectTransport):
         return transport.serve(reactor, address, owner)
-    from transfer.transports.connect.acceptor import SocketAcceptor  # which needs the names above
+    from transfer.transports.connect.acceptor import SocketAcceptor  # it imports the names above
 
     return SocketAcceptor(
         reactor, transport, address, owner, backlog=backlog, handshake_timeout=handshake_timeout
@@ -363,9 +364,8 @@ def reach(
     admits: Admits | None = None,
     begins: Callable[[], object] | None = None,
 ) -> Connector:
-    """Begins to connect and returns at once. credentials, admits: as in `serve`; begins: as in
-    `ConnectorOwner`. Raises AddressError for a
-    wildcard."""
+    """Starts to connect and returns at once. credentials, admits: as in `serve`; begins: as in
+    `ConnectorOwner`. Raises AddressError for a wildcard."""
     options = ConnectOptions() if options is None else options
     if not transport.capabilities.has_socket:
         credentials = None
@@ -383,13 +383,13 @@ def reach(
     )
     if isinstance(transport, DirectTransport):
         return transport.reach(reactor, address, owner, options)
-    from transfer.transports.connect.connector import SocketConnector  # which needs the names above
+    from transfer.transports.connect.connector import SocketConnector  # it imports the names above
 
     return SocketConnector(reactor, transport, address, owner, options)
 
 
 def final(address: Address, error: TransferError) -> TransferError:
-    """Fatal in the place of an error that no further attempt can mend: a policy is not met."""
+    """Returns Fatal for an error that no further attempt can correct: a policy is not met."""
     if not isinstance(error, HandshakeError) or error.reason != "policy":
         return error
     fatal = Fatal(f"{address}: {error.message}", hint=error.hint or HINT)

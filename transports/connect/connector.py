@@ -1,4 +1,4 @@
-"""Connects in the reactor's thread, shakes hands, and does it again when the connection is lost."""
+"""Connects in the reactor's thread, does the handshake, and reconnects when the connection is lost."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ from transfer.transports.tcp import connect_error, describe
 
 class _State(Enum):
     WAITING = "waiting"  # for the next attempt
-    CONNECTING = "connecting"  # looking up the name, or the kernel connects
+    CONNECTING = "connecting"  # resolving the name, or the kernel connects
     SHAKING = "shaking hands"
     CONNECTED = "connected"  # the owner has the descriptor
-    ENDED = "ended"  # closed, or nothing can help
+    ENDED = "ended"  # closed, or failed for good
 
 
 class SocketConnector:
     """See `connection.Connector`; made by `connection.reach`.
 
-    There is never more than one timer, one descriptor and one look-up, however long the peer is away.
+    It never has more than one timer, one descriptor and one lookup, however long the peer is away.
     """
 
     def __init__(
@@ -60,10 +60,10 @@ class SocketConnector:
         self._owner = owner
         self._options = options
         self._backoff = Backoff(options.reconnect_first, options.reconnect_limit)
-        # Guards what follows; callbacks of the owner are never called under it.
+        # Guards the attributes below; the owner's callbacks are never called under it.
         self._lock = threading.Lock()
         self._state = _State.WAITING
-        self._attempt = 0  # numbers the attempts, so that a late answer to an old one is known
+        self._attempt = 0  # numbers the attempts, to recognize a late answer to an old one
         self._timer: Timer | None = None
         self._socket: socket.socket | None = None
         self._exchange: Exchange | None = None
@@ -72,16 +72,16 @@ class SocketConnector:
 
     @property
     def state(self) -> str:
-        """For people: waiting, connecting, shaking hands, connected, ended."""
+        """For logs: waiting, connecting, shaking hands, connected, ended."""
         return self._state.value
 
     def rarely(self, seconds: float) -> None:
-        """Pauses are up to so long from now on: another one tries for it, until `hurry`."""
+        """From now on pauses last up to `seconds`: another connector may succeed instead, until `hurry`."""
         with self._lock:
             self._backoff = Backoff(seconds, seconds)
 
     def hurry(self, limit: float = 0.0) -> None:
-        """Tries at once, and in short pauses from now on, which grow to `limit` seconds at least."""
+        """Tries at once, and then in short pauses, which grow to at least `limit` seconds."""
         with self._lock:
             longest = max(limit, self._options.reconnect_limit)
             self._backoff = Backoff(self._options.reconnect_first, longest)
@@ -100,11 +100,11 @@ class SocketConnector:
             self._backoff.lasted(time.monotonic() - self._since)
         try:
             self._reactor.call_soon(self._retry)
-        except Closed:  # the context ends, so nobody waits for this connection
+        except Closed:  # the context ends, and no caller waits for this connection
             self.close()
 
     def close(self) -> None:
-        if self._reactor.forked:  # locks may be held for ever here
+        if self._reactor.forked:  # another thread of the parent may have held the locks
             self._state = _State.ENDED
             return
         with self._lock:
@@ -124,7 +124,7 @@ class SocketConnector:
             number = self._attempt
             self._timer = self._reactor.call_later(self._options.connect_timeout, self._late, number)
         if self.address.needs_lookup or self._must_prepare(number):
-            # Either may block for seconds, and others share the reactor's thread.
+            # Either may block for seconds, and all connections share the reactor's thread.
             threading.Thread(
                 target=self._look_up, args=(number,), name="transfer-lookup", daemon=True
             ).start()
@@ -152,13 +152,13 @@ class SocketConnector:
             self._options.prepare()
         started = self._start()
         if isinstance(started, socket.socket):
-            # Ours at once, so that `close` closes it: a reactor that ends drops what it was to call.
+            # Stored at once, so that `close` closes it: a reactor that ends drops its pending calls.
             with self._lock:
                 if not self._is_current(number, _State.CONNECTING):
                     started.close()
                     return
                 self._socket = started
-        with suppress(TransferError):  # the context was closed meanwhile
+        with suppress(TransferError):  # the context was closed in the meantime
             self._reactor.call_soon(self._started, number, started)
 
     def _started(self, number: int, started: socket.socket | TransferError) -> None:
@@ -182,7 +182,7 @@ class SocketConnector:
             code = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             peer = _peer_name(self._socket) if code == 0 else None
             if code == 0 and peer is None:
-                return  # not done: some kernels report a fresh socket as writable
+                return  # not connected: some kernels report a fresh socket as writable
             error: TransferError | None = connect_error(code, self.address) if code else None
             if peer is not None:
                 error = self._may_begin() or self._shake_hands(number, peer)
@@ -198,7 +198,7 @@ class SocketConnector:
         return None
 
     def _shake_hands(self, number: int, peer: str) -> TransferError | None:
-        """Begins with it; why not, if so."""
+        """Starts the handshake; returns the error if it could not."""
         assert self._socket is not None
         connection, self._socket = self._socket, None
         self._reactor.unregister(connection.fileno())
@@ -281,7 +281,7 @@ class SocketConnector:
         return number == self._attempt and self._state is state
 
     def _drop(self) -> Exchange | None:
-        """Lets go of timer and socket; the exchange is cancelled by the caller, outside the lock."""
+        """Drops timer and socket. The caller cancels the returned exchange outside the lock."""
         self._cancel_timer()
         if self._socket is not None:
             self._reactor.unregister(self._socket.fileno())
@@ -297,7 +297,7 @@ class SocketConnector:
 
 
 def _peer_name(connection: socket.socket) -> str | None:
-    """Where it is connected to, or None if it is not."""
+    """The address of the peer, or None if the socket is not connected."""
     try:
         return describe(connection.getpeername())
     except OSError:

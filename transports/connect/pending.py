@@ -1,4 +1,4 @@
-"""Connections that have not shown yet who they are, of all listeners of this process."""
+"""Connections whose peers have not authenticated yet, of all listeners of this process."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from collections.abc import Callable
 
 from transfer.transports.descriptors import share_of_descriptors
 
-#: of them at once, in a process, unless a listener allows more by itself
+#: the limit for one process, unless a listener allows more
 MOST = 4096
 
 
 class PendingBudget:
     """One budget for all listeners. Thread-safe; it does no I/O.
 
-    A listener adds each connection that it accepts, and removes it when its peer has shown who it is. When
-    there are too many, the oldest makes room, at whichever listener it is, so that peers that say nothing
-    keep no other out.
+    A listener adds each connection that it accepts, and removes it when its peer has authenticated. When
+    there are too many, the oldest one is closed, at whichever listener it is, so that silent peers keep no
+    other peer out.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._evict: OrderedDict[object, Callable[[], object]] = OrderedDict()  # the oldest first
+        self._evict: OrderedDict[object, Callable[[], object]] = OrderedDict()  # oldest first
 
     def __len__(self) -> int:
         return len(self._evict)
 
     def add(self, connection: object, evict: Callable[[], object]) -> None:
-        """evict: ends it. Called on any thread, without our lock; the connection may have ended already."""
+        """evict: ends it. Called in any thread, without the lock; the connection may have ended already."""
         with self._lock:
             self._evict[connection] = evict
 
@@ -39,11 +39,11 @@ class PendingBudget:
             self._evict.pop(connection, None)
 
     def trim(self, most: int = MOST) -> None:
-        """Ends the oldest ones that are too many. Not under a lock that `evict` takes."""
+        """Ends the oldest connections above the limit. Not to be called under a lock that `evict` takes."""
         self._end(len(self) - min(max(most, MOST), share_of_descriptors()))
 
     def make_room(self) -> bool:
-        """No descriptor is left for the next ones: ends the oldest quarter. False: there are none."""
+        """Ends the oldest quarter, when no descriptor is left for new ones. False: there are none."""
         return self._end((len(self) + 3) // 4)
 
     def _end(self, count: int) -> bool:
@@ -56,10 +56,10 @@ class PendingBudget:
         return bool(evicted)
 
     def forget(self) -> None:
-        """In a forked child: they are the parent's, and the lock may be held for ever."""
+        """In a forked child: the connections are the parent's, and the lock may be held for ever."""
         self.__init__()  # type: ignore[misc]
 
 
-#: of this process
+#: the budget of this process
 PENDING = PendingBudget()
 os.register_at_fork(after_in_child=PENDING.forget)

@@ -1,8 +1,8 @@
-"""The core in use: the compiled one, or its Python twin.
+"""The core in use: the compiled one, or the one in Python.
 
-The variable TRANSFER_CORE ("auto", "native", "pure") decides; "auto" takes the compiled one if it
-was built. `IMPLEMENTATION` says which it is, `REASON` why it is the twin. Nothing is loaded until a name of
-it is asked for: the constants in `wire.py` are for all.
+The variable TRANSFER_CORE ("auto", "native", "pure") decides; "auto" uses the compiled one if it was built.
+`IMPLEMENTATION` names it, `REASON` is why the Python core is in use. Nothing is loaded until a name of a core
+is used: `wire.py`, with the constants, needs none.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ HOW = "install a C compiler and run `make setup` (or `pip install .`) again, or 
 
 
 def _choose(choice: str) -> tuple[ModuleType, str, str]:
-    """(module, implementation, reason). Raises InternalError if "native" was asked for and is missing."""
+    """(module, implementation, reason). Raises InternalError if "native" was requested and is missing."""
     if choice == "pure":
         return importlib.import_module("transfer.transports.core.pure"), "pure", "TRANSFER_CORE=pure"
     try:
@@ -86,7 +86,7 @@ if TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Chooses the core when something of it is first asked for."""
+        """Chooses the core when one of its names is first used."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         with undivided():

@@ -1,4 +1,4 @@
-"""Data that stays as it is, whatever becomes of the memory that it was sent from."""
+"""Copies of data that do not change with the memory that was sent."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transfer.transports.errors import UsageError
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
 
-#: a copy from here on lets other threads run meanwhile
+#: copies from this size on let other threads run
 LARGE = 64 * 1024
 
 
 def owned(frames: Iterable[OutFrame]) -> list[OutFrame]:
-    """The message with data that nobody else can change: `bytes` themselves, else a copy.
+    """The message with immutable data: `bytes` themselves, else a copy.
 
     Raises TypeError for memory that only a device can read.
     """
@@ -25,9 +25,9 @@ def owned(frames: Iterable[OutFrame]) -> list[OutFrame]:
 
 
 def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
-    """For `Stream.take_unsent`: the messages as `owned` makes them, before their senders are told.
+    """For `Stream.take_unsent`: the messages as `owned` makes them, before their senders are informed.
 
-    What only a device can read counts as sent, and so does what was sent before it.
+    Data that only a device can read counts as sent, and so do the messages before it.
     """
     kept: list[list[OutFrame]] = []
     for frames in messages:
@@ -39,12 +39,12 @@ def unsent(messages: Iterable[list[OutFrame]]) -> list[list[OutFrame]]:
 
 
 def counted(messages: Iterable[list[OutFrame]]) -> int:
-    """For `Stream.drop_unsent`: how many they are."""
+    """For `Stream.drop_unsent`: the number of messages."""
     return sum(1 for _ in messages)
 
 
 def room_in(buffer: Any, nbytes: int = 0) -> memoryview:
-    """The first `nbytes` of memory to receive into; 0: all. Raises UsageError if it cannot take them."""
+    """The first `nbytes` of memory to receive into; 0: all. Raises UsageError if it cannot hold them."""
     try:
         view = memoryview(buffer)
     except TypeError:
@@ -62,7 +62,7 @@ def room_in(buffer: Any, nbytes: int = 0) -> memoryview:
 
 def pour(target: memoryview, source: memoryview) -> None:
     """Copies flat bytes of the same length; many of them without the GIL."""
-    if source.nbytes < LARGE or target.readonly:  # which says so
+    if source.nbytes < LARGE or target.readonly:  # which raises the error
         target[:] = source
         return
     from transfer.transports.core import copy_into  # importing this package loads no core
@@ -72,7 +72,7 @@ def pour(target: memoryview, source: memoryview) -> None:
 
 def copy_of(data: Any) -> bytes | bytearray:
     """The bytes of a contiguous buffer as they lie in memory; large ones are copied without the GIL."""
-    # Row- or column-major: as the cores send it.
+    # Row- or column-major: as the cores send them.
     flat = PickleBuffer(data).raw()
     if flat.nbytes < LARGE:
         return bytes(flat)

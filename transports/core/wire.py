@@ -1,4 +1,4 @@
-"""The layout of a frame: constants and nothing else that could go wrong.
+"""The layout of a frame: constants only.
 
 Everything is little-endian and packed. `docs/wire.md` is the specification.
 
@@ -23,19 +23,19 @@ TENSOR_HEADER_SIZE = TENSOR_HEADER.size
 EXTENDED_LENGTH = struct.Struct("<I")
 EXTENDED_MIN = 16
 EXTENDED_MAX = 4096
-#: data of a credit: Control.CREDIT, messages consumed on this connection in all
+#: data of a credit: Control.CREDIT, the total of messages consumed on this connection
 CREDIT = struct.Struct("<BQ")
 MAX_TOPIC = 64 * 1024
 MAX_CONTROL = 64 * 1024
-#: frames of one message: each costs its receiver more than its bytes
+#: the most frames of one message: each costs its receiver more than its bytes
 MAX_FRAMES = 1 << 17
 #: default limit for the data of one message, in bytes
 MAX_DATA = 16 << 30
-#: what stands for data that travels beside the connection: segment, way, offset, length in bytes
+#: stands for data that travels apart from the connection: segment, way, offset, length in bytes
 REFERENCE = struct.Struct("<IIQQ")
 REFERENCE_SIZE = REFERENCE.size
-#: in the flags of an OutFrame: its data is such a reference. On the wire it is this bit of the socket
-#: type, since the flag byte is full; only streams whose peers agreed on it send or take it.
+#: in the flags of an OutFrame: its data is such a reference. On the wire it is this bit of the socket type,
+#: since the flag byte is full; only streams whose peers agreed on it send or accept it.
 BY_REFERENCE = 0x100
 REFERENCE_BIT = 0x80
 
@@ -43,8 +43,8 @@ assert HEADER_SIZE == 34 and TENSOR_HEADER_SIZE == 48
 
 
 class TypeNumber(IntEnum):
-    """A socket type, which equals its number. A type of another enumeration, which may number them in another
-    way, is equal only if it has the same name too."""
+    """A socket type, equal to its number. A type of another enumeration, with other numbers, is equal only if
+    it has the same name too."""
 
     def __eq__(self, other: object) -> bool:
         if isinstance(other, Enum) and other.name != self.name:
@@ -58,7 +58,7 @@ class TypeNumber(IntEnum):
 
 
 class SocketType(TypeNumber):
-    """Seed values 0 to 6; 7 and 8 are ours."""
+    """Values 0 to 6 are the original ones; this project adds 7 and 8."""
 
     REQ = 0
     REP = 1
@@ -72,7 +72,7 @@ class SocketType(TypeNumber):
 
 
 class Flag(IntFlag):
-    """Bits of the header's flag byte. Bits 3 to 7 never go to a peer that said no hello."""
+    """Bits of the header's flag byte. Bits 3 to 7 never go to a peer that sent no hello."""
 
     TENSOR = 1
     TOPIC = 2
@@ -85,7 +85,7 @@ class Flag(IntFlag):
 
 
 def fits(flags: int, meta: bytes | None) -> bool:
-    """Whether a frame may have these flags and this tensor header. Else the receiver refuses it."""
+    """Whether a frame may have these flags and this tensor header; the receiver refuses others."""
     if not 0 <= flags <= 0xFF or (meta is not None) != bool(flags & Flag.TENSOR):
         return False
     if not flags & Flag.EXTENDED:
@@ -108,7 +108,7 @@ class Control(IntEnum):
     GOODBYE = 8
     ATTACH = 9
     UPGRADE = 10
-    RDMA = 11  # credits and the like of the rdma transport, see verbs/beside.py
+    RDMA = 11  # credits and the like of the rdma transport, see rdma/control_messages.py
     PROOF = 12  # of the token, see security/proving.py
     POSITION = 13
     RESUBSCRIBE = 14

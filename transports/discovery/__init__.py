@@ -1,5 +1,5 @@
-"""Endpoints that stand for many: who is there is asked again and again, and followed.
+"""Endpoints that stand for many: a name service lists the members, and connections follow the list.
 
-`directory` says what a name service is to us, `dns` asks DNS, `membership` decides (pure) what follows from
-its answers, `liveness` sees a host that has vanished. Of a broker's registry see `transfer.broker.clients`.
+`directory` is the interface of a name service, `dns` queries DNS, `membership` decides (pure) what an answer
+changes, `liveness` detects a vanished host. For a broker's registry see `transfer.broker.clients`.
 """

@@ -1,4 +1,4 @@
-"""What a name service is to whoever follows it."""
+"""The interface of a name service."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ from transfer.transports.address import Address
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """What a name service said.
+    """An answer of a name service.
 
-    members: tcp endpoints. ttl: seconds for which it holds; None: the directory waits for the next one by
-    itself. complete: who is not in it has gone. Else it tells who is there, and nothing of others: an empty
-    answer of DNS, or a registry that has just begun. gone: those who have gone in any case.
+    members: tcp endpoints. ttl: seconds for which it is valid; None: the directory waits for the next one by
+    itself. complete: an endpoint that is missing has gone. Otherwise the answer lists some that are there and
+    states nothing about others: an empty answer of DNS, or a registry that has just started. gone: endpoints
+    that have gone in any case.
     """
 
     members: frozenset[Address]
@@ -24,13 +25,13 @@ class Listing:
 
 
 class Directory(ABC):
-    """Asks one name service for one name. `look_up` is for one thread; `close` for any."""
+    """Queries one name service for one name. `look_up` is for one thread; `close` for any."""
 
     @abstractmethod
     def look_up(self) -> Listing:
-        """What there is now. May wait: for an answer, a few seconds; for a change, as long as it likes.
+        """Returns the present members. May wait: a few seconds for an answer, and for a change without limit.
 
-        Raises TransferError: nothing is known of now (AddressError, Broken, Again), or the directory was
+        Raises TransferError: there is no answer now (AddressError, Broken, Again), or the directory was
         closed (Closed).
         """
 

@@ -1,8 +1,8 @@
-"""Asks DNS for all addresses of a name, with the time for which they hold. The home of dnspython.
+"""Queries DNS for all addresses of a name, with their time to live. The only module that uses dnspython.
 
-The system's own look-up tells no TTL, and asks files and caches of its own; so this one asks the name
-servers of /etc/resolv.conf directly, with its search domains, and by TCP where an answer is cut off.
-/etc/hosts is not read.
+The system's own lookup returns no TTL, and reads files and caches. So this module queries the name servers of
+/etc/resolv.conf directly, with its search domains, and by TCP where an answer is truncated. It does not read
+/etc/hosts.
 """
 
 from __future__ import annotations
@@ -23,26 +23,26 @@ if TYPE_CHECKING:
     import dns.name
     import dns.resolver
 
-#: seconds for all questions of one look-up, and for each until it is asked again
+#: seconds for all queries of one lookup, and for each before it is repeated
 LIFETIME, _TRY = 2.5, 1.0
-#: seconds that the answer "no such name" holds at most: somebody waits for the first address
+#: the longest time in seconds that the answer "no such name" is valid: a client waits for the first address
 _LONGEST_NOTHING = 30.0
-#: address records by family, in the order in which they are asked for
+#: address records by family, in the order of the queries
 _RECORDS = {"ipv4": ("A",), "ipv6": ("AAAA",), "both": ("A", "AAAA"), "auto": ("A", "AAAA")}
 
 
 class DnsDirectory(Directory):
     """The addresses of a `dns://` endpoint. See Directory.
 
-    A pod of a cluster with both families has one address of each under the same name, and two connections to
-    it would get twice the work. So IPv6 is asked for where there is no IPv4 address, unless
-    TRANSFER_DNS_FAMILY says otherwise. Raises NotSupported without dnspython, OptionError.
+    A pod of a cluster with both families has one address of each under the same name, and would get twice the
+    work by two connections. So IPv6 is queried only where there is no IPv4 address, unless
+    TRANSFER_DNS_FAMILY overrides it. Raises NotSupported without dnspython, OptionError.
     """
 
     def __init__(self, address: Address) -> None:
         try:
             with undivided():
-                import dns.resolver  # noqa: F401 - its absence is an error of the connect, and not of a thread
+                import dns.resolver  # noqa: F401 - if it is missing, the connect fails, and not a thread
         except ModuleNotFoundError as error:
             raise NotSupported(
                 f"{address} needs dnspython", hint="pip install 'tensor-transfer[discovery]'"
@@ -53,11 +53,11 @@ class DnsDirectory(Directory):
         self._closed = False
 
     def close(self) -> None:
-        self._closed = True  # a question that is out ends by itself, within LIFETIME
+        self._closed = True  # a pending query ends by itself, within LIFETIME
 
     def look_up(self) -> Listing:
         if self._closed:
-            raise Closed(f"{self._address} is not followed any more")
+            raise Closed(f"{self._address} is closed")
         resolver = self._resolver()
         deadline = time.monotonic() + LIFETIME
         numbers: set[str] = set()
@@ -70,8 +70,8 @@ class DnsDirectory(Directory):
             if found is None or (found and self._family == "auto"):
                 break
         if not numbers:
-            # A headless service without a ready pod has no name at all. Whether all have gone, or only the
-            # answer, is not known; so it says nothing of those who are there.
+            # A headless service without a ready pod has no name at all. Whether all pods have gone, or the
+            # answer is wrong, is unknown; so it changes nothing for the members.
             return Listing(frozenset(), min(*nothing, _LONGEST_NOTHING), complete=False)
         return Listing(frozenset(map(self._member, numbers)), min(ttls))
 
@@ -80,7 +80,7 @@ class DnsDirectory(Directory):
         return replace(address, scheme="tcp", host=number, server_name=address.host.rstrip("."))
 
     def _resolver(self) -> dns.resolver.Resolver:
-        """A new one each time, since /etc/resolv.conf changes. Raises Broken."""
+        """A new one for each lookup, since /etc/resolv.conf changes. Raises Broken."""
         import dns.nameserver
         import dns.resolver
 
@@ -88,7 +88,7 @@ class DnsDirectory(Directory):
             resolver = dns.resolver.Resolver()
         except (dns.resolver.NoResolverConfiguration, OSError) as error:
             if not self._servers:
-                raise Broken(f"nobody can be asked for {self._address}: {error}") from error
+                raise Broken(f"no name server for {self._address}: {error}") from error
             resolver = dns.resolver.Resolver(configure=False)
         if self._servers:
             resolver.nameservers = [dns.nameserver.Do53Nameserver(host, port) for host, port in self._servers]
@@ -98,7 +98,7 @@ class DnsDirectory(Directory):
     def _ask(
         self, resolver: dns.resolver.Resolver, record: str, deadline: float
     ) -> tuple[set[str] | None, float]:
-        """(numbers, seconds for which they hold) of one kind; also that there are none holds for a time.
+        """(addresses, seconds for which they are valid) of one kind; an empty answer is valid for a time too.
         None: there is no such name at all. Raises Again, Broken, AddressError."""
         import dns.exception
         import dns.resolver
@@ -127,15 +127,15 @@ class DnsDirectory(Directory):
             return Again(text, hint="are the name servers of /etc/resolv.conf reachable?")
         if isinstance(error, (dns.name.LabelTooLong, dns.name.EmptyLabel, dns.name.NameTooLong)):
             return AddressError(text)
-        return Broken(text, hint="what do the name servers' logs say?")
+        return Broken(text, hint="do the name servers' logs have the reason?")
 
 
 def _holds(response: dns.message.QueryMessage | dns.message.Message) -> float:
-    """Seconds: the least TTL on the way from the name to its addresses, or that of there being none."""
+    """Seconds: the lowest TTL of the records from the name to its addresses, or of the negative answer."""
     return float(response.resolve_chaining().minimum_ttl)  # type: ignore[union-attr]
 
 
 def _is_a_host(number: str) -> bool:
-    """0.0.0.0, which stands for a blocked name in some networks, would be this very machine."""
+    """False for 0.0.0.0: some networks answer it for a blocked name, and it would be this machine."""
     address = ipaddress.ip_address(number)
     return not (address.is_unspecified or address.is_multicast)

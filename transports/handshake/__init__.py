@@ -1,1 +1,1 @@
-"""What two sides say to each other before the first message."""
+"""The handshake: what two sides exchange before the first message."""

@@ -1,4 +1,4 @@
-"""Which transport carries a pair's data: one pure function over what both sides offer and wish."""
+"""Chooses the transport for a pair's data: one pure function over what both sides offer and request."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 from transfer.transports.address import POLICIES
 from transfer.transports.errors import HandshakeError
 
-#: best first; every pair has the last, since hello travels on it. Those of other distributions, which were
-#: installed on both sides to be used, come behind the first
+#: best first; every pair has the last, since the hello travels on it. Transports of other distributions come
+#: after the first: they were installed on both sides to be used
 RANKING = ("local", "rdma", "ucx", "tcp")
 BASE = RANKING[-1]
 LOCAL = RANKING[0]
 #: what to do when the policy `require` cannot be met
 HINT = "the policy prefer falls back to another transport"
-#: why a transport is not offered to peers that prove nothing, as "word: text"
+#: why a transport is not offered to unauthenticated peers, as "word: text"
 _UNNAMED = (
     "unnamed: without certificates or a token each side has to name it, by {0}:// or TRANSFER_PROTOCOL={0}"
 )
@@ -23,13 +23,13 @@ _UNNAMED = (
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What one side has, and what it wishes.
+    """The transports of one side, and the one that it requests.
 
-    transports: the usable ones; the connection's own need not be named. What stands behind "tcp" is
-    there for who asks for it by name, and expected to be no better than TCP here. protocol: "auto",
-    or the one wished for. policy: "auto", "prefer", "require". source: what made the wish, for
-    people (the name of a variable, "endpoint", "argument"). lacking: why it does not have the
-    others, transport -> a constant word for counters and a text for people, as one text "word: text".
+    transports: the usable ones; the connection's own need not be listed. Those behind "tcp" are for a
+    request by name, and expected to be no better than TCP here. protocol: "auto", or the requested
+    transport. policy: "auto", "prefer", "require". source: what made the request, as text (the name
+    of a variable, "endpoint", "argument"). lacking: why it does not have the others, transport ->
+    "word: text", a constant word for counters and a text for logs.
     """
 
     transports: tuple[str, ...] = ()
@@ -40,21 +40,21 @@ class Offer:
 
     @property
     def strictness(self) -> int:
-        # To name a transport means to prefer it, whatever the policy says.
+        # To name a transport means to prefer it, whatever the policy is.
         return max(POLICIES.index(self.policy), 0 if self.protocol == "auto" else 1)
 
     @property
     def better(self) -> frozenset[str]:
-        """What is better than the base on this side."""
+        """The transports that are better than the base on this side."""
         names = self.transports
         return frozenset(names[: names.index(BASE)] if BASE in names else names)
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """transport: the chosen one. reason: why, in words. unused: better ones that both sides have.
-    fallback: the wish could not be met (to be logged once and counted). wanted: what was wished for
-    then, and word: a constant word that says why not, for counters."""
+    """transport: the chosen one. reason: why, as text. unused: better ones that both sides have.
+    fallback: the request could not be met (logged once and counted). wanted: the transport requested then,
+    and word: a constant word for the reason, for counters."""
 
     transport: str
     reason: str
@@ -65,12 +65,12 @@ class Choice:
 
 
 def permitted(offer: Offer, *, known: bool, loopback: bool) -> Offer:
-    """What is left of this side's offer for one connection: where peers prove nothing, the word of a peer
-    alone starts no transport of the network in this process.
+    """This side's offer for one connection. Where peers do not authenticate, the request of a peer alone
+    starts no network transport in this process.
 
-    known: faster transports are for peers that have shown who they are. loopback: only this machine gets
-    there. Then a transport of the network has to be named on this side. Beyond loopback the user has let
-    strangers in, and `auto` takes what is better than TCP there.
+    known: faster transports are for authenticated peers. loopback: only this machine reaches the endpoint.
+    Then this side has to name a network transport. Beyond loopback the user has allowed unauthenticated
+    clients, and `auto` takes the transports that are better than TCP.
     """
     if known:
         return offer
@@ -84,13 +84,13 @@ def permitted(offer: Offer, *, known: bool, loopback: bool) -> Offer:
 
 
 def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = BASE) -> Choice:
-    """Decides; both sides come to the same transport. Raises HandshakeError("policy").
+    """Decides; both sides choose the same transport. Raises HandshakeError("policy").
 
     policy: a stricter one from the endpoint, for our side. base: the transport that the
     connection uses already, which both have. A transport named by either side is taken if both
     have it. If the sides name different ones, the stricter side wins; between equals the base
-    wins, since it always works. A side that names the base takes no other. "local" is nobody's to
-    name: it is taken where both have it and nobody names another.
+    wins, since it always works. A side that names the base takes no other. No side can name
+    "local": it is taken where both have it and neither names another.
     """
     strict = max(strictness(local, remote), POLICIES.index(policy or "auto"))
     both = _common(local, remote, base)
@@ -103,8 +103,8 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
         return Choice(best, f"the best that both have: {', '.join((*better, base))}")
     if wish in both:
         unused = tuple(name for name in both[: both.index(wish)] if name in better)
-        return Choice(wish, f"{wish} was asked for by {whose}", unused)
-    reason = f"{wish} was asked for by {whose}, and {_lacking(wish, local, remote)} it"
+        return Choice(wish, f"{wish} was requested by {whose}", unused)
+    reason = f"{wish} was requested by {whose}, and {_lacking(wish, local, remote)} it"
     lacks = local if wish not in local.transports else remote
     word, _, why = lacks.lacking.get(wish, "").partition(": ")
     if why:
@@ -115,7 +115,7 @@ def choose(local: Offer, remote: Offer, policy: str | None = None, base: str = B
 
 
 def strictness(local: Offer, remote: Offer) -> int:
-    """The stricter end's policy, as an index into POLICIES."""
+    """The policy of the stricter side, as an index into POLICIES."""
     return max(local.strictness, remote.strictness)
 
 
@@ -126,16 +126,16 @@ def _lacking(wish: str, local: Offer, remote: Offer) -> str:
 
 
 def _common(local: Offer, remote: Offer, base: str) -> tuple[str, ...]:
-    """What both have, best first."""
+    """The transports that both have, best first."""
     if base not in RANKING:
-        return (base,)  # ipc and inproc are chosen by their endpoint, and nothing is better there
+        return (base,)  # ipc and inproc are chosen by their endpoint; nothing is better there
     common = set(local.transports) & set(remote.transports) | {base}
     others = sorted(common.difference(RANKING))
     return tuple(name for name in (LOCAL, *others, *RANKING[1:]) if name in common)
 
 
 def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:
-    """(transport or "auto", who wishes it); (None, why) if both require what cannot be had together."""
+    """(transport or "auto", which side requests it); (None, why) if both sides require different ones."""
     named = [
         (offer, f"{side} ({offer.source})")
         for offer, side in ((local, "this side"), (remote, "the peer"))
@@ -156,4 +156,4 @@ def _wish(local: Offer, remote: Offer, base: str) -> tuple[str | None, str]:
         return (first.protocol, who) if first.strictness > second.strictness else (second.protocol, who_else)
     if first.strictness == POLICIES.index("require"):
         return None, f"{who} requires {first.protocol} and {who_else} {second.protocol}"
-    return base, f"nobody, but {who} wishes {first.protocol}, {who_else} {second.protocol}; {base}"
+    return base, f"neither side: {who} requests {first.protocol}, {who_else} {second.protocol}"

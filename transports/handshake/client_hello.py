@@ -1,7 +1,7 @@
-"""Which protocols a TLS client offers (ALPN), read from the first bytes that it sends. Pure.
+"""Reads from the first bytes of a TLS client which protocols it offers (ALPN). Pure.
 
-They are not encrypted, so a port that several protocols share knows whose a connection is before anything
-of it was taken. Nothing here is believed: TLS itself decides with whoever gets the connection.
+They are not encrypted, so a port of several protocols can choose the one for a connection before it takes any
+byte. The result is not trusted: TLS itself decides after the choice.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 from transfer.transports.handshake.first_record import HEAD, MESSAGE_HEAD, record_size
 
 _ALPN = 16
-#: extensions, and names of protocols, that are read: clients send some 20 and 3
+#: the most extensions and protocol names that are read: clients send some 20 and 3
 _MOST = 64
 
 
 class Offer(NamedTuple):
-    """protocols: as they were offered, best first; None: not known yet. foreign: this is no TLS. wanted: how
-    many bytes are needed to know."""
+    """protocols: as offered, best first; None: not known yet. foreign: this is no TLS. wanted: how many bytes
+    are needed to know."""
 
     protocols: tuple[bytes, ...] | None
     foreign: bool = False
@@ -29,7 +29,7 @@ _FOREIGN = Offer(None, True)
 
 
 class _Broken(ValueError):
-    """A length that does not fit, or more than is read."""
+    """A length that does not fit, or more entries than are read."""
 
 
 class _Cursor:
@@ -50,7 +50,7 @@ class _Cursor:
         return int.from_bytes(self.take(nbytes), "big")
 
     def vector(self, nbytes: int) -> bytes:
-        """Bytes with their length, of so many bytes, before them."""
+        """A byte string with its length, of `nbytes` bytes, before it."""
         return self.take(self.number(nbytes))
 
     @property
@@ -58,7 +58,7 @@ class _Cursor:
         return self._at < len(self._data)
 
     def entries(self) -> Iterator[int]:
-        """As long as something is left. Raises _Broken beyond _MOST."""
+        """Yields while bytes are left. Raises _Broken beyond _MOST."""
         for number in range(_MOST):
             if not self.left:
                 return
@@ -68,7 +68,7 @@ class _Cursor:
 
 
 def offered(first: bytes) -> Offer:
-    """What the first bytes of a connection offer."""
+    """The protocols in the first bytes of a connection."""
     size = record_size(first)
     if not size:
         return _FOREIGN
@@ -81,9 +81,9 @@ def offered(first: bytes) -> Offer:
 
 
 def _protocols(hello: _Cursor) -> tuple[bytes, ...]:
-    """Of a ClientHello without its head. Raises _Broken."""
-    hello.take(2 + 32)  # its version, which says nothing any more, and its random bytes
-    if len(hello.vector(1)) > 32:  # of a session
+    """The protocols of a ClientHello without its header. Raises _Broken."""
+    hello.take(2 + 32)  # its version, which is no longer used, and its random bytes
+    if len(hello.vector(1)) > 32:  # session id
         raise _Broken
     ciphers = hello.vector(2)
     if not ciphers or len(ciphers) % 2 or not hello.vector(1):

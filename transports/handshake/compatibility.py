@@ -18,15 +18,15 @@ _COMPATIBLE: dict[SocketType, frozenset[SocketType]] = {
 
 
 def compatible(one: SocketType, other: SocketType) -> bool:
-    """Whether ZeroMQ lets these two talk."""
+    """Whether these two types may talk, as in ZeroMQ."""
     return other in _COMPATIBLE[one]
 
 
 def common_peers(one: SocketType, other: SocketType) -> str:
-    """The types that both talk to, for people."""
+    """The types that both talk to, as text."""
     return " and ".join(sorted(kind.name for kind in _COMPATIBLE[one] & _COMPATIBLE[other]))
 
 
 def talks_to(kind: SocketType) -> str:
-    """What a socket of this type can be connected with, for people."""
+    """The types that this type may connect to, as text."""
     return f"{kind.name} talks to {', '.join(sorted(other.name for other in _COMPATIBLE[kind]))}"

@@ -24,21 +24,21 @@ from transfer.transports.security import hints
 if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
 
-#: where the system has no edge-triggered readiness, an incomplete header is looked at this often (s)
+#: where the system has no edge-triggered readiness: seconds between two looks at an incomplete header
 _LOOK_AGAIN = 0.01
 
 #: makes TLS for a descriptor. Raises SecurityError
 Secure = Callable[[int], "TlsChannel"]
 
-#: (the exchange, what came of it, what carries the data: the receiver's from now on, None after an error)
+#: (the exchange, its outcome, the transport: the receiver owns it; None after an error)
 OnEnd = Callable[["Exchange", Agreement | HandshakeError, Made | None], object]
 
 
 class Exchange:
     """Owns the socket until the end, when `on_end` is called once, in the reactor's thread.
 
-    Nothing behind the handshake's bytes is read. Both the whole exchange and a peer that falls
-    silent in the middle of a header are bounded by `timeout` seconds. `cancel` from any thread.
+    It reads no byte behind the handshake. `timeout` seconds limit the whole exchange, and a peer that falls
+    silent inside a header. `cancel` may be called from any thread.
     """
 
     def __init__(
@@ -59,13 +59,14 @@ class Exchange:
         self._secure = secure
         self._channel: TlsChannel | None = None
         self._events = 0
-        # Input and output happen under this lock, so that `cancel` never closes a descriptor whose
-        # number somebody else has got by the time that it is read.
+        # Input and output run under this lock, so that `cancel` never closes a descriptor whose number the
+        # system has given to another file by the time that it is read.
         self._lock = threading.Lock()
         self._done = False
 
     def start(self, timeout: float, since: float | None = None) -> None:
-        """Once, in the reactor's thread. since: when the time began, by time.monotonic(); None: now."""
+        """Call once, in the reactor's thread. since: the start of the time, by time.monotonic(); None:
+        now."""
         if self._secure is None:
             self._handshake.begin()
         spent = 0.0 if since is None else time.monotonic() - since
@@ -74,7 +75,7 @@ class Exchange:
         self._reactor.register(self._fd, self._events, self._ready)
 
     def cancel(self) -> None:
-        """Ends it at once; `on_end` is not called any more. Idempotent."""
+        """Ends it at once; `on_end` is not called after that. Idempotent."""
         with self._lock:
             if not self._done:
                 self._finish()
@@ -91,15 +92,15 @@ class Exchange:
                 self._read(events)
             except OSError as error:
                 self._broke(error)
-            except TransferError as error:  # no certificate to show, any more
+            except TransferError as error:  # the certificate cannot be used any more
                 self._handshake.fail("tls", str(error).partition("\n")[0])
             ended = self._ended()
-        self._tell(ended)
+        self._report(ended)
 
     def _broke(self, error: OSError) -> None:
         if self._secure is not None and (error.errno == errno.EPROTO or not self._is_tls):
-            said = f"no TLS with {self.peer}: {error.strerror}"
-            self._handshake.fail("tls", said, hint=hints.hint_of(said, hints.CLOSED))
+            text = f"no TLS with {self.peer}: {error.strerror}"
+            self._handshake.fail("tls", text, hint=hints.hint_of(text, hints.CLOSED))
         else:
             why = f"the connection ended in the handshake: {error.strerror}"
             self._handshake.fail("broken", why, hint=self._closed_hint)
@@ -111,7 +112,7 @@ class Exchange:
 
     @property
     def _closed_hint(self) -> str:
-        """What a peer may have that closes without a word."""
+        """The hint for a peer that closes without an answer."""
         if not self._handshake.connecting or self._handshake.begun:
             return ""
         if self._secure is None:
@@ -125,9 +126,9 @@ class Exchange:
             error = late(self.peer, timeout)
             self._handshake.fail(error.reason, error.message, hint=error.hint)
             ended = self._ended()
-        self._tell(ended)
+        self._report(ended)
 
-    def _tell(self, ended: tuple[Agreement | HandshakeError, Made | None] | None) -> None:
+    def _report(self, ended: tuple[Agreement | HandshakeError, Made | None] | None) -> None:
         if ended is not None:
             self._on_end(self, *ended)
 
@@ -158,7 +159,7 @@ class Exchange:
             return
 
     def _is_secured(self, secure: Secure) -> bool:
-        """TLS is agreed on; the hello comes then."""
+        """Whether TLS is established; the hello follows."""
         if self._channel is None:
             self._channel = secure(self._fd)
         channel = self._channel
@@ -184,7 +185,7 @@ class Exchange:
             return False
         except OSError:
             if isinstance(self._handshake.outcome, HandshakeError):
-                output.clear()  # the refusal cannot be told: its reason stands all the same
+                output.clear()  # the refusal cannot be sent; its reason is kept
                 return True
             raise
 
@@ -198,7 +199,7 @@ class Exchange:
         return READABLE | PEER_CLOSED | EDGE | (WRITABLE if writes else 0)
 
     def _ended(self) -> tuple[Agreement | HandshakeError, Made | None] | None:
-        """What to tell `on_end`, or None if the exchange goes on."""
+        """The arguments for `on_end`, or None if the exchange goes on."""
         outcome = self._handshake.outcome
         if outcome is None or self._handshake.output or (self._unsent and isinstance(outcome, Agreement)):
             self._go_on()
@@ -215,7 +216,7 @@ class Exchange:
             made = self._handshake.made(fd, self._channel)
         except Exception as error:  # noqa: BLE001 - of another distribution's transport
             why = declined(error)
-            with suppress(OSError):  # closed already, and perhaps another's
+            with suppress(OSError):  # closed already, or reused by another file
                 if os.fstat(fd).st_ino == inode:
                     os.close(fd)
             return HandshakeError("upgrade", str(why).partition("\n")[0], hint=why.hint), None
@@ -224,7 +225,7 @@ class Exchange:
     def _go_on(self) -> None:
         wanted = self._wanted()
         if not EDGE and self._handshake.peeking:
-            # Without edges the bytes that were only looked at would wake the loop without end.
+            # Without edges the bytes that were peeked at would wake the loop endlessly.
             self._events = 0
             self._reactor.modify(self._fd, 0)
             self._reactor.call_later(_LOOK_AGAIN, self._ready, 0)
@@ -239,7 +240,7 @@ class Exchange:
 
 
 def late(peer: str, timeout: float) -> HandshakeError:
-    """Why a connection ends whose handshake took too long."""
+    """The error of a handshake that took too long."""
     return HandshakeError(
         "timeout",
         f"no hello from {peer} within {timeout:g} s",
@@ -248,7 +249,7 @@ def late(peer: str, timeout: float) -> HandshakeError:
 
 
 def wished(hello: Hello, address: Address, base: str) -> Hello:
-    """The hello with what the endpoint says about the transport: its scheme, its `?policy=`."""
+    """The hello with the endpoint's requests for a transport: its scheme, its `?policy=`."""
     offer = hello.offer
     if address.scheme != base:
         offer = replace(offer, protocol=address.scheme, source=f"the endpoint {address}")

@@ -1,21 +1,21 @@
-"""What a TLS client may begin with: one record that holds its whole ClientHello. Pure.
+"""The first bytes of a TLS client: one record that holds its whole ClientHello. Pure.
 
-OpenSSL takes the memory that a ClientHello announces, up to 128 KiB, when its first nine bytes are there. A
-ClientHello in records of one byte each costs far more to look at than to send. Clients send one record: with
+OpenSSL allocates the size that a ClientHello announces, up to 128 KiB, when its first nine bytes are there. A
+ClientHello in records of one byte each costs far more to parse than to send. Clients send one record: with
 large keys (RFC 8446, 4.2.8; ML-KEM) it has some 2 KiB. The compiled core has the same rule in native/tls.pyx.
 """
 
 from __future__ import annotations
 
-#: bytes of a record's head, and of a handshake message's
+#: bytes of the header of a record, and of a handshake message
 HEAD, MESSAGE_HEAD = 5, 4
-#: bytes that a ClientHello takes at most: what one record holds (RFC 8446, 5.1)
+#: the most bytes of a ClientHello: the content of one record (RFC 8446, 5.1)
 LARGEST_HELLO = 1 << 14
 _HANDSHAKE, _CLIENT_HELLO = 22, 1
 
 
 def record_size(first: bytes | bytearray) -> int:
-    """Bytes of the record that begins here, with its head, as far as it tells: more than are there if more
+    """Bytes of the record that begins here, with its header, as far as is known: more than are there if more
     are needed. 0: this is no ClientHello in one record."""
     if any(byte != mark for byte, mark in zip(first, (_HANDSHAKE, 3), strict=False)):
         return 0

@@ -1,10 +1,10 @@
-"""Who speaks another protocol: recognised by its first bytes, and named in the error."""
+"""Recognizes peers of other protocols by their first bytes, and names the protocol in the error."""
 
 from __future__ import annotations
 
 from transfer.transports.errors import HandshakeError
 
-#: first bytes -> (who sends them, what to do). ZeroMQ begins with 0xFF, a length of eight bytes, 0x7F.
+#: first bytes -> (the peer's protocol, the hint). ZeroMQ begins with 0xFF, a length of eight bytes, 0x7F.
 _KNOWN = (
     (
         b"\xff\0\0\0\0\0\0",
@@ -32,9 +32,9 @@ _KNOWN = (
 
 
 def stranger(begin: bytes) -> HandshakeError:
-    """The error for a peer whose first bytes, as far as they are here, are not those of a frame."""
+    """The error for a peer whose first bytes, as far as they have arrived, do not begin a frame."""
     for first, who, hint in _KNOWN:
-        if begin.startswith(first) or first.startswith(begin):  # fewer may be here
+        if begin.startswith(first) or first.startswith(begin):  # some may be missing
             return HandshakeError("magic", who, hint=hint)
     return HandshakeError(
         "magic",

@@ -1,16 +1,16 @@
-"""The exchange of hellos as a state machine: fed with bytes, it says what to send and how it ended.
+"""The exchange of hellos as a state machine: it takes bytes, and returns what to send and how it ended.
 
-It reads exactly what belongs to the handshake, so that nothing of the first message is swallowed:
+It reads exactly the bytes of the handshake, so that it takes nothing of the first message:
 
     begin()  -> bytes to send          the connecting side's hello
-    peeking  -> show it the first header with `look`, without taking it off the connection
-    wants    -> how many bytes it takes next; give it at most so many with `feed`
-    outcome  -> None, an Agreement, or the HandshakeError; then what `output` still holds is sent
-    made(fd) -> after an Agreement: what carries the data (see upgrade.py, whose dialogue comes between)
+    peeking  -> pass it the first header with `look`, without reading it off the connection
+    wants    -> how many bytes it needs next; pass at most so many to `feed`
+    outcome  -> None, an Agreement, or the HandshakeError; then the driver sends the rest of `output`
+    made(fd) -> after an Agreement: the transport of the data (see upgrade.py, whose dialogue comes before)
 
 Reasons of a HandshakeError: those of `hello.REASONS`, which may come from either side; `refused` for
-a peer's reason that we do not know; `no_hello` (a message where the hello was due); and the driver's
-own: `timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network), `tls`.
+an unknown reason of the peer; `no_hello` (a message instead of the hello); and the driver's own:
+`timeout`, `closed` (without a byte), `truncated` (in the middle), `broken` (by the network), `tls`.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from transfer.transports.handshake.upgrade import (
 from transfer.transports.security.proof import transcript
 from transfer.transports.security.proving import Proving
 
-#: raises HandshakeError for a peer that cannot come in now
+#: raises HandshakeError for a peer that cannot be accepted now
 Admits = Callable[[Agreement], object]
 
 _MAGIC = MAGIC.to_bytes(4, "little")
@@ -65,15 +65,15 @@ _PLAIN_FLAGS = Flag.TENSOR | Flag.TOPIC | Flag.ACK
 
 
 class Handshake:
-    """One connection's handshake, from our side. Not thread-safe.
+    """One connection's handshake, on this side. Not thread-safe.
 
-    local: our hello, with a nonce of its own. connecting: whether we connected (and speak first).
-    base: the transport that carries this. upgrades: makes our part in changing to a faster one.
+    local: our hello, with a nonce for this connection. connecting: whether this side connected (and sends
+    first). base: the transport of this connection. upgrades: makes this side's part of an upgrade.
     tokens: those that the peer may prove to know, ours first.
-    guarded: strangers are to be told no more than a hello tells: faster transports are for peers that have
-    shown who they are. refusal: all that a peer that connects gets.
-    admits: raises HandshakeError for a peer that cannot come in now. Asked before the accepting side's last
-    word: the other side sends messages behind it, which would be lost with the connection.
+    guarded: unauthenticated peers get no more than the hello: faster transports are for authenticated peers.
+    refusal: the only answer to a peer that connects.
+    admits: raises HandshakeError for a peer that cannot be accepted now. Called before the accepting side's
+    last step: after it the other side sends messages, which would be lost with the connection.
     """
 
     def __init__(
@@ -90,61 +90,61 @@ class Handshake:
     ) -> None:
         self.local = replace(local, proves=bool(tokens))
         self.connecting = connecting
-        #: True until the first header was looked at: it may be that of a plain peer's first message
+        #: True until the first header was checked: it may be that of a plain peer's first message
         self.peeking = not connecting
         self.wants = HEADER_SIZE
         self.outcome: Agreement | HandshakeError | None = None
-        #: what is to be sent; the driver takes off what went out
+        #: bytes to send; the driver removes what it sent
         self.output = bytearray()
         self._base = base
         self._input = bytearray()
-        self._socket_type: SocketType | None = None  # of the peer, once its header is here
+        self._socket_type: SocketType | None = None  # of the peer, once its header has arrived
         self._upgrades = upgrades
         self._agreed: Agreement | None = None
-        self._dialogue: Dialogue | None = None  # about a faster transport, once hellos are exchanged
+        self._dialogue: Dialogue | None = None  # of the upgrade, once hellos are exchanged
         self._tokens = tokens
         self._guarded = guarded
         self._refusal = refusal
         self._admits = admits
-        self._proving: Proving | None = None  # that both know the token, before that
+        self._proving: Proving | None = None  # of the token, before that
         self._encrypted = self._authenticated = False
         self._certificate = b""
-        self._said = b""  # our hello
-        self._heard = b""  # the peer's, so far
+        self._sent = b""  # our hello
+        self._received = b""  # the peer's, so far
 
     def secured(self, certificate: bytes, *, authenticated: bool) -> None:
-        """The connection is TLS. certificate: of the accepting side, DER. authenticated: the peer's own was
-        asked for, and is good. Before `begin`."""
+        """The connection is TLS. certificate: of the accepting side, DER. authenticated: this side has
+        checked the peer's certificate. Call it before `begin`."""
         self._encrypted, self._authenticated = True, authenticated
         self._certificate = certificate
-        self.peeking = False  # who speaks TLS says hello
+        self.peeking = False  # a TLS peer always sends a hello
 
     def begin(self) -> None:
-        """The connecting side's hello goes to `output`."""
+        """Puts the connecting side's hello into `output`."""
         if self.connecting:
-            self._said = encode(self.local)
-            self.output += self._said
+            self._sent = encode(self.local)
+            self.output += self._sent
 
     def look(self, header: bytes) -> bool:
-        """What peeking found of the first 34 bytes. False: too little, look again when more is there.
+        """Checks the first 34 bytes, which were peeked at. False: too few, call again when more have arrived.
 
-        After True either `outcome` is set (a plain peer, or bytes that are no frame), and nothing
-        was taken, or the header is that of a hello and is to be read with the rest.
+        After True either `outcome` is set (a plain peer, or bytes that are no frame), and nothing was
+        taken, or the header is that of a hello, which is read with the rest.
         """
         if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
-            self._fail(stranger(header), tell=False)
+            self._fail(stranger(header), send=False)
             return True
         if len(header) < HEADER_SIZE:
             return False
         try:
             self._look(header[:HEADER_SIZE])
         except HandshakeError as error:
-            self._fail(error, tell=False)
+            self._fail(error, send=False)
         self.peeking = False
         return True
 
     def feed(self, data: bytes) -> None:
-        """Takes what was read: at least one byte and at most `wants`."""
+        """Takes the bytes that were read: at least one and at most `wants`."""
         assert data and len(data) <= self.wants and not self.peeking and self.outcome is None
         if self._dialogue is not None:
             self._feed_dialogue(data)
@@ -152,12 +152,13 @@ class Handshake:
         if self._proving is not None:
             self._feed_proving(self._proving, data)
             return
-        self._heard += data
+        self._received += data
         self._input += data
         self.wants -= len(data)
         if self._socket_type is None and not self._input.startswith(_MAGIC[: len(self._input)]):
-            # Before the header is complete: a peer of another kind waits for our greeting, and says no more.
-            self._fail(stranger(bytes(self._input)), tell=False)
+            # Before the header is complete: a peer of another protocol waits for our greeting, and sends no
+            # more.
+            self._fail(stranger(bytes(self._input)), send=False)
         if self.wants or self.outcome is not None:
             return
         try:
@@ -167,18 +168,18 @@ class Handshake:
             else:
                 self._decide(decode_body(bytes(self._input), self._socket_type))
         except HandshakeError as error:
-            if error.reason == "socket_type" and not error.hint:  # a refusal says why and no more
+            if error.reason == "socket_type" and not error.hint:  # a refusal has no hint
                 error = HandshakeError(error.reason, error.message, hint=talks_to(self.local.socket_type))
-            self._fail(error, tell=not self.connecting)
+            self._fail(error, send=not self.connecting)
 
     @property
     def begun(self) -> bool:
-        """Something of the peer's was taken already."""
+        """Some of the peer's bytes were taken."""
         return bool(self._input) or self._socket_type is not None
 
     def fail(self, reason: str, message: str, *, hint: str = "") -> None:
-        """The driver's own reasons: timeout, truncated. Nothing is said to the peer."""
-        self._fail(HandshakeError(reason, message, hint=hint), tell=False)
+        """For the driver's own reasons: timeout, truncated. Sends nothing to the peer."""
+        self._fail(HandshakeError(reason, message, hint=hint), send=False)
 
     # ------------------------------------------------------------------------------------------
 
@@ -192,15 +193,15 @@ class Handshake:
     def _decide(self, remote: Hello) -> None:
         agreement = self._negotiate(remote)
         if not self.connecting:
-            if not self.local.proves:  # else strangers would learn who is here
-                self._let_in(agreement)
-            self._said = encode(self.local)
-            self.output += self._said
+            if not self.local.proves:  # else unauthenticated peers would get our hello
+                self._check_admission(agreement)
+            self._sent = encode(self.local)
+            self.output += self._sent
         if not self.local.proves:
             self._agree(agreement)
             return
         self._agreed = agreement
-        hellos = (self._said, self._heard) if self.connecting else (self._heard, self._said)
+        hellos = (self._sent, self._received) if self.connecting else (self._received, self._sent)
         self._proving = Proving(
             self.local.socket_type,
             self._tokens,
@@ -218,14 +219,14 @@ class Handshake:
         try:
             proving.feed(data)
             if proving.done and self._agreed is not None:
-                self._let_in(self._agreed)
+                self._check_admission(self._agreed)
         except HandshakeError as error:
             self._proving = None
-            self._fail(error, tell=True)
+            self._fail(error, send=True)
         else:
             self._after_proof(proving)
 
-    def _let_in(self, agreement: Agreement) -> None:
+    def _check_admission(self, agreement: Agreement) -> None:
         if self._admits is not None and not self.connecting:
             self._admits(agreement)
 
@@ -251,11 +252,11 @@ class Handshake:
         upgrade: Upgrade
         try:
             if self._guarded and not agreement.authenticated:
-                raise Declined("stranger", "the peer has not shown who it is")
+                raise Declined("stranger", "the peer has not authenticated")
             if self._upgrades is None:
                 raise Declined("unavailable", f"nothing here sets up {agreement.choice.transport}")
             upgrade = self._upgrades(agreement, self.connecting)
-        except Exception as error:  # noqa: BLE001 - of another distribution's transport, too
+        except Exception as error:  # noqa: BLE001 - also from another distribution's transport
             upgrade = Refusal(declined(error), connecting=self.connecting)
         self._dialogue = Dialogue(upgrade, self.local.socket_type)
         self._dialogue.begin()
@@ -266,13 +267,13 @@ class Handshake:
         try:
             self._dialogue.feed(data)
         except HandshakeError as error:
-            self._fail(error, tell=False)
+            self._fail(error, send=False)
             return
         try:
             if self._dialogue.outcome is not None and self._dialogue.output:
-                self._let_in(self._agreed)
+                self._check_admission(self._agreed)
         except HandshakeError as error:
-            self._fail(error, tell=True)
+            self._fail(error, send=True)
         else:
             self._after_step()
 
@@ -293,7 +294,7 @@ class Handshake:
         wanted = self._agreed.choice.transport
         reason = f"{wanted} could not be set up: {str(ended).partition(chr(10))[0]}"
         if strictness(self.local.offer, self._agreed.remote.offer) >= POLICIES.index("require"):
-            # The peer comes to the same by itself, once what is in `output` has told it.
+            # The peer decides the same by itself, after it has received `output`.
             self.outcome = HandshakeError("policy", reason, hint=ended.hint)
             self.outcome.__cause__ = ended
             return
@@ -301,8 +302,8 @@ class Handshake:
         self.outcome = replace(self._agreed, choice=choice)
 
     def made(self, fd: int, channel: Any = None) -> Made:
-        """What carries the data, after an Agreement. `fd`: the connection, the result's from now on;
-        channel: TLS on it."""
+        """Makes the transport of the data, after an Agreement. `fd`: the connection, which belongs to the
+        result; channel: TLS on it."""
         if self._dialogue is None:
             return Made(fd, channel=channel)
         try:
@@ -316,7 +317,7 @@ class Handshake:
         return made
 
     def abandon(self) -> None:
-        """Frees what an upgrade took, if there is one. Idempotent."""
+        """Releases the resources of an upgrade, if there is one. Idempotent."""
         dialogue, self._dialogue = self._dialogue, None
         if dialogue is not None:
             try:
@@ -324,13 +325,13 @@ class Handshake:
             except Exception as error:  # noqa: BLE001 - as above
                 declined(error)
 
-    def _fail(self, error: HandshakeError, *, tell: bool) -> None:
+    def _fail(self, error: HandshakeError, *, send: bool) -> None:
         self.outcome = without_frames(error)
         self.abandon()
         self.peeking = False
         self.wants = 0
         self.output.clear()
-        if tell:
+        if send:
             self.output += encode_refusal(self.local.socket_type, error)
 
 

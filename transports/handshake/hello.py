@@ -1,12 +1,12 @@
-"""What two sides say to each other before the first message. Pure: bytes in, decisions out.
+"""The messages that two sides exchange before the first payload. Pure: bytes in, decisions out.
 
-The connecting side says hello first, the other answers with its own or refuses. Both are control
+The connecting side sends its hello first, the other answers with its own or refuses. Both are control
 frames whose data is the control byte and a JSON object:
 
     hello    01 {"versions": [1, 1], "type": 4, "features": [...], "id": "hex", "nonce": "hex", ...}
     refused  07 {"reason": "socket_type", "message": "..."}
 
-Keys that are not known are ignored, so that later releases can add some. `docs/wire.md` has them all.
+Unknown keys are ignored, so that later releases can add some. `docs/wire.md` lists them all.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.choice import BASE, LOCAL, Choice, Offer, choose
 from transfer.transports.handshake.compatibility import compatible, talks_to
 
-#: for the JSON of a hello or a refusal, in bytes: it comes from somebody not yet known
+#: for the JSON of a hello or a refusal, in bytes: the sender has not authenticated yet
 MAX_HELLO = 16 * 1024
 MAX_TEXT = 1024
 MAX_LIST = 64
-#: of the text that says why a transport is missing
+#: characters of the text why a transport is missing
 MAX_WHY = 200
 MAX_ROUTING_ID = 255
 #: levels of lists and objects inside `extra`
 MAX_DEPTH = 32
-#: above it a JSON number is not exact everywhere
+#: above it a JSON number may be inexact
 MAX_NUMBER = 1 << 53
 
-#: why a peer cannot come in now, and may once another one has gone
+#: reasons for which a peer is refused until another peer has gone
 PLACE_TAKEN = frozenset({"identity", "pair_busy"})
 #: words that a refusal may carry; others are shown as "refused"
 REASONS = frozenset(
@@ -59,11 +59,11 @@ REASONS = frozenset(
 PROVES_FIRST = "connecting_proves_first"
 _SAME_TOKEN = "give both sides the same token"
 _UP_TO_DATE = "neighbouring releases always talk: bring the older side up to date"
-#: what to do about a refusal, which says why and no more
+#: hints for the reasons of a refusal, which carries none
 _HINTS = {
     "token": _SAME_TOKEN,
     "version": _UP_TO_DATE,
-    "identity": "give each socket a routing_id of its own; it is tried again until the other one has gone",
+    "identity": "give each socket its own routing_id; it retries until the other one has gone",
     "pair_busy": "a PAIR is one to one: close the other one, or use PUSH/PULL or ROUTER/DEALER",
 }
 _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
@@ -71,18 +71,18 @@ _WORD = re.compile(r"[a-z][a-z0-9_.:-]{0,63}\Z")
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """What one side says about itself.
+    """What one side states about itself.
 
-    socket_type: its own. versions: (oldest, newest) of the wire format that it understands.
-    features: words for what it can do beyond the version. routing_id: what a ROUTER calls it.
+    socket_type: of the side. versions: (oldest, newest) of the wire format that it understands.
+    features: words for abilities beyond the version. routing_id: its name at a ROUTER.
     host_id: equal on one machine, user and network namespace; empty if unknown. epoch: random,
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
-    proves: it knows a token, and wants the peer to prove that it does too (see security/proving.py).
-    limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and wish.
-    instance: random, one for each side that connects and kept for its reconnections, hex: who says it again
-    is the same. A secret of the two. lazy: the sender queues before there is a peer. extra: what the owner
-    adds (JSON values).
-    plain: True only for what `plain_peer` made up: the peer said no hello.
+    proves: it knows a token, and requires that the peer proves the same (see security/proving.py).
+    limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and request.
+    instance: random, one for each connecting side and kept for its reconnections, hex: equal values mean the
+    same side. A secret of the two. lazy: the sender queues before there is a peer. extra: values that the
+    owner adds (JSON).
+    plain: True only for a hello that `plain_peer` made: the peer sent none.
     """
 
     socket_type: SocketType
@@ -103,12 +103,12 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """What both sides have in common.
+    """The result of the handshake.
 
     version: of the wire format. features: those that both have. remote: the peer's hello. choice: the
     transport for the data, and why. plain: the peer speaks plain version 1 and must be sent no flag
     above ACK and no control frame. encrypted: TCP between the two is TLS. authenticated: the peer has
-    shown who it is, by a certificate or a token.
+    authenticated, by a certificate or a token.
     """
 
     version: int
@@ -121,24 +121,24 @@ class Agreement:
 
     @property
     def data_encrypted(self) -> bool:
-        """Messages go through TLS, and not beside it."""
+        """Messages go through TLS, and not past it."""
         return self.encrypted and self.choice.transport == BASE
 
 
 def is_same(one: Hello, other: Hello) -> bool:
-    """Whether both are of one side that connects, which has lost a connection and comes again."""
+    """Whether both are of one connecting side, which has lost a connection and reconnects."""
     return bool(one.instance) and hmac.compare_digest(one.instance, other.instance)
 
 
 def plain_peer(socket_type: SocketType) -> Hello:
-    """The hello that stands for a peer who says none."""
+    """The hello that stands for a peer that sends none."""
     return Hello(socket_type, plain=True)
 
 
 def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: str = BASE) -> Agreement:
-    """What the two agree on, or HandshakeError with one of REASONS. Both sides decide alike.
+    """The agreement of the two, or HandshakeError with one of REASONS. Both sides decide alike.
 
-    policy: a stricter one of the endpoint. base: the transport that the connection uses already.
+    policy: a stricter one from the endpoint. base: the transport that the connection uses already.
     """
     if local.nonce and local.nonce == remote.nonce:
         raise HandshakeError("self_connect", "the connection ends at the socket where it began")
@@ -178,7 +178,7 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
 
 
 def _apart(local: Hello, remote: Hello) -> str | None:
-    """None: on one host. Else why not, if the machine is one and both would have used it; else ""."""
+    """None: on one host. Else why not, if it is one machine and both would have used it; else ""."""
     if local.host_id and local.host_id == remote.host_id:
         return None
     here, there = local.host_id.split(":"), remote.host_id.split(":")
@@ -186,18 +186,22 @@ def _apart(local: Hello, remote: Hello) -> str | None:
         return ""
     if LOCAL not in local.offer.transports or LOCAL not in remote.offer.transports:
         return ""
-    return "the peer is another user's" if here[1] != there[1] else "the peer has another network namespace"
+    return (
+        "the peer runs under another user"
+        if here[1] != there[1]
+        else "the peer has another network namespace"
+    )
 
 
 def _elsewhere(offer: Offer) -> Offer:
-    """What is left of an offer for a peer on another host, or in another network namespace."""
+    """The part of an offer for a peer on another host, or in another network namespace."""
     return replace(offer, transports=tuple(name for name in offer.transports if name != LOCAL))
 
 
 def _refuse_token(remote: Hello) -> NoReturn:
     if remote.proves:
         raise HandshakeError("token", "the peer has a token, this side has none", hint=_SAME_TOKEN)
-    what = "says no hello, so has no token" if remote.plain else "has no token, this side has one"
+    what = "sent no hello, so it has no token" if remote.plain else "has no token, this side has one"
     raise HandshakeError("token", f"the peer {what}", hint=_SAME_TOKEN)
 
 
@@ -240,14 +244,14 @@ def encode(hello: Hello) -> bytes:
 
 
 def encode_refusal(socket_type: SocketType, error: HandshakeError) -> bytes:
-    """The refusal of a hello as one frame, in the words of the side that will read it."""
+    """The refusal of a hello as one frame, worded for the side that will read it."""
     message = str(mirrored(error)).split("\n", 1)[0][:MAX_TEXT]
     body = json.dumps({"reason": error.reason, "message": message}).encode()
     return frame(socket_type, bytes([Control.REFUSED]) + body)
 
 
 def mirrored(error: HandshakeError) -> HandshakeError:
-    """The error as the other side has to read it: what is "this side" here is "the peer" there."""
+    """The error worded for the other side: "this side" here is "the peer" there, and vice versa."""
     swapped = {"this side": "the peer", "the peer": "this side"}
     message = re.sub("|".join(swapped), lambda found: swapped[found[0]], error.message)
     return HandshakeError(error.reason, message, hint=error.hint)
@@ -288,8 +292,8 @@ def decode_body(data: bytes, socket_type: SocketType) -> Hello:
 
 
 def refusal_in(data: bytes) -> HandshakeError | None:
-    """What a REFUSED says that comes later in a handshake, to a peer that cannot come in now. None: it is
-    another frame, or says something else."""
+    """The error of a REFUSED that comes later in a handshake, to a peer that cannot be accepted now. None: it
+    is another frame, or has another reason."""
     try:
         found = _refusal(_object(data[1:])) if data[0] == Control.REFUSED else None
     except HandshakeError:
@@ -302,11 +306,11 @@ def _refusal(fields: Mapping[str, Any]) -> HandshakeError:
     known = reason if isinstance(reason, str) and reason in REASONS else "refused"
     message = fields.get("message", "")
     shown = message[:MAX_TEXT] if isinstance(message, str) and message.isprintable() else ""
-    shown = shown.removeprefix(f"{known}: ")  # the error says the reason by itself
+    shown = shown.removeprefix(f"{known}: ")  # the error shows the reason itself
     return HandshakeError(known, f"the peer refused: {shown or known}", hint=_HINTS.get(known, ""))
 
 
-# --- strict reading: whatever is there has the right kind, or the hello is refused --------------
+# --- strict parsing: each value has the right type, or the hello is refused ----------------------
 
 
 def _bad(message: str) -> NoReturn:
@@ -324,7 +328,7 @@ def _object(data: bytes) -> dict[str, Any]:
 
 
 def _finite(text: str) -> float:
-    """1e999 is good JSON, becomes infinity, and could not be said to anybody again."""
+    """1e999 is valid JSON and becomes infinity, which could not be encoded again."""
     number = float(text)
     if not math.isfinite(number):
         _bad("a number that is too large")
@@ -333,7 +337,7 @@ def _finite(text: str) -> float:
 
 def _string(fields: Mapping[str, Any], key: str, default: str = "") -> str:
     value = fields.get(key, default)
-    # json lets half a surrogate pair through, which no encoder takes afterwards
+    # json accepts half a surrogate pair, which no encoder accepts afterwards
     if not isinstance(value, str) or len(value) > MAX_TEXT or not value.isprintable():
         _bad(f"{key!r} is not a short text")
     return value
@@ -355,7 +359,7 @@ def _words(fields: Mapping[str, Any], key: str) -> list[str]:
 
 def _number(fields: Mapping[str, Any], key: str, limit: int) -> int:
     value = fields.get(key)
-    if type(value) is not int or not 0 <= value <= limit:  # True is an int too, and is no number here
+    if type(value) is not int or not 0 <= value <= limit:  # True is an int, too
         _bad(f"{key!r} is not a number from 0 to {limit}")
     return value
 
@@ -402,8 +406,8 @@ def _texts(fields: Mapping[str, Any], key: str) -> dict[str, str]:
 
 
 def is_shallow(value: dict[str, Any]) -> bool:
-    """At most MAX_DEPTH levels. What is deeper is read where the stack is short, and ends a repr or a
-    comparison elsewhere."""
+    """At most MAX_DEPTH levels. A deeper value could be parsed here, where the stack is short, and exhaust
+    the stack in a repr or a comparison elsewhere."""
     level: list[Any] = [value]
     for _ in range(MAX_DEPTH):
         inner = (item.values() if isinstance(item, dict) else item for item in level)

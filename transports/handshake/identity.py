@@ -1,4 +1,4 @@
-"""Who this process is, as hellos tell it. Found out at the first use, not at import."""
+"""The identity of this process in hellos. Determined at the first use, not at import."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from transfer.transports.core.wire import MAX_DATA, SocketType
 from transfer.transports.handshake.choice import Offer
 from transfer.transports.handshake.hello import MAX_NUMBER, PROVES_FIRST, Hello
 
-#: words for what this release can do beyond version 1; a peer without one of them is served without it
+#: words for abilities of this release beyond version 1; a peer without one of them is served without it
 FEATURES = frozenset(
     {"control", "multipart", "crc32", "extended_tensor", "lz4", "credit", "subscribe_ack", PROVES_FIRST}
 )
 
-#: identities for one connection alone begin so, as no text does
+#: the prefix of identities for one connection alone, which no text has
 ONE_CONNECTION = b"\xffonce"
 
 
 def one_time_identity() -> bytes:
-    """Another one each time, so that a ROUTER knows a connection from the one before. Metrics take it for no
-    name."""
+    """A new identity at each call, so that a ROUTER can tell two connections apart. Metrics do not use it as
+    a name."""
     return ONE_CONNECTION + os.urandom(11)
 
 
 @functools.cache
 def host_id() -> str:
-    """Equal for two processes if they may use the same-host ways: boot, user, network namespace.
+    """Equal for two processes if they may use shared memory: boot, user, network namespace.
 
-    Empty where the system does not tell, which equals nobody's.
+    Empty where the system does not provide it, which equals no other.
     """
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
@@ -48,7 +48,7 @@ def _epoch_of(pid: int) -> str:
 
 
 def process_epoch() -> str:
-    """Random for each process, a forked child's too: a peer with another epoch is another peer."""
+    """Random for each process, also a forked child: a peer with another epoch is another peer."""
     return _epoch_of(os.getpid())
 
 
@@ -69,9 +69,9 @@ def make_hello(
     lazy: bool = False,
     extra: Mapping[str, Any] | None = None,
 ) -> Hello:
-    """A hello of this process for one connection, with a nonce of its own.
+    """A hello of this process for one connection, with a new nonce.
 
-    max_message: the largest message that we take, in bytes.
+    max_message: the largest message that this side accepts, in bytes.
     """
     return Hello(
         socket_type,

@@ -21,7 +21,7 @@ FRAME_MAGIC = MAGIC.to_bytes(4, "little")
 
 
 class Detection(NamedTuple):
-    """socket_type: None if it is not known. needed: bytes that it takes to know it; 0: more do not help."""
+    """socket_type: None if unknown. needed: bytes needed to know it; 0: more bytes do not help."""
 
     socket_type: SocketType | None = None
     needed: int = 0

@@ -5,9 +5,9 @@
                                   <-    ACCEPT  connected, and what that side needs
     READY                         ->
 
-Each may say DECLINE with a reason instead, at its turn: then both go on over the connection that they
-have. The dialogue is pure (bytes in, bytes out); what an `Upgrade` does with the contents is the
-transport's own. All of it runs in the reactor's thread.
+Each may send DECLINE with a reason instead, at its turn: then both continue on the connection that they
+have. The dialogue is pure (bytes in, bytes out); the use of the contents is each
+transport's. All of it runs in the reactor's thread.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAX_STEP = 16 * 1024
 MAX_TEXT = 1024
 
 OFFER, ACCEPT, READY, DECLINE = "offer", "accept", "ready", "decline"
-#: a reason that a peer gives becomes a label of counters
+#: a reason from a peer becomes a label of counters
 _WORD = re.compile(r"[a-z0-9_-]{1,63}")
 
 
 class Declined(TransferError):
-    """A faster transport cannot be set up; the connection goes on as it is, or fails under `require`.
+    """A faster transport cannot be set up; the connection stays as it is, or fails under `require`.
 
-    reason: a constant word for counters ("memlock", "rdma-full"); the text is for people.
+    reason: a constant word for counters ("memlock", "rdma-full"); the text is for logs.
     """
 
     def __init__(self, reason: str, message: str, *, hint: str = "") -> None:
@@ -53,12 +53,11 @@ class Declined(TransferError):
 
 @dataclass(slots=True)
 class Surroundings:
-    """What a transport may use of the socket that a connection is made for.
+    """The parts of a socket that a transport may use for a connection.
 
-    core: the core's module. options: for descriptors that carry the data. shared: one for each
-    context, and `own`: one for each socket, where transports keep what connections share (a completion
-    queue, a worker, segments), by their name; whatever has a `close()` there is closed with the
-    context or the socket.
+    core: the core's module. options: for descriptors that carry the data. shared: one for each context,
+    `own`: one for each socket. There transports keep objects that connections share (a completion queue,
+    a worker, segments), by their name. Objects with a `close()` are closed with the context or the socket.
     """
 
     core: ModuleType
@@ -77,11 +76,11 @@ class Surroundings:
 
 
 class Made(NamedTuple):
-    """What carries the data from now on.
+    """What carries the data after the handshake.
 
     fd: the descriptor that the reactor watches (the connection's own, or its successor). stream: a
     foreign stream, which owns `fd` then; None: `core.Stream` drives `fd`. carrier: see
-    core_contract.Carrier. channel: TLS on `fd`, for a stream of the core's.
+    core/contract.pyi, Carrier. channel: TLS on `fd`, for `core.Stream`.
     """
 
     fd: int
@@ -91,10 +90,11 @@ class Made(NamedTuple):
 
 
 class Upgrade(ABC):
-    """One side's part in one upgrade. Each step may raise Declined, or any other TransferError: both sides go
-    on by TCP then. So they do after another exception, which is logged; one of `made` ends the connection.
+    """One side's part in one upgrade. Each step may raise Declined, or any other TransferError: then both
+    sides stay on TCP. The same holds for other exceptions, which are logged; one of `made` ends the
+    connection.
 
-    `close` is called in any case, unless `made` was: it frees what the steps took.
+    `close` is always called, unless `made` was: it releases the resources of the steps.
     """
 
     def __init__(self, around: Surroundings, agreement: Agreement, *, connecting: bool) -> None:
@@ -104,33 +104,33 @@ class Upgrade(ABC):
 
     @classmethod
     def probe(cls) -> Probe:
-        """Whether it works in this process; asked once. Of a transport of another distribution."""
+        """Whether it works in this process; called once. For transports of other distributions."""
         return Probe(True)
 
     @abstractmethod
     def offer(self) -> dict[str, Any]:
-        """Accepting side, first: what the peer needs to connect."""
+        """Accepting side, first step: returns what the peer needs to connect."""
 
     @abstractmethod
     def accept(self, offer: dict[str, Any]) -> dict[str, Any]:
-        """Connecting side: connects; what the accepting side needs. Whatever stands in `offer` came
-        from the peer: raises ProtocolError for what makes no sense."""
+        """Connecting side: connects, and returns what the accepting side needs. `offer` comes from the peer:
+        raises ProtocolError for invalid contents."""
 
     @abstractmethod
     def finish(self, answer: dict[str, Any]) -> None:
-        """Accepting side, last: the peer is connected."""
+        """Accepting side, last step: the peer is connected."""
 
     @abstractmethod
     def made(self, fd: int, channel: Any = None) -> Made:
-        """Both sides agreed. `fd`: the TCP connection, this object's from now on; channel: TLS on it."""
+        """Both sides agreed. `fd`: the TCP connection, which belongs to this object; channel: TLS on it."""
 
     @abstractmethod
     def close(self) -> None:
-        """The upgrade came to nothing."""
+        """The upgrade failed."""
 
 
 class Refusal(Upgrade):
-    """Stands for an upgrade that cannot even begin: every step says why."""
+    """Stands for an upgrade that cannot start: every step raises the reason."""
 
     def __init__(self, error: TransferError, *, connecting: bool) -> None:
         self.connecting = connecting
@@ -149,7 +149,7 @@ class Refusal(Upgrade):
         raise self._error
 
     def close(self) -> None:
-        """It took nothing."""
+        """Holds no resources."""
 
 
 #: makes the upgrade for an agreement, or raises Declined
@@ -157,11 +157,11 @@ UpgradeFactory = Callable[[Agreement, bool], Upgrade]
 
 
 class Dialogue:
-    """The steps of one upgrade, from our side. Not thread-safe.
+    """The steps of one upgrade, on this side. Not thread-safe.
 
-    wants: how many bytes it takes next; give it at most so many with `feed`. output: what is to be
-    sent. outcome: None, True (upgraded), or the Declined that both sides know of. Raises nothing but
-    HandshakeError("upgrade") for bytes that are no step.
+    wants: how many bytes it needs next; pass at most so many to `feed`. output: bytes to send. outcome:
+    None, True (upgraded), or the Declined that both sides know. Raises only HandshakeError("upgrade"), for
+    bytes that are no step.
     """
 
     def __init__(self, upgrade: Upgrade, socket_type: SocketType) -> None:
@@ -175,12 +175,12 @@ class Dialogue:
         self._expects = OFFER if upgrade.connecting else ACCEPT
 
     def begin(self) -> None:
-        """The accepting side's offer goes to `output`."""
+        """Puts the accepting side's offer into `output`."""
         if not self.upgrade.connecting:
             self._answer(OFFER, self.upgrade.offer)
 
     def feed(self, data: bytes) -> None:
-        """Takes what was read: at least one byte and at most `wants`."""
+        """Takes the bytes that were read: at least one and at most `wants`."""
         self._input += data
         self.wants -= len(data)
         if self.wants:
@@ -204,7 +204,7 @@ class Dialogue:
                 f"the peer: {text[:MAX_TEXT] if isinstance(text, str) and text.isprintable() else 'no'}",
             )
         elif step != self._expects:
-            raise HandshakeError("upgrade", f"the peer said {step!r} where {self._expects!r} was due")
+            raise HandshakeError("upgrade", f"the peer sent {step!r} where {self._expects!r} was due")
         elif step == OFFER:
             self._expects = READY
             self._answer(ACCEPT, lambda: self.upgrade.accept(content))
@@ -216,14 +216,14 @@ class Dialogue:
 
     def _answer(self, step: str, content: Callable[[], dict[str, Any]]) -> None:
         try:
-            said = encode(self._socket_type, step, content())
+            frame = encode(self._socket_type, step, content())
         except HandshakeError:
             raise
-        except Exception as error:  # noqa: BLE001 - of another distribution's transport, too
+        except Exception as error:  # noqa: BLE001 - also from another distribution's transport
             self.outcome = declined(error)
-            told = {"reason": self.outcome.reason, "message": _first_line(error)}
-            said = encode(self._socket_type, DECLINE, told)
-        self.output += said
+            reason = {"reason": self.outcome.reason, "message": _first_line(error)}
+            frame = encode(self._socket_type, DECLINE, reason)
+        self.output += frame
 
 
 def encode(socket_type: SocketType, step: str, content: dict[str, Any]) -> bytes:
@@ -235,11 +235,12 @@ def encode(socket_type: SocketType, step: str, content: dict[str, Any]) -> bytes
 
 
 def declined(error: Exception) -> Declined:
-    """What an upgrade comes to nothing by. What is no error of ours is logged: it is its program's."""
+    """The Declined for an exception. One that is no error of this library is logged: it is a fault of the
+    code."""
     if isinstance(error, Declined):
         return without_frames(error)
     if not isinstance(error, TransferError):
-        logger.error("a transport to change to failed: %r", error, exc_info=error)
+        logger.error("an upgrade to another transport failed: %r", error, exc_info=error)
         found = Declined(
             "failed", f"a fault of the transport: {error!r:.200}", hint="the log has the traceback"
         )
@@ -279,7 +280,7 @@ def _decode(data: bytes) -> tuple[str, dict[str, Any]]:
     return content.pop("step"), content
 
 
-# --- reading what a peer says, strictly --------------------------------------------------------
+# --- parsing what a peer sends, strictly --------------------------------------------------------
 
 
 def text_of(content: dict[str, Any], key: str, limit: int = 255) -> str:

@@ -1,13 +1,13 @@
-"""Which device, port and GID: from /sys/class/infiniband and the variables that Mooncake users know.
+"""Selects device, port and GID, from /sys/class/infiniband and the variables that Mooncake has too.
 
 | variable | meaning |
 |---|---|
-| MC_RDMA_DEVICES | names of devices, by commas; the first usable one is taken |
+| MC_RDMA_DEVICES | names of devices, separated by commas; the first usable one is selected |
 | MC_IB_PORT | the port's number |
 | MC_GID_INDEX | the index of the GID |
-| MC_MTU | bytes of a packet at most: 256, 512, 1024, 2048, 4096 |
+| MC_MTU | the most bytes of a packet: 256, 512, 1024, 2048, 4096 |
 
-`look` reads, the rest is pure.
+`look` reads files, the rest is pure.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from transfer.transports.errors import DeviceError
 from transfer.transports.rdma.driver import DeviceHandle
 
 SYSTEM = Path("/sys/class/infiniband")
-#: tables have up to 1024 places, a file each; behind so many empty ones nothing is looked for
+#: tables have up to 1024 places, one file each; the search ends after this many empty ones
 _GAP = 32
 _NO_GID = "0000:0000:0000:0000:0000:0000:0000:0000"
 
 
 @dataclass(frozen=True, slots=True)
 class Gid:
-    """index: in the port's table. text: like an IPv6 number. kind: "IB/RoCE v1", "RoCE v2" or "".
-    interface: the network interface that it stands for, or ""."""
+    """index: in the port's table. text: like an IPv6 address. kind: "IB/RoCE v1", "RoCE v2" or "".
+    interface: the network interface of the GID, or ""."""
 
     index: int
     text: str
@@ -56,7 +56,7 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the environment says; None or () where it says nothing."""
+    """The settings of the environment; None or () for one that is not set."""
 
     devices: tuple[str, ...] = ()
     port: int | None = None
@@ -66,7 +66,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """The chosen way out of this machine. mtu: bytes, at most. gid: as text."""
+    """The selected device, port and GID. mtu: the most bytes of a packet. gid: as text."""
 
     device: str
     port: int
@@ -77,7 +77,8 @@ class Route:
     why: str = ""
 
     def seen_by(self, device: DeviceHandle) -> Route:
-        """The same with what only the open device tells. Raises DeviceError when the link is down."""
+        """This route with the values that only the open device has. Raises DeviceError if the link is
+        down."""
         state = device.port(self.port)
         if not state.active:
             raise _link_down(self.device, self.port)
@@ -89,7 +90,7 @@ class Route:
 
 
 def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
-    """Raises OptionError for a value that makes no sense."""
+    """Reads the settings. Raises OptionError for an invalid value."""
     given = rdma_wishes(environ)
     names = tuple(name.strip() for name in given.get("MC_RDMA_DEVICES", "").split(",") if name.strip())
     port, gid, mtu = (
@@ -99,7 +100,7 @@ def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
 
 
 def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
-    """Pure. The fastest active port of the devices that may be used. Raises DeviceError."""
+    """Selects the fastest active port of the permitted devices. Pure. Raises DeviceError."""
     if not devices:
         raise DeviceError("no_device", "this machine has no RDMA device", hint="see `ibv_devices`")
     allowed = list(devices)
@@ -135,8 +136,8 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
 
 
 def choose_gid(port: Port, index: int | None = None) -> Gid | None:
-    """InfiniBand: the port's first. Ethernet: RoCE v2 with an IPv4 address, then with a global IPv6
-    one, then a link-local one, then RoCE v1."""
+    """InfiniBand: the port's first GID. Ethernet: RoCE v2 with an IPv4 address, then with a global IPv6
+    address, then with a link-local one, then RoCE v1."""
     gids = [gid for gid in port.gids if gid.text != _NO_GID]
     if index is not None:
         return next((gid for gid in gids if gid.index == index), None)
@@ -165,7 +166,7 @@ def _link_down(device: str, port: int | None) -> DeviceError:
 
 
 def look(system: Path = SYSTEM) -> list[Device]:
-    """All devices with their ports, by name. Never raises; needs no library and no rights."""
+    """All devices with their ports, by name. Never raises; needs no library and no permissions."""
     try:
         names = sorted(os.listdir(system))
     except OSError:
@@ -174,7 +175,7 @@ def look(system: Path = SYSTEM) -> list[Device]:
 
 
 def choose_route(environ: Mapping[str, str] | None = None, system: Path = SYSTEM) -> Route:
-    """The way out that this process takes. Raises DeviceError, OptionError."""
+    """The route that this process uses. Raises DeviceError, OptionError."""
     return choose(look(system), wishes_of(environ))
 
 

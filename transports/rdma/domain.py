@@ -1,4 +1,4 @@
-"""An open device with its protection domain: what all sockets of a context share of it."""
+"""An open device with its protection domain, which all sockets of a context share."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Domain:
         self.sources = Sources(device, self.staging, self.regions, copy_into)
 
     def close(self) -> None:
-        """Regions, protection domain, context: queue pairs and queues are closed before."""
+        """Closes regions, protection domain, context; queue pairs and queues have to be closed before."""
         self.regions.close()
         self.received.close()
         self.staging.close()
@@ -36,9 +36,9 @@ class Domain:
 
 
 class Wish:
-    """Memory of the user's that is registered when the device is open. Made by `Domains.wish`.
+    """The user's memory that is registered as soon as the device is open. Made by `Domains.wish`.
 
-    handle: its registration, or None as yet; error: why there is none although the device is open.
+    handle: its registration, or None so far; error: why it failed although the device is open.
     """
 
     def __init__(self, domains: Domains, data: Any) -> None:
@@ -48,23 +48,23 @@ class Wish:
         self._data = data
 
     def begin(self, domain: Domain) -> None:
-        """Raises RegistrationError. Called under the lock of its owner."""
+        """Registers the memory. Raises RegistrationError. Called under the lock of its owner."""
         self.handle = domain.regions.add(self._data)
 
     def end(self) -> None:
-        """Called under the lock of its owner."""
+        """Deregisters the memory. Called under the lock of its owner."""
         handle, self.handle = self.handle, None
         self._data = None
         if handle is not None:
             handle.close()
 
     def close(self) -> None:
-        """Idempotent; any thread. In a forked child it leaves all to the parent."""
+        """Idempotent; any thread. Does nothing in a forked child."""
         self._domains.forget(self)
 
 
 class Domains:
-    """The domains of one context, opened at the first use. Closed with the context."""
+    """The domains of one context, opened at their first use. Closed with the context."""
 
     def __init__(self, copy_into: Any, driver: Callable[[], Driver] = load) -> None:
         self._copy_into = copy_into
@@ -72,12 +72,12 @@ class Domains:
         self._lock = threading.Lock()
         self._domain: Domain | None = None
         self._wishes: set[Wish] = set()
-        self._spent_ns = 0  # by domains that are closed
+        self._spent_ns = 0  # by closed domains
         self._pid = os.getpid()
         self._closed = False
 
     def get(self) -> Domain:
-        """The domain of the chosen device. Raises DeviceError, OptionError, Closed, ForkedError."""
+        """The domain of the selected device. Raises DeviceError, OptionError, Closed, ForkedError."""
         check_process(self._pid)
         with self._lock:
             if self._closed:
@@ -126,14 +126,14 @@ class Domains:
         return self._spent_ns + (0 if domain is None else domain.device.registration_ns)
 
     def register(self, data: Any) -> Handle:
-        """Registers memory of the user's, so that sending from it registers nothing on the way.
+        """Registers the user's memory, so that a send from it needs no registration.
 
         Raises DeviceError, RegistrationError, TypeError, BufferError.
         """
         return self.get().regions.add(data)
 
     def close(self) -> None:
-        """Idempotent. In a forked child it leaves all to the parent."""
+        """Idempotent. Does nothing in a forked child."""
         if os.getpid() != self._pid:
             return
         with self._lock:

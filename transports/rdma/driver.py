@@ -1,11 +1,11 @@
-"""The seam to libibverbs: about a dozen calls, so that another binding can take pyverbs' place.
+"""The interface to libibverbs: about a dozen calls, so that another binding can replace pyverbs.
 
-pyverbs fits only the rdma-core and the Python that it was built with; trainers live in other images.
-Whatever drives the verbs fulfils these classes and raises only errors of `transfer.transports.errors`, mapped
-in `transports/rdma/failures.py`.
+pyverbs works only with the rdma-core and the Python that it was built with; training images have others. A
+driver implements these classes and raises only errors of `transfer.transports.errors`, mapped in
+`transports/rdma/failures.py`.
 
-Thread-safety: none of its own. `DeviceHandle.register` and the queues of different ports may be used
-at once; one queue and its queue pairs are used under the lock of their port.
+Thread-safety: none here. `DeviceHandle.register` and the queues of different ports may be used at once; one
+queue and its queue pairs are used under the lock of their port.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-#: a completion's status when all went well
+#: the status of a completion without an error
 SUCCESS = 0
 
 
 class Completion(NamedTuple):
-    """wr_id: as posted. status: SUCCESS, or libibverbs' number. length: bytes that a receive or READ
-    brought. number: of the local queue pair. Of a failed one only wr_id, status and number are good."""
+    """wr_id: as posted. status: SUCCESS, or libibverbs' number. length: the received or READ bytes. number:
+    of the local queue pair. A failed one has only wr_id, status and number."""
 
     wr_id: int
     status: int
@@ -30,7 +30,7 @@ class Completion(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLimits:
-    """What the device can at most: queue pairs, entries of a completion queue, requests of a queue
+    """The limits of a device: queue pairs, entries of a completion queue, requests of a queue
     pair and of a shared receive queue, regions, READs that wait at each end of a queue pair."""
 
     queue_pairs: int
@@ -44,7 +44,7 @@ class DeviceLimits:
 @dataclass(frozen=True, slots=True)
 class PortState:
     """active: the link is up. mtu: bytes of a packet. lid: address on InfiniBand, 0 on Ethernet.
-    ethernet: RoCE, so peers are named by GID only."""
+    ethernet: RoCE: the GID alone identifies a peer."""
 
     active: bool
     mtu: int
@@ -54,10 +54,10 @@ class PortState:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A queue pair as its peer must know it, and how both talk. psn: of its first packet.
+    """The address of a queue pair for its peer, and the parameters of both. psn: of its first packet.
 
-    mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then a packet is sent
-    again. retries: at most 6, since 7 can mean endlessly.
+    mtu: bytes, the smaller one of both ends. timeout: 4.096 µs × 2^timeout, then the device retransmits a
+    packet. retries: at most 6, since 7 can mean without end.
     """
 
     number: int
@@ -71,9 +71,9 @@ class Destination:
 
 
 class MemoryRegion(ABC):
-    """Registered memory. Holds no reference to that memory: its owner keeps both together."""
+    """Registered memory. Holds no reference to that memory: its owner has to keep both."""
 
-    #: what work requests call its first byte; not where a dma-buf lies
+    #: the address of its first byte in work requests; not the real one for a dma-buf
     address: int
     length: int
     lkey: int
@@ -81,18 +81,18 @@ class MemoryRegion(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Deregisters. Idempotent. READs of the peer that are under way fail."""
+        """Deregisters. Idempotent. Pending READs of the peer fail."""
 
 
 class CompletionQueue(ABC):
-    """A completion queue with a channel of its own."""
+    """A completion queue with its completion channel."""
 
-    #: readable when the queue was armed and a completion came since
+    #: readable when the queue was armed and a completion came afterwards
     fd: int
 
     @abstractmethod
     def poll(self, limit: int) -> list[Completion]:
-        """Up to `limit` completions, without waiting."""
+        """Returns up to `limit` completions, without waiting."""
 
     @abstractmethod
     def arm(self) -> None:
@@ -100,11 +100,12 @@ class CompletionQueue(ABC):
 
     @abstractmethod
     def take_event(self) -> bool:
-        """Takes what made `fd` readable, without waiting: one for each `arm`. False: none is there."""
+        """Takes the event that made `fd` readable, without waiting: one for each `arm`. False: there is
+        none."""
 
     @abstractmethod
     def close(self) -> None:
-        """Queue pairs and shared receive queues that use it are closed before. Idempotent."""
+        """Idempotent. Queue pairs and shared receive queues that use it have to be closed before."""
 
 
 class SharedReceiveQueue(ABC):
@@ -112,11 +113,11 @@ class SharedReceiveQueue(ABC):
 
     @abstractmethod
     def prepare(self, wr_id: int, address: int, length: int, lkey: int) -> Any:
-        """A buffer, ready to be posted again and again."""
+        """A buffer, ready to be posted repeatedly."""
 
     @abstractmethod
     def post(self, prepared: Any) -> None:
-        """Gives the buffer to the device until its completion."""
+        """Passes the buffer to the device until its completion."""
 
     @abstractmethod
     def close(self) -> None:
@@ -134,8 +135,8 @@ class QueuePair(ABC):
 
     @abstractmethod
     def send(self, wr_id: int, address: int, length: int, lkey: int, signaled: bool) -> None:
-        """Sends a buffer into one that the peer has posted. Unsignaled ones complete with the next
-        signaled one; failed ones complete always."""
+        """Sends a buffer into one that the peer has posted. Unsignaled sends complete with the next
+        signaled one; failed sends always complete."""
 
     @abstractmethod
     def read(self, wr_id: int, address: int, length: int, lkey: int, remote: int, rkey: int) -> None:
@@ -143,7 +144,7 @@ class QueuePair(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """From here on the peer cannot touch our memory by it. Idempotent."""
+        """From now on the peer cannot access our memory through it. Idempotent."""
 
 
 class DeviceHandle(ABC):
@@ -159,17 +160,17 @@ class DeviceHandle(ABC):
 
     @abstractmethod
     def gid(self, port: int, index: int) -> str:
-        """As text, like an IPv6 number."""
+        """As text, like an IPv6 address."""
 
     @abstractmethod
     def register(self, address: int, length: int, *, local_write: bool, remote_read: bool) -> MemoryRegion:
-        """With the least rights that the use needs. Raises RegistrationError."""
+        """Registers memory with the least rights that the use needs. Raises RegistrationError."""
 
     @abstractmethod
     def register_dmabuf(
         self, fd: int, offset: int, length: int, *, local_write: bool, remote_read: bool
     ) -> MemoryRegion:
-        """Memory of a GPU, which begins at `offset` of its dma-buf. Raises RegistrationError."""
+        """Registers a GPU's memory, which begins at `offset` of its dma-buf. Raises RegistrationError."""
 
     @abstractmethod
     def completion_queue(self, depth: int) -> CompletionQueue: ...
@@ -182,7 +183,8 @@ class DeviceHandle(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Protection domain, then context. Everything made from it is closed before. Idempotent."""
+        """Closes protection domain, then context. Objects made from it have to be closed before.
+        Idempotent."""
 
 
 class Driver(ABC):
@@ -193,11 +195,11 @@ class Driver(ABC):
 
     @abstractmethod
     def devices(self) -> list[str]:
-        """Names. Raises DeviceError when the machine has no verbs at all."""
+        """The names of the devices. Raises DeviceError if the machine has no verbs at all."""
 
     @abstractmethod
     def open(self, device: str) -> DeviceHandle:
-        """Raises DeviceError."""
+        """Opens a device. Raises DeviceError."""
 
 
 def load() -> Driver:

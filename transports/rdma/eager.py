@@ -1,7 +1,7 @@
-"""The eager stream: frames of the common layout, put into buffers of 8 KiB. Pure.
+"""The eager stream: frames of the common layout in buffers of 8 KiB. Pure.
 
-The buffers of a connection are one stream of bytes. Small frames that wait together share a buffer;
-one that fits into a buffer is not cut, so cutting happens only to heads with a very long topic.
+The buffers of a connection are one stream of bytes. Small frames that wait at the same time share a buffer. A
+frame that fits into a buffer is not cut, so only headers with a very long topic are cut.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transfer.transports.core.wire import (
 )
 from transfer.transports.errors import ProtocolError
 
-#: of a buffer, in bytes; frames up to this, all included, are eager
+#: bytes of a buffer; a frame up to this size, header included, is eager
 BUFFER = 8192
 
 _TENSOR, _TOPIC, _CRC = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CRC)
@@ -40,28 +40,28 @@ def encode(
     data: Any,
     refers: bool,
 ) -> bytes:
-    """One whole frame. refers: `data` is an announcement. CRC in flags: the checksum is computed."""
+    """Encodes one whole frame. refers: `data` is an announcement. CRC in flags: the checksum is computed."""
     kind = socket_type | REFERENCE_BIT if refers else socket_type
     head = encode_head(kind, flags, sequence, topic, meta, data, len(data))
     return b"".join((head, data))
 
 
 class Waiting:
-    """Encoded frames that wait for a buffer, with marks of whose they are."""
+    """Encoded frames that wait for a buffer, with marks of their owners."""
 
     def __init__(self) -> None:
         self._pieces: deque[tuple[bytes, Any]] = deque()
-        self._cut = 0  # bytes of the first piece that went out already
+        self._cut = 0  # bytes of the first piece that were sent already
 
     def __len__(self) -> int:
         return len(self._pieces)
 
     def add(self, piece: bytes, mark: Any = None) -> None:
-        """`mark` comes back from `fill` when the last byte of the piece has gone."""
+        """`fill` returns `mark` when the last byte of the piece was sent."""
         self._pieces.append((piece, mark))
 
     def fill(self, room: memoryview) -> tuple[int, list[Any]]:
-        """Fills a buffer with what waits: (bytes, marks of what is gone now). Not called when empty."""
+        """Fills a buffer with waiting bytes: (bytes, marks of the complete pieces). Not called when empty."""
         used = 0
         marks: list[Any] = []
         while self._pieces:
@@ -84,12 +84,12 @@ class Waiting:
 
     @property
     def cut(self) -> Any:
-        """The mark of the piece of which a part is gone, or None."""
+        """The mark of the piece of which a part was sent, or None."""
         return self._pieces[0][1] if self._cut else None
 
 
 class Unit(NamedTuple):
-    """A frame as it arrived; refers: its data is an announcement."""
+    """A frame as received; refers: its data is an announcement."""
 
     frame: Frame
     refers: bool
@@ -110,7 +110,7 @@ def alone(data: memoryview, max_message: int) -> Frame | None:
 
 
 class Splitter:
-    """Buffers in, frames out. Not thread-safe. Of no further use after a ProtocolError."""
+    """Buffers in, frames out. Not thread-safe. Unusable after a ProtocolError."""
 
     def __init__(self, max_message: int) -> None:
         self.max_message = max_message
@@ -118,11 +118,11 @@ class Splitter:
 
     @property
     def inside(self) -> bool:
-        """A frame has begun and is not complete."""
+        """A frame has started and is not complete."""
         return bool(self._rest)
 
     def feed(self, data: memoryview) -> list[Unit]:
-        """All frames that are complete now; their data is copied out of `data`. Raises ProtocolError."""
+        """Returns all complete frames; their data is copied out of `data`. Raises ProtocolError."""
         if self._rest:
             data = memoryview(self._rest + bytes(data))
             self._rest = b""
@@ -138,7 +138,7 @@ class Splitter:
         return units
 
     def _one(self, data: memoryview, at: int, end: int, units: list[Unit]) -> int:
-        """Takes the frame that begins at `at`; where the next one begins, or -1: not complete yet."""
+        """Reads the frame at `at`; returns the offset of the next one, or -1: not complete yet."""
         magic, version, kind, flags, sequence, topic_length, length, checksum = HEADER.unpack_from(data, at)
         check_header(magic, version, kind, flags, topic_length, length, self.max_message, True)
         refers = kind >= REFERENCE_BIT
@@ -178,7 +178,7 @@ class Splitter:
         return int(stop)
 
     def _incomplete(self, size: int) -> int:
-        # Only a head may be longer than a buffer: data of such a size is announced.
+        # Only a header may be longer than a buffer: data of such a size is announced.
         if size > _LONGEST:
             raise ProtocolError(
                 "length", f"a frame of {size} bytes in the eager stream; {_LONGEST} are allowed"

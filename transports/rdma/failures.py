@@ -1,7 +1,6 @@
-"""What an error of libibverbs means, decided in one place: kind, what to do, and all the numbers.
+"""What an error of libibverbs means: its kind, the hint, and all the numbers, decided in one place.
 
-The same errno has many causes. They are told apart by what the process may do and by what lies at the
-address, not guessed.
+The same errno has many causes. The rights of the process and the mappings at the address tell them apart.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ _MEANING = {
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
-    """What decides between causes. locked: may the process lock any amount of memory (CAP_IPC_LOCK).
-    limit: RLIMIT_MEMLOCK in bytes, -1 without one. pinned: bytes that we have registered already.
-    regions, max_regions: how many there are, and may be. mapped, writable: of the address range."""
+    """The facts that decide between causes. locked: the process may lock any amount of memory (CAP_IPC_LOCK).
+    limit: RLIMIT_MEMLOCK in bytes, -1 without one. pinned: bytes that are registered already.
+    regions, max_regions: their number, and its limit. mapped, writable: of the address range."""
 
     locked: bool = False
     limit: int = -1
@@ -57,7 +56,7 @@ def registration_cause(number: int, size: int, now: Circumstances) -> tuple[str,
         return "read_only", "the memory is a read-only mapping: copy it, or map it privately and writable"
     if now.max_regions and now.regions >= now.max_regions:
         return "keys", f"the device has {now.max_regions} keys; register fewer, larger regions"
-    # EAGAIN and EPERM are other drivers' words for the same limit.
+    # EAGAIN and EPERM are other drivers' numbers for the same limit.
     short = not now.locked and 0 <= now.limit < now.pinned + size
     if number in (errno.ENOMEM, errno.EAGAIN, errno.EPERM) and short:
         return "memlock", (
@@ -67,7 +66,7 @@ def registration_cause(number: int, size: int, now: Circumstances) -> tuple[str,
     if number == errno.ENOMEM:
         return (
             "memory",
-            "the machine or the device has no memory left for it; the locked-memory limit is not it",
+            "the machine or the device has no memory left for it; the locked-memory limit is not the cause",
         )
     if number in (errno.EPERM, errno.EACCES):
         return "permission", "a container may need the device and CAP_IPC_LOCK"
@@ -88,10 +87,10 @@ def registration_failed(
 
 
 def circumstances(address: int, size: int, pinned: int, regions: int, max_regions: int) -> Circumstances:
-    """Looks at this process, after a registration failed."""
+    """Inspects this process after a failed registration."""
     try:
         mapped, writable = mapping_of(Path("/proc/self/maps").read_text(), address, size)
-    except OSError:  # not ours to read after a change of user
+    except OSError:  # not readable after a change of user
         mapped = writable = True
     return Circumstances(
         may_lock(),
@@ -129,7 +128,7 @@ def may_lock() -> bool:
 
 
 def device_failed(number: int, device: str, what: str) -> TransferError:
-    """A device that cannot be opened or has nothing left. The caller chains the cause."""
+    """The error for a device that cannot be opened or has no resources left. The caller chains the cause."""
     if number in (errno.EMFILE, errno.ENFILE):
         return OutOfDescriptors(f"no descriptor is left for {what} on {device}")
     text = f"{what} on {device} failed: {_name(number)}"
@@ -151,7 +150,7 @@ def device_failed(number: int, device: str, what: str) -> TransferError:
 
 
 def import_failed(error: ImportError) -> DeviceError:
-    """pyverbs, or a library that it needs, is not there. Tells which."""
+    """The error if pyverbs, or a library that it needs, is missing; it names which."""
     text = str(error)
     if "cannot open shared object" in text:
         return DeviceError(
@@ -165,7 +164,7 @@ def import_failed(error: ImportError) -> DeviceError:
 
 
 def completion_failed(status: int, peer: str, doing: str) -> Broken:
-    """What a failed completion says about the connection."""
+    """The error of a connection with a failed completion."""
     word = STATUS.get(status, f"status {status}")
     meaning = _MEANING.get(status, "the connection failed")
     return Broken(f"{doing} {peer}: {meaning} ({word})")

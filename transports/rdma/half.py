@@ -1,4 +1,4 @@
-"""What both halves of a stream use of the whole (`stream.py`)."""
+"""The interface of the whole stream (`stream.py`) that both halves use."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from transfer.transports.errors import TransferError
 
 
 class Half(Stream):
-    """All but `_run_after` is used under the port's lock.
+    """All methods but `_run_after` are called under the port's lock.
 
-    beside: a `core.Stream` over the TCP connection. name: of the peer, for people. full: the last
-    message was refused, and there was no room since.
+    control: a `core.Stream` over the TCP connection. name: of the peer, for logs. full: the last
+    message was refused, and there has been no room since.
     """
 
-    beside: Any
+    control: Any
     name: str
     full: bool = False
     _generation: int
@@ -28,24 +28,24 @@ class Half(Stream):
 
     @abstractmethod
     def _is_broken(self) -> TransferError:
-        """What a call raises from then on."""
+        """The error that a call raises from then on."""
 
     @abstractmethod
-    def _say(self, data: bytes) -> None:
-        """A word on the connection beside."""
+    def _send_control(self, data: bytes) -> None:
+        """Sends a message on the control connection."""
 
     @abstractmethod
     def _wake(self, callback: Callable[[], None] | None) -> None:
-        """Calls it when the lock is let go."""
+        """Calls it after the lock is released."""
 
     @abstractmethod
     def _watch(self) -> None:
-        """Looks after announcements from now on."""
+        """Checks announcements from now on."""
 
     @abstractmethod
-    def _tell_soon(self) -> None:
-        """Tells what was consumed, if nothing else does so within 20 ms."""
+    def _report_soon(self) -> None:
+        """Reports the consumed messages, unless another report does so within 20 ms."""
 
     @abstractmethod
     def _run_after(self) -> None:
-        """Calls back, with no lock held."""
+        """Calls the callbacks, with no lock held."""

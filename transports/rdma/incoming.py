@@ -12,7 +12,7 @@ from transfer.transports.core.pure import fork
 from transfer.transports.core.pure.size import Size
 from transfer.transports.core.wire import Control, Flag
 from transfer.transports.errors import ProtocolError, TransferError
-from transfer.transports.rdma import control_messages as beside, eager
+from transfer.transports.rdma import control_messages, eager
 from transfer.transports.rdma.credits import ReceivingCredits
 from transfer.transports.rdma.driver import SUCCESS, QueuePair
 from transfer.transports.rdma.eager import Splitter, Unit
@@ -27,17 +27,17 @@ if TYPE_CHECKING:
 
 _CREDIT = struct.Struct("<BQ")
 _CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
-#: buffers are given back in groups, each of which costs one frame on the connection beside
+#: buffers return to the sender in groups, each of which costs one frame on the control connection
 _GIVE_BACK = GRANT // 4
-#: bytes that are READ before the application asks for them; one payload is always READ
+#: bytes that are READ before the application receives them; one payload is always READ
 READ_AHEAD = 64 << 20
-#: the peer hears what was consumed after so many messages, or 20 ms after the last one
-_TELL_AFTER = 256
+#: this side reports consumed messages after so many of them, or 20 ms after the last one
+_REPORT_AFTER = 256
 
 
 class _Message:
-    """A message that arrives. missing: payloads that are not here yet. buffers: to give back when it
-    is consumed. read: bytes that were READ for it."""
+    """A message that arrives. missing: payloads that have not arrived. buffers: to return to the sender when
+    it is consumed. read: bytes that were READ for it."""
 
     __slots__ = ("buffers", "frames", "missing", "read")
 
@@ -49,7 +49,7 @@ class _Message:
 
 
 class Incoming(Half):
-    """What `VerbsStream` is made of, second half. State is guarded by the port's lock."""
+    """The second half of `VerbsStream`. The port's lock guards its state."""
 
     def _begin_receiving(self, port: Port, pair: QueuePair, max_message: int) -> None:
         self.credits = False
@@ -69,11 +69,11 @@ class Incoming(Half):
         self._done_numbers: list[int] = []
         self._inbox: deque[_Message] = deque()
         self._building = _Message()
-        self._told = 0
+        self._reported = 0
 
     @property
     def max_message(self) -> int:
-        """The largest data of one frame that is taken, in bytes."""
+        """The largest data of one frame that is accepted, in bytes."""
         return self._splitter.max_message
 
     @max_message.setter
@@ -96,8 +96,8 @@ class Incoming(Half):
                     port.sleep()
                     frames = self._next()
                 elif count == 1:
-                    # One at a time: the next call will look, find nothing and sleep. Armed by now, it
-                    # need not look twice.
+                    # One at a time: the next call will check, find nothing and sleep. The queue is armed by
+                    # then, so that it need not check twice.
                     port.arm_again()
                 port.reader = None
             failure = None if frames is not None else self.broken
@@ -110,23 +110,23 @@ class Incoming(Half):
         raise self._is_broken()
 
     def consume(self, frames: list[Frame]) -> None:
-        super().consume(frames)  # by one thread at a time: the receiver
+        super().consume(frames)  # only one thread receives at a time
         if not self.credits:
             return
         with self._lock:
             if self.broken is None:
-                # A receiver that takes this one and never asks again has consumed it all the same.
-                if self.consumed - self._told >= _TELL_AFTER:
-                    self._tell_consumed()
+                # A receiver that takes this message and never receives again has consumed it, too.
+                if self.consumed - self._reported >= _REPORT_AFTER:
+                    self._report_consumed()
                 else:
-                    self._tell_soon()
+                    self._report_soon()
         if self._port.after:
             self._run_after()
 
     # -- under the lock ------------------------------------------------------------------------
 
     def _next(self) -> list[Frame] | None:
-        """The next message, if it is complete; what it occupied goes back to the sender."""
+        """The next message, if it is complete; its buffers return to the sender."""
         if not self._inbox or self._inbox[0].missing:
             return None
         message = self._inbox.popleft()
@@ -141,7 +141,7 @@ class Incoming(Half):
         return message.frames
 
     def arrived(self, data: memoryview) -> None:
-        """A filled buffer, which is posted again after this call."""
+        """A buffer was filled; it is posted again after this call."""
         self.last_received_ns = clock_gettime_ns(COARSE)
         try:
             self._grants.arrive()
@@ -158,7 +158,7 @@ class Incoming(Half):
         except (ProtocolError, TransferError) as error:
             self._break(error)
             return
-        # What belongs to no complete message goes back at once: it might be the one of many parts.
+        # A buffer of no complete message returns at once: the message may need more buffers than there are.
         if self._inbox and len(data) and not (self._building.frames or self._splitter.inside):
             self._inbox[-1].buffers += 1
         else:
@@ -175,7 +175,7 @@ class Incoming(Half):
         nbytes += len(frame) if announcement is None else announcement.length
         self._size.add(frame.flags, nbytes, self._splitter.max_message)
         if announcement is not None:
-            frame.flags &= ~_CRC  # it was that of the announcement
+            frame.flags &= ~_CRC  # it was the checksum of the announcement
             message.missing += 1
             self._window.add(Reading(announcement, (message, frame)))
         message.frames.append(frame)
@@ -186,7 +186,7 @@ class Incoming(Half):
             self._pump_reads()
 
     def _pump_reads(self) -> None:
-        """READs the next chunks, as far as the window and the room for payloads go."""
+        """READs the next chunks, as far as the window and the memory for payloads allow."""
         window = self._window
         self._held_back = False
         while (reading := window.first) is not None and self.broken is None:
@@ -197,14 +197,14 @@ class Incoming(Half):
             self._chunk_number = number = (self._chunk_number + 1) & 0xFFFFFFFF
             self._chunks[number] = chunk
             block: Block = reading.place
-            said = reading.announcement
+            announcement = reading.announcement
             self._pair.read(
                 READ | number, block.address + chunk.offset, chunk.length, block.lkey,
-                said.address + chunk.offset, said.rkey,
+                announcement.address + chunk.offset, announcement.rkey,
             )  # fmt: skip
 
     def _place(self, reading: Reading) -> bool:
-        """Memory for a payload. False: later, the application has enough to read."""
+        """Allocates memory for a payload. False: later, the application has enough to read."""
         length = reading.announcement.length
         message, _ = reading.owner
         if self._read_ahead and self._read_ahead + length > READ_AHEAD and message is not self._first_due():
@@ -222,7 +222,7 @@ class Incoming(Half):
             error: TransferError = completion_failed(status, self.name, "reading from")
             if status == ACCESS_REFUSED:
                 refused = ProtocolError(
-                    "rendezvous", f"{self.name} announced memory that its device refuses to give"
+                    "rendezvous", f"{self.name} announced memory that its device refuses to share"
                 )
                 refused.__cause__ = error
                 error = refused
@@ -252,29 +252,34 @@ class Incoming(Half):
         ):
             self._wake(self.on_readable)
 
-    def say_done(self) -> None:
-        """Tells what was READ, all together: each word costs a system call here and a wake-up there."""
+    def send_done(self) -> None:
+        """Reports all READ announcements at once: each message costs a system call here and a wake-up
+        there."""
         numbers, self._done_numbers = self._done_numbers, []
-        for begin in range(0, len(numbers), beside.MOST):
-            self._say(beside.about(beside.Word.DONE, *numbers[begin : begin + beside.MOST]))
+        for begin in range(0, len(numbers), control_messages.MOST):
+            self._send_control(
+                control_messages.encode(
+                    control_messages.Word.DONE, *numbers[begin : begin + control_messages.MOST]
+                )
+            )
 
     def _give_back(self, count: int) -> None:
         for _ in range(count):
             self._grants.give_back()
         total = self._grants.due(_GIVE_BACK)
         if total is not None:
-            self._say(beside.grant(total))
+            self._send_control(control_messages.grant(total))
 
-    def _tell_consumed(self) -> None:
-        self._told = self.consumed
-        self._say(_CREDIT.pack(Control.CREDIT, self.consumed))
+    def _report_consumed(self) -> None:
+        self._reported = self.consumed
+        self._send_control(_CREDIT.pack(Control.CREDIT, self.consumed))
 
-    def _asked(self, number: int) -> None:
+    def _answer_query(self, number: int) -> None:
         if number in self._announced:
-            self._say(beside.about(beside.Word.HELD, number))
+            self._send_control(control_messages.encode(control_messages.Word.HELD, number))
 
     def _end_receiving(self) -> None:
-        """The queue pair is closed: no payload comes any more. Complete messages can still be read."""
+        """The queue pair is closed: no payload arrives any more. Complete messages can still be read."""
         kept: deque[_Message] = deque()
         for message in self._inbox:
             if message.missing:

@@ -1,8 +1,8 @@
-"""Registered memory of one protection domain: slabs that are registered once and reused, regions of
-the user's, and memory that is registered for a single send.
+"""Registered memory of one protection domain: slabs that are registered once and reused, the user's regions,
+and memory that is registered for a single send.
 
-Slabs that the device writes to (eager buffers, payloads that are READ) are kept apart from slabs that
-peers may read, so that each is open for one use only.
+Slabs that the device writes to (eager buffers, READ payloads) are separate from slabs that peers may read, so
+that each has the rights of one use only.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from transfer.transports.core.pure.pool import flat_view, size_class
 from transfer.transports.errors import Closed, InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
 
-#: blocks below this size share a slab of this size; larger ones are slabs of their own
+#: smaller blocks share a slab of this size; a larger block is a slab
 SLAB = 4 << 20
 _SMALLEST = 4096
-#: bytes of free slabs that are kept registered, for each of the two uses
+#: bytes of free slabs that stay registered, for each of the two uses
 KEPT = 256 << 20
-#: payloads up to here are copied into a slab rather than registered for one send
+#: payloads up to this size are copied into a slab rather than registered for one send
 COPIED = 256 << 10
 
 
 class DeviceMemory(NamedTuple):
-    """Memory that the CPU cannot read, as the payload of a frame. owner: kept alive meanwhile.
-    dmabuf: gives (descriptor, offset), and the descriptor is ours; None: the address itself is
+    """Memory that the CPU cannot read, as the payload of a frame. owner: kept alive while it is used.
+    dmabuf: returns (descriptor, offset), and the descriptor is ours; None: the address itself is
     registered (peermem)."""
 
     address: int
@@ -43,7 +43,8 @@ class DeviceMemory(NamedTuple):
 
     @classmethod
     def of(cls, data: Any) -> DeviceMemory | None:
-        """What says by `__cuda_array_interface__` where it lies; `gpu.Exportable` has a dma-buf too."""
+        """For an object whose `__cuda_array_interface__` has its address; `gpu.Exportable` has a dma-buf
+        too."""
         interface = getattr(data, "__cuda_array_interface__", None)
         if interface is None:
             return None
@@ -51,7 +52,7 @@ class DeviceMemory(NamedTuple):
 
 
 class Block:
-    """A piece of a slab. `address` and `nbytes` are of what was asked for."""
+    """A piece of a slab. `address` and `nbytes` are of the requested size."""
 
     __slots__ = ("address", "lkey", "nbytes", "offset", "rkey", "size", "slab")
 
@@ -85,8 +86,8 @@ class _Slab:
 class SlabPool:
     """Blocks of registered memory, in size classes. Thread-safe.
 
-    received: for what the device writes; else for what peers read. `registered`: bytes. Blocks may
-    come back in any thread, even inside of `take`, when the collector ends the last view of one.
+    received: for memory that the device writes; else for memory that peers read. `registered`: bytes. Blocks
+    may return in any thread, even inside `take`, when the collector ends the last view of one.
     """
 
     def __init__(self, device: DeviceHandle, *, received: bool, kept: int = KEPT) -> None:
@@ -103,13 +104,13 @@ class SlabPool:
         self._closed = False
 
     def take(self, nbytes: int) -> Block:
-        """`nbytes` that are registered, not cleared. Raises RegistrationError, InternalError, Closed."""
+        """`nbytes` of registered memory, not cleared. Raises RegistrationError, InternalError, Closed."""
         large = nbytes > SLAB // 2
         if nbytes > 1 << 30:
             size = -(-nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
         elif large:
             size = size_class(nbytes)
-        else:  # few classes, since each begins a slab
+        else:  # few classes, since each starts a slab
             size = max(_SMALLEST, 1 << (nbytes - 1).bit_length())
         with self._lock:
             if self._closed:
@@ -126,7 +127,7 @@ class SlabPool:
         self._returned.append(block)
 
     def close(self) -> None:
-        """Deregisters all. Memory that is still looked at lives on, unregistered. Idempotent."""
+        """Deregisters all slabs. Memory that is still viewed stays, unregistered. Idempotent."""
         with self._lock:
             self._closed = True
             self._free.clear()
@@ -163,7 +164,7 @@ class SlabPool:
         return slab
 
     def _trim(self, coming: int) -> None:
-        """Gives up free large slabs of other sizes while too much would be kept."""
+        """Drops free large slabs of other sizes while too much memory would be kept."""
         for size in sorted(self._free, reverse=True):
             blocks = self._free[size]
             while blocks and size > SLAB // 2 and self.registered + coming > self._kept:
@@ -174,8 +175,8 @@ class SlabPool:
 
 
 class Source(NamedTuple):
-    """Where a payload lies while it is announced. `release` is called once, when the peer is done.
-    copy: our own copy, if it was copied; good until then."""
+    """Where a payload lies while it is announced. `release` is called once, when the peer has READ it.
+    copy: our copy, if it was copied; valid until then."""
 
     address: int
     rkey: int
@@ -184,9 +185,9 @@ class Source(NamedTuple):
 
 
 class Registration:
-    """Memory of the user's that is registered as long as somebody wants it. Made by `Regions.add`.
+    """The user's memory, registered while at least one user needs it. Made by `Regions.add`.
 
-    Its object stays exported. `close` waits for nothing: what is under way keeps it until it is done.
+    Its object stays exported. `close` does not wait: a pending send keeps the registration until its end.
     """
 
     def __init__(self, regions: Regions, held: Any, address: int, length: int, region: MemoryRegion) -> None:
@@ -202,16 +203,16 @@ class Registration:
         self._held = None
 
     def remote(self, address: int) -> int:
-        """What the peer's work requests call this part of it: a dma-buf has addresses of its own."""
+        """The address of this part in the peer's work requests: a dma-buf has its own addresses."""
         return self.region.address + address - self.address
 
     def release(self) -> None:
-        """One use less; the last one deregisters."""
+        """Ends one use; the last one deregisters."""
         self._regions.leave(self)
 
 
 class Handle:
-    """One `register` of the user's; closing it twice is fine."""
+    """One `register` call of the user; closing it twice is fine."""
 
     def __init__(self, registration: Registration) -> None:
         self.address = registration.address
@@ -231,11 +232,11 @@ class Handle:
 
 
 class Regions:
-    """The user's registered memory. The same memory registered twice is one region. Thread-safe."""
+    """The user's registered memory. Memory that is registered twice is one region. Thread-safe."""
 
     def __init__(self, device: DeviceHandle) -> None:
         self._device = device
-        # Reentrant: the collector may end a handle inside any statement of ours.
+        # Reentrant: the collector may end a handle inside any statement of this class.
         self._lock = threading.RLock()
         self._exact: dict[tuple[int, int], Registration] = {}
         self._starts: list[tuple[int, int]] = []
@@ -247,7 +248,7 @@ class Regions:
     def add(self, data: Any) -> Handle:
         """Registers the memory of a contiguous object for READs of peers.
 
-        Raises RegistrationError; TypeError or BufferError for what has no flat memory.
+        Raises RegistrationError; TypeError or BufferError for an object without flat memory.
         """
         data = DeviceMemory.of(data) or data
         held, address, length = _memory_of(data)
@@ -264,12 +265,12 @@ class Regions:
             return Handle(made)
 
     def find(self, address: int, length: int) -> Registration | None:
-        """A region that holds all of this memory, with one use more; `release` it."""
+        """A region that holds all of this memory, with one more use; end it by `release`."""
         with self._lock:
             for index in range(bisect_right(self._starts, (address, 1 << 64)) - 1, -1, -1):
                 start, size = self._starts[index]
                 if start + self._longest < address + length:
-                    return None  # none that begins earlier reaches so far
+                    return None  # no earlier region reaches this far
                 if start + size >= address + length:
                     found = self._exact[start, size]
                     found.uses += 1
@@ -287,7 +288,7 @@ class Regions:
             registration._end()
 
     def close(self) -> None:
-        """Deregisters all. Idempotent."""
+        """Deregisters all regions. Idempotent."""
         with self._lock:
             for registration in self._exact.values():
                 registration._end()
@@ -296,10 +297,10 @@ class Regions:
 
 
 def choose_way(nbytes: int, *, registered: bool, kept: bool) -> str:
-    """How a payload is made readable for the peer: "region", "copy" or "register". Pure.
+    """How a payload becomes readable for the peer: "region", "copy" or "register". Pure.
 
-    registered: it lies in a region of the user's. kept: it stays as it is until the peer is done,
-    because it is immutable or the caller said so; else the caller may write to it at once.
+    registered: it lies in one of the user's regions. kept: it does not change until the peer has READ it,
+    because it is immutable or the caller guarantees it; else the caller may write to it at once.
     """
     if not kept:
         return "copy"
@@ -345,7 +346,7 @@ class Sources:
 
 
 class _Once:
-    """Ends a registration that was made for one send, and lets its memory go."""
+    """Ends a registration for one send, and drops its memory."""
 
     __slots__ = ("_held", "_region")
 
@@ -359,7 +360,7 @@ class _Once:
 
 
 class _Timed:
-    """Adds the time of what is inside to what the device spent on registering."""
+    """Adds the time of the block to the device's registration time."""
 
     __slots__ = ("_begin", "_device")
 

@@ -1,4 +1,4 @@
-"""The sending half of a stream: small frames into eager buffers, large ones announced and kept until
+"""The sending half of a stream: small frames go into eager buffers, large ones are announced and kept until
 the peer has READ them."""
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from transfer.transports.core.pure import fork
 from transfer.transports.core.pure.codec import normalize
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.rdma import control_messages as beside, eager
+from transfer.transports.rdma import control_messages, eager
 from transfer.transports.rdma.credits import SendingCredits
 from transfer.transports.rdma.driver import SUCCESS, QueuePair
 from transfer.transports.rdma.eager import BUFFER, Waiting
@@ -29,21 +29,21 @@ if TYPE_CHECKING:
 _Released = Callable[[BaseException | None], None]
 _Kept = TypeVar("_Kept")
 _CONTROL, _MORE, _CRC = int(Flag.CONTROL), int(Flag.MORE), int(Flag.CRC)
-#: flags that the short way knows
+#: the flags of frames that the fast path sends
 _SHORT = int(Flag.ACK | Flag.LZ4)
-#: every so many sends one asks for its completion, which frees the buffers before it too
+#: one of so many sends is signaled; its completion frees the buffers before it too
 _SIGNAL_EVERY = GRANT // 4
-#: while the peer has so many payloads to READ, further announcements wait for company: one buffer for
-#: many costs both sides less than a buffer, a completion and a part of a grant for each
+#: while the peer has so many payloads to READ, further announcements are gathered: one buffer for many costs
+#: both sides less than a buffer, a completion and a part of a grant for each
 _AHEAD = 4 * WINDOW
-#: an announcement that the peer is silent about for so long ends the connection
+#: an announcement without news from the peer for so many seconds ends the connection
 RENDEZVOUS_TIMEOUT = 60.0
 
 
 class _Message:
-    """One message that we took. `frames` as they can be sent again. `announced`: numbers of its
-    payloads that the peer has not READ. `pieces`: encoded frames that wait for a buffer. `begun`: some
-    of it is with the device; `posted`: all of it that is eager."""
+    """One message that was accepted. `frames`: in a form that can be sent again. `announced`: numbers of its
+    payloads that the peer has not READ. `pieces`: encoded frames that wait for a buffer. `begun`: the device
+    has some of it; `posted`: the device has all of its eager part."""
 
     __slots__ = ("announced", "begun", "frames", "nbytes", "pieces", "posted", "released")
 
@@ -58,20 +58,20 @@ class _Message:
 
 
 class _Open:
-    """An announcement that is not done. since: when we last heard of it (time.monotonic). asked: when
-    we asked after it since then, or None."""
+    """An announcement that is not done. since: time of the last news of it (time.monotonic). queried: time
+    of the query after that, or None."""
 
-    __slots__ = ("asked", "message", "since", "source")
+    __slots__ = ("message", "queried", "since", "source")
 
     def __init__(self, message: _Message, source: Source) -> None:
         self.message = message
         self.source = source
         self.since = time.monotonic()
-        self.asked: float | None = None
+        self.queried: float | None = None
 
 
 class Outgoing(Half):
-    """What `VerbsStream` is made of, first half. State is guarded by the port's lock."""
+    """The first half of `VerbsStream`. The port's lock guards its state."""
 
     def _begin_sending(self, port: Port, pair: QueuePair, granted: int, socket_type: int) -> None:
         self.socket_type = socket_type
@@ -84,14 +84,14 @@ class Outgoing(Half):
         self._credits = SendingCredits(granted)
         self._slab = port.domain.staging.take(GRANT * BUFFER)
         self._slots = [self._slab.view[at : at + BUFFER] for at in range(0, GRANT * BUFFER, BUFFER)]
-        self._posted = 0  # buffers given to the device, and acknowledged by the peer's, in all
+        self._posted = 0  # buffers passed to the device, and acknowledged by the peer's; totals
         self._acknowledged = 0
-        self._signaled = 0  # the last one that asks for its completion
+        self._signaled = 0  # the last signaled one
         self._waiting = Waiting()
         self._unposted: list[_Message] = []
         self._number = 1
         self._open: dict[int, _Open] = {}
-        self._unread = 0  # payloads of messages that are gone, which the peer has not READ
+        self._unread = 0  # payloads of sent messages, which the peer has not READ
 
     # -- Stream --------------------------------------------------------------------------------
 
@@ -107,7 +107,7 @@ class Outgoing(Half):
             raise fork.refuse()
         if frames and frames[0][0] & _CONTROL:
             # Control frames need no credit there, and no payload delays them.
-            return int(self.beside.send(frames, force=force, released=released))
+            return int(self.control.send(frames, force=force, released=released))
         with self._lock:
             if self.broken is not None:
                 raise self._is_broken()
@@ -135,16 +135,16 @@ class Outgoing(Half):
                     and self._signaled < self._posted
                     and self._has_buffer()
                 ):
-                    self._post(0, True)  # an empty one, which asks for the completion of all before it
+                    self._post(0, True)  # an empty, signaled one: it completes all before it
             done = not (self.queued or self._posted != self._acknowledged)
             ended = self.broken is not None
         self._run_after()
         if ended:
-            return True  # what is left goes nowhere by this way
-        return done and bool(self.beside.flush())
+            return True  # the rest is not sent by this connection
+        return done and bool(self.control.flush())
 
     def take_unsent(self) -> list[list[OutFrame]]:
-        """The messages of which nothing was given to the device; what was announced counts as sent."""
+        """The messages of which the device has nothing; an announced message counts as sent."""
         return self._leave_unsent(unsent)
 
     def drop_unsent(self) -> int:
@@ -161,7 +161,7 @@ class Outgoing(Half):
                 self.queued_bytes -= message.nbytes
         kept = keep(message.frames for message in messages if not message.begun)
         for message in messages:
-            message.frames = []  # nothing holds the memory any more when its owner is told
+            message.frames = []  # no reference is left when its owner is informed
             if message.released is not None:
                 message.released(self.broken)
         return kept
@@ -169,7 +169,7 @@ class Outgoing(Half):
     # -- under the lock ------------------------------------------------------------------------
 
     def _send_small(self, frame: OutFrame) -> bool:
-        """The short way of one plain frame that fits into a free buffer."""
+        """The fast path for one plain frame that fits into a free buffer."""
         flags, sequence, topic, meta, data = frame
         if type(data) is not bytes or topic is not None or meta is not None or self.checksum:
             return False
@@ -208,7 +208,7 @@ class Outgoing(Half):
         return True
 
     def _pieces(self, message: _Message, frames: list[OutFrame], hold: bool) -> list[bytes]:
-        """Every frame encoded, the large ones announced. If one cannot be, nothing is taken."""
+        """Encodes every frame and announces the large ones. If one fails, nothing is taken."""
         pieces = []
         number, opened = self._number, []
         try:
@@ -251,7 +251,7 @@ class Outgoing(Half):
         return pieces
 
     def _has_buffer(self) -> bool:
-        """The peer has one for us, and we have one of our own."""
+        """Both the peer and this side have a free buffer."""
         if self._posted - self._acknowledged >= GRANT:
             self._port.progress()
             if self._posted - self._acknowledged >= GRANT:
@@ -259,7 +259,7 @@ class Outgoing(Half):
         return self._credits.left > 0 and self.broken is None
 
     def _pump(self) -> None:
-        """Gives the device what waits, as far as there are buffers."""
+        """Passes waiting frames to the device, as far as there are buffers."""
         waiting = self._waiting
         while waiting and self._unread < _AHEAD and self._has_buffer():
             used, gone = waiting.fill(self._slots[self._posted % GRANT])
@@ -295,7 +295,7 @@ class Outgoing(Half):
         )
 
     def _finish(self, message: _Message) -> None:
-        """Is it gone, with all that it announced? Then its memory is the caller's again."""
+        """If all of the message was sent and READ, its memory returns to the caller."""
         if not message.posted or message.announced:
             return
         self.queued -= 1
@@ -312,7 +312,7 @@ class Outgoing(Half):
         if status != SUCCESS:
             self._break(completion_failed(status, self.name, "sending to"))
             return
-        # The lower half of the count that the completed one had; at most GRANT are open.
+        # `which` is the lower half of the total at the completed send; at most GRANT are open.
         self._acknowledged += (which - self._acknowledged) & 0xFFFFFFFF
 
     def _granted(self, total: int) -> None:
@@ -333,30 +333,30 @@ class Outgoing(Half):
 
     def _held(self, number: int) -> None:
         opened = self._open.get(number)
-        if opened is not None:  # it may have been done in between
+        if opened is not None:  # it may have been completed in the meantime
             opened.since = time.monotonic()
-            opened.asked = None
+            opened.queried = None
 
     def _check_announcements(self, now: float) -> None:
-        """Asks after an announcement that nothing was heard of; gives up on a silent peer."""
+        """Queries an announcement without news; ends the connection with a silent peer."""
         half = self.rendezvous_timeout / 2
         for number, opened in self._open.items():
             if not opened.message.posted:
-                return  # it waits for a buffer; and they are in their order
-            if opened.asked is None and now - opened.since >= half:
-                opened.asked = now
-                self._say(beside.about(beside.Word.ASK, number))
-            elif opened.asked is not None and now - opened.asked >= half:
+                return  # it waits for a buffer, and so do all behind it
+            if opened.queried is None and now - opened.since >= half:
+                opened.queried = now
+                self._send_control(control_messages.encode(control_messages.Word.ASK, number))
+            elif opened.queried is not None and now - opened.queried >= half:
                 raise Broken(
-                    f"{self.name} said nothing of an announced payload for {now - opened.since:.1f} s"
+                    f"{self.name} sent no news of an announced payload for {now - opened.since:.1f} s"
                 )
 
     def _end_sending(self, error: TransferError) -> None:
-        """The queue pair is closed: nobody reads our memory any more."""
+        """The queue pair is closed: the peer cannot read our memory any more."""
         touched = []
         for opened in self._open.values():
             copy = opened.source.copy
-            if copy is not None and not opened.message.posted:  # it may be sent again, by another way
+            if copy is not None and not opened.message.posted:  # it may be sent again, by another connection
                 opened.message.frames = [
                     (*frame[:4], bytes(copy)) if frame[4] is copy else frame
                     for frame in opened.message.frames
@@ -376,7 +376,7 @@ class Outgoing(Half):
 
 
 def normalize_all(frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """As the codec's, but memory of a device passes, as `DeviceMemory`."""
+    """As the codec's, but passes a device's memory, as `DeviceMemory`."""
     if not any(hasattr(frame[4], "__cuda_array_interface__") for frame in frames):
         return normalize(frames)
     return [_normal(frame) for frame in frames]

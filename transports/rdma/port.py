@@ -1,5 +1,5 @@
-"""The queues of one socket on one device: completion queue with its channel, shared receive queue,
-eager buffers. One thread never takes another socket's completions."""
+"""The queues of one socket on one device: completion queue with its channel, shared receive queue, eager
+buffers. No thread takes another socket's completions."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ if TYPE_CHECKING:
     from transfer.transports.rdma.incoming import Incoming
     from transfer.transports.rdma.stream import VerbsStream
 
-#: eager buffers that a peer is granted, and those that we send from, for each peer
+#: eager receive buffers that a peer is granted, and eager send buffers, for each peer
 GRANT = 32
 #: peers of one port; a socket with more opens another port
 PEERS = 64
 PORTS = 16
-#: receive buffers beyond what is granted: a connection that breaks may take one with it
+#: receive buffers beyond the granted ones: a broken connection may use one up
 SPARE = 64
 #: requests of one queue pair
 DEPTH = GRANT + WINDOW
 _BATCH = 16
-#: Linux' CLOCK_MONOTONIC_COARSE, a few milliseconds coarse: enough for "when was it last heard of"
+#: Linux' CLOCK_MONOTONIC_COARSE, a few milliseconds coarse: precise enough for the time of the last news
 COARSE = 6
 
-# A work request's number: what it was (upper half), and which (lower half).
+# A work request's number: its kind (upper half), and its count (lower half).
 RECEIVE, SEND, READ = 1 << 32, 2 << 32, 3 << 32
 _LOWER = (1 << 32) - 1
 
 
 class GivenUp(NamedTuple):
-    """Why a connection by rdma makes no sense with a host for now. when: time.monotonic()."""
+    """Why rdma is not used with a host for now. when: time.monotonic()."""
 
     when: float
     reason: str
@@ -47,10 +47,10 @@ class GivenUp(NamedTuple):
 
 
 class Port:
-    """All state of it and of its streams is guarded by `lock`. Owned by `Ports`.
+    """`lock` guards all state of it and of its streams. Owned by `Ports`.
 
-    Methods whose name begins with an underscore or that say so are called under the lock. What must
-    happen outside of it (callbacks) is put into `after` and called by whoever lets the lock go.
+    Methods with an underscore, and those marked so, are called under the lock. Callbacks that have to run
+    outside of it are put into `after`; the thread that releases the lock calls them.
     """
 
     def __init__(self, domain: Domain) -> None:
@@ -61,18 +61,18 @@ class Port:
         self.peers = min(
             PEERS, (limits.shared_requests - SPARE) // GRANT, (limits.completions - SPARE) // (GRANT + DEPTH)
         )
-        #: the stream whose `receive` runs at this moment: it needs no call to look
+        #: the stream whose `receive` runs at this moment: it needs no wake-up
         self.reader: VerbsStream | None = None
         self._streams: dict[int, VerbsStream] = {}
-        self._buffers: list[tuple[memoryview, object]] = []  # what the device fills, as prepared
-        #: streams that have something to tell when the completions at hand are taken
+        self._buffers: list[tuple[memoryview, object]] = []  # filled by the device, as prepared
+        #: streams with reports to send after the present completions
         self.dirty: list[Incoming] = []
-        #: queue pairs made and not given up: streams, and upgrades that are not finished
+        #: queue pairs in use: of streams, and of unfinished upgrades
         self.reserved = 0
         self._posted = 0
         self._armed = False
-        #: a completion came since it was armed, so an event came too or will
-        self._told = False
+        #: a completion came since the queue was armed, so that an event has come or will come
+        self._notified = False
         self._closed = False
         self._queue = domain.device.completion_queue(self.peers * (GRANT + DEPTH) + SPARE)
         try:
@@ -94,7 +94,7 @@ class Port:
     # -- under the lock
 
     def queue_pair(self) -> QueuePair:
-        """A new one, with its share of receive buffers posted."""
+        """A new queue pair, with its share of receive buffers posted."""
         self._post_for(self.reserved + 1)
         pair = self.domain.device.queue_pair(self._queue, self._shared, DEPTH)
         self.reserved += 1
@@ -105,14 +105,14 @@ class Port:
         self.sleep()
 
     def leave(self, stream: VerbsStream) -> None:
-        """The stream's queue pair is closed already: what it left in the queue goes nowhere."""
+        """The stream's queue pair is closed already: its entries in the queue are dropped."""
         if self._streams.get(stream.number) is stream:
             self.progress()
             del self._streams[stream.number]
             self.reserved -= 1
 
     def progress(self) -> int:
-        """Takes all completions that are there, whosoever they are; how many."""
+        """Takes all present completions, of any stream; returns their number."""
         total = 0
         while True:
             found = self._queue.poll(_BATCH)
@@ -122,26 +122,26 @@ class Port:
             if len(found) < _BATCH:
                 break
         if total and self._armed:
-            self._told = True
+            self._notified = True
         while self.dirty:
-            self.dirty.pop().say_done()
+            self.dirty.pop().send_done()
         return total
 
     def sleep(self) -> None:
-        """Nothing was there: from here on `fd` tells. Takes what came in between."""
+        """No completion is there: from now on `fd` reports them. Takes those that came in between."""
         if not self._armed:
             self._queue.arm()
             self._armed = True
-        elif not self._told or not self.arm_again():
+        elif not self._notified or not self.arm_again():
             return  # an event is still to come
         self.progress()
 
     def arm_again(self) -> bool:
-        """Takes the event of what has completed. False: it is still on its way. Before anybody sleeps
-        somebody looks: for this call, what came before it is no event."""
+        """Takes the event of past completions and arms the queue again. False: the event is still on its way.
+        A caller checks the queue before it sleeps: earlier completions raise no event after this call."""
         if not self._queue.take_event():
             return False
-        self._told = False
+        self._notified = False
         self._queue.arm()
         return True
 
@@ -158,7 +158,7 @@ class Port:
         self._shared.post(prepared)
 
     def _post_for(self, peers: int) -> None:
-        """Posts as many buffers as so many peers may fill."""
+        """Posts the receive buffers for this many peers."""
         while self._posted < peers * GRANT + SPARE:
             count = min(GRANT, peers * GRANT + SPARE - self._posted)
             block = self.domain.received.take(count * BUFFER)
@@ -174,7 +174,7 @@ class Port:
     # -- by the owner
 
     def close(self) -> None:
-        """Shared receive queue, completion queue, channel. Its streams end. Idempotent."""
+        """Closes shared receive queue, completion queue, channel. Its streams end. Idempotent."""
         with self.lock:
             streams = list(self._streams.values())
         for stream in streams:
@@ -191,17 +191,18 @@ class Port:
 
 
 class Ports:
-    """The ports of one socket: more are opened as peers come, up to a limit. Closed with the socket."""
+    """The ports of one socket: more are opened for more peers, up to a limit. Closed with the socket."""
 
     def __init__(self, domains: Domains) -> None:
         self._domains = domains
         self._lock = threading.Lock()
         self._ports: list[Port] = []
-        #: hosts with which it cannot work for now, so that a connection is not made again and again
+        #: hosts with which rdma fails for now, so that a connection is not made again and again
         self.given_up: dict[str, GivenUp] = {}
 
     def with_room(self) -> Port:
-        """A port that takes one more peer. Raises DeviceError, RegistrationError, Declined("rdma-full")."""
+        """A port with room for one more peer. Raises DeviceError, RegistrationError,
+        Declined("rdma-full")."""
         with self._lock:
             for port in self._ports:
                 if not port.full:

@@ -1,6 +1,6 @@
-"""Whether this process can use RDMA, and what `transfer doctor` shows of it.
+"""Whether this process can use RDMA, and the details for `transfer doctor`.
 
-Looks at /sys first: without a device there, pyverbs is not even imported.
+It checks /sys first: without a device there, pyverbs is not even imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NEEDED = 64 << 20
 
 
 def probe(system: Path = choosing.SYSTEM) -> Probe:
-    """Opens the chosen device once and closes it again."""
+    """Opens the selected device once and closes it again."""
     details: dict[str, Any] = {"devices": [device.name for device in choosing.look(system)]}
     try:
         route = choosing.choose_route(system=system)
@@ -55,7 +55,7 @@ def probe(system: Path = choosing.SYSTEM) -> Probe:
 
 
 def uverbs() -> list[str]:
-    """The device files that a process needs, and whether we may open them."""
+    """The device files that a process needs, and whether this one may open them."""
     folder = Path("/dev/infiniband")
     names = sorted(folder.glob("uverbs*")) if folder.exists() else []
     return [f"{name}{'' if os.access(name, os.R_OK | os.W_OK) else ' (no permission)'}" for name in names]

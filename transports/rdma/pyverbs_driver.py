@@ -1,4 +1,4 @@
-"""The seam over pyverbs, of rdma-core 44 (Debian 12) and later, whose enums have another home."""
+"""The driver over pyverbs, of rdma-core 44 (Debian 12) and later, which have the enums in another module."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from transfer.transports.rdma.driver import (
 )
 from transfer.transports.rdma.pyverbs_library import close, is_open, load_library, lock, opened
 
-#: what the link of a completion channel's descriptor says
+#: the link target of a completion channel's descriptor
 _CHANNEL = "anon_inode:[infinibandevent]"
-#: work requests of a queue pair that are kept for their next use
+#: work requests of a queue pair that are kept for reuse
 _KEPT = 256
 _ACK_AFTER = 64
 
@@ -41,7 +41,7 @@ def _number(error: BaseException) -> int:
 
 @contextmanager
 def _mapped(device: str, what: str) -> Iterator[None]:
-    """pyverbs' errors as ours."""
+    """Translates pyverbs' errors."""
     try:
         yield
     except load_library().pyverbs_error.PyverbsError as error:
@@ -165,7 +165,7 @@ class _Region(MemoryRegion):
             ) from error
         opened(self._region)
         self.address, self.length = address, length
-        # Kept apart, since asking a closed region of pyverbs for its keys ends the process.
+        # Stored, since reading the keys of a closed region of pyverbs ends the process.
         self.lkey, self.rkey = self._region.lkey, self._region.rkey
         device._pinned += length
         device._regions += 1
@@ -184,7 +184,7 @@ class _Queue(CompletionQueue):
             before = _channels()
             self._channel = opened(library.cq.CompChannel(context))
             fd = getattr(self._channel, "fd", None)
-            if fd is None:  # rdma-core 44: found among what is new
+            if fd is None:  # rdma-core 44: found among the new descriptors
                 fd = min(_channels() - before)
         self.fd = int(fd)
         os.set_blocking(self.fd, False)
@@ -215,7 +215,7 @@ class _Queue(CompletionQueue):
         try:
             self._channel.get_cq_event(self._queue)
         except self._errors:
-            return False  # the descriptor does not block: none is there
+            return False  # the descriptor does not block: there is no event
         self._unacknowledged += 1
         if self._unacknowledged >= _ACK_AFTER:
             self._acknowledge()
@@ -263,7 +263,7 @@ class _Pair(QueuePair):
         capacity = library.qp.QPCap(
             max_send_wr=depth, max_recv_wr=0, max_send_sge=1, max_recv_sge=0, max_inline_data=0
         )
-        # pyverbs would have every request complete (sq_sig_all=1); we ask for that one by one.
+        # pyverbs would let every request complete (sq_sig_all=1); we choose that for each one.
         wanted = library.qp.QPInitAttr(
             qp_type=enums.IBV_QPT_RC,
             scq=queue._queue,
@@ -319,8 +319,8 @@ class _Pair(QueuePair):
         self._post(request)
 
     def _request(self, opcode: Any, address: int, length: int, lkey: int, signaled: bool | None) -> Any:
-        """A new one, kept: slots and slabs are used again, and to make one costs more than to post it.
-        signaled None: a READ, which always is."""
+        """A request, kept for reuse: slots and slabs repeat, and making one costs more than posting it.
+        signaled None: a READ, which is always signaled."""
         wr = self._library.wr
         request = wr.SendWR(
             num_sge=1,
@@ -349,7 +349,7 @@ def _text(name: Any) -> str:
 
 
 def _channels() -> set[int]:
-    """Descriptors of completion channels that this process has."""
+    """Descriptors of the completion channels of this process."""
     found = set()
     for name in os.listdir("/proc/self/fd"):
         try:

@@ -1,4 +1,4 @@
-"""pyverbs as it is found: its modules, and what of it is open in this process."""
+"""Loads the installed pyverbs, and keeps track of its open objects in this process."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transfer.transports.forking import undivided
 from transfer.transports.rdma import failures
 
 _MODULES = ("device", "pd", "mr", "cq", "srq", "qp", "wr", "addr", "pyverbs_error")
-#: the module of the enums: until 44, and since
+#: the module of the enums: up to rdma-core 44, and since
 _ENUMS = ("pyverbs.enums", "pyverbs.libibverbs_enums")
 
-#: held while modules are loaded and while something is opened that is found among descriptors
+#: held while modules are loaded, and while an object is opened whose descriptor has to be found
 lock = threading.Lock()
 _library: SimpleNamespace | None = None
-#: pyverbs' objects that this process opened, by id. pyverbs closes what is collected, and a forked child
+#: pyverbs' objects that this process opened, by id. pyverbs closes collected objects, and a forked child
 #: shares the device's descriptor: its collector would end the parent's connections.
 _open: dict[int, Any] = {}
 
@@ -32,19 +32,19 @@ def opened(thing: Any) -> Any:
 
 
 def is_open(thing: Any) -> bool:
-    """False in a forked child for what the parent opened."""
+    """False in a forked child for an object that the parent opened."""
     return id(thing) in _open
 
 
 def close(*things: Any) -> None:
-    """Closes in this order what is open. Of a parent's before the fork nothing is."""
+    """Closes the open ones in this order. Leaves objects that a parent opened before a fork."""
     for thing in things:
         if _open.pop(id(thing), None) is not None:
             thing.close()
 
 
 def _keep_for_ever() -> None:
-    """In a forked child: what is never collected is never closed, not even when the child exits."""
+    """In a forked child: objects that are never collected are never closed, not even when the child exits."""
     for thing in _open.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))
     _open.clear()
@@ -62,7 +62,7 @@ def load_library() -> SimpleNamespace:
             except ImportError as error:
                 raise failures.import_failed(error) from error
             finally:
-                # pyverbs calls logging.basicConfig, which is the program's business, not a library's.
+                # pyverbs calls logging.basicConfig, which only the program should do.
                 for handler in [one for one in root.handlers if one not in handlers]:
                     root.removeHandler(handler)
                 root.setLevel(level)

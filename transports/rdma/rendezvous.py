@@ -1,6 +1,6 @@
-"""Large payloads: announced by the sender, READ by the receiver in chunks, then told to be done. Pure.
+"""Large payloads: announced by the sender, READ by the receiver in chunks, then reported as done. Pure.
 
-An announcement stands in the eager stream where the frame's data would be, as `wire.REFERENCE`:
+An announcement stands in the eager stream instead of the frame's data, as `wire.REFERENCE`:
 remote key, number of the announcement, address, length.
 """
 
@@ -14,15 +14,15 @@ from transfer.transports.core.wire import REFERENCE
 from transfer.transports.errors import ProtocolError
 
 CHUNK = 1 << 20
-#: READs that are under way at once, on one queue pair
+#: pending READs on one queue pair
 WINDOW = 8
-#: announcements that a peer may have open
+#: open announcements of a peer
 MAX_OPEN = 1024
 _NUMBERS = 1 << 32
 
 
 class Announcement(NamedTuple):
-    """rkey: key of the sender's region. number: counts up. address, length: in bytes, of the payload."""
+    """rkey: key of the sender's region. number: ascending. address, length: of the payload, in bytes."""
 
     rkey: int
     number: int
@@ -38,7 +38,7 @@ def next_number(number: int) -> int:
 
 
 class Announced:
-    """What the peer announced and we did not say to be done: the receiver's check."""
+    """The open announcements of the peer: the receiver's check."""
 
     def __init__(self, max_message: int) -> None:
         self.max_message = max_message
@@ -54,39 +54,41 @@ class Announced:
     def take(self, reference: bytes) -> Announcement:
         """Checks it before anything is allocated. Raises ProtocolError.
 
-        Whether the memory is really the peer's, its device decides: a foreign key or address fails
-        the READ, and with it that connection only.
+        The peer's device checks whether the memory is really the peer's: a foreign key or address fails the
+        READ, and ends that connection only.
         """
-        said = Announcement(*REFERENCE.unpack(reference))
-        if said.length > self.max_message:
+        announced = Announcement(*REFERENCE.unpack(reference))
+        if announced.length > self.max_message:
             raise ProtocolError(
-                "too_large", f"{said.length} bytes, the limit is {self.max_message}", hint="raise maxmsgsize"
+                "too_large",
+                f"{announced.length} bytes, the limit is {self.max_message}",
+                hint="raise maxmsgsize",
             )
-        if not said.length or said.address + said.length > 1 << 64:
-            raise ProtocolError("rendezvous", f"{said.length} bytes announced at {said.address:#x}")
-        if said.number != self._next:
-            raise ProtocolError("rendezvous", f"announcement {said.number} where {self._next} is due")
+        if not announced.length or announced.address + announced.length > 1 << 64:
+            raise ProtocolError("rendezvous", f"{announced.length} bytes announced at {announced.address:#x}")
+        if announced.number != self._next:
+            raise ProtocolError("rendezvous", f"announcement {announced.number} where {self._next} is due")
         if len(self._open) >= MAX_OPEN:
             raise ProtocolError("rendezvous", f"more than {MAX_OPEN} announcements are open")
-        self._next = next_number(said.number)
-        self._open.add(said.number)
-        return said
+        self._next = next_number(announced.number)
+        self._open.add(announced.number)
+        return announced
 
     def done(self, number: int) -> None:
         self._open.remove(number)
 
 
 class Reading:
-    """One payload on its way into our memory. `place` is set when its first chunk is asked for."""
+    """One payload on its way into our memory. `place` is set when its first chunk is requested."""
 
-    __slots__ = ("announcement", "asked", "left", "owner", "place")
+    __slots__ = ("announcement", "left", "owner", "place", "requested")
 
     def __init__(self, announcement: Announcement, owner: Any) -> None:
         self.announcement = announcement
         self.owner = owner
         self.place: Any = None
-        #: bytes asked for, and bytes that did not come yet
-        self.asked = 0
+        #: bytes requested, and bytes that have not arrived
+        self.requested = 0
         self.left = announcement.length
 
 
@@ -97,7 +99,7 @@ class Chunk(NamedTuple):
 
 
 class Window:
-    """Which chunk is READ next: announcements in their order, a few chunks at once. One stream's."""
+    """Chooses the next chunk to READ: announcements in order, a few chunks at once. For one stream."""
 
     def __init__(self, limit: int = WINDOW, chunk: int = CHUNK) -> None:
         self.under_way = 0
@@ -113,25 +115,25 @@ class Window:
 
     @property
     def first(self) -> Reading | None:
-        """Whose chunk is next, or None if there is none or no room."""
+        """The payload of the next chunk, or None if there is none or the window is full."""
         return self._waiting[0] if self._waiting and self.under_way < self._limit else None
 
     def add(self, reading: Reading) -> None:
         self._waiting.append(reading)
 
     def take(self) -> Chunk:
-        """The next chunk of `first`; it counts as under way."""
+        """The next chunk of `first`; it counts as pending."""
         reading = self._waiting[0]
-        length = min(self._chunk, reading.announcement.length - reading.asked)
-        chunk = Chunk(reading, reading.asked, length)
-        reading.asked += length
-        if reading.asked == reading.announcement.length:
+        length = min(self._chunk, reading.announcement.length - reading.requested)
+        chunk = Chunk(reading, reading.requested, length)
+        reading.requested += length
+        if reading.requested == reading.announcement.length:
             self._waiting.popleft()
         self.under_way += 1
         return chunk
 
     def arrived(self, chunk: Chunk) -> bool:
-        """This chunk is here. True when its payload is complete."""
+        """A chunk has arrived. True when its payload is complete."""
         self.under_way -= 1
         chunk.reading.left -= chunk.length
         return not chunk.reading.left

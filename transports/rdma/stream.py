@@ -1,4 +1,4 @@
-"""One connection by rdma: a queue pair for the messages, the TCP connection beside it for control."""
+"""One connection by rdma: a queue pair for the messages, a TCP connection for control frames."""
 
 from __future__ import annotations
 
@@ -10,44 +10,44 @@ from transfer.transports.core import Frame
 from transfer.transports.core.pure import fork
 from transfer.transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transfer.transports.prefixes import Prefixes, Subscribable
-from transfer.transports.rdma import control_messages as beside
+from transfer.transports.rdma import control_messages
 from transfer.transports.rdma.driver import QueuePair
 from transfer.transports.rdma.failures import FLUSHED, NO_ANSWER
 from transfer.transports.rdma.incoming import Incoming
 from transfer.transports.rdma.outgoing import Outgoing
 from transfer.transports.rdma.port import SEND, GivenUp, Port
 
-#: seconds between two counts of consumed messages that the peer is told
-_TELL = 0.02
+#: seconds between two reports of consumed messages
+_REPORT_INTERVAL = 0.02
 
 
-def _nobody(why: GivenUp) -> None:
-    """Nobody wants to know."""
+def _ignore(why: GivenUp) -> None:
+    """The default callback, which does nothing."""
 
 
 class VerbsStream(Subscribable, Outgoing, Incoming):
     """A foreign stream of the core over a connected queue pair. Any thread may call.
 
-    beside: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
+    control: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
     there, and its end is the end of the peer. give_up: called (under the lock) when a new
     connection by rdma would fail too. pair: connected. granted: eager buffers that the peer
-    posted for us. name: of the peer, for people.
+    posted for us. name: of the peer, for logs.
     """
 
     def __init__(
         self,
         port: Port,
         pair: QueuePair,
-        beside: Any,
+        control: Any,
         *,
         reactor: Any,
         socket_type: int,
         granted: int,
         max_message: int,
         name: str = "the peer",
-        give_up: Callable[[GivenUp], None] = _nobody,
+        give_up: Callable[[GivenUp], None] = _ignore,
     ) -> None:
-        self.beside = beside
+        self.control = control
         self.name = name
         self.device = str(port.domain.route)
         self.number = pair.number
@@ -58,7 +58,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         self._give_up = give_up
         self._reactor = reactor
         self._watching: Any = None
-        self._telling: Any = None
+        self._report_timer: Any = None
         self._prefixes = Prefixes()
         with port.lock:
             self._begin_sending(port, pair, granted, socket_type)
@@ -69,46 +69,47 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
     @property
     def fd(self) -> int:
         """The TCP connection."""
-        return int(self.beside.fd)
+        return int(self.control.fd)
 
     def fileno(self) -> int:
         return self.fd
 
     @property
     def alive(self) -> bool:
-        """Completions mean something to it."""
+        """The stream still uses completions."""
         return self.broken is None
 
     @property
     def registers_device_memory(self) -> bool:
-        """Nobody computes checksums."""
+        """True: neither side computes checksums of payloads."""
         return not self.checksum
 
     # -- Stream --------------------------------------------------------------------------------
 
     def control_ready(self) -> list[Frame]:
-        """Reads the TCP connection: the control frames that are not ours. Raises Broken, ProtocolError."""
+        """Reads the TCP connection and returns the control frames of the core. Raises Broken,
+        ProtocolError."""
         if fork.generation != self._generation:
             raise fork.refuse()
         others: list[Frame] = []
         try:
-            while (frames := self.beside.receive()) is not None:
+            while (frames := self.control.receive()) is not None:
                 self.last_received_ns = time.monotonic_ns()
                 for frame in frames:
                     data = frame.bytes
-                    if beside.is_ours(data):
-                        self._heard(beside.decode(data))
+                    if control_messages.is_ours(data):
+                        self._on_control_message(control_messages.decode(data))
                     else:
                         others.append(frame)
         except (Broken, ProtocolError) as error:
             if others and isinstance(error, Broken):
-                # Told before the end, which is found again at the next call: whoever hears of the end
-                # counts what the peer had not confirmed, and the last credit may be among these.
+                # Reported before the end, which the next call finds again. The owner counts at the end what
+                # the peer had not confirmed, and the last credit may be among these frames.
                 self._run_after()
                 return others
             with self._lock:
                 if self.broken is None:
-                    self._port.progress()  # what it sent before its end
+                    self._port.progress()  # takes what it sent before its end
                     self._break(error)
             self._run_after()
             raise
@@ -116,7 +117,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         return others
 
     def _look_after(self) -> None:
-        """In the reactor, while announcements are open: asks after them, gives up on a silent peer."""
+        """In the reactor, while announcements are open: queries them, and ends with a silent peer."""
         with self._lock:
             self._watching = None
             if self.broken is None and self._open:
@@ -127,17 +128,17 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
                     self._break(error)
         self._run_after()
 
-    def _tell_late(self) -> None:
-        """In the reactor: what was consumed just before the receiver went to sleep."""
+    def _report_late(self) -> None:
+        """In the reactor: reports what was consumed just before the receiver went to sleep."""
         with self._lock:
-            self._telling = None
+            self._report_timer = None
             if self.broken is None:
-                self._tell_consumed()
+                self._report_consumed()
 
     def close(self) -> int:
         if fork.generation != self._generation:
             self._closed = True
-            return 0  # all of it is the parent's
+            return 0  # the messages are the parent's
         with self._lock:
             if self._closed:
                 return 0
@@ -152,13 +153,13 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
             self._unposted = []
             self._inbox.clear()
         self._run_after()
-        self.beside.close()
+        self.control.close()
         return lost
 
     # -- for the port, under its lock ------------------------------------------------------------
 
     def completed(self, kind: int, which: int, status: int) -> None:
-        """A send or a READ of ours."""
+        """A send or a READ of this side completed."""
         if status == FLUSHED:
             self._break(Broken(f"the connection to {self.name} failed"))
         elif kind == SEND:
@@ -173,22 +174,22 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     # -- under the lock ------------------------------------------------------------------------
 
-    def _heard(self, said: beside.Said) -> None:
+    def _on_control_message(self, message: control_messages.ControlMessage) -> None:
         with self._lock:
             if self.broken is not None:
                 return
-            if said.word == beside.Word.GRANT:
-                self._granted(said.numbers[0])
-            elif said.word == beside.Word.DONE:
-                self._done(said.numbers)
-            elif said.word == beside.Word.ASK:
+            if message.word == control_messages.Word.GRANT:
+                self._granted(message.numbers[0])
+            elif message.word == control_messages.Word.DONE:
+                self._done(message.numbers)
+            elif message.word == control_messages.Word.ASK:
                 self._port.progress()  # the announcement may still be there
-                self._asked(said.numbers[0])
+                self._answer_query(message.numbers[0])
             else:
-                self._held(said.numbers[0])
+                self._held(message.numbers[0])
 
     def _break(self, error: TransferError) -> None:
-        """The end of the connection: first the queue pair goes, then all memory that it could touch."""
+        """Ends the connection: closes the queue pair first, then frees all memory that it could access."""
         if self.broken is not None:
             return
         if isinstance(error, RegistrationError):
@@ -199,7 +200,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         self._port.leave(self)
         self._end_sending(error)
         self._end_receiving()
-        for timer in (self._watching, self._telling):
+        for timer in (self._watching, self._report_timer):
             if timer is not None:
                 timer.cancel()
         self._wake(self.on_readable)
@@ -209,9 +210,9 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         if self._watching is None:
             self._watching = self._later(self.rendezvous_timeout / 2, self._look_after)
 
-    def _tell_soon(self) -> None:
-        if self._telling is None:
-            self._telling = self._later(_TELL, self._tell_late)
+    def _report_soon(self) -> None:
+        if self._report_timer is None:
+            self._report_timer = self._later(_REPORT_INTERVAL, self._report_late)
 
     def _later(self, delay: float, callback: Callable[[], None]) -> Any:
         try:
@@ -219,11 +220,11 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
         except Closed:
             return None  # the context ends, and all its streams
 
-    def _say(self, data: bytes) -> None:
+    def _send_control(self, data: bytes) -> None:
         try:
-            self.beside.send([beside.frame(data)], force=True)
+            self.control.send([control_messages.frame(data)], force=True)
         except (Broken, ProtocolError):
-            pass  # the reactor finds its end too, and tells
+            pass  # the reactor finds its end too, and reports it
 
     def _wake(self, callback: Callable[[], None] | None) -> None:
         if callback is not None:
@@ -232,7 +233,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
     # ------------------------------------------------------------------------------------------
 
     def _run_after(self) -> None:
-        """Calls back, with no lock held."""
+        """Calls the callbacks, with no lock held."""
         after = self._port.after
         while after:
             try:

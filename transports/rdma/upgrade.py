@@ -1,4 +1,4 @@
-"""From a TCP connection to a queue pair: both ends tell each other how theirs is reached."""
+"""Upgrades a TCP connection to a queue pair: both ends exchange the addresses of theirs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from transfer.transports.rdma.stream import VerbsStream
 _DOMAINS = "rdma.domains"
 _PORTS = "rdma.ports"
 _MAX_CONTROL = 64 * 1024
-#: seconds that a host with which rdma failed for good is reached by TCP
+#: seconds for which TCP is used with a host after rdma has failed for good
 _REMEMBERED = 60.0
 
 
 class VerbsUpgrade(Upgrade):
-    """OFFER and ACCEPT say the same of either side: number, gid, lid, psn, mtu, reads, buffers."""
+    """OFFER and ACCEPT have the same fields: number, gid, lid, psn, mtu, reads, buffers."""
 
     _port: Port | None = None
     _pair: QueuePair | None = None
@@ -45,7 +45,7 @@ class VerbsUpgrade(Upgrade):
         assert self._port is not None and self._pair is not None
         pair, self._pair = self._pair, None
         around = self.around
-        beside = around.core.Stream(
+        control = around.core.Stream(
             fd,
             around.socket_type,
             around.flusher,
@@ -58,7 +58,7 @@ class VerbsUpgrade(Upgrade):
         stream = VerbsStream(
             self._port,
             pair,
-            beside,
+            control,
             reactor=around.reactor,
             socket_type=around.socket_type,
             granted=self._granted,
@@ -81,7 +81,7 @@ class VerbsUpgrade(Upgrade):
     # ------------------------------------------------------------------------------------------
 
     def _begin(self) -> dict[str, Any]:
-        """A queue pair of ours, and what the peer must know of it."""
+        """Makes a queue pair, and returns its address for the peer."""
         ports = self._ports()
         before = ports.given_up.get(self.agreement.remote.host_id)
         if before is not None and time.monotonic() - before.when < _REMEMBERED:
@@ -102,25 +102,27 @@ class VerbsUpgrade(Upgrade):
             "buffer": BUFFER,
         }
 
-    def _connect(self, said: dict[str, Any]) -> None:
-        """Raises ProtocolError for what makes no sense, DeviceError when the device refuses."""
+    def _connect(self, offer: dict[str, Any]) -> None:
+        """Raises ProtocolError for invalid fields, DeviceError when the device refuses."""
         assert self._port is not None and self._pair is not None
         route = self._port.domain.route
-        mtu = min(number_of(said, "mtu", 4096), route.mtu)
+        mtu = min(number_of(offer, "mtu", 4096), route.mtu)
         if mtu not in (256, 512, 1024, 2048, 4096):
             raise ProtocolError("upgrade", f"packets of {mtu} bytes")
-        if number_of(said, "buffer", 1 << 24) != BUFFER:
-            raise Declined("buffer", f"the peer has eager buffers of {said['buffer']} bytes, we of {BUFFER}")
-        self._granted = number_of(said, "buffers", 1 << 16)
+        if number_of(offer, "buffer", 1 << 24) != BUFFER:
+            raise Declined(
+                "buffer", f"the peer has eager buffers of {offer['buffer']} bytes, this side of {BUFFER}"
+            )
+        self._granted = number_of(offer, "buffers", 1 << 16)
         if not self._granted:
             raise ProtocolError("upgrade", "no eager buffers")
         destination = Destination(
-            number=number_of(said, "number", (1 << 24) - 1),
-            gid=_gid_of(said),
-            lid=number_of(said, "lid", (1 << 16) - 1),
-            psn=number_of(said, "psn", (1 << 24) - 1),
+            number=number_of(offer, "number", (1 << 24) - 1),
+            gid=_gid_of(offer),
+            lid=number_of(offer, "lid", (1 << 16) - 1),
+            psn=number_of(offer, "psn", (1 << 24) - 1),
             mtu=mtu,
-            reads=max(1, min(number_of(said, "reads", 255), self._port.domain.device.limits.reads)),
+            reads=max(1, min(number_of(offer, "reads", 255), self._port.domain.device.limits.reads)),
         )
         with self._port.lock:
             self._pair.connect(destination, port=route.port, gid_index=route.gid_index, psn=self._psn)
@@ -143,8 +145,8 @@ def domains_in(shared: dict[str, Any], copy_into: Any) -> Domains:
     return domains
 
 
-def _gid_of(said: dict[str, Any]) -> str:
+def _gid_of(offer: dict[str, Any]) -> str:
     try:
-        return ipaddress.IPv6Address(text_of(said, "gid", 64)).exploded
+        return ipaddress.IPv6Address(text_of(offer, "gid", 64)).exploded
     except ValueError as error:
         raise ProtocolError("upgrade", "the GID is no address") from error

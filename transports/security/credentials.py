@@ -1,4 +1,4 @@
-"""Certificates and tokens as they are now: read again when their files change, for connections to come."""
+"""The current certificates and tokens: files that change are read again, for later connections."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer")
 
-#: seconds between two looks at the files
+#: seconds between two checks of the files
 _LOOK = 1.0
 
 _Seen = tuple[tuple[int, int, int], ...]
 
 
 class Credentials:
-    """What `Security` names, ready for use. Thread-safe.
+    """The credentials that `Security` names, ready for use. Thread-safe.
 
-    core: the core whose contexts and channels are made. reloads, failures: how often files were read anew,
-    and could not be; then what was read before stays in use.
-    Raises SecurityError if a file cannot be used, OutOfDescriptors; the files are read at once.
+    core: the core that makes contexts and channels. reloads: how often changed files were read again.
+    failures: how often they could not be used; then the earlier credentials stay in use. Raises SecurityError
+    if a file cannot be used, OutOfDescriptors; reads the files at once.
     """
 
     def __init__(self, security: Security, core: ModuleType | Any) -> None:
@@ -46,14 +46,14 @@ class Credentials:
         self._read()
 
     def tokens(self) -> tuple[bytes, ...]:
-        """The first is ours to show; each may be the peer's. Empty: there is none."""
+        """The first is for our proofs; the peer may prove any. Empty: there is no token."""
         self._refresh()
         return self._tokens
 
     def channel(self, fd: int, *, server_name: str = "", socket_type: str = "") -> TlsChannel | None:
-        """TLS for a new connection of our own sockets; None: there is none. server_name: whose
-        certificate to expect, of a side that was connected to; "": we accepted. socket_type: the name of
-        ours, told by ALPN too, so that a port that many share knows whom it is for."""
+        """TLS for a new connection of our sockets; None: no TLS. server_name: the name to expect in the
+        peer's certificate, if this side connects; "": this side accepted. socket_type: the name of our type,
+        sent by ALPN too, so that a shared port can choose the endpoint."""
         if not self.security.tls:
             return None
         name = server_name and (self.security.server_name or server_name)
@@ -62,14 +62,14 @@ class Credentials:
         return made
 
     def check_server(self) -> None:
-        """Raises SecurityError where this side has nothing to show to those who connect."""
+        """Raises SecurityError if this side has no certificate for a server."""
         self.context(server=True, protocols=(ALPN_PROTOCOL,))
 
     def context(
         self, *, server: bool, protocols: tuple[str, ...] = (), clients: str | None = None
     ) -> TlsContext:
-        """One for these protocols. clients: of a server, instead of what the settings say: "none",
-        "optional", "required". Raises SecurityError where a server has nothing to show."""
+        """A context for these protocols. clients: of a server, overrides the settings: "none", "optional",
+        "required". Raises SecurityError where a server has no certificate."""
         self._refresh()
         if clients is None:
             clients = "required" if self.security.asks_certificates else "none"
@@ -85,7 +85,7 @@ class Credentials:
         security = self.security
         if server and not security.certificate:
             raise SecurityError(
-                "this side has no certificate to show to those who connect",
+                "this side has no certificate, which a server needs",
                 hint="name its file and its key's (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)",
             )
         for path in filter(None, (security.certificate, security.key, security.authority)):
@@ -101,7 +101,7 @@ class Credentials:
         return made
 
     def _read(self) -> None:
-        """Reads all files, so that what is wrong with them is known now."""
+        """Reads all files, so that errors in them are found at once."""
         security = self.security
         contexts: dict[tuple[bool, str, tuple[str, ...]], TlsContext] = {}
         if security.tls:
@@ -126,7 +126,7 @@ class Credentials:
             return
         try:
             self._read()
-        except OutOfDescriptors as error:  # the next look tries again
+        except OutOfDescriptors as error:  # the next check tries again
             _log.error("changed certificates or tokens are not read yet: %s", error)
             return
         except SecurityError as error:
@@ -144,7 +144,7 @@ class Credentials:
 
 
 def _seen(path: str) -> tuple[int, int, int]:
-    """What changes when a file does: also one that a link leads to, as Kubernetes mounts secrets."""
+    """Values that change with the file: also with the target of a link, as Kubernetes mounts secrets."""
     try:
         found = os.stat(path)
     except OSError:
@@ -153,7 +153,7 @@ def _seen(path: str) -> tuple[int, int, int]:
 
 
 def _check_readable(path: str) -> None:
-    """OpenSSL does not say why a file cannot be opened."""
+    """Raises SecurityError with the reason, which OpenSSL does not report."""
     try:
         with open(path, "rb") as file:
             file.read(1)

@@ -1,4 +1,4 @@
-"""What other users of the host may do with the files of certificates, keys and tokens."""
+"""What other users of the host can do to the files of certificates, keys and tokens."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import NamedTuple
 from transfer.transports.security.settings import Security
 
 _log = logging.getLogger("transfer")
-#: what was warned of
-_said: set[Exposure] = set()
+#: warnings that were logged
+_logged: set[Exposure] = set()
 
 
 class Exposure(NamedTuple):
-    """What is wrong with a file, and what to do. name: of the setting."""
+    """A file that others can access, and the remedy. name: of the setting."""
 
     name: str
     text: str
@@ -24,7 +24,7 @@ class Exposure(NamedTuple):
 
 
 def exposures(security: Security) -> Iterator[Exposure]:
-    """All of the files that are named. Who belongs to a file's group may read it: so are secrets mounted."""
+    """Checks all named files. A file's group may read it: secrets are mounted so."""
     for name, path, secret in (
         ("certificate", security.certificate, False),
         ("key", security.key, True),
@@ -36,26 +36,26 @@ def exposures(security: Security) -> Iterator[Exposure]:
 
 
 def warn_of(security: Security) -> None:
-    """Warns of each once in the life of the process."""
+    """Logs each warning once in the life of the process."""
     _warn(exposures(security))
 
 
 def warn_of_secret(name: str, path: str | os.PathLike[str]) -> None:
-    """The same of another file in which there is a secret."""
+    """The same for another file with a secret."""
     _warn(Exposure(name, text, hint) for text, hint in _of_file(os.fspath(path), secret=True))
 
 
 def _warn(all_of_them: Iterable[Exposure]) -> None:
     for found in all_of_them:
-        if found not in _said:
-            _said.add(found)
+        if found not in _logged:
+            _logged.add(found)
             _log.warning("%s\n  hint: %s", found.text, found.hint)
 
 
 def _of_file(path: str, secret: bool) -> Iterator[tuple[str, str]]:
     try:
         mode = os.stat(path).st_mode
-        # A link is followed: another one can be put in its place, and in that of what it leads to.
+        # A link is followed: it can be replaced, and so can its target.
         folders = dict.fromkeys(
             os.path.dirname(one) for one in (os.path.abspath(path), os.path.realpath(path))
         )
@@ -77,5 +77,5 @@ def _of_file(path: str, secret: bool) -> Iterator[tuple[str, str]]:
 
 
 def _is_for_all(mode: int) -> bool:
-    """Whether all may put and remove names in a folder, unlike in /tmp, where only their owners remove."""
+    """Whether every user may replace files in a folder, unlike in /tmp, where only owners remove."""
     return bool(mode & stat.S_IWOTH) and not mode & stat.S_ISVTX

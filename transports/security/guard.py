@@ -1,4 +1,4 @@
-"""What may be listened on: beyond this machine only where those who come are asked who they are."""
+"""Limits who may listen: beyond this machine only an endpoint that authenticates its clients."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from transfer.transports.security.settings import Security
 
 HINT = (
     "give it certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY, TRANSFER_TLS_CA) or a token "
-    "(TRANSFER_TOKEN_FILE); or say that strangers may come in: TRANSFER_UNAUTHENTICATED=allow"
+    "(TRANSFER_TOKEN_FILE); or accept connections without authentication: TRANSFER_UNAUTHENTICATED=allow"
 )
 
 
 def is_loopback(host: str) -> bool:
-    """Whether this machine alone can reach what listens there. host: a number, in brackets or not, or
+    """Whether only this machine can reach a listener there. host: an address, in brackets or not, or
     "localhost"."""
     if host == "localhost":
         return True
@@ -28,7 +28,7 @@ def is_loopback(host: str) -> bool:
 
 
 def on_loopback(connection: socket.socket) -> bool:
-    """Whether a connection is to or from a number of loopback."""
+    """Whether a connection is to or from a loopback address."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return False
     try:
@@ -39,42 +39,46 @@ def on_loopback(connection: socket.socket) -> bool:
 
 
 def skips_token(security: Security) -> bool:
-    """Whether a protocol that knows no token would let in those who have none, where there is one."""
+    """Whether a protocol without tokens would accept clients without one, although a token is set."""
     allowed = security.unauthenticated or security.tokenless
     return security.has_token and not security.asks_certificates and not allowed
 
 
 def is_private(endpoint: str) -> bool:
-    """Whether this user's processes alone get there: by a socket that is a file, with its mode."""
+    """Whether only this user's processes can reach it: by a socket file, with its mode."""
     return endpoint.startswith("ipc://") and not endpoint.startswith("ipc://@")
 
 
 def check_connecting(peer: str, security: Security) -> None:
-    """For clients whose protocol knows no token: where there is one, any user of the peer's host may have its
-    port, since the broker leaves it free, and only TLS shows who answers. Raises SecurityError."""
+    """For clients of a protocol without tokens. If a token is set, any user of the peer's host may take the
+    port when the broker is down, and only TLS authenticates the server. Raises SecurityError."""
     if security.has_token and not security.tls and not (security.unauthenticated or security.tokenless):
         raise SecurityError(
-            f"{peer} cannot show that it knows the token: the protocol knows no token",
-            hint="give this side certificates (TRANSFER_TLS_CA), use the broker's own protocol, or say that "
-            "whatever answers gets the messages: TRANSFER_TOKENLESS=allow",
+            f"{peer} cannot prove the token: the protocol has no tokens",
+            hint="give this side certificates (TRANSFER_TLS_CA), use the broker's own protocol, or send "
+            "the messages to any server: TRANSFER_TOKENLESS=allow",
         )
 
 
 def check_listening(
     host: str, where: str, security: Security, *, token: bool = True, shown: bool = False
 ) -> None:
-    """Raises SecurityError. where: the endpoint, for people. token: its protocol knows one. shown: it shows
-    it instead of proving it, which only TLS hides."""
+    """Raises SecurityError. where: the endpoint, for the error. token: its protocol has tokens. shown: it
+    sends the token instead of a proof, which only TLS encrypts."""
     if security.unauthenticated or is_loopback(host):
         return
-    asked = security.asks_certificates or (token and (security.tls or not shown))
-    if security.authenticates and asked:
+    authenticates = security.asks_certificates or (token and (security.tls or not shown))
+    if security.authenticates and authenticates:
         return
     if security.authenticates:
-        why = "take the token in plain text" if shown else "let strangers in: its protocol knows no token"
+        why = (
+            "take the token in plain text"
+            if shown
+            else "accept unauthenticated clients: its protocol has no tokens"
+        )
         raise SecurityError(
             f"{where} would {why}",
-            hint="ask for certificates (TRANSFER_TLS_CA, TRANSFER_TLS_CLIENTS=certificate), leave it on "
-            "127.0.0.1, or say that strangers may come in: TRANSFER_UNAUTHENTICATED=allow",
+            hint="require certificates (TRANSFER_TLS_CA, TRANSFER_TLS_CLIENTS=certificate), leave it on "
+            "127.0.0.1, or accept connections without authentication: TRANSFER_UNAUTHENTICATED=allow",
         )
-    raise SecurityError(f"{where} would let strangers in: nobody is asked who he is", hint=HINT)
+    raise SecurityError(f"{where} would accept connections without authentication", hint=HINT)

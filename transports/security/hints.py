@@ -1,34 +1,34 @@
-"""What to do about TLS that did not come about. Pure."""
+"""Hints for failed TLS. Pure."""
 
 from __future__ import annotations
 
-#: where nothing more is known
+#: if nothing more is known
 CLOSED = "has the other side certificates? its log says why it closed"
-#: what is as likely of a peer that closes without a word
+#: what is as likely if a peer closes without an answer
 _OR = ", or have no descriptors left (ulimit -n)"
-#: for who speaks no TLS to a peer that closes without a word
+#: for a side without TLS, if the peer closes without an answer
 PLAIN = f"the other side's log says why: it may want TLS (TRANSFER_TLS_CA, on both sides or on neither){_OR}"
-#: for a side that shows no certificate to a peer that closes without a word, or whose alert a reset swallowed
+#: for a side without a certificate, if the peer closes without an answer, or a reset lost its alert
 BARE = (
     "the other side's log says why: it may want a certificate, and this side shows none"
     f" (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY){_OR}"
 )
-#: what is wanted that this side has not
+#: hints that name something that this side lacks
 LACKING = frozenset({PLAIN, BARE})
 
-#: in what OpenSSL says, and we do; the first that fits
+#: text in errors of OpenSSL and of this library -> hint; the first match counts
 _HINTS = (
     ("does not speak TLS", "has the other side certificates? both sides need TLS, or neither"),
     ("certificate required", "this side has to show a certificate (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY)"),
     ("unknown ca", "the other side does not trust the authority of this side's certificate"),
-    ("certificate expired", "the other side says that this side's certificate has expired"),
+    ("certificate expired", "to the other side this side's certificate has expired"),
     (
         "certificate is refused",
-        "TRANSFER_TLS_CA names whom to trust, TRANSFER_TLS_SERVER_NAME the name to expect",
+        "TRANSFER_TLS_CA names the authorities to trust, TRANSFER_TLS_SERVER_NAME the name to expect",
     ),
 )
 
 
-def hint_of(said: str, otherwise: str = "") -> str:
-    """For an error's text."""
-    return next((hint for sign, hint in _HINTS if sign in said), otherwise)
+def hint_of(text: str, otherwise: str = "") -> str:
+    """The hint for an error's text."""
+    return next((hint for sign, hint in _HINTS if sign in text), otherwise)

@@ -1,12 +1,12 @@
-"""The part of a handshake in which both sides prove to know the token: bytes in, bytes out. Pure.
+"""The part of a handshake in which both sides prove that they know the token: bytes in, bytes out. Pure.
 
     connecting side                     accepting side
-    PROOF, behind both hellos     ->
-                                  <-    PROOF, only to a side that has proved it: come in
+    PROOF, after both hellos     ->
+                                  <-    PROOF, only to a side that has proved it: accepted
 
-The connecting side proves first: a stranger that connects gets nothing by which to guess the token offline.
-A side that is not satisfied says REFUSED instead. The body of a PROOF is the length of the token's name (one
-byte), the name, and the proof. Tokens have no names so far.
+The connecting side proves first: a client without the token gets nothing by which to guess it offline. A side
+that refuses sends REFUSED instead. The body of a PROOF is the length of the token's name (one byte), the
+name, and the proof. Tokens have no names so far.
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from transfer.transports.handshake.hello import refusal_in
 from transfer.transports.security.proof import ACCEPTING, CONNECTING, SIZE, prove, proved_token
 
 _HINT = "give both sides the same token"
-#: of a refusal, which may come where a proof is due
+#: bytes of a refusal, which may come instead of a proof
 _MAX_REFUSAL = 4096
 
 
 class Proving:
-    """Our side's part. wants: bytes that it takes next with `feed`, at most. output: to be sent.
-    done: both sides have proved it. Raises HandshakeError("token") from `feed`."""
+    """This side's part. wants: the most bytes for the next `feed`. output: bytes to send. done: both sides
+    have proved the token. `feed` raises HandshakeError("token")."""
 
     def __init__(
-        self, socket_type: SocketType, tokens: tuple[bytes, ...], said: bytes, *, connecting: bool
+        self, socket_type: SocketType, tokens: tuple[bytes, ...], conversation: bytes, *, connecting: bool
     ) -> None:
         self.wants = HEADER_SIZE
         self.done = False
         self.output = bytearray()
         self._socket_type = socket_type
         self._tokens = tokens
-        self._said = said
+        self._conversation = conversation
         self._connecting = connecting
         self._input = bytearray()
         self._in_body = False
         if connecting:
-            self._say(prove(tokens[0], CONNECTING, said))
+            self._say(prove(tokens[0], CONNECTING, conversation))
 
     def feed(self, data: bytes) -> None:
         self._input += data
@@ -56,17 +56,17 @@ class Proving:
     def _take(self, body: bytes) -> None:
         if body[0] == Control.REFUSED:
             refusal = refusal_in(body)
-            if refusal is not None:  # the proof was good
+            if refusal is not None:  # the proof was valid
                 raise refusal
             raise HandshakeError("token", "the peer refused this side's token", hint=_HINT)
         if body[0] != Control.PROOF:
             raise HandshakeError("token", "another control frame where a proof of the token was due")
         who = ACCEPTING if self._connecting else CONNECTING
-        token = proved_token(self._tokens, who, self._said, _proof_in(body))
+        token = proved_token(self._tokens, who, self._conversation, _proof_in(body))
         if token is None:
             raise HandshakeError("token", "the peer has another token", hint=_HINT)
         if not self._connecting:
-            self._say(prove(token, ACCEPTING, self._said))  # the one of several that the peer knows
+            self._say(prove(token, ACCEPTING, self._conversation))  # the one of several that the peer knows
         self.done = True
         self.wants = 0
 

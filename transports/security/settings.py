@@ -1,4 +1,4 @@
-"""What a process shows of itself and asks of its peers. Pure: files are named here and read elsewhere."""
+"""The credentials of a process, and what it requires of its peers. Pure: other modules read the files."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from transfer.transports.arguments import text, whole, wrong
 from transfer.transports.errors import ArgumentError, SecurityError
 from transfer.transports.security.strength import is_strong
 
-#: what a peer that connects has to show
+#: what a client has to authenticate with
 CLIENTS = ("certificate", "token")
-#: where data is encrypted: on TCP, or everywhere, and then on TCP alone
+#: where data is encrypted: on TCP, or everywhere, which allows TCP only
 ENCRYPT = ("tcp", "all")
-#: what makes a token that nobody guesses
+#: how to make a token that cannot be guessed
 MAKE_TOKEN = "make one by chance: openssl rand -hex 32"
 
 
 @dataclass(frozen=True, slots=True)
 class Security:
-    """All of it. With none of it nothing is encrypted and nobody is asked who he is.
+    """All settings. Without any, nothing is encrypted and clients are not authenticated.
 
-    certificate, key: PEM files of this side; who listens needs them for TLS. authority: PEM file of those
-    who sign the peers' certificates. clients: "certificate" (mutual TLS) or "token"; "": the first if there
-    is an authority. server_name: what the certificates of peers that are connected to have to name, instead
-    of their endpoint's host. token: a shared secret, or token_file: where it stands, one a line: the first
-    is shown, each is taken, so that it can be changed without a pause. unauthenticated: strangers may come
-    in beyond loopback, said in words. tokenless: what knows no token listens on this machine, and
-    connects, although there is one. encrypt: "all": what goes by rdma or ucx is not encrypted, so
-    they are not used. connections, unfinished: at once, of one bound endpoint; the latter of peers that did
-    not show yet who they are.
+    certificate, key: PEM files of this side; a listener needs them for TLS. authority: PEM file of the
+    authorities that sign the peers' certificates. clients: "certificate" (mutual TLS) or "token"; "": the
+    first if there is an authority. server_name: the name in the certificates of servers, instead of their
+    endpoint's host. token: a shared secret, or token_file: a file with one a line: the first is for our
+    proofs, and peers may prove any, so that it can be changed without a pause. unauthenticated: accept
+    connections without authentication beyond loopback. tokenless: protocols without tokens may listen on this
+    machine, and connect, although a token is set. encrypt: "all": disables rdma and ucx, which do not
+    encrypt. connections, unfinished: limits of one bound endpoint; the latter of peers that have not
+    authenticated yet.
     """
 
     certificate: str = ""
@@ -58,14 +58,14 @@ class Security:
             raise SecurityError(f"encrypt cannot be {self.encrypt!r}", hint="one of " + ", ".join(ENCRYPT))
         if self.clients == "certificate" and not self.authority:
             raise SecurityError(
-                "clients are to show certificates, and no authority is named that signs them",
+                "clients need certificates, and no authority is set that signs them",
                 hint="name its file (TRANSFER_TLS_CA)",
             )
         if self.clients == "token" and not self.has_token:
-            raise SecurityError("clients are to show a token, and there is none", hint="TRANSFER_TOKEN_FILE")
+            raise SecurityError("clients need a token, and none is set", hint="TRANSFER_TOKEN_FILE")
         if self.encrypt == "all" and not self.tls:
             raise SecurityError(
-                "all is to be encrypted, and there is no TLS", hint="TRANSFER_TLS_CA and more"
+                "everything has to be encrypted, and there is no TLS", hint="TRANSFER_TLS_CA and more"
             )
         if self.token and self.token_file:
             raise SecurityError("a token and a file of tokens", hint="give one of them")
@@ -73,7 +73,7 @@ class Security:
             check_token(self.token, "the token")
 
     def _check_kinds(self) -> None:
-        """Raises ArgumentError, and makes text of a Path. The token is in no error."""
+        """Raises ArgumentError, and converts a Path to text. No error contains the token."""
         for name in ("certificate", "key", "authority", "token_file"):
             try:
                 object.__setattr__(self, name, text(os.fspath(getattr(self, name)), name))
@@ -91,7 +91,7 @@ class Security:
 
     @property
     def tls(self) -> bool:
-        """Every TCP connection is TLS, whichever side began it."""
+        """Every TCP connection is TLS, whichever side connected."""
         return bool(self.certificate or self.authority)
 
     @property
@@ -100,12 +100,12 @@ class Security:
 
     @property
     def asks_certificates(self) -> bool:
-        """Who connects has to show one."""
+        """Clients need a certificate."""
         return bool(self.authority) and self.clients != "token"
 
     @property
     def authenticates(self) -> bool:
-        """Nobody comes in who does not show who he is."""
+        """Only authenticated clients are accepted."""
         return self.has_token or (self.tls and self.asks_certificates)
 
     @property
@@ -114,17 +114,17 @@ class Security:
 
 
 def check_token(token: str, what: str) -> None:
-    """Raises SecurityError; the token itself is in no error."""
+    """Raises SecurityError, which does not contain the token."""
     why = "has letters that cannot be printed" if not token.isprintable() else "can be guessed"
     if not token.isprintable() or not is_strong(token):
         raise SecurityError(f"{what} {why}", hint=MAKE_TOKEN)
 
 
 def tokens_of(text: str, what: str) -> tuple[str, ...]:
-    """Those of a file's text, one a line. Raises SecurityError."""
+    """The tokens in a file's text, one a line. Raises SecurityError."""
     found = tuple(line.strip() for line in text.splitlines() if line.strip())
     if not found:
-        raise SecurityError(f"{what} has no token in it", hint="one a line; the first is shown to peers")
+        raise SecurityError(f"{what} has no token in it", hint="one a line; this side proves the first")
     for token in found:
         check_token(token, f"a token in {what}")
     return found

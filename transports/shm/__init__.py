@@ -1,1 +1,1 @@
-"""Same host: small frames on an abstract Unix socket, large payloads in shared memory."""
+"""Transport on one host: small frames on an abstract Unix socket, large payloads in shared memory."""

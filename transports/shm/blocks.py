@@ -1,6 +1,6 @@
-"""Memory that can be shared from birth: what `context.empty` gives out lies in blocks of this pool.
+"""Memory that is shareable from its allocation: `context.empty` returns arrays in blocks of this pool.
 
-A payload inside a block travels to a peer on this host as the block's descriptor, whatever its size.
+A payload inside a block reaches a peer on this host as the block's descriptor, whatever its size.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from transfer.transports.shm.memory import MemfdOwner, make_memfd
 from transfer.transports.shm.segments import PAGE
 
 NAME = "local.blocks"  # in Surroundings.shared
-#: bytes of blocks that are kept for reuse; what else nobody uses is given back to the system
+#: bytes of unused blocks that are kept for reuse; further unused blocks return to the system
 KEPT = 256 << 20
 
 
 class Loan(NamedTuple):
-    """So many bytes of a block that a peer sees. private: as a copy on write."""
+    """The bytes of a block that a peer sees. private: as a copy on write."""
 
     block: Block
     offset: int
@@ -46,10 +46,10 @@ class Block(MemfdOwner):
             hint = "does a memory limit apply?"
             raise InternalError(f"{size} bytes of shared memory cannot be mapped", hint=hint) from error
         self.address: int = core.address_of(self.memory)
-        #: somebody has an array in it
+        #: an array lies in it
         self.owned = True
         self.loans: list[Loan] = []
-        #: called when it is given up: those who announced it to a peer
+        #: called when the block is given up: by connections that announced it to a peer
         self.watchers: dict[object, Callable[[int], None]] = {}
 
     @property
@@ -57,7 +57,7 @@ class Block(MemfdOwner):
         return not self.owned and not self.loans
 
     def may_lend(self, wanted: Loan) -> bool:
-        """What one peer may write to is shown to nobody else at the same time."""
+        """Memory that one peer may write to is shown to no other peer at the same time."""
         return all(
             (loan.private and wanted.private)
             or loan.offset + loan.nbytes <= wanted.offset
@@ -66,26 +66,26 @@ class Block(MemfdOwner):
         )
 
     def close(self) -> None:
-        """Arrays that are out keep their memory. Idempotent."""
+        """Existing arrays keep their memory. Idempotent."""
         self.close_fd()
-        for tell in list(self.watchers.values()):
-            tell(self.number)
+        for on_given_up in list(self.watchers.values()):
+            on_given_up(self.number)
 
 
 class Blocks:
     """The shareable memory of one context. Thread-safe.
 
-    A block is reused when its array is dead and no peer refers to it any more.
+    A block is reused when its array is deleted and no peer refers to it any more.
     """
 
     def __init__(self, core: Any) -> None:
         self._core = core
-        # Reentrant, and `_changing` beside it: the collector may end an array inside any statement
-        # of ours, and then nothing may move under that statement.
+        # Reentrant, and so is the work under `_changing`: the collector may end an array inside any statement
+        # of this class, which must not lose what that statement works on.
         self._lock = threading.RLock()
         self._changing = False
         self._numbers = itertools.count(1)
-        #: in the order of their addresses; replaced and never changed, so that readers need no lock
+        #: sorted by address; replaced and never changed, so that readers need no lock
         self._blocks: tuple[Block, ...] = ()
         self._closed = False
         self._pid = os.getpid()
@@ -96,7 +96,7 @@ class Blocks:
         return sum(block.size for block in self._blocks)
 
     def allocate(self, nbytes: int) -> Any:
-        """A region of so many zeroed or used bytes, page aligned. Raises InternalError, OSError."""
+        """A region of `nbytes` zeroed or used bytes, page aligned. Raises InternalError, OSError."""
         size = max(1, -(-nbytes // PAGE)) * PAGE
         block = self._reused(size)
         if block is None:
@@ -113,7 +113,7 @@ class Blocks:
         return None
 
     def find(self, address: int, nbytes: int) -> tuple[Block, int] | None:
-        """(the block that holds these bytes whole, where in it), or None."""
+        """(the block that holds all of these bytes, their offset in it), or None."""
         blocks = self._blocks
         index = bisect.bisect(blocks, address, key=_address) - 1
         if index < 0:
@@ -128,8 +128,8 @@ class Blocks:
         return self.find(self._core.address_of(data), memoryview(data).nbytes) is not None
 
     def lend(self, data: Any, nbytes: int, *, private: bool) -> Loan | None:
-        """Shows the bytes of a buffer to a peer, until `give_back`. None: they are in no block, or
-        another peer has them, who may write to them."""
+        """Shows the bytes of a buffer to a peer, until `give_back`. None: they are in no block, or another
+        peer sees them and may write to them."""
         found = self.find(self._core.address_of(data), nbytes)
         if found is None:
             return None
@@ -141,7 +141,7 @@ class Blocks:
         return loan
 
     def give_back(self, loan: Loan) -> None:
-        """The peer sees it no more."""
+        """The peer does not see it any more."""
         with self._lock:
             loan.block.loans.remove(loan)
         self._tidy()
@@ -150,7 +150,7 @@ class Blocks:
         return bool(self._blocks)
 
     def close(self) -> None:
-        """Arrays that are out keep their memory. Idempotent."""
+        """Existing arrays keep their memory. Idempotent."""
         with self._lock:
             self._closed = True
             blocks, self._blocks = self._blocks, ()
@@ -158,13 +158,13 @@ class Blocks:
             block.close()
 
     def _disown(self, block: Block) -> None:
-        """An array died, in whatever thread, inside whatever statement."""
+        """An array was deleted, in any thread, inside any statement."""
         if self._pid == os.getpid():
             block.owned = False
             self._tidy()
 
     def _tidy(self) -> None:
-        """Gives back what is unused beyond KEPT, unless somebody is at it, who looks again."""
+        """Frees unused blocks beyond KEPT. If another thread does so at this moment, it checks again."""
         if self._lock.acquire(blocking=False):
             try:
                 if not self._changing:

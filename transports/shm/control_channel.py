@@ -1,9 +1,9 @@
-"""The small socket beside a connection: passes descriptors, and tells what is given back.
+"""The control socket of a connection: passes descriptors, and reports which memory is free again.
 
     <B kind, 3 unused, I number, Q size or share, Q slot size>, one message each (SOCK_SEQPACKET)
 
-What is said here comes out of finalizers, too, which run inside any statement of any thread: nothing
-on that way waits or takes a lock that somebody could hold.
+Finalizers send here too, and they run inside any statement of any thread: sending neither waits nor takes a
+lock that another thread could hold.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from transfer.transports.shm.fd_passing import Passed
 
 _LAYOUT = struct.Struct("<BxxxIQQ")
 
-#: a segment of slots, with its descriptor; and that it was given up
+#: a segment of slots, with its descriptor; and the report that it was given up
 SEGMENT, DROP = 1, 2
-#: a block of tensors, with its descriptor; that a payload in it is given back; that it was given up
+#: a block of tensors, with its descriptor; reports that a payload in it is free, that it was given up
 BLOCK, RELEASED, FORGET = 3, 4, 5
 _WITH_DESCRIPTOR = (SEGMENT, BLOCK)
 
 _call: Callable[[Callable[[], object]], object] = operator.call
 
-#: seconds until a full socket is tried again
+#: seconds until the next attempt on a full socket
 AGAIN = 0.005
 
 
-class Said(NamedTuple):
-    """One message of the peer's. fd: for the receiver to copy, closed after it was looked at."""
+class ControlMessage(NamedTuple):
+    """One message of the peer. fd: closed after the receiver has handled it, who copies it if needed."""
 
     kind: int
     number: int
@@ -50,7 +50,7 @@ class Said(NamedTuple):
 
 
 class SpareDescriptor:
-    """One that is given up when another comes and there is no room for it. Thread-safe."""
+    """A descriptor in reserve, closed when a message brings one and there is no room. Thread-safe."""
 
     def __init__(self) -> None:
         self._held: list[int] = []  # its `pop` is one step for all threads
@@ -58,7 +58,7 @@ class SpareDescriptor:
         self.refill()
 
     def give(self) -> bool:
-        """There is room for one, unless another thread takes it first. False: it was given before."""
+        """Makes room for one, unless another thread takes it first. False: the reserve is used up."""
         try:
             os.close(self._held.pop())
         except IndexError:
@@ -78,17 +78,17 @@ class SpareDescriptor:
 
 
 class _Owned(socket.socket):
-    """Closes when nobody uses it any more, so that no thread reads a number that is another's now."""
+    """Closes with its last reference, so that no thread reads a number that the system has reused."""
 
     def __del__(self) -> None:
         self.close()
 
 
 class ControlChannel:
-    """Our end. Thread-safe; `read` by one thread at a time.
+    """This side's end. Thread-safe; `read` by one thread at a time.
 
-    stuck: called when the peer reads too slowly for what is said, out of any statement of any
-    thread: it has to see that `go_on` is called a little later. spare: makes room for what comes.
+    stuck: called when the peer reads too slowly, in any statement of any thread: it has to arrange that
+    `go_on` is called a little later. spare: makes room for incoming descriptors.
     """
 
     def __init__(self, connection: socket.socket, stuck: Callable[[], None], spare: SpareDescriptor) -> None:
@@ -98,24 +98,26 @@ class ControlChannel:
         self._stuck = stuck
         self._spare = spare
         self._waiting: deque[bytes] = deque()
-        self._saying = threading.Lock()
+        self._sending = threading.Lock()
 
     @property
     def waiting(self) -> bool:
-        """Something was not said yet."""
+        """Some messages are not sent yet."""
         return bool(self._waiting)
 
-    def say(self, kind: int, number: int, size: int = 0) -> None:
-        """Never waits: what finds no room is said later, in order."""
+    def send(self, kind: int, number: int, size: int = 0) -> None:
+        """Never waits: a message without room is sent later, in order."""
         self._waiting.append(_LAYOUT.pack(kind, number, size, 0))
         self.go_on()
 
     def go_on(self) -> None:
-        """Says what waits. Whoever is at it already looks again afterwards."""
+        """Sends the waiting messages. If another thread does so at this moment, it checks again
+        afterwards."""
         waiting = self._waiting
         while waiting:
-            # `map`: a signal's handler runs behind a call, where the lock would stay and words be said twice.
-            [mine] = map(self._saying.acquire, (False,))
+            # `map`: a signal handler runs after a call; the lock would stay taken, and messages be sent
+            # twice.
+            [mine] = map(self._sending.acquire, (False,))
             if not mine:
                 return
             try:
@@ -130,12 +132,12 @@ class ControlChannel:
                 self._stuck()
                 return
             except OSError:
-                waiting.clear()  # nobody is left to hear it
+                waiting.clear()  # the peer is gone
             finally:
-                self._saying.release()
+                self._sending.release()
 
     def announce(self, kind: int, number: int, size: int, slot: int, fd: int) -> bool:
-        """Passes a descriptor. False: the peer has not read what was said before, or is gone."""
+        """Passes a descriptor. False: the peer has not read earlier messages, or is gone."""
         connection = self._socket
         if connection is None:
             return False
@@ -145,8 +147,9 @@ class ControlChannel:
             return False
         return True
 
-    def read(self) -> Iterator[Said | None]:
-        """All that has come; None at the end, if the peer is gone. Raises ProtocolError, OutOfDescriptors."""
+    def read(self) -> Iterator[ControlMessage | None]:
+        """Yields all messages; None at the end, if the peer is gone. Raises ProtocolError,
+        OutOfDescriptors."""
         while (received := self._receive()) is not None:
             data, descriptors, lost = received
             try:
@@ -157,19 +160,19 @@ class ControlChannel:
                     raise OutOfDescriptors(
                         "shared memory of a peer has no descriptor here", hint=descriptor_hint()
                     )
-                yield _understood(data, descriptors)
+                yield _decoded(data, descriptors)
             finally:
                 for descriptor in descriptors:
                     os.close(descriptor)
                 self._spare.refill()
 
     def _receive(self) -> Passed | None:
-        # A function of its own: an error that `read` raises must not keep the socket alive.
+        # A separate function: an error that `read` raises must not keep the socket alive.
         connection = self._socket
         if connection is None:
             return None
         try:
-            # The kernel drops a descriptor that has no room here, so it is looked whether it has.
+            # The kernel drops a descriptor that has no room here, so this checks for room first.
             seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
             if seen.lost and self._spare.give():
                 seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
@@ -186,18 +189,18 @@ class ControlChannel:
         self._waiting.clear()
 
 
-def _understood(data: bytes, descriptors: list[int]) -> Said:
+def _decoded(data: bytes, descriptors: list[int]) -> ControlMessage:
     if len(data) != _LAYOUT.size:
-        raise ProtocolError("beside", f"{len(data)} bytes where an announcement was due")
+        raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
     kind, number, size, slot = _LAYOUT.unpack(data)
     if not SEGMENT <= kind <= FORGET or len(descriptors) != (kind in _WITH_DESCRIPTOR):
-        raise ProtocolError("beside", f"announcement {kind} with {len(descriptors)} descriptors")
-    return Said(kind, number, size, slot, descriptors[0] if descriptors else -1)
+        raise ProtocolError("control_channel", f"announcement {kind} with {len(descriptors)} descriptors")
+    return ControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1)
 
 
 class Bell:
-    """Calls back in the reactor's thread; it may be rung out of any statement of any thread, where
-    the reactor's own lock may be held already."""
+    """Calls back in the reactor's thread. It may be rung in any statement of any thread, also where that
+    holds the reactor's lock."""
 
     def __init__(self, reactor: Reactor, answer: Callable[[], None]) -> None:
         self._event: _Event | None = _Event()
@@ -224,7 +227,7 @@ class Bell:
 
 
 class _Event:
-    """An eventfd that closes when nobody uses it any more."""
+    """An eventfd that closes with its last reference."""
 
     def __init__(self) -> None:
         self.fd = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -236,7 +239,7 @@ class _Event:
         try:
             os.eventfd_read(self.fd)
         except BlockingIOError:
-            return  # somebody did already
+            return  # another thread did already
 
     def __del__(self) -> None:
         os.close(self.fd)

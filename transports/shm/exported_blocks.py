@@ -1,4 +1,4 @@
-"""What one connection's peer sees of our blocks, and who hears when that is over."""
+"""Which of our blocks a connection's peer sees, and the callbacks when it has released them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 from transfer.transports.core.copies import copy_of
 from transfer.transports.errors import Broken
-from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import Block, Blocks, Loan
 from transfer.transports.shm.control_channel import ControlChannel
 from transfer.transports.shm.mappings import MOST_BLOCKS
@@ -16,8 +16,8 @@ _SHARE_BITS = 24
 
 
 class Parts:
-    """Tells once when the last part of a message is nobody's any more: its shares, and what the
-    connection itself took. Each part calls `ended`; the first error counts."""
+    """Calls back once when the last part of a message is free: its shares, and the part that the connection
+    itself took. Each part calls `ended`; the first error counts."""
 
     def __init__(self, released: Callable[[BaseException | None], None] | None) -> None:
         self._released = released
@@ -43,7 +43,7 @@ class Parts:
 
 
 class Share(NamedTuple):
-    """A payload that the peer sees where it lies. data: keeps the array alive meanwhile."""
+    """A payload that the peer sees in place. data: keeps the array alive."""
 
     blocks: Blocks
     loan: Loan
@@ -52,11 +52,12 @@ class Share(NamedTuple):
 
 
 class ExportedBlocks:
-    """The shares of one connection. Under its owner's lock, but for `end` and what a block tells."""
+    """The shares of one connection. Used under its owner's lock, except for `end` and the callbacks of
+    blocks."""
 
-    def __init__(self, beside: ControlChannel) -> None:
-        self._beside = beside
-        #: blocks whose descriptor the peer has, the one used longest ago first
+    def __init__(self, control: ControlChannel) -> None:
+        self._control = control
+        #: blocks whose descriptor the peer has, the least recently used first
         self._announced: dict[int, Block] = {}
         self._shares: dict[int, Share] = {}
         self._number = 0
@@ -68,7 +69,7 @@ class ExportedBlocks:
         return list(self._shares)
 
     def add(self, blocks: Blocks, loan: Loan, parts: Parts, data: Any) -> int | None:
-        """The number of a new share, or None: the peer cannot be told of the block now."""
+        """The number of a new share, or None: the block cannot be announced to the peer now."""
         if not self._announce(loan.block):
             return None
         number = self._number
@@ -81,14 +82,14 @@ class ExportedBlocks:
         return number
 
     def end(self, number: int, error: BaseException | None) -> None:
-        """The peer sees it no more: whose memory it was is told. It may have ended before."""
+        """The peer does not see it any more: its owner is informed. It may have ended before."""
         share = self._remove(number)
         if share is not None:
             share.parts.ended(error)
 
     def take_back(self, number: int) -> Any:
-        """The peer never saw it: a copy, made before its owner is told that he may change it. None if
-        the share has ended before."""
+        """The peer never saw it: returns a copy, made before its owner is informed that he may change it.
+        None if the share has ended before."""
         share = self._remove(number)
         if share is None:
             return None
@@ -104,7 +105,7 @@ class ExportedBlocks:
         self._announced.clear()
 
     def cancel(self, number: int) -> None:
-        """As if it had never been: nobody is told."""
+        """Removes the share without any callback."""
         self._remove(number)
 
     def _remove(self, number: int) -> Share | None:
@@ -118,7 +119,7 @@ class ExportedBlocks:
             return True
         if len(self._announced) >= MOST_BLOCKS and not self._forget_idle():
             return False
-        if not self._beside.announce(beside.BLOCK, block.number, block.size, 0, block.fd):
+        if not self._control.announce(control_channel.BLOCK, block.number, block.size, 0, block.fd):
             return False
         self._announced[block.number] = block
         block.watchers[self] = self._forget
@@ -135,6 +136,6 @@ class ExportedBlocks:
         return False
 
     def _forget(self, number: int) -> None:
-        """The block is given up. Out of any statement of any thread: see beside.py."""
+        """The block is given up. Called in any statement of any thread: see control_channel.py."""
         if self._announced.pop(number, None) is not None:
-            self._beside.say(beside.FORGET, number)
+            self._control.send(control_channel.FORGET, number)

@@ -1,4 +1,4 @@
-"""The receiver's side of shared memory: what a peer announced, checked before it is touched."""
+"""The receiver's side of shared memory: the peer's announcements, checked before use."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from transfer.transports.descriptors import descriptor_error
 from transfer.transports.errors import ProtocolError
 from transfer.transports.shm.segments import MOST_SLOTS, PAGE
 
-#: segments that one peer may have announced at a time; a sender that is well needs a few dozen
+#: segments that one peer may have announced at a time; a correct sender needs a few dozen
 MOST_SEGMENTS = 1024
-#: blocks likewise. Each costs a descriptor, so the sender takes back the oldest ones before it
+#: the same for blocks. Each costs a descriptor, so the sender gives up the oldest ones before
 MOST_BLOCKS = 64
 
 
 def check_descriptor(fd: int, size: int) -> None:
-    """Refuses what could shrink under a view, or is no shared memory at all. Raises ProtocolError."""
+    """Refuses memory that could shrink under a view, or is no shared memory. Raises ProtocolError."""
     try:
         seals = fcntl.fcntl(fd, fcntl.F_GET_SEALS)
     except OSError as error:
@@ -54,11 +54,11 @@ class MappedSegment:
         self._slots = core.Slots(_mapped(core, fd, size), PAGE, slot, count)
 
     def fetch(self, offset: int, length: int) -> Any:
-        """The payload as a region, whose end gives the slot back. Raises ProtocolError."""
+        """The payload as a region, whose end frees the slot. Raises ProtocolError."""
         index, rest = divmod(offset - PAGE, self.slot)
         if rest or not 0 <= index < self._slots.count or not 0 < length <= self.slot:
             raise ProtocolError("reference", f"{length} bytes at {offset} are no slot of this segment")
-        # `map`: a signal's handler that raised behind the call would let go of it, and free the slot.
+        # `map`: a signal handler that raised after the call would drop the region, and free the slot.
         [region] = map(self._slots.lend, (index,), (length,))
         if region is None:
             raise ProtocolError("reference", "a slot whose payload is still in use here")
@@ -66,7 +66,7 @@ class MappedSegment:
 
 
 class MappedBlock:
-    """A block of a sender's pool (see blocks.py). The descriptor stays, for private mappings; where there
+    """A block of a sender's pool (see blocks.py). The descriptor stays open, for private mappings; if there
     is no room for it, private views are copies."""
 
     def __init__(self, core: Any, fd: int, size: int) -> None:
@@ -83,7 +83,7 @@ class MappedBlock:
             self._memory = memoryview(_mapped(core, fd, size))
 
     def view(self, offset: int, length: int, private: bool) -> memoryview:
-        """So many of the block's bytes: the sender's own, or a copy on write. Raises ProtocolError."""
+        """`length` bytes of the block: the sender's own memory, or a copy on write. Raises ProtocolError."""
         if not 0 < length <= self.size - offset:
             raise ProtocolError("reference", f"{length} bytes at {offset} of a block of {self.size}")
         if private and self._fd < 0 and self._memory is not None:
@@ -96,7 +96,7 @@ class MappedBlock:
         return self._memory[offset : offset + length]
 
     def close(self) -> None:
-        """Views that are out stay good. Idempotent."""
+        """Existing views stay valid. Idempotent."""
         fd, self._fd = self._fd, -1
         self._memory = None
         if fd >= 0:

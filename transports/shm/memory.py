@@ -1,4 +1,4 @@
-"""Shared memory that cannot shrink under whoever maps it."""
+"""Shared memory that cannot shrink while it is mapped."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from transfer.transports.errors import InternalError
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-#: left to everybody else, who may take some at the same moment: bytes, and a part of what is there
+#: left for other programs, which may allocate at the same moment: bytes, and a part of the available memory
 _RESERVE = 64 << 20
 _RESERVE_PART = 16
 
@@ -20,19 +20,19 @@ _CGROUPS = Path("/sys/fs/cgroup")
 
 
 def make_memfd(nbytes: int) -> int:
-    """A descriptor of so much shared memory, sealed against any change of its size.
+    """A descriptor of `nbytes` of shared memory, sealed against any change of its size.
 
-    The memory is there when this returns: a machine without any left says so here, and not by a
+    The memory is allocated when this returns: a machine without memory raises an error here, and sends no
     signal at the first write. Raises InternalError, OSError.
     """
-    # The kernel takes page by page until it has to kill somebody: nobody but us says no in time.
+    # The kernel allocates page by page until it has to kill a process; so the check is done here.
     available = available_memory()
     left = available - max(_RESERVE, available // _RESERVE_PART)
     if nbytes > left:
         raise InternalError(
             f"no {nbytes} bytes of shared memory: {max(0, left)} are left", hint="does a memory limit apply?"
         )
-    # `map`: a signal's handler runs behind a call, where nobody would close it.
+    # `map`: a signal handler runs after a call, where no owner would close the descriptor yet.
     [fd] = map(os.memfd_create, ("transfer",), (os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING,))
     try:
         os.ftruncate(fd, nbytes)
@@ -48,12 +48,12 @@ def make_memfd(nbytes: int) -> int:
 
 
 class MemfdOwner:
-    """Closes its memfd at the latest when it dies: a signal's handler may raise wherever it is made."""
+    """Closes its memfd when it is deleted at the latest: a signal handler may raise wherever it is made."""
 
     fd = -1
 
     def close_fd(self) -> None:
-        """What is mapped stays. Idempotent."""
+        """Mappings stay. Idempotent."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -62,8 +62,8 @@ class MemfdOwner:
 
 
 def available_memory() -> int:
-    """Bytes that may be taken without hurting anybody: of the machine, and of the control groups that
-    this process is in. Where the system does not tell, a terabyte."""
+    """Bytes that can be allocated without harm to other programs: of the machine, and of the control groups
+    of this process. A terabyte where the system does not report it."""
     left = 1 << 40
     try:
         for line in _MEMINFO.read_text().splitlines():
@@ -81,7 +81,7 @@ def available_memory() -> int:
 
 
 def _left_in(group: Path, unlimited: int) -> int:
-    """What a control group (version 2) still allows; its page cache counts as free."""
+    """The bytes that a control group (version 2) still allows; its page cache counts as free."""
     try:
         limit = (group / "memory.max").read_text().strip()
         if limit == "max":

@@ -1,4 +1,4 @@
-"""Whether this machine has what the same-host way needs."""
+"""Whether this machine supports the shared memory transport."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from transfer.transports.probe import Probe
 
 
 def probe() -> Probe:
-    """Looks for memfd, sealing, abstract Unix sockets, and the switch TRANSFER_LOCAL."""
+    """Checks for memfd, sealing, abstract Unix sockets, and the switch TRANSFER_LOCAL."""
     if not local_enabled():
         return Probe(False, "switched off by TRANSFER_LOCAL=off", "switched_off", "unset TRANSFER_LOCAL")
     if not hasattr(os, "memfd_create") or not hasattr(socket, "SO_PEERCRED"):
         return Probe(False, "this system has no memfd or no Unix sockets with credentials", "system")
     if not host_id():
-        return Probe(False, "/proc does not tell the boot id or the network namespace", "no_host_id")
+        return Probe(False, "/proc does not have the boot id or the network namespace", "no_host_id")
     return Probe(True)

@@ -1,9 +1,9 @@
-"""The sender's shared memory: segments of equal slots, reused when the receiver is done with them.
+"""The sender's shared memory: segments of equal slots, reused when the receiver has released them.
 
     segment    state page (one byte for each slot) | slot 0 | slot 1 | ...
 
-The sender sets a slot's byte when it fills it, the receiver clears it when the last view of the
-payload dies: no message, no system call. A peer that clears one too early harms itself only.
+The sender sets a slot's byte when it fills it; the receiver clears it when the last view of the payload is
+deleted: no message, no system call. A peer that clears one too early harms only itself.
 """
 
 from __future__ import annotations
@@ -19,25 +19,25 @@ from transfer.transports.errors import InternalError
 from transfer.transports.shm.memory import MemfdOwner, make_memfd
 
 PAGE = mmap.PAGESIZE
-#: a segment of small slots has about so many bytes
+#: the approximate size of a segment of small slots
 SEGMENT = 4 << 20
 MOST_SLOTS = 64
-#: a payload of any size up to the arena's limit has room for so many of its kind
+#: slots that can be made for a payload of any size up to the arena's limit
 FEWEST = 2
-#: bytes of the segments of all connections of a context together
+#: bytes of the segments of all connections of one context
 CONTEXT = 2 << 30
-#: seconds until a context that is full looks again for what its other connections can spare
+#: seconds until a full context checks again which memory its other connections can spare
 _LOOK_AGAIN = 0.1
 
 
 def slot_size(nbytes: int) -> int:
-    """The size of a slot for so many bytes: whole pages, at most a quarter more than asked for."""
+    """The slot size for `nbytes`: whole pages, at most a quarter more than requested."""
     step = max(PAGE, 1 << max(0, (nbytes - 1).bit_length() - 3))
     return -(-nbytes // step) * step
 
 
 def slots_of(size: int) -> int:
-    """How many slots of this size one segment has."""
+    """The number of slots of this size in one segment."""
     return max(1, min(MOST_SLOTS, SEGMENT // size))
 
 
@@ -55,18 +55,18 @@ class Segment(MemfdOwner):
         self.slots = core.Slots(core.Mapping(self.fd, self.size), PAGE, slot, slots_of(slot))
 
     def offset(self, index: int) -> int:
-        """Where in the segment a slot begins."""
+        """The offset of a slot in the segment."""
         return PAGE + index * self.slot
 
 
 class Budget:
-    """What the segments of all connections of a context may take together. Thread-safe."""
+    """The limit for the segments of all connections of a context. Thread-safe."""
 
     def __init__(self, limit: int = CONTEXT) -> None:
         self.limit = limit
         self.total = 0
         self._arenas: weakref.WeakSet[Arena] = weakref.WeakSet()
-        # Held for sums only, and reentrant as the lock of an arena is.
+        # Held for sums only, and reentrant as the lock of an arena.
         self._lock = threading.RLock()
         self._again = 0.0
 
@@ -75,7 +75,7 @@ class Budget:
             self._arenas.add(arena)
 
     def take(self, nbytes: int, arena: Arena) -> bool:
-        """Counts so many bytes for this arena, if need be in place of what others do not use."""
+        """Counts these bytes for this arena; if needed, others give up memory that they do not use."""
         if self._fits(nbytes):
             return True
         now = time.monotonic()
@@ -104,9 +104,9 @@ class Budget:
 class Arena:
     """The segments of one connection. Thread-safe.
 
-    limit: bytes of all segments together, and of the largest payload; of any size up to it FEWEST
-    slots may be made, so that one is filled while another is read. budget: what is shared with
-    others. spared: called when segments were given up of which the peer is to be told.
+    limit: bytes of all segments, and of the largest payload; FEWEST slots may be made of any size up to it,
+    so that one is filled while another is read. budget: shared with other arenas. spared: called when
+    segments were given up, which the peer has to learn.
     """
 
     def __init__(
@@ -123,20 +123,20 @@ class Arena:
         self._budget.add(self)
         self._spared = spared
         self._used = self._closed = False
-        # Reentrant: the collector may end something that closes the arena inside any statement.
+        # Reentrant: the collector may end an object that closes the arena inside any statement.
         self._lock = threading.RLock()
         self._numbers = 0
         #: slot size -> segments, oldest first
         self._sizes: dict[int, list[Segment]] = {}
         self._segments: dict[int, Segment] = {}
-        #: numbers of segments that were given up and announced before; the peer is to be told
+        #: numbers of announced segments that were given up; to be reported to the peer
         self.dropped: list[int] = []
 
     def take(self, nbytes: int) -> tuple[Segment, int] | str:
-        """(a segment, the index of a slot in it that is ours now), or why there is none: "full",
+        """(a segment, the index of a slot in it, which is taken), or why there is none: "full",
         "crowded", "too_large", "no_memory", "closed".
 
-        The first free slot is taken and not the one used longest ago: it is the likeliest to be
+        It takes the first free slot and not the least recently used one: the first is likelier to be
         in the processor's cache.
         """
         if nbytes > self.limit:
@@ -168,7 +168,7 @@ class Arena:
             segment = Segment(self._core, self._numbers, size)
         except (InternalError, OSError):
             self._budget.give_back(planned)
-            return "no_memory"  # the connection takes the payload, as it would without shared memory
+            return "no_memory"  # the connection carries the payload, as without shared memory
         except BaseException:
             self._budget.give_back(planned)
             raise
@@ -183,7 +183,7 @@ class Arena:
         return segment, index
 
     def spare(self, wanted: int) -> None:
-        """Gives up so many bytes that are free now, for another connection, unless it is at work."""
+        """Gives up `wanted` bytes that are free, for another connection, unless the arena is busy."""
         if self._lock.acquire(blocking=False):
             try:
                 self._trim(wanted)
@@ -193,13 +193,13 @@ class Arena:
                 self._spared()
 
     def rest(self) -> None:
-        """Gives up what is free, if nothing was taken since the last call."""
+        """Gives up free segments, if no slot was taken since the last call."""
         used, self._used = self._used, False
         if not used:
             self.spare(self.total)
 
     def _trim(self, wanted: int, keep: int = 0) -> None:
-        """Gives up segments of other sizes that are wholly free."""
+        """Gives up segments of other sizes that are entirely free."""
         for size in [size for size in self._sizes if size != keep]:
             for segment in [segment for segment in self._sizes[size] if segment.slots.idle]:
                 if wanted <= 0:
@@ -217,13 +217,13 @@ class Arena:
         self._budget.give_back(nbytes)
 
     def find(self, number: int, offset: int) -> tuple[Any, int] | None:
-        """(slots, index) of a reference of ours. None: the segment is gone, since a peer said of a
-        slot that it was done with it before it was even sent."""
+        """(slots, index) of a reference of this arena. None: the segment is gone, since the peer released
+        a slot before it was even sent."""
         segment = self._segments.get(number)
         return None if segment is None else (segment.slots, (offset - PAGE) // segment.slot)
 
     def close(self) -> None:
-        """Forgets all; what is mapped lives as long as views of it."""
+        """Drops all segments; mapped memory lives as long as its views."""
         with self._lock:
             self._closed = True
             for segment in self._segments.values():

@@ -1,8 +1,8 @@
-"""Carries large payloads between two processes of one host. See core_contract.Carrier.
+"""Carries large payloads between two processes of one host. See core/contract.pyi, Carrier.
 
-Ordinary memory is copied once, into a slot of a segment that the receiver maps (segments.py).
-Memory of the context's blocks (blocks.py) is not copied at all. A small socket beside the connection
-passes descriptors, and tells when a shared block is the sender's again (beside.py).
+Ordinary memory is copied once, into a slot of a segment that the receiver maps (segments.py). Memory of the
+context's blocks (blocks.py) is not copied. A control socket passes descriptors, and reports when a shared
+block is free again (control_channel.py).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE, REFERENCE_SIZE
 from transfer.transports.errors import Broken, ProtocolError, TransferError, without_frames
 from transfer.transports.reactor import READABLE
-from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
-from transfer.transports.shm.control_channel import ControlChannel, Said
+from transfer.transports.shm.control_channel import ControlChannel, ControlMessage
 from transfer.transports.shm.exported_blocks import ExportedBlocks, Parts
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import Arena, Segment
@@ -34,18 +34,18 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
-#: payloads from here on are carried; what is smaller costs less on the socket
+#: payloads from this size on are carried; smaller ones cost less on the socket
 THRESHOLD = 64 * 1024
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
-#: how a reference is meant; a share's number stands in the bits above
+#: the kind of a reference; the bits above hold a share's number
 _SLOT, _SHARED, _PRIVATE = 0, 1, 2
 
 _WHY = {
     "full": "the peer holds all {limit} MiB of shared memory that one connection may have",
     "crowded": "all connections of the context together hold what shared memory they may",
-    "too_large": "a payload of more than {limit} MiB has no room there",
+    "too_large": "a payload of more than {limit} MiB is too large for it",
     "no_memory": "the system has no shared memory left",
     "unread": "the peer has not yet read of earlier memory",
 }
@@ -54,9 +54,9 @@ logger = logging.getLogger("transfer")
 
 
 class ShmStream:
-    """Both directions of one connection. Thread-safe; owns the socket beside it.
+    """Both directions of one connection. Thread-safe; owns the control socket.
 
-    It outlives its connection as long as one side still sees memory of the other's blocks.
+    It outlives its connection while one side still sees memory of the other's blocks.
     """
 
     def __init__(self, connection: socket.socket, around: Surroundings) -> None:
@@ -65,30 +65,30 @@ class ShmStream:
         self._shared = around.shared
         self._carriers = ShmStreams.of(around)
         attend = self._carriers.attending(self)
-        self._beside = ControlChannel(connection, attend, self._carriers.spare)
+        self._control = ControlChannel(connection, attend, self._carriers.spare)
         self._pid = os.getpid()
-        # Reentrant: the collector may end a region inside any statement of ours.
+        # Reentrant: the collector may end a region inside any statement of this class.
         self._lock = threading.RLock()
         self._closed = False
         self._ended = False
         self._failure: TransferError | None = None
         self._on_failure: Callable[[BaseException], object] | None = None
-        # -- what we send
+        # -- sent by this side
         self._arena = Arena(around.core, ARENA, self._carriers.budget, attend)
-        self._lending = ExportedBlocks(self._beside)
-        #: payloads that the connection took itself, by the reason
+        self._lending = ExportedBlocks(self._control)
+        #: payloads that the connection carried itself, by reason
         self.refused: Counter[str] = Counter()
-        # -- what the peer sends
+        # -- sent by the peer
         self._segments: dict[int, MappedSegment] = {}
         self._blocks: dict[int, MappedBlock] = {}
-        #: (block, share) of what the peer lent us and we still see
+        #: (block, share) of payloads that the peer lent and this side still sees
         self._borrowed: set[tuple[int, int]] = set()
         self._carriers.add(self)
-        self._reactor.register(self._beside.fd, READABLE, self._ready)
+        self._reactor.register(self._control.fd, READABLE, self._ready)
 
     @property
     def nbytes(self) -> int:
-        """Of the segments that we send through."""
+        """Bytes of the segments for sending."""
         return self._arena.total
 
     # -- sending -----------------------------------------------------------------------------------
@@ -96,7 +96,7 @@ class ShmStream:
     def place(
         self, frames: Sequence[OutFrame], hold: bool, released: Released | None, several: bool
     ) -> tuple[list[OutFrame], Released | None, int] | None:
-        """See core_contract.Carrier. A block is shared only with `hold`; else it is copied too."""
+        """See core/contract.pyi, Carrier. A block is shared only with `hold`; else it is copied too."""
         placed: list[OutFrame] = []
         saved = 0
         parts: Parts | None = None
@@ -131,7 +131,7 @@ class ShmStream:
                 self._refuse(found)
             return None
         if self._arena.dropped:
-            self._tell_dropped()
+            self._report_dropped()
         segment, index = found
         try:
             segment.slots.fill(index, data)
@@ -150,27 +150,27 @@ class ShmStream:
         with self._lock:
             if not segment.announced and not self._closed:
                 slot = segment.slot
-                segment.announced = self._beside.announce(
-                    beside.SEGMENT, segment.number, segment.size, slot, segment.fd
+                segment.announced = self._control.announce(
+                    control_channel.SEGMENT, segment.number, segment.size, slot, segment.fd
                 )
                 if segment.announced:
-                    segment.close_fd()  # only the peer needed it
+                    segment.close_fd()  # only the peer needs it
         return segment.announced
 
-    def _tell_dropped(self) -> None:
+    def _report_dropped(self) -> None:
         with self._lock:
             while self._arena.dropped:
-                self._beside.say(beside.DROP, self._arena.dropped.pop())
+                self._control.send(control_channel.DROP, self._arena.dropped.pop())
 
     def _refuse(self, reason: str) -> None:
-        """Never silently slower: counted, and told with the first payload of each kind."""
+        """A slower path is never silent: it is counted, and logged with the first payload of each reason."""
         if not self.refused[reason]:
             why = _WHY[reason].format(limit=self._arena.limit >> 20)
             logger.warning("large messages go through the Unix socket instead of shared memory: %s", why)
         self.refused[reason] += 1
 
     def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: Parts) -> bytes | None:
-        """A reference to memory of a block, or None if it is none or must not be shown to this peer."""
+        """A reference to memory of a block, or None if it is in no block or may not be shown to this peer."""
         loan = blocks.lend(data, size, private=several)
         if loan is None:
             return None
@@ -184,9 +184,9 @@ class ShmStream:
 
     def take_back(self, frames: list[OutFrame]) -> list[OutFrame]:
         """Frames that were never sent, with their payloads again. Raises Broken after `close`, and
-        ProtocolError if the peer has used them nevertheless."""
+        ProtocolError if the peer has released them nevertheless."""
         back: list[OutFrame] = []
-        for frame in frames:  # all of them, also behind one that is lost
+        for frame in frames:  # all of them, also after a lost one
             restored = self._restored(frame) if frame[0] & BY_REFERENCE else frame
             if restored is not None:
                 back.append(restored)
@@ -194,7 +194,7 @@ class ShmStream:
             return back
         if self._closed:
             raise Broken("this end closed the stream")
-        raise ProtocolError("beside", "the peer was done with a message that was never sent to it")
+        raise ProtocolError("control_channel", "the peer released a message that was never sent to it")
 
     def _restored(self, frame: OutFrame) -> OutFrame | None:
         number, way, offset, size = REFERENCE.unpack(frame[4])
@@ -209,7 +209,7 @@ class ShmStream:
         return (frame[0] & ~BY_REFERENCE, frame[1], frame[2], frame[3], data)
 
     def _take_places_back(self, placed: list[OutFrame]) -> None:
-        """The connection takes the message itself, and tells those who wait for it."""
+        """The connection carries the message itself, and informs the owners of its memory."""
         for frame in placed:
             if frame[0] & BY_REFERENCE:
                 number, way, offset, _ = REFERENCE.unpack(frame[4])
@@ -221,7 +221,7 @@ class ShmStream:
     # -- receiving ---------------------------------------------------------------------------------
 
     def fetch(self, reference: bytes) -> Any:
-        """The payload as a region that owns its place. Raises ProtocolError for a reference to nothing,
+        """The payload as a region that owns its memory. Raises ProtocolError for an invalid reference,
         Broken after `close`."""
         number, way, offset, size = REFERENCE.unpack(reference)
         if way == _SLOT:
@@ -234,7 +234,7 @@ class ShmStream:
             raise ProtocolError("reference", "a share of memory that is still in use here")
         block = self._known(self._blocks, number)
         try:
-            with self._lock:  # else the descriptor might be closed meanwhile, and its number another's
+            with self._lock:  # else the descriptor might be closed, and its number reused
                 if self._closed:
                     raise Broken("this end closed the stream")
                 view = block.view(offset, size, private=kind == _PRIVATE)
@@ -259,18 +259,18 @@ class ShmStream:
         return found
 
     def _give_back(self, block: int, share: int) -> None:
-        """Out of any statement of any thread: see beside.py."""
-        if self._pid != os.getpid():  # a forked child has copies of our views
+        """Called in any statement of any thread: see control_channel.py."""
+        if self._pid != os.getpid():  # a forked child has copies of the views
             return
         self._borrowed.discard((block, share))
-        self._beside.say(beside.RELEASED, block, share)
+        self._control.send(control_channel.RELEASED, block, share)
         if self._ended:
             if not self._borrowed:
-                self._beside.close()
+                self._control.close()
         elif self._closed:
             self._carriers.attend(self)
 
-    # -- the socket beside ---------------------------------------------------------------------------
+    # -- the control socket --------------------------------------------------------------------------
 
     def _ready(self, events: int) -> None:
         """In the reactor's thread."""
@@ -292,42 +292,44 @@ class ShmStream:
         return None
 
     def _pump(self) -> None:
-        """Reads all that was announced and given back. Raises ProtocolError, OutOfDescriptors."""
+        """Reads all announcements and reports. Raises ProtocolError, OutOfDescriptors."""
         ended = []
         try:
             with self._lock:
-                for said in self._beside.read():
-                    if said is None:  # the peer is gone: nobody sees our memory
+                for message in self._control.read():
+                    if message is None:  # the peer is gone and sees no memory any more
                         self._unwatch()
                         ended = self._lending.numbers()
-                    elif said.kind == beside.RELEASED:
-                        ended.append(said.size)
+                    elif message.kind == control_channel.RELEASED:
+                        ended.append(message.size)
                     else:
-                        self._note(said)
+                        self._handle(message)
         finally:
             for number in ended:
                 self._lending.end(number, None)
 
-    def _note(self, said: Said) -> None:
-        if self._closed and said.kind in (beside.SEGMENT, beside.BLOCK):
+    def _handle(self, message: ControlMessage) -> None:
+        if self._closed and message.kind in (control_channel.SEGMENT, control_channel.BLOCK):
             return
-        if said.kind == beside.DROP:
-            self._segments.pop(said.number, None)
-        elif said.kind == beside.FORGET:
-            block = self._blocks.pop(said.number, None)
+        if message.kind == control_channel.DROP:
+            self._segments.pop(message.number, None)
+        elif message.kind == control_channel.FORGET:
+            block = self._blocks.pop(message.number, None)
             if block is not None:
                 block.close()
-        elif said.number in (self._segments if said.kind == beside.SEGMENT else self._blocks):
-            raise ProtocolError("beside", f"announcement {said.kind} of {said.number} for a second time")
+        elif message.number in (self._segments if message.kind == control_channel.SEGMENT else self._blocks):
+            raise ProtocolError(
+                "control_channel", f"announcement {message.kind} of {message.number} for a second time"
+            )
         elif len(self._segments) >= MOST_SEGMENTS or len(self._blocks) > MOST_BLOCKS:
-            raise ProtocolError("beside", "more shared memory than one peer may announce")
-        elif said.kind == beside.SEGMENT:
-            self._segments[said.number] = MappedSegment(self._core, said.fd, said.size, said.slot)
+            raise ProtocolError("control_channel", "more shared memory than one peer may announce")
+        elif message.kind == control_channel.SEGMENT:
+            self._segments[message.number] = MappedSegment(self._core, message.fd, message.size, message.slot)
         else:
-            self._blocks[said.number] = MappedBlock(self._core, said.fd, said.size)
+            self._blocks[message.number] = MappedBlock(self._core, message.fd, message.size)
 
     def watch(self, on_failure: Callable[[BaseException], object]) -> None:
-        """Lets the connection's owner know why it cannot go on, in the reactor's thread."""
+        """Reports a fatal error to the connection's owner, in the reactor's thread."""
         self._on_failure = on_failure
         if self._failure is not None:
             on_failure(self._failure)
@@ -335,7 +337,7 @@ class ShmStream:
     # -- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The connection is gone. The socket beside it stays while somebody sees the other's memory."""
+        """The connection has ended. The control socket stays while one side sees the other's memory."""
         if self._pid != os.getpid():
             return
         with self._lock:
@@ -346,20 +348,20 @@ class ShmStream:
         self.go_on()
 
     def go_on(self) -> None:
-        """Says what is still to be said, and ends what has nothing left to do. Not for finalizers."""
-        self._beside.go_on()
-        if self._beside.waiting:  # also where another thread was at it, and has told of it too early
+        """Sends waiting messages, and ends a stream without work. Not for finalizers."""
+        self._control.go_on()
+        if self._control.waiting:  # also where another thread sent, and rang too early
             self._carriers.attend(self)
         if self._arena.dropped and not self._closed:
-            self._tell_dropped()
+            self._report_dropped()
         with self._lock:
-            busy = self._lending or self._borrowed or self._beside.waiting
+            busy = self._lending or self._borrowed or self._control.waiting
             if self._closed and not busy:
                 self.end()
 
     def end(self) -> None:
-        """The context is gone, too, or nothing is left to do. What we see of the peer's memory stays
-        ours, and the socket beside with it, so that the peer does not write there. Idempotent."""
+        """The context has ended too, or there is no work left. Memory of the peer that this side sees stays
+        mapped, and the control socket open, so that the peer does not write there. Idempotent."""
         with self._lock:
             if self._ended:
                 return
@@ -369,19 +371,19 @@ class ShmStream:
         self._lending.end_all(Broken("the context ended while a peer still saw this memory"))
         self._unwatch()
         if not self._borrowed:
-            self._beside.close()
+            self._control.close()
         self._carriers.remove(self)
 
     def _unmap(self) -> None:
-        """Of the peer's memory only what is still seen stays mapped."""
+        """Of the peer's memory only viewed parts stay mapped."""
         for block in self._blocks.values():
             block.close()
         self._blocks.clear()
         self._segments.clear()
 
     def rest(self) -> None:
-        """Called now and then: what was not used since the last time is given back to the system."""
+        """Called at intervals: returns memory that was not used since the last time to the system."""
         self._arena.rest()
 
     def _unwatch(self) -> None:
-        self._reactor.unregister(self._beside.fd)
+        self._reactor.unregister(self._control.fd)

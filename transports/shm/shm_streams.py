@@ -1,4 +1,4 @@
-"""All carriers of one context: so that the last ones end with it, and are looked at when they ask."""
+"""All shared memory streams of one context, which end with it; calls those that need attention."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from transfer.transports.handshake.upgrade import Surroundings
 
 
-#: seconds after which shared memory that nobody used meanwhile is given back to the system
+#: seconds after which unused shared memory returns to the system
 REST = 30.0
 
 
 class Carrier(Protocol):
-    """What is asked of a carrier here."""
+    """The methods of a carrier that are used here."""
 
     @property
     def nbytes(self) -> int: ...
@@ -47,7 +47,7 @@ class ShmStreams:
 
     @classmethod
     def of(cls, around: Surroundings) -> ShmStreams:
-        """Those of a context, which begin with its first connection. Raises InternalError."""
+        """The object of a context, made for its first connection. Raises InternalError."""
         found = around.shared.get(cls.NAME)
         if found is None:
             try:
@@ -59,7 +59,7 @@ class ShmStreams:
 
     @property
     def nbytes(self) -> int:
-        """Of all segments that the context sends through."""
+        """Bytes of all segments for sending of the context."""
         return sum(carrier.nbytes for carrier in list(self._living))
 
     def add(self, carrier: Carrier) -> None:
@@ -70,12 +70,12 @@ class ShmStreams:
         self._living.discard(carrier)
 
     def attend(self, carrier: Carrier) -> None:
-        """Lets `carrier.go_on` be called soon; out of any statement of any thread."""
+        """Has `carrier.go_on` called soon; may be called in any statement of any thread."""
         self._asking.append(carrier)
         self._bell.ring()
 
     def attending(self, carrier: Carrier) -> Callable[[], None]:
-        """`attend` for what belongs to the carrier, which it does not keep."""
+        """`attend` as a callback that does not keep the carrier."""
         itself = weakref.ref(carrier)
 
         def attend() -> None:
@@ -90,7 +90,7 @@ class ShmStreams:
             self._resting = True
             try:
                 self._reactor.call_later(REST, self._rest)
-            except TransferError:  # the context ends, and all carriers with it
+            except TransferError:  # the context ends, and its carriers
                 return
 
     def _rest(self) -> None:
@@ -100,7 +100,7 @@ class ShmStreams:
         self._rest_later()
 
     def close(self) -> None:
-        """Ends those that are left. Idempotent."""
+        """Ends the remaining carriers. Idempotent."""
         self._bell.close()
         self.spare.close()
         for carrier in list(self._living):
@@ -109,7 +109,7 @@ class ShmStreams:
     def _rung(self) -> None:
         try:
             self._reactor.call_later(AGAIN, self._go_on)
-        except TransferError:  # the context ends, and all carriers with it
+        except TransferError:  # the context ends, and its carriers
             return
 
     def _go_on(self) -> None:

@@ -1,4 +1,4 @@
-"""Where peers on this host come in: one abstract Unix socket for each context."""
+"""Accepts peers on this host: one abstract Unix socket for each context."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.shm import fd_passing as passing
 
 TOKEN_SIZE = 16
-#: the names of doors
-DOOR = re.compile(r"transfer-[0-9a-f]{32}")
-#: connections that were made and not yet asked for; older ones are dropped
+#: the names of these sockets
+SOCKET_NAME = re.compile(r"transfer-[0-9a-f]{32}")
+#: accepted connections that no handshake has taken yet; older ones are dropped
 _MOST_WAITING = 64
 _PATIENCE = 30.0
-#: connections that the kernel keeps until they are taken, and seconds between two looks
+#: connections that the kernel queues, and seconds between two rounds of accept
 _BACKLOG, _REST = 1024, 0.01
-#: how long one waits for room there, as the kernel takes it: 50 ms
+#: how long a connect waits for room in the queue, as the kernel takes it: 50 ms
 _WAIT = struct.pack("ll", 0, 50_000)
 
 #: (the connection for the frames, the one for descriptors)
@@ -34,19 +34,19 @@ Pair = tuple[socket.socket, socket.socket]
 
 
 class UnixListener:
-    """A listener in the abstract name space: nothing stays behind, whatever ends the process.
+    """A listener in the abstract name space: nothing stays, however the process ends.
 
-    A peer connects, and says a token that it was told over TCP; with it comes the peer's end of a
-    second socket, for descriptors. Every user of the host can read the name and connect, so connections are
-    taken at once: those of others are closed, and do not fill the backlog. Not thread-safe: the reactor's
-    thread alone uses it.
+    A peer connects and sends a token, which it got over TCP, and with it one end of a second socket, for
+    descriptors. Every user of the host can read the name and connect, so connections are accepted at once:
+    those of others are closed, and do not fill the backlog. Not thread-safe: only the reactor's thread uses
+    it.
     """
 
     def __init__(self, reactor: Reactor) -> None:
         self.name = f"transfer-{secrets.token_hex(16)}"
         self._pid = os.getpid()
         self._waiting: OrderedDict[bytes, tuple[float, Pair]] = OrderedDict()
-        #: came in and did not yet greet
+        #: accepted, without a greeting so far
         self._silent: deque[tuple[float, socket.socket]] = deque()
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
@@ -55,20 +55,20 @@ class UnixListener:
             self._listener.listen(_BACKLOG)
         except OSError as error:
             self._listener.close()
-            raise InternalError(f"no abstract Unix socket to be had: {error}") from error
+            raise InternalError(f"no abstract Unix socket can be made: {error}") from error
         self._reactor = reactor
         reactor.register(self._listener.fileno(), READABLE, self._ready)
 
     def take(self, token: bytes) -> Pair:
-        """The connection of the peer that was told this token. Raises Declined if it is not there."""
+        """The connection of the peer that got this token. Raises Declined if it has not connected."""
         self._accept_all()
         found = self._waiting.pop(token, None)
         if found is None:
-            raise Declined("unreachable", "the peer did not come in by the Unix socket")
+            raise Declined("unreachable", "the peer did not connect to the Unix socket")
         return found[1]
 
     def forget(self, token: bytes) -> None:
-        """The peer that was told this token is not waited for any more. Idempotent."""
+        """Stops waiting for the peer that got this token. Idempotent."""
         self._accept_all()
         found = self._waiting.pop(token, None)
         if found is not None:
@@ -85,7 +85,8 @@ class UnixListener:
             self._silent.pop()[1].close()
 
     def _ready(self, _events: int) -> None:
-        """Takes those that are there, and rests: a user who connects without end leaves time for others."""
+        """Accepts the present connections, and pauses: a user who connects endlessly leaves time for
+        others."""
         self._accept_all()
         with suppress(TransferError):  # the context ends
             self._listen(0)
@@ -100,14 +101,14 @@ class UnixListener:
         for _ in range(_BACKLOG):
             try:
                 connection, _ = self._listener.accept()
-            except OSError:  # no more are there, or no descriptor is left: the peer falls back
+            except OSError:  # there are no more, or no descriptor is left: the peer falls back
                 break
             if same_user(connection):
                 self._silent.append((now, connection))
             else:
                 connection.close()
         for since, connection in [self._silent.popleft() for _ in range(len(self._silent))]:
-            self._hear(since, connection)
+            self._read_greeting(since, connection)
         while self._silent and (now - self._silent[0][0] > _PATIENCE or len(self._silent) > _MOST_WAITING):
             self._silent.popleft()[1].close()
         for token, (since, pair) in list(self._waiting.items()):
@@ -115,11 +116,11 @@ class UnixListener:
                 del self._waiting[token]
                 _close(pair)
 
-    def _hear(self, since: float, connection: socket.socket) -> None:
-        """Keeps it under its token, or for later, or not at all."""
+    def _read_greeting(self, since: float, connection: socket.socket) -> None:
+        """Keeps the connection under its token, or for later, or closes it."""
         try:
             greeting = _greeting(connection)
-        except BlockingIOError:  # between its connect and its greeting
+        except BlockingIOError:  # the peer has connected and not sent its greeting
             self._silent.append((since, connection))
             return
         if greeting is None or greeting[0] in self._waiting:
@@ -130,8 +131,8 @@ class UnixListener:
             self._waiting[greeting[0]] = since, (connection, greeting[1])
 
 
-def enter(name: str, token: bytes) -> Pair:
-    """Connects to a peer's door. Raises Declined."""
+def connect(name: str, token: bytes) -> Pair:
+    """Connects to a peer's listener. Raises Declined."""
     made: list[socket.socket] = []
     try:
         made.append(connection := socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
@@ -139,7 +140,7 @@ def enter(name: str, token: bytes) -> Pair:
         made += ours, theirs
         ours.setblocking(False)
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, _WAIT)
-        connection.connect("\0" + name)  # where others fill the backlog it waits for its turn
+        connection.connect("\0" + name)  # waits for room if others fill the backlog
         connection.setblocking(False)
         if not same_user(connection):
             raise Declined("other_user", "the Unix socket belongs to another user")
@@ -155,17 +156,17 @@ def enter(name: str, token: bytes) -> Pair:
 
 
 def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
-    """(token, the socket for descriptors), or None for whoever does not greet as it should. Raises
-    BlockingIOError if nothing was said yet."""
+    """(token, the socket for descriptors), or None for an invalid greeting. Raises BlockingIOError if none
+    has arrived yet."""
     descriptors: list[int] = []
     try:
         connection.setblocking(False)
         token, descriptors, _ = passing.receive(connection, TOKEN_SIZE, 1)
-        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_beside(descriptors[0]):
+        if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_seqpacket(descriptors[0]):
             return None
-        beside = socket.socket(fileno=descriptors.pop())
-        beside.setblocking(False)
-        return token, beside
+        control = socket.socket(fileno=descriptors.pop())
+        control.setblocking(False)
+        return token, control
     except BlockingIOError:
         raise
     except OSError:
@@ -175,8 +176,8 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
             os.close(descriptor)
 
 
-def _is_beside(descriptor: int) -> bool:
-    """Whether this is a Unix socket of messages: announcements keep their bounds on no other."""
+def _is_seqpacket(descriptor: int) -> bool:
+    """Whether this is a Unix socket that keeps the bounds of messages: announcements need that."""
     if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
         return False
     with socket.socket(fileno=os.dup(descriptor)) as seen:

@@ -1,4 +1,4 @@
-"""The transport contract executed (`checks`), and a transport that injects faults (`faults`).
+"""Checks a transport against the contract (`checks`), and injects faults into it (`faults`).
 
-Both are part of the product: whoever writes a transport runs the same checks on it.
+Both are part of the product: an author of a transport runs the same checks on it.
 """

@@ -1,4 +1,4 @@
-"""Checks of a transport's streams: what is sent arrives, and what cannot arrive is told."""
+"""Checks of a transport's streams: sent messages arrive, and lost ones are reported."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _compare(sent: Sequence[OutFrame], arrived: Sequence[Frame]) -> None:
 
 
 def check_copies_what_may_change(subject: Subject) -> None:
-    """Memory that was sent may be written to at once, and memory that arrived is the receiver's."""
+    """Sent memory may be written to at once, and received memory belongs to the receiver."""
     for size in (100, 1 << 20):
         with meet(subject) as ends:
             data = bytearray(b"\1" * size)
@@ -72,7 +72,7 @@ def _until_released(ends: Ends, released: list[BaseException | None]) -> None:
 
 
 def check_holds(subject: Subject) -> None:
-    """With `hold`, memory stays exported until it was released, once."""
+    """With `hold`, memory stays exported until it is released, once."""
     with meet(subject) as ends:
         data = bytearray(4 << 20)
         released: list[BaseException | None] = []
@@ -90,13 +90,13 @@ def check_holds(subject: Subject) -> None:
 
 
 def check_pushes_back(subject: Subject) -> None:
-    """A full stream takes nothing and says so; when the other end reads, it takes more. Nothing is lost."""
+    """A full stream takes nothing and returns 0; when the other end reads, it takes more. Nothing is lost."""
     size = 64 << 10
     with meet(subject, send_high_water=8) as ends:
         sent = 0
         while ends.connecting.send(plain(sent.to_bytes(4, "little") + bytes(size))):
             sent += 1
-            assert sent < 10_000, "the high-water mark stops nobody"
+            assert sent < 10_000, "the high-water mark does not stop the sender"
         assert ends.connecting.sent == sent
         assert ends.connecting.queued <= 8
         assert ends.connecting.send(plain(b"c", flags=int(Flag.CONTROL)), force=True)
@@ -110,7 +110,7 @@ def check_pushes_back(subject: Subject) -> None:
 
 
 def check_ends(subject: Subject) -> None:
-    """What was sent before a close arrives; then both ends are broken, and closing twice is fine."""
+    """Messages sent before a close arrive; then both ends are broken, and closing twice is fine."""
     with meet(subject) as ends:
         for number in range(3):
             assert ends.connecting.send(plain(b"%d" % number))
@@ -119,7 +119,7 @@ def check_ends(subject: Subject) -> None:
         assert ends.connecting.close() == 0
         assert [receive(ends.accepting)[0].bytes for _ in range(3)] == [b"0", b"1", b"2"]
         _until_broken(ends.accepting.receive)
-        _until_broken(lambda: ends.accepting.send(plain(b"nobody")))
+        _until_broken(lambda: ends.accepting.send(plain(b"no peer")))
         assert ends.accepting.broken is not None
 
 
@@ -136,10 +136,10 @@ def _is_broken(call: Callable[[], Any]) -> bool:
 
 
 def check_gives_back(subject: Subject) -> None:
-    """When the peer goes, what did not leave this process can be sent to another one."""
+    """When the peer goes, messages that did not leave this process can be sent to another one."""
     with meet(subject, send_high_water=0, send_high_water_bytes=0) as ends:
         count = 0
-        # The kernel may make more room by itself, up to some megabytes: what waits is more than that.
+        # The kernel may enlarge its buffers by itself, up to some megabytes: more than that has to wait.
         while count < 200 or ends.connecting.queued < 64:
             assert count < 4000, "a gigabyte was taken, and nothing waits"
             assert ends.connecting.send(plain(count.to_bytes(4, "little") + bytes(1 << 18)))
@@ -154,21 +154,21 @@ def check_gives_back(subject: Subject) -> None:
 
 
 def check_gives_back_memory(subject: Subject) -> None:
-    """When the peer goes, whoever is told that his memory is his again may resize it there and then."""
+    """When the peer goes, a sender that gets its memory back may resize it in the callback."""
     _gives_back_memory(subject, lambda stream: stream.take_unsent())
     _gives_back_memory(subject, lambda stream: stream.drop_unsent())
 
 
 def _gives_back_memory(subject: Subject, end: Callable[[Any], object]) -> None:
-    told: list[BaseException | None] = []
+    results: list[BaseException | None] = []
 
     def resizes(memory: bytearray) -> Callable[[BaseException | None], None]:
         def released(_: BaseException | None) -> None:
             try:
                 memory.append(1)
-                told.append(None)
+                results.append(None)
             except BufferError as error:
-                told.append(error)
+                results.append(error)
 
         return released
 
@@ -179,13 +179,13 @@ def _gives_back_memory(subject: Subject, end: Callable[[Any], object]) -> None:
         ends.accepting.close()
         until(lambda: _is_broken(ends.connecting.receive), "the end")
         end(ends.connecting)
-        ends.connecting.close()  # of what was begun, this gives the memory back at the latest
-        until(lambda: ends.reap() is None and len(told) == 4, "the release")
-        assert told == [None] * 4, told
+        ends.connecting.close()  # at the latest this releases memory of partly sent messages
+        until(lambda: ends.reap() is None and len(results) == 4, "the release")
+        assert results == [None] * 4, results
 
 
 def check_subscriptions(subject: Subject) -> None:
-    """Prefixes are counted: what is subscribed twice is unsubscribed twice."""
+    """Prefixes are counted: a prefix that is subscribed twice has to be unsubscribed twice."""
     with meet(subject, kinds=(SocketType.PUB, SocketType.SUB)) as ends:
         stream = ends.connecting
         assert not stream.matches(b"topic")

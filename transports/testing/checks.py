@@ -1,9 +1,9 @@
-"""The contract of a transport, executed. A transport's test is one call:
+"""The contract of a transport as checks. A transport's test is one call:
 
     def test_contract():
         check_transport(Subject(TcpTransport, "tcp://127.0.0.1:*"))
 
-Each check stands alone and may be called by itself. A check that fails raises AssertionError.
+Each check is independent and may be called alone. A check that fails raises AssertionError.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CHECKS: tuple[Callable[[Subject], None], ...] = (
 
 
 def check_transport(subject: Subject) -> None:
-    """Every check, one after the other."""
+    """Runs every check, one after the other."""
     for check in CHECKS:
         check(subject)
 

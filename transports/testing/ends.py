@@ -1,4 +1,4 @@
-"""Two ends of a connection for checks and tests, and waiting with a deadline."""
+"""Two ends of a connection for checks and tests, and waits with a deadline."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from transfer.transports.security.settings import Security
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Frame, OutFrame
 
-#: no check waits longer for anything, in seconds
+#: the longest wait of a check, in seconds
 PATIENCE = 20.0
 IMPATIENT = ConnectOptions(reconnect_first=0.01, reconnect_limit=0.05)
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is checked. make: gives a new transport. endpoint: can be bound; may hold a wildcard.
+    """The transport to check. make: returns a new transport. endpoint: can be bound; may hold a wildcard.
 
     core: the module that drives descriptors, `transfer.transports.core` if None (or its native, or pure).
-    upgrade: what carries the data after the hellos, by its name, where that is `core.Stream` with a carrier;
-    else nothing changes. security: certificates and tokens of both ends, for a transport that strangers can
-    reach.
+    upgrade: the name of the transport after the handshake, where that is `core.Stream` with a carrier; else
+    nothing changes. security: certificates and tokens of both ends, for a transport that unauthenticated
+    clients can reach.
     """
 
     make: Callable[[], Transport]
@@ -53,7 +53,7 @@ class Subject:
         return core if self.core is None else self.core
 
     def credentials(self, **changed: Any) -> Credentials:
-        """Of one end, which may have others than the subject."""
+        """The credentials of one end, which may differ from the subject's."""
         return Credentials(replace(self.security, **changed), self.driver)
 
     @property
@@ -63,7 +63,7 @@ class Subject:
 
 @dataclass
 class Side:
-    """What the callbacks of one side told."""
+    """The results of one side's callbacks."""
 
     connected: list[Connected] = field(default_factory=list)
     failed: list[TransferError] = field(default_factory=list)
@@ -80,12 +80,12 @@ class Ends:
     accepting: Any
     at_connecting: Connected
     at_accepting: Connected
-    #: releases held memory that is written; a context does this when the flusher says so
+    #: releases held memory that is written; a context does this when the flusher notifies it
     reap: Callable[[], object]
 
 
 def until(condition: Callable[[], Any], what: str) -> Any:
-    """The first true value of `condition`; an AssertionError that names `what` if none comes in time."""
+    """The first true value of `condition`; raises AssertionError with `what` if none comes in time."""
     deadline = time.monotonic() + PATIENCE
     while not (value := condition()):
         assert time.monotonic() < deadline, f"waited in vain for {what}"
@@ -94,7 +94,7 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 
 
 def receive(stream: Any) -> list[Frame]:
-    """The next message of a stream that no socket reads."""
+    """The next message of a stream, without a socket."""
     message: list[Frame] = until(stream.receive, "a message")
     return message
 
@@ -106,7 +106,7 @@ def meet(
     kinds: tuple[SocketType, SocketType] = (SocketType.PAIR, SocketType.PAIR),
     **limits: int,
 ) -> Iterator[Ends]:
-    """Connects, and closes all in the end. limits: as `core.Stream` takes them, for both ends."""
+    """Connects, and closes everything at the end. limits: as `core.Stream` takes them, for both ends."""
     driver = subject.driver
     reactor, flusher, pool = Reactor(), driver.Flusher(), driver.Pool()
     streams: list[Any] = []
@@ -152,7 +152,7 @@ def meet(
         reactor.close()
 
 
-#: what a stream takes that is not limited
+#: limits of a stream for an unlimited test
 _FOR_ALL: dict[str, Any] = {
     "max_message": MAX_DATA,
     "send_high_water": 1000,
@@ -162,7 +162,7 @@ _FOR_ALL: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """One side's part in upgrades, and what they share."""
+    """One side's part in upgrades, and their shared objects."""
 
     around: Surroundings
 
@@ -181,7 +181,7 @@ def plain(*parts: Any, flags: int = 0) -> list[OutFrame]:
 
 
 def close_all(*sides: Side) -> None:
-    """Closes what the sides were given."""
+    """Closes the connections of both sides."""
     for side in sides:
         for connected in side.connected:
             if connected.stream is not None:

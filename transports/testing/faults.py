@@ -1,7 +1,7 @@
-"""A transport that wraps another and damages what goes over it.
+"""A transport that wraps another and damages its data.
 
-Between the connecting side and the real connection stands a relay in this process, with a thread
-of its own. It can cut, delay, stall, corrupt a byte, and pass a few bytes at a time.
+A relay in this process, with its own thread, stands between the connecting side and the real connection. It
+can cut, delay, stall, corrupt a byte, and pass a few bytes at a time.
 
     with FaultyTransport(TcpTransport(), there=Faults(cut_after=1000)) as transport:
         reach(reactor, transport, address, ...)
@@ -28,7 +28,7 @@ from transfer.transports.errors import Closed, NotSupported
 from transfer.transports.reactor import EDGE, READABLE, WRITABLE, Reactor, Timer
 from transfer.transports.tcp import connect_error
 
-#: what the relay takes in before it has passed it on, in bytes: little, so that senders feel back-pressure
+#: bytes that the relay reads before it has passed them on: few, so that senders get backpressure
 _HELD = 64 * 1024
 #: for the relay's own connect, in seconds
 _PATIENCE = 5.0
@@ -37,11 +37,11 @@ _ABORT = struct.pack("ii", 1, 0)  # SO_LINGER of no time: the peer sees a reset
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What happens to the bytes of one direction; positions count from the last `arm`.
+    """The faults of the bytes of one direction; positions count from the last `arm`.
 
-    cut_after: both ends are reset after so many bytes. stall_after: nothing passes after so many,
+    cut_after: both ends are reset after so many bytes. stall_after: no byte passes after so many,
     and the connection stays open. corrupt_at: the byte at this position is inverted. delay: each
-    piece passes so many seconds later. chunk: at most so many bytes pass at a time, in bytes.
+    piece passes so many seconds later. chunk: at most so many bytes pass at a time.
     """
 
     cut_after: int | None = None
@@ -55,7 +55,7 @@ class FaultyTransport(Transport):
     """Damages the connections that `start_connect` makes; `listen` is the inner transport's.
 
     there: from the connecting side to the accepting one. back: the other way. buffer: kernel
-    buffers of the relay's own pair, in bytes, small ones force short writes; 0: the system's.
+    buffers of the relay's socket pair, in bytes, small ones force short writes; 0: the system's.
     Thread-safe. `close` ends the relay and its connections; it is a context manager too.
     """
 
@@ -81,14 +81,14 @@ class FaultyTransport(Transport):
 
     @property
     def connections(self) -> int:
-        """How many connections pass through it now."""
+        """The number of connections through the relay."""
         return len(self._links)
 
     def listen(self, address: Address, *, backlog: int = 1024) -> Listener:
         return self.inner.listen(address, backlog=backlog)
 
     def start_connect(self, address: Address) -> socket.socket:
-        """Waits for the real connection (5 s at most), so that a refusal is told as the inner one does."""
+        """Waits for the real connection (5 s at most), so that a refusal is reported as by the inner one."""
         far = _connected(self.inner.start_connect(address), address)
         near, given = socket.socketpair()
         for end in (near, given):
@@ -102,13 +102,13 @@ class FaultyTransport(Transport):
         return given
 
     def arm(self, *, there: Faults | None = None, back: Faults | None = None) -> None:
-        """Other faults, for connections that are and that come; None: as before. Counting begins anew."""
+        """Sets other faults, for present and later connections; None: unchanged. The count restarts."""
         self._there, self._back = there or self._there, back or self._back
         for link in list(self._links):
             self._reactor.call_soon(link.arm, there, back)
 
     def cut(self) -> None:
-        """Resets every connection, soon."""
+        """Resets every connection soon."""
         for link in list(self._links):
             self._reactor.call_soon(link.end, True)
 
@@ -126,7 +126,7 @@ class FaultyTransport(Transport):
 
 
 def _connected(started: socket.socket, address: Address) -> socket.socket:
-    """The socket once its connect is done. Raises Broken."""
+    """The socket once it is connected. Raises Broken."""
     poll = select.poll()
     poll.register(started.fileno(), WRITABLE)
     code = errno.ETIMEDOUT
@@ -139,7 +139,7 @@ def _connected(started: socket.socket, address: Address) -> socket.socket:
 
 
 class _Flow:
-    """One direction: takes from `source`, and gives to `target` when it is due."""
+    """One direction: reads from `source`, and writes to `target` when the bytes are due."""
 
     def __init__(self, source: socket.socket, target: socket.socket, faults: Faults) -> None:
         self.source = source
@@ -149,7 +149,7 @@ class _Flow:
         self.held: deque[tuple[float, bytearray]] = deque()  # (when due, bytes)
         self.size = 0
         self.ended = False  # the source sends no more
-        self.done = False  # and the target was told so
+        self.done = False  # and the target was shut down
 
     @property
     def stalled(self) -> bool:
@@ -164,7 +164,7 @@ class _Flow:
         return bool(self.held) and self.held[0][0] <= now
 
     def take(self, now: float) -> bool:
-        """Reads once; True if there was something."""
+        """Reads once; True if there were bytes."""
         if not self.wants:
             return False
         faults = self.faults
@@ -186,7 +186,7 @@ class _Flow:
         return True
 
     def give(self, now: float) -> bool:
-        """Writes once what is due, or tells that the source has ended; True if something went."""
+        """Writes due bytes once, or passes on the end of the source; True if it did so."""
         if self.due(now):
             data = self.held[0][1]
             sent = self.target.send(data[: self.faults.chunk])
@@ -208,7 +208,7 @@ class _Flow:
 
 
 class _Link:
-    """One connection through the relay. All but its making happens in the relay's thread."""
+    """One connection through the relay. All but its construction runs in the relay's thread."""
 
     def __init__(
         self,
@@ -228,7 +228,7 @@ class _Link:
 
     def start(self) -> None:
         for end in self._ends:
-            # Edges: a flow that is stalled leaves its source readable.
+            # Edges: a stalled flow leaves its source readable.
             self._reactor.register(end.fileno(), READABLE | WRITABLE | EDGE, self._turn)
         self._turn()
 
@@ -256,11 +256,11 @@ class _Link:
     def _turn(self, _events: int = 0) -> None:
         if self._over:
             return
-        # One time for the whole turn: what is not due when it is given must not be due when we wait.
+        # One time for the whole turn: bytes that are not due now must not be due in `_wait`.
         now = time.monotonic()
         try:
             moved = [_try(step, now) for flow in self._flows for step in (flow.take, flow.give)]
-        except OSError:  # one end is gone, so the other goes too
+        except OSError:  # one end is gone, so the other is closed too
             self.end(True)
             return
         if any(flow.is_cut for flow in self._flows):
@@ -269,12 +269,12 @@ class _Link:
             self.end(False)
         elif any(moved):
             with contextlib.suppress(Closed):  # the transport closes at this moment, and ends this link
-                self._reactor.call_soon(self._turn)  # others have their turn in between
+                self._reactor.call_soon(self._turn)  # other connections have their turn in between
         else:
             self._wait(now)
 
     def _wait(self, now: float) -> None:
-        """Sets the one timer to when the first delayed piece is due."""
+        """Sets the only timer to the time when the first delayed piece is due."""
         due = [flow.held[0][0] for flow in self._flows if flow.held and not flow.due(now)]
         if self._timer is not None:
             self._timer.cancel()

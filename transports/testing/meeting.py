@@ -15,7 +15,7 @@ from transfer.transports.testing.ends import IMPATIENT, Side, Subject, close_all
 
 
 def check_meets(subject: Subject) -> None:
-    """Both sides learn who the other is, and the endpoint that was bound is one to connect to."""
+    """Both sides get the other's hello, and the bound endpoint is one to connect to."""
     with meet(subject, kinds=(SocketType.PUSH, SocketType.PULL)) as ends:
         ours, theirs = ends.at_connecting, ends.at_accepting
         assert ours.agreement.remote.socket_type is SocketType.PULL
@@ -28,9 +28,9 @@ def check_meets(subject: Subject) -> None:
 
 
 def check_connects_before_bind(subject: Subject) -> None:
-    """Nobody serves the endpoint yet: the connector goes on trying, and finds who comes late."""
+    """Without a listener the connector keeps trying, and finds one that is bound later."""
     listener = subject.make().listen(subject.address)
-    address = listener.address  # a real one, which is free again now
+    address = listener.address  # a real one, which is free again
     listener.close()
     reactor, one, other = Reactor(), Side(), Side()
     connector = reach(
@@ -40,7 +40,7 @@ def check_connects_before_bind(subject: Subject) -> None:
     )  # fmt: skip
     try:
         if subject.make().capabilities.has_socket:
-            until(lambda: one.failed, "the news that nobody listens")
+            until(lambda: one.failed, "the news that no listener is bound")
             assert all(isinstance(error, Broken) and error.hint for error in one.failed), one.failed
         acceptor = serve(
             reactor, subject.make(), address, hello=lambda: make_hello(SocketType.PAIR),
@@ -58,7 +58,7 @@ def check_connects_before_bind(subject: Subject) -> None:
 
 
 def check_reconnects(subject: Subject) -> None:
-    """After `lost`, told once or twice, there is one new connection; after `close` none."""
+    """After `lost`, reported once or twice, there is one new connection; after `close` none."""
     reactor, one, other = Reactor(), Side(), Side()
     acceptor = serve(
         reactor, subject.make(), subject.address, hello=lambda: make_hello(SocketType.PAIR),
@@ -89,8 +89,8 @@ def check_reconnects(subject: Subject) -> None:
 
 
 def check_refuses(subject: Subject) -> None:
-    """Socket types that do not fit are refused by name on both sides, and so is a wrong token, or none, where
-    strangers can come."""
+    """Socket types that do not match are refused with their names on both sides. So is a wrong or missing
+    token, on a network transport."""
     fits = {"socket_type": SocketType.PULL}
     nothing: dict[str, Any] = {}
     cases: list[tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = [
@@ -127,7 +127,7 @@ def check_addresses(subject: Subject) -> None:
     transport = subject.make()
     listener = transport.listen(subject.address)
     try:
-        assert listener.accept() is None, "accept has nobody to take, and must not wait"
+        assert listener.accept() is None, "accept has no client to return, and must not wait"
         _expect(AddressInUse, lambda: subject.make().listen(listener.address), transport, listener.address)
     finally:
         listener.close()

@@ -1,6 +1,6 @@
 """The ucx transport: frames as UCX messages, between processes that met by TCP.
 
-Importing this package loads nothing of UCX. `probe` looks without loading, `driver` is the seam behind
-which ucxx or UCX's C library answers, `port` is a socket's worker, `stream` a peer, `upgrade` how they
-meet.
+Importing this package loads nothing of UCX. `probe` checks without loading, `driver` is the interface that
+ucxx or UCX's C library implements, `port` is a socket's worker, `stream` a peer, `upgrade` the exchange of
+addresses.
 """

@@ -1,15 +1,15 @@
-"""The seam to UCX: all that is asked of it, in a dozen calls, so that more than one binding can answer.
+"""The interface to UCX: a dozen calls, so that more than one binding can implement it.
 
-    ucxx_driver     ucxx (`ucxx-cu12`, `ucxx-cu13`); taken where it is installed
+    ucxx_driver     ucxx (`ucxx-cu12`, `ucxx-cu13`); used where it is installed
     libucp_driver   UCX's own library by its C interface; where ucx-py is installed, or the wheel
-                    `libucx-cu12` alone. ucx-py's own calls would not do: its probe does not tell how
-                    long a message is, so what a peer announced could not be checked before it is
-                    received, and its close waits for a dead peer without end.
+                    `libucx-cu12` alone. ucx-py's own calls are not enough: its probe does not return
+                    the length of a message, so it could not be checked before it is received, and its
+                    close waits for a dead peer without end.
 
-TRANSFER_UCX_DRIVER names one of them. Both make the same messages: a peer does not notice.
+TRANSFER_UCX_DRIVER selects one of them. Both send the same messages: a peer sees no difference.
 
-The library is loaded by the first `fabric()`, once for the process. Only `fabric` is thread-safe:
-whoever owns a worker calls it and its endpoints under one lock.
+The first `fabric()` loads the library, once for the process. Only `fabric` is thread-safe: the owner of a
+worker calls it and its endpoints under one lock.
 """
 
 from __future__ import annotations
@@ -27,59 +27,59 @@ from transfer.transports.forking import undivided
 from transfer.transports.ucx.failures import translated
 from transfer.transports.ucx.installed import PACKAGES, bindings
 
-#: payloads from here on travel by rendezvous: they stay where they are until the receiver has memory
+#: payloads from this size on travel by rendezvous: they stay at the sender until the receiver has memory
 RENDEZVOUS = 64 * 1024
-#: what we tell our context, unless the user's environment says something else
-#: (over TCP its segments of 8 KiB cost a system call each: twice the processor time of large payloads)
+#: options of our context, unless the user's environment sets others
+#: (over TCP each of UCX's 8 KiB segments costs a system call: twice the processor time of large payloads)
 _OPTIONS = {"RNDV_THRESH": str(RENDEZVOUS), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
 MASK_ALL = (1 << 64) - 1
-#: messages and pieces of progress that one `sweep` throws away at most
+#: the most messages and pieces of progress that one `sweep` drops
 _SWEEPS = 10_000
 
 
 class Request(Protocol):
-    """An operation under way. Whoever keeps it keeps the memory it works on, until `completed`."""
+    """A pending operation. Its owner keeps it, and the memory that it uses, until `completed`."""
 
     @property
     def completed(self) -> bool: ...
 
     def check_error(self) -> None:
-        """Raises what made a completed request fail; see `failure`."""
+        """Raises the error of a completed request that failed; see `failure`."""
 
 
 class Found(Protocol):
-    """A message that arrived and was not received yet. `length` is what will come, in bytes."""
+    """A message that arrived and was not received yet. `length`: in bytes."""
 
     @property
     def length(self) -> int: ...
 
 
 class Endpoint(ABC):
-    """The way to one peer. Whoever made it closes it."""
+    """The connection to one peer. Its creator closes it."""
 
     @property
     @abstractmethod
     def alive(self) -> bool:
-        """False once UCX found the peer gone, which it may do late or never."""
+        """False once UCX has detected that the peer is gone, which may be late or never."""
 
     @abstractmethod
     def send(self, data: Any, tag: Any) -> Request:
-        """Begins to send a flat buffer, or device memory. It must live until `completed`. Raises Broken."""
+        """Starts to send a flat buffer, or device memory. It must live until `completed`. Raises Broken."""
 
     @abstractmethod
     def take(self, found: Any, buffer: Any) -> Request:
-        """Begins to receive what `Worker.find(remove=True)` found into writable memory of its length."""
+        """Starts to receive a message from `Worker.find(remove=True)` into writable memory of its length."""
 
     @abstractmethod
     def close(self) -> None:
-        """Ends at once. What is under way fails, after some steps of the worker. Idempotent.
+        """Ends at once. Pending requests fail, after some steps of the worker. Idempotent.
 
-        Waits two seconds at most. The peer's requests may seem to have succeeded.
+        Waits two seconds at most. The peer's requests may be reported as successful.
         """
 
 
 class Worker(ABC):
-    """A progress engine with an address of its own. `fd` becomes readable when `step` has work.
+    """A progress engine with an address. `fd` becomes readable when `step` has work.
 
     step: one piece of progress; true if there was any.
     """
@@ -90,36 +90,36 @@ class Worker(ABC):
 
     @abstractmethod
     def arm(self) -> bool:
-        """When `step` had nothing: True: `fd` will tell of the next thing; False: it is there already."""
+        """After a `step` without work. True: `fd` reports the next event; False: there is one already."""
 
     @abstractmethod
     def tag(self, number: int) -> Any:
-        """A tag of 64 bits as the other calls take it."""
+        """A tag of 64 bits for the other calls."""
 
     @abstractmethod
     def mask(self, bits: int) -> Any:
-        """A mask for `find`: the bits of a tag that must be equal."""
+        """A mask for `find`: the bits of a tag that must match."""
 
     @abstractmethod
     def find(self, tag: Any, *, mask: Any = None, remove: bool = False) -> Any:
-        """The oldest message of this tag that arrived, a `Found`, or None.
+        """The oldest arrived message of this tag, a `Found`, or None.
 
-        With `remove` nobody finds it again, and it must go to `Endpoint.take` or `discard`.
+        With `remove` it is not found again, and must go to `Endpoint.take` or `discard`.
         """
 
     @abstractmethod
     def discard(self, found: Any) -> None:
-        """Throws away a message that was removed; its sender believes that it arrived."""
+        """Drops a removed message; its sender counts it as delivered."""
 
     @abstractmethod
     def connect(self, address: bytes) -> Endpoint:
-        """The way to the worker of this address. Returns before the peer answered. Raises Broken.
+        """Connects to the worker of this address. Returns before the peer answers. Raises Broken.
 
-        UCX believes what an address says: one that was made to harm can end this process.
+        UCX trusts an address: a malicious one can end this process.
         """
 
     def sweep(self) -> None:
-        """Throws away whatever arrived and nobody will receive."""
+        """Drops arrived messages that no stream will receive."""
         anything, any_tag = self.mask(0), self.tag(0)
         for _ in range(_SWEEPS):
             found = self.find(any_tag, mask=anything, remove=True)
@@ -130,7 +130,7 @@ class Worker(ABC):
 
 
 class Library(ABC):
-    """UCX as one driver has begun it. has_cuda: it takes pointers to GPU memory."""
+    """UCX as loaded by one driver. has_cuda: it accepts pointers to GPU memory."""
 
     driver: str
     version: str
@@ -138,14 +138,14 @@ class Library(ABC):
 
     @abstractmethod
     def worker(self) -> Worker:
-        """A new one. Raises Broken, InternalError."""
+        """A new worker. Raises Broken, InternalError."""
 
 
 def failure(request: Request) -> TransferError | None:
-    """Why a completed request failed; None if it did not. A cancelled one did."""
+    """The error of a completed request; None if it succeeded. A cancelled one failed."""
     try:
         request.check_error()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is told to the stream's owner
+    except Exception as error:  # noqa: BLE001 - every error is reported to the stream's owner
         found = translated(error, "transfer")
         found.__cause__ = error
         return found
@@ -158,9 +158,9 @@ def failure(request: Request) -> TransferError | None:
 class Fabric:
     """UCX in this process: one context, which workers share. Made by `fabric()`. Thread-safe.
 
-    Workers are lent and never destroyed: ucxx keeps a worker, with its descriptors, for ever once a
-    request of it was cancelled, and destroying one waits without end for a message that a dead peer
-    announced. So there are as many as were in use at once.
+    Workers are lent and never destroyed. ucxx keeps a worker, with its descriptors, for ever once a request
+    of it was cancelled; and destroying one waits without end for a message that a dead peer announced. So
+    there are as many as were in use at the same time.
     """
 
     def __init__(self, library: Library) -> None:
@@ -170,7 +170,7 @@ class Fabric:
         self._idle: deque[Worker] = deque()
 
     def worker(self) -> Worker:
-        """A worker of the caller's until `give_back`. Raises ForkedError, InternalError."""
+        """A worker for the caller until `give_back`. Raises ForkedError, InternalError."""
         self.check()
         try:
             return self._idle.popleft()
@@ -178,12 +178,12 @@ class Fabric:
             return self._library.worker()
 
     def give_back(self, worker: Worker) -> None:
-        """Its endpoints are closed and its requests are over. What arrived is thrown away."""
+        """Its endpoints are closed and its requests complete. Arrived messages are dropped."""
         worker.sweep()
         self._idle.append(worker)
 
     def check(self) -> None:
-        """Raises ForkedError in a child of the process that began it."""
+        """Raises ForkedError in a child of the process that loaded it."""
         if os.getpid() != self.process:
             raise forked()
 
@@ -208,19 +208,20 @@ def fabric() -> Fabric:
 
 
 def loaded() -> Fabric | None:
-    """The process's UCX if somebody began it; nothing is loaded."""
+    """The process's UCX if it is loaded; loads nothing."""
     return _fabric
 
 
 def forked() -> ForkedError:
-    """What use in a child of fork is answered with."""
+    """The error for a use in a child of fork."""
     return ForkedError(
-        "UCX was begun before fork", hint="start processes by spawn or forkserver, or fork before UCX is used"
+        "UCX was started before fork",
+        hint="start processes by spawn or forkserver, or fork before UCX is used",
     )
 
 
 def _load() -> Library:
-    """By the driver that was wished for, or the first that can be had. Raises NotSupported."""
+    """Loads by the selected driver, or the first that is available. Raises NotSupported."""
     wished = ucx_driver()
     options = ucx_options(_OPTIONS)
     reasons = []

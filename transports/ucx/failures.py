@@ -1,4 +1,4 @@
-"""UCX's errors in our words. They go by the names that ucxx gives them, whichever driver met them."""
+"""Translates UCX's errors. They have ucxx's names, with either driver."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _NO_MEMORY = ("UCXNoMemoryError", "UCXNoResourceError", "UCXExceedsLimitError", 
 
 
 class StatusError(Exception):
-    """What libucp answered: status is a ucs_status_t, text what UCX says of it."""
+    """An error of libucp: status is a ucs_status_t, text UCX's description."""
 
     def __init__(self, status: int, text: str) -> None:
         super().__init__(text)
@@ -27,7 +27,7 @@ class StatusError(Exception):
 
 
 def translated(error: BaseException, what: str) -> TransferError:
-    """UCX's error in our words; the caller chains it."""
+    """Translates UCX's error; the caller chains it."""
     name = error.name if isinstance(error, StatusError) else type(error).__name__
     text = f"UCX cannot {what}: {error or name}"
     if "Cancel" in name:

@@ -1,4 +1,4 @@
-"""The receiving half of a UCX stream: what comes is taken in piece by piece, and the peer is told."""
+"""The receiving half of a UCX stream: takes messages in piece by piece, and reports them to the peer."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
     from transfer.transports.handshake.upgrade import Surroundings
 
 _LZ4 = int(Flag.LZ4)
-#: seconds that a payload may take whose receiver does not wait for it any more
+#: seconds that a payload may take after its receiver has stopped waiting
 _FINISHING = 5.0
-#: bytes of payloads that are received before the message is asked for
+#: bytes of payloads that are received before the application receives the message
 AHEAD = 4 << 20
-#: UCX messages that are taken in before the peer hears of it, while payloads are on their way
-_TELL_AFTER = 8
-#: these answer at once, so that what they took in can be told with the answer
+#: UCX messages that are taken in before a report to the peer, while payloads are pending
+_REPORT_AFTER = 8
+#: these answer at once, so that the answer can carry the report
 _POLITE = (SocketType.REQ, SocketType.REP)
 
 
 class _Arrival:
-    """A payload of `nbytes` on its way into `memory`. behind: batches taken in behind it."""
+    """A pending payload of `nbytes` for `memory`. behind: batches taken in after it."""
 
     __slots__ = ("behind", "memory", "nbytes", "request")
 
@@ -45,24 +45,24 @@ class _Arrival:
 
 
 class Incoming(Outgoing):
-    """What receives. See `stream.UcxStream`."""
+    """The receiving methods. See `stream.UcxStream`."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, own: int, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
-        super().__init__(port, endpoint, beside, theirs, around)
+        super().__init__(port, endpoint, control, theirs, around)
         self.credits = around.credits
-        #: memory of a sink's that the stream uses, or that its last message lies in
+        #: a sink's memory that the stream uses, or that its last message lies in
         self._sunk: Any = None
         self._from = [port.worker.tag(own | kind) for kind in (BATCH, PAYLOAD, GRANT)]
         self._unpacker = Unpacker(around.max_message, around.pool)
-        #: a batch that is being received: the request, its memory
+        #: a pending batch: the request, its memory
         self._batch: tuple[Any, Any] | None = None
-        #: payloads that are, in their order, and their bytes
+        #: pending payloads in order, and their bytes
         self._arriving: deque[_Arrival] = deque()
         self._arriving_bytes = 0
         self._granting: Any = None  # the last grant's request and bytes
-        self._collect = 0  # so many are taken in whoever waits, since the peer is leaving
+        self._collect = 0  # so many are taken in without a receiver, since the peer is leaving
         self._polite = around.socket_type in _POLITE
 
     @property
@@ -98,7 +98,7 @@ class Incoming(Outgoing):
                 self._credit_later()
 
     def _pull(self, sink: Any) -> None:
-        """Takes in until there is a message, or nothing more comes; then the worker is armed."""
+        """Takes in until there is a message, or no more arrives; then arms the worker."""
         worker = self._port.worker
         messages = self._unpacker.messages
         if self._between:
@@ -132,7 +132,7 @@ class Incoming(Outgoing):
                 return
 
     def _take_in(self, sink: Any) -> bool:
-        """One step towards the next message: True if there was one. What a sink raises changes nothing."""
+        """One step towards the next message: True if there was one. A sink that raises changes nothing."""
         arriving = self._arriving
         if arriving and arriving[0].request.completed:
             self._between = True
@@ -142,7 +142,7 @@ class Incoming(Outgoing):
         return self._ahead(sink)
 
     def _arrived(self, arrival: _Arrival) -> None:
-        """A payload is here. Raises what UCX says of it, or ProtocolError."""
+        """A payload has arrived. Raises its UCX error, or ProtocolError."""
         error = failure(arrival.request)
         if error is not None:
             raise error
@@ -152,8 +152,8 @@ class Incoming(Outgoing):
         self._unpacker.fill(arrival.memory)
 
     def _ahead(self, sink: Any) -> bool:
-        """Takes in a batch, or begins to receive a payload: True. Behind a payload under way only what
-        there is room for, and nothing that may belong into a sink's memory."""
+        """Takes in a batch, or starts to receive a payload: True. Behind a pending payload only up to the
+        free memory, and nothing that may belong into a sink's memory."""
         if self._unpacker.awaited is not None:
             return self._begin_payload(sink)
         if self._arriving and (sink is not None or self._arriving_bytes >= AHEAD):
@@ -170,7 +170,7 @@ class Incoming(Outgoing):
         if error is not None:
             raise error
         if self._arriving:
-            self._arriving[-1].behind += 1  # told in the order in which it was sent
+            self._arriving[-1].behind += 1  # reported in the order in which it was sent
         else:
             self._taken += 1
         self.last_received_ns = time.monotonic_ns()
@@ -195,7 +195,7 @@ class Incoming(Outgoing):
         return True
 
     def _begin_payload(self, sink: Any) -> bool:
-        """Begins to receive the awaited payload, when its length is what it must be."""
+        """Starts to receive the awaited payload, if its length is correct."""
         worker, unpacker = self._port.worker, self._unpacker
         awaited = unpacker.awaited
         assert awaited is not None
@@ -223,7 +223,7 @@ class Incoming(Outgoing):
         return True
 
     def leave_sink(self) -> None:
-        """The call whose sink chose memory is over: nothing is written there afterwards."""
+        """The call whose sink chose memory has ended: nothing is written there afterwards."""
         with self._port, self._port.lock:
             if self.handed is not None and self.placed:  # the call was interrupted before it had the message
                 self.handed[0].data = self._copied(self.handed[0].data)
@@ -237,7 +237,7 @@ class Incoming(Outgoing):
                 while not arrival.request.completed and time.monotonic() < deadline and self.broken is None:
                     self._port.advance()
                 if not arrival.request.completed and self._arriving and self._arriving[0] is arrival:
-                    # Only the end of the stream takes the memory from UCX.
+                    # Only the end of the stream makes UCX release the memory.
                     self._sunk = None
                     self._fail(Broken("a payload did not arrive in time"))
                     raise Broken("a payload did not arrive in time")
@@ -248,8 +248,8 @@ class Incoming(Outgoing):
                 self._fail(error)
 
     def _move_out(self, sunk: Any) -> None:
-        """What arrived in a sink's memory, and was not received, lies in ours."""
-        for frames in self._unpacker.messages:  # others made progress, and completed it
+        """Moves what arrived in a sink's memory, and was not received, to the stream's own."""
+        for frames in self._unpacker.messages:  # other threads made progress, and completed it
             if frames[0].data is sunk:
                 frames[0].data = self._copied(sunk)
         first = self._arriving[0] if self._arriving else None
@@ -267,7 +267,7 @@ class Incoming(Outgoing):
         return self._sunk is not None
 
     def has_arrived(self) -> bool:
-        """Whether a receiver should look; for those who made progress in its place."""
+        """Whether a receiver should check; for threads that made progress instead of it."""
         if self._unpacker.messages or self.broken is not None:
             return True
         if self._arriving:
@@ -278,14 +278,14 @@ class Incoming(Outgoing):
         return self._port.worker.find(self._from[kind]) is not None
 
     def _grant_soon(self) -> None:
-        """Tells the peer what was taken in, but only now and then while payloads are on their way: they
-        do not wait for it."""
-        if self._taken - self._told >= _TELL_AFTER or not (self._arriving or self._unpacker.awaited):
+        """Reports to the peer what was taken in; less often while payloads are pending: they do not wait
+        for it."""
+        if self._taken - self._reported >= _REPORT_AFTER or not (self._arriving or self._unpacker.awaited):
             self._grant()
 
     def _grant(self) -> None:
-        """Tells the peer what was taken in. One at a time is under way."""
-        if self._taken == self._told or (self._granting is not None and not self._granting[0].completed):
+        """Reports to the peer what was taken in. One report is pending at a time."""
+        if self._taken == self._reported or (self._granting is not None and not self._granting[0].completed):
             return
         data = TAKEN.pack(self._taken)
         try:
@@ -293,15 +293,15 @@ class Incoming(Outgoing):
         except TransferError as error:
             self._fail(error)
             return
-        self._told = self._taken
+        self._reported = self._taken
 
     def _credit_later(self) -> None:
-        """The application consumed something: the peer hears of it soon."""
+        """The application has consumed messages: the peer gets a report soon."""
 
-    # -- after progress that others made ----------------------------------------------------------------
+    # -- after progress by others -----------------------------------------------------------------------
 
     def look(self) -> None:
-        """After progress that others made: what is over, what was granted, what may go now."""
+        """After progress by others: handles completed requests and grants, and sends what they allow."""
         if self._between:  # a call of another thread was interrupted
             self.interrupted()
         if self.broken is not None:
@@ -320,7 +320,7 @@ class Incoming(Outgoing):
             if self._collect > self._taken:
                 while self._take_in(None):
                     pass
-            if self._taken != self._told and not self._polite:
+            if self._taken != self._reported and not self._polite:
                 self._grant_soon()
         except TransferError as error:
             self._fail(error)

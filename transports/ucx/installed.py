@@ -1,6 +1,6 @@
-"""Which UCX is installed here, as files and names of modules; nothing of it is loaded.
+"""Which UCX is installed here, as files and names of modules; loads nothing of it.
 
-The functions that read text or paths that they are given are pure, or look only there.
+The functions with text or paths as arguments are pure, or read only there.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ from pathlib import Path
 
 #: UCX's own libraries; one process should have one of each
 _LIBRARIES = ("libucp", "libuct", "libucs", "libucm")
-#: modules that UCX finds beside its libraries, for InfiniBand and RoCE
+#: modules that UCX loads from the folder of its libraries, for InfiniBand and RoCE
 _INFINIBAND = ("libuct_ib", "libuct_ib_mlx5", "libuct_ib_efa", "libuct_rdmacm")
 #: distributions that bring the module ucxx
 PACKAGES = ("ucxx-cu12", "ucxx-cu13")
-#: what UCX's own library is called where the system looks for it
+#: the name of UCX's own library for the system's loader
 SONAME = "libucp.so.0"
 
 
 def bindings(wished: str = "auto") -> tuple[str, ...]:
-    """The drivers that there is something for, the preferred one first; wished: only this one.
+    """The available drivers, the preferred one first; wished: only this one.
 
     "ucxx": the module. "libucp": UCX's own library, as ucx-py (the module ucp) or the wheel libucx
-    brings it. A UCX of the system's alone counts only when it is wished for: others brought it.
+    installs it. The system's UCX alone counts only when it is requested: other packages installed it.
     """
     if wished == "libucp":
         return (wished,)
@@ -37,8 +37,8 @@ def bindings(wished: str = "auto") -> tuple[str, ...]:
 
 
 def libraries(maps: str, prefix: str, *, prefer_system: bool) -> tuple[str, ...]:
-    """What to try as libucp, in this order: one that the process has already, so that there are not
-    two; then where ucxx would look: the wheel's, the environment's, the system's."""
+    """The paths to try as libucp, in order: one that the process has loaded already, so that there are not
+    two; then those that ucxx would try: the wheel's, the environment's, the system's."""
     own = [one.path for one in mapped(maps) if one.name == "libucp"][:1]
     directory = wheel()
     wheels = [str(directory / SONAME)] if directory is not None else []
@@ -49,20 +49,20 @@ def libraries(maps: str, prefix: str, *, prefer_system: bool) -> tuple[str, ...]
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """One file of UCX that a process has mapped. name: "libucp", "libuct_ib"; path: where from."""
+    """One file of UCX that a process has mapped. name: "libucp", "libuct_ib"; path: its file."""
 
     name: str
     path: str
 
     @property
     def directory(self) -> str:
-        """Where UCX itself lies: its modules have a directory `ucx` of their own in there."""
+        """The folder of UCX itself: its modules lie in a folder `ucx` in there."""
         parent = Path(self.path).parent
         return str(parent.parent if parent.name == "ucx" else parent)
 
 
 def mapped(maps: str) -> tuple[Library, ...]:
-    """The files of UCX in the text of /proc/PID/maps, each once, in their order there."""
+    """The files of UCX in the text of /proc/PID/maps, each once, in order."""
     found: dict[str, Library] = {}
     for line in maps.splitlines():
         fields = line.split(maxsplit=5)
@@ -70,7 +70,7 @@ def mapped(maps: str) -> tuple[Library, ...]:
             continue
         path = fields[5].removesuffix(" (deleted)")
         name = Path(path).name.partition(".so")[0]
-        # A wheel that was repaired gives its copies names like libucp-1a2b3c4d.so.0.0.0
+        # A repaired wheel gives its copies names like libucp-1a2b3c4d.so.0.0.0
         name = name.partition("-")[0]
         if name in _LIBRARIES or name.startswith(("libuct_", "libucm_")):
             found.setdefault(path, Library(name, path))
@@ -78,7 +78,7 @@ def mapped(maps: str) -> tuple[Library, ...]:
 
 
 def copies(libraries: Iterable[Library]) -> tuple[str, ...]:
-    """Every directory that UCX was loaded from, in order. More than one: two UCX in one process."""
+    """Every folder that UCX was loaded from, in order. More than one: two UCX in one process."""
     return tuple(dict.fromkeys(one.directory for one in libraries if one.name in _LIBRARIES))
 
 
@@ -91,7 +91,7 @@ def has_infiniband(libraries: Iterable[Library]) -> bool:
 
 
 def infiniband_module(directory: Path) -> bool:
-    """Whether the UCX in this directory has a module for InfiniBand."""
+    """Whether the UCX in this folder has a module for InfiniBand."""
     modules = directory / "ucx"
     try:
         names = {name.partition(".so")[0] for name in os.listdir(modules)}
@@ -101,7 +101,7 @@ def infiniband_module(directory: Path) -> bool:
 
 
 def wheel() -> Path | None:
-    """The directory of the UCX that came as a wheel, with ucxx or alone, if it did."""
+    """The folder of a UCX that was installed as a wheel, with ucxx or alone; None without one."""
     spec = find_spec("libucx")
     if spec is None or not spec.submodule_search_locations:
         return None
@@ -110,7 +110,7 @@ def wheel() -> Path | None:
 
 
 def own_maps() -> str:
-    """What this process has mapped, as /proc/self/maps says it; "" where there is no /proc."""
+    """The mappings of this process, from /proc/self/maps; "" where there is no /proc."""
     if not sys.platform.startswith("linux"):
         return ""
     try:

@@ -1,7 +1,7 @@
 """UCX's C interface by ctypes, as far as the driver needs it.
 
-Sources: ucp.h and status.h of UCX 1.21, whose structures have only grown at their ends since 1.10; a mask in
-front says which fields count, so that older and newer libraries read what they know.
+Sources: ucp.h and status.h of UCX 1.21. Its structures have only grown at their ends since 1.10. A mask in
+front lists the valid fields, so that older and newer libraries read the ones they know.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transfer.transports.errors import NotSupported
 from transfer.transports.ucx.failures import StatusError
 from transfer.transports.ucx.installed import libraries, own_maps
 
-#: the interface that this was written to; an older library is told its own
+#: the interface version of this module; an older library gets its own
 _MINOR = 21
 _OLDEST = (1, 10)
 
@@ -46,7 +46,7 @@ EP_ADDRESS, EP_ERROR_MODE, EP_ERROR_HANDLER = 1 << 0, 1 << 1, 1 << 2
 ERRORS_OF_PEER = 1
 OP_FLAGS, CLOSE_FORCE = 1 << 4, 1 << 0
 
-#: ucs_status_t is a packed enumeration: one byte, and what stands above it in a register is anything
+#: ucs_status_t is a packed enumeration: one byte; the bytes above it in a register are undefined
 Status = c_int8
 #: void handler(arg, endpoint, status)
 ErrorHandler = CFUNCTYPE(None, c_void_p, c_void_p, Status)
@@ -111,7 +111,7 @@ class TagInfo(ctypes.Structure):
     _fields_ = [("sender_tag", c_uint64), ("length", c_size_t)]
 
 
-#: what returns at once: the interpreter lock stays
+#: functions that return at once: the interpreter lock stays
 _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "ucp_tag_probe_nb": (c_void_p, [c_void_p, c_uint64, c_uint64, c_int, c_void_p]),
     "ucp_request_check_status": (Status, [c_void_p]),
@@ -120,7 +120,7 @@ _QUICK: dict[str, tuple[Any, list[Any]]] = {
     "ucs_status_string": (c_char_p, [Status]),
     "ucp_get_version": (None, [POINTER(c_uint)] * 3),
 }
-#: what may copy, or call the system
+#: functions that may copy, or call the system
 _SLOW: dict[str, tuple[Any, list[Any]]] = {
     "ucp_config_read": (Status, [c_char_p, c_char_p, POINTER(c_void_p)]),
     "ucp_config_modify": (Status, [c_void_p, c_char_p, c_char_p]),
@@ -165,17 +165,17 @@ class Functions:
 
     @property
     def interface(self) -> tuple[int, int]:
-        """(major, minor) to begin it with."""
+        """(major, minor) for ucp_init."""
         return self.numbers[0], min(self.numbers[1], _MINOR)
 
     def check(self, status: int) -> None:
-        """Raises StatusError unless it is OK or goes on."""
+        """Raises StatusError unless the operation is complete or in progress."""
         if status < 0:
-            text = self.ucs_status_string(status) or b""  # of libucs, which libucp brings along
+            text = self.ucs_status_string(status) or b""  # of libucs, which libucp loads
             raise StatusError(status, text.decode("utf-8", "replace"))
 
     def pointer(self, answer: int | None) -> int:
-        """The request that an operation answered with, 0 if it is over. Raises StatusError."""
+        """The request of an operation, 0 if it is complete. Raises StatusError."""
         if not answer:
             return 0
         if answer >= _FIRST_ERROR:
@@ -184,7 +184,7 @@ class Functions:
 
 
 def load(paths: Iterable[str] | None = None) -> Functions:
-    """The first library that there is of `paths`, or of where UCX is looked for. Raises NotSupported."""
+    """Loads the first library of `paths`, or of the default ones. Raises NotSupported."""
     if paths is None:
         paths = libraries(own_maps(), sys.prefix, prefer_system=ucx_of_the_system())
     reasons = []

@@ -16,7 +16,7 @@ from transfer.transports.ucx.driver import MASK_ALL, Endpoint, Library, Request,
 from transfer.transports.ucx.failures import StatusError, translated
 from transfer.transports.ucx.libucp import Functions
 
-#: seconds that closing an endpoint may take, and between two looks when nothing happens
+#: seconds that closing an endpoint may take, and between two checks without progress
 _PATIENCE, _PAUSE = 2.0, 0.0005
 _PLAIN = libucp.RequestParams()
 _PLAIN_AT = ctypes.addressof(_PLAIN)
@@ -24,7 +24,7 @@ _FORCE = libucp.RequestParams(op_attr_mask=libucp.OP_FLAGS, flags=libucp.CLOSE_F
 
 
 class _Operation:
-    """A request of UCX's, which is given back to it when it is over."""
+    """A request of UCX, which is freed when it is complete."""
 
     __slots__ = ("_functions", "_pointer", "_status")
 
@@ -50,7 +50,7 @@ class _Operation:
 
 
 class _Message:
-    """What a probe removed: UCX's handle, and the bytes that will come."""
+    """A removed message: UCX's handle, and its length in bytes."""
 
     __slots__ = ("handle", "length")
 
@@ -60,7 +60,7 @@ class _Message:
 
 
 class LibucpLibrary(Library):
-    """Begins UCX. Raises NotSupported (there is no UCX, or an old one), Broken, InternalError."""
+    """Starts UCX. Raises NotSupported (there is no UCX, or an old one), Broken, InternalError."""
 
     driver = "libucp"
 
@@ -145,7 +145,7 @@ class LibucpWorker(Worker):
         return _Message(found, self._info.length) if found else None
 
     def discard(self, found: _Message) -> None:
-        # Into no memory at all: it is truncated, which is what we want.
+        # Into no memory at all: it is truncated, which is the purpose.
         functions = self._functions
         try:
             pointer = functions.pointer(
@@ -220,7 +220,7 @@ class LibucpEndpoint(Endpoint):
         while functions.request_check_status(pointer) == libucp.IN_PROGRESS and time.monotonic() < deadline:
             if not self._worker.step():
                 time.sleep(_PAUSE)
-        functions.request_free(pointer)  # one that is not over is freed by UCX when it is
+        functions.request_free(pointer)  # UCX frees an incomplete one when it completes
 
     def _check(self) -> None:
         if not self._handle:
@@ -228,7 +228,7 @@ class LibucpEndpoint(Endpoint):
 
 
 def _memory(data: Any) -> tuple[Any, int]:
-    """Where the bytes of a flat buffer or of device memory are, as ctypes takes it, and how many."""
+    """The address of a flat buffer or of device memory, for ctypes, and its length."""
     if type(data) is bytes:
         return data, len(data)
     device = getattr(data, "__cuda_array_interface__", None)
@@ -237,7 +237,7 @@ def _memory(data: Any) -> tuple[Any, int]:
     return address_of(data), memoryview(data).nbytes
 
 
-#: by their handles; UCX tells of an endpoint's end while some worker makes progress
+#: by handle; UCX reports an endpoint's end while any worker makes progress
 _endpoints: weakref.WeakValueDictionary[int, LibucpEndpoint] = weakref.WeakValueDictionary()
 
 

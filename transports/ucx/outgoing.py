@@ -1,4 +1,4 @@
-"""The sending half of a UCX stream: what waits, what is on its way, what the peer took in."""
+"""The sending half of a UCX stream: queued and pending messages, and the grants of the peer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 Released = Callable[[BaseException | None], None]
 _Kept = TypeVar("_Kept")
 CONTROL = int(Flag.CONTROL)
-#: a control frame of our own on the connection beside: take in so many messages, whoever waits
+#: a control frame on the control connection: take in so many messages, even without a receiver
 COLLECT = struct.Struct("<BQ")
 COLLECT_KIND = 0xC1
-#: what may be on its way and not taken in: bytes in batches, and messages of any kind
+#: the limits of what is sent and not taken in: bytes in batches, and messages of any kind
 WINDOW_BYTES = 1 << 20
 WINDOW = 64
 #: kinds of messages, the lowest bits of a tag
@@ -36,7 +36,7 @@ BATCH, PAYLOAD, GRANT = 0, 1, 2
 
 
 class _Message:
-    """One message to send. next: the first frame that was not posted; left: its requests under way."""
+    """One message to send. next: the first frame that was not posted; left: its pending requests."""
 
     __slots__ = ("frames", "left", "next", "number", "released", "size", "sizes")
 
@@ -53,13 +53,13 @@ class _Message:
 
 
 class Outgoing(Stream):
-    """What sends. See `stream.UcxStream`, which has the rest."""
+    """The sending methods. `stream.UcxStream` has the rest."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, theirs: int, around: Surroundings
     ) -> None:
-        self.beside = beside
-        self.fd: int = beside.fd
+        self.control = control
+        self.fd: int = control.fd
         self.wait_fds = port.wait_fds
         self.socket_type = int(around.socket_type)
         self.send_high_water = around.send_high_water
@@ -73,18 +73,18 @@ class Outgoing(Stream):
         self._to = [port.worker.tag(theirs | kind) for kind in (BATCH, PAYLOAD, GRANT)]
         self._queue: deque[_Message] = deque()  # not posted, or not wholly
         self._waiting = 0  # bytes in it
-        #: requests in the order of their posting, the messages that they carry, the memory they use
+        #: requests in posting order, the messages that they carry, the memory that they use
         self._requests: deque[tuple[Any, list[_Message], Any]] = deque()
         #: UCX messages that the peer has not taken in: (bytes of the window, messages that end in it)
         self._ungranted: deque[tuple[int, int]] = deque()
         self._window = 0
         self._posted = 0
-        self._collected = 0  # how many the peer was told to collect
+        self._collected = 0  # how many the peer was ordered to collect
         self._room_wanted = False
-        self._between = False  # something left UCX, or a queue of ours, and is not in the next one yet
-        # -- what the peer sent, as far as the sending half tells of it
+        self._between = False  # a message has left UCX, or a queue, and is not in the next one yet
+        # -- what the peer sent, as far as the sending half reports it
         self._taken = 0
-        self._told = 0
+        self._reported = 0
 
     def send(
         self,
@@ -110,9 +110,9 @@ class Outgoing(Stream):
                     return 0
             kept = [self._kept(frame, n, hold) for frame, n in zip(frames, sizes, strict=True)]
             number = self.sent + 1
-            early = released is not None and (not hold or max(sizes) < APART)  # what stays here are copies
+            early = released is not None and (not hold or max(sizes) < APART)  # the rest are copies
             message = _Message(kept, sizes, size, number, None if early else released)
-            # No call before the last one: a signal's handler runs before all of it, or behind it.
+            # No call before the last one: a signal handler runs before all of it, or after it.
             self.sent = number
             self.sent_bytes += size
             self.queued += 1
@@ -124,22 +124,22 @@ class Outgoing(Stream):
             if not self._ungranted or self._waiting >= FULL:
                 self._post()
             elif len(self._queue) == 1:
-                port.want(self, True)  # it waits for a grant, which somebody must see
+                port.want(self, True)  # it waits for a grant, which a thread must receive
         return number
 
     def _send_control(self, frames: Sequence[OutFrame]) -> bool:
         self._check()
         self.last_sent_ns = time.monotonic_ns()
-        self.beside.send(frames, force=True)
+        self.control.send(frames, force=True)
         return True
 
     def _kept(self, frame: OutFrame, size: int, hold: bool) -> OutFrame:
-        """The frame with data that stays as it is: `bytes`, memory that is held, or a copy."""
+        """The frame with data that does not change: `bytes`, held memory, or a copy."""
         data = frame[4]
         if type(data) is bytes:
             return frame
         if is_on_device(data):
-            return frame  # UCX reads it from there; it is held by reference
+            return frame  # UCX reads it in place; it is held by reference
         view: Any = flat_view(data)
         if size >= APART and not hold:
             lease = self._pool.lease(size)
@@ -155,7 +155,7 @@ class Outgoing(Stream):
         return self._is_full(0)
 
     def flush(self) -> bool:
-        """True when the peer has taken in everything. It is asked to, also if nobody receives there."""
+        """True when the peer has taken in everything. It is ordered to, also without a receiver there."""
         with self._port as port, port.lock:
             if self.broken is not None or self._closed:
                 return True
@@ -166,7 +166,7 @@ class Outgoing(Stream):
                 self._collected = self._posted
                 order = COLLECT.pack(COLLECT_KIND, self._posted)
                 try:
-                    self.beside.send([(CONTROL, 0, None, None, order)], force=True)
+                    self.control.send([(CONTROL, 0, None, None, order)], force=True)
                 except Broken as error:
                     self._fail(error)
             port.want(self, True)
@@ -195,7 +195,7 @@ class Outgoing(Stream):
     # -- under the lock ---------------------------------------------------------------------------------
 
     def _post(self) -> None:
-        """Gives UCX what may go: full batches, or anything when the peer has taken in all."""
+        """Posts what is allowed: full batches, or anything when the peer has taken in all."""
         while self._queue and self._window < WINDOW_BYTES and len(self._ungranted) < WINDOW:
             if self._ungranted and self._waiting < FULL:
                 break
@@ -233,7 +233,7 @@ class Outgoing(Stream):
             if message.next == len(frames):
                 self._queue.popleft()
                 ended += large is None
-        self._told = self._taken
+        self._reported = self._taken
         self._request(b"".join(chunks), BATCH, carried, size, ended)
         if large is not None:
             message, data = large
@@ -251,7 +251,7 @@ class Outgoing(Stream):
         self.last_sent_ns = time.monotonic_ns()
 
     def _finish(self) -> None:
-        """Books requests that are over, in the order of their posting."""
+        """Accounts completed requests, in posting order."""
         requests = self._requests
         while requests and requests[0][0].completed:
             self._between = True
@@ -274,34 +274,34 @@ class Outgoing(Stream):
 
     def _release(self, message: _Message, error: BaseException | None) -> None:
         released, message.released = message.released, None
-        message.frames = []  # nothing holds the memory any more when its owner is told
+        message.frames = []  # no reference is left when its owner is informed
         if released is not None:
             self._port.calls.append(partial(released, error))
 
     def _granted(self, taken: int) -> None:
-        """The peer says how many messages it took in of all. Raises ProtocolError."""
+        """The peer reports the total of messages that it took in. Raises ProtocolError."""
         news = taken - (self._posted - len(self._ungranted))
         if news < 0:
-            return  # told on two ways, and the older came later
+            return  # reported on two ways, and the older one came later
         if news > len(self._ungranted):
             raise ProtocolError("control", f"a grant for {taken} messages of {self._posted}")
         for _ in range(news):
-            self._window -= self._ungranted[0][0]  # no call in between: a handler runs behind both
+            self._window -= self._ungranted[0][0]  # no call in between: a signal handler runs after both
             self._ungranted.popleft()
 
     def look(self) -> None:
-        """After progress that others made; the receiving half has it."""
+        """After progress by others; the receiving half implements it."""
 
     def has_arrived(self) -> bool:
-        """Whether a receiver would find something; the receiving half knows."""
+        """Whether a receiver would find a message; the receiving half implements it."""
         return False
 
     # -- the end ------------------------------------------------------------------------------------------
 
     def interrupted(self) -> None:
-        """Better a stream that ends than one that loses a message in silence."""
+        """Ends the stream: it might lose a message in silence otherwise."""
         if self._between:
-            self._fail(Broken("a signal's handler interrupted a call between UCX and us"))
+            self._fail(Broken("a signal handler interrupted a call between UCX and us"))
 
     def _check(self) -> None:
         if self.broken is not None:
@@ -312,7 +312,7 @@ class Outgoing(Stream):
             raise error
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing goes any more; what was taken in can still be received."""
+        """Ends sending; messages that were taken in can still be received."""
         if self.broken is not None:
             return
         self.broken = error

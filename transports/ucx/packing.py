@@ -1,10 +1,10 @@
-"""What a UCX message holds: frames as on any wire, but large payloads apart in messages of their own.
+"""The content of a UCX message: frames as on any wire, but large payloads in separate messages.
 
-    batch    taken (8) | frame | frame | ...       the frames' layout stands in `transports/core/wire.py`
+    batch    taken (8) | frame | frame | ...       for the layout of frames see `transports/core/wire.py`
     payload  the data of the frame that a batch ended with, if it is APART bytes or more
     grant    taken (8)
 
-taken: how many batches and payloads of the other direction were taken in so far.
+taken: the total of batches and payloads of the other direction that were taken in.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from transfer.transports.errors import ProtocolError
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Lease, OutFrame, Pool
 
-#: payloads from here on travel apart, in bytes
+#: payloads from this size on travel separately, in bytes
 APART = 64 * 1024
 #: a batch is sent when it holds so many bytes
 FULL = 32 * 1024
-#: nobody sends a longer one: it was not full before its last frame
+#: no batch is longer: it was not full before its last frame
 LONGEST = FULL + HEADER_SIZE + EXTENDED_MAX + MAX_TOPIC + APART
 TAKEN = struct.Struct("<Q")
 
@@ -59,7 +59,7 @@ def pack(frame: OutFrame, socket_type: int, sequence: int, more: bool, checksum:
 
 
 class Awaited(Head):
-    """A frame whose data comes apart, with its place in the message that it belongs to."""
+    """A frame whose data travels separately, with its place in its message."""
 
     __slots__ = ("index", "message")
     make = Frame
@@ -71,11 +71,11 @@ class Awaited(Head):
 
 
 class Unpacker:
-    """Batches in, messages out. Not thread-safe; of no use after a ProtocolError.
+    """Batches in, messages out. Not thread-safe; unusable after a ProtocolError.
 
-    messages: those that are whole. awaited: the frame whose data comes next; `begin` it before the next
-    batch. Several may be begun; `fill` gives them their data in that order, and no message passes one
-    that is not filled. `lease` makes writable memory for small tensors.
+    messages: the complete ones. awaited: the frame whose data comes next; `begin` it before the next batch.
+    Several may be begun; `fill` passes their data in that order, and no message overtakes an incomplete one.
+    `lease` makes writable memory for small tensors.
     """
 
     def __init__(self, max_message: int, pool: Pool) -> None:
@@ -83,9 +83,9 @@ class Unpacker:
         self.messages: deque[list[Frame]] = deque()
         self.awaited: Awaited | None = None
         self._size = Size()
-        self._parts: list[Any] = []  # frames; an Awaited in the place of one without its data
+        self._parts: list[Any] = []  # frames; an Awaited stands for one without its data
         self._begun: deque[Awaited] = deque()
-        self._behind: deque[list[Any]] = deque()  # messages with such, or behind one
+        self._behind: deque[list[Any]] = deque()  # messages with such, or after one
         self._lease: Callable[[int], Lease] = pool.lease
 
     @property
@@ -95,7 +95,7 @@ class Unpacker:
         return awaited is not None and not awaited.index and not awaited.flags & _MORE
 
     def feed(self, batch: bytes | bytearray) -> int:
-        """Takes one batch; what it says of `taken`. Raises ProtocolError."""
+        """Takes one batch and returns its `taken`. Raises ProtocolError."""
         end = len(batch)
         if self.awaited is not None or end < TAKEN.size:
             raise ProtocolError("length", f"a batch of {end} bytes, or in the place of a payload")
@@ -113,20 +113,20 @@ class Unpacker:
                     batch, position, magic, version, kind, flags, sequence, topic_size, length, check
                 )
                 continue
-            # The short way of the common case: one small plain frame.
+            # The fast path of the common case: one small plain frame.
             data = bytes(batch[position : position + length])
             self._whole([Frame(data, sequence=sequence, socket_type=kind)])
             position += length
         return int(TAKEN.unpack_from(batch)[0])
 
     def begin(self) -> None:
-        """The awaited frame's data is on its way."""
+        """The awaited frame's data is being received."""
         assert self.awaited is not None
         self._begun.append(self.awaited)
         self.awaited = None
 
     def fill(self, data: Any) -> None:
-        """The data of the frame that was begun first. Raises ProtocolError."""
+        """The data of the first frame that was begun. Raises ProtocolError."""
         begun, behind = self._begun, self._behind
         awaited = begun.popleft()
         awaited.message[awaited.index] = awaited.frame(data)
@@ -135,7 +135,7 @@ class Unpacker:
             self.messages.append(behind.popleft())
 
     def clear(self) -> None:
-        """Forgets all that it has."""
+        """Drops all frames and messages."""
         for held in (self.messages, self._begun, self._behind, self._parts):
             held.clear()
         self.awaited = None
@@ -144,7 +144,7 @@ class Unpacker:
         self, batch: bytes | bytearray, position: int, magic: int, version: int, kind: int, flags: int,
         sequence: int, topic_size: int, length: int, checksum: int,
     ) -> int:  # fmt: skip
-        """A frame of any shape, from behind its header on; where the next one begins."""
+        """Parses a frame of any shape after its header; returns the offset of the next one."""
         check_header(magic, version, kind, flags, topic_size, length, self.max_message)
         meta_size = meta_length(flags, batch, position, len(batch))
         here = length if length < APART else 0

@@ -1,10 +1,10 @@
-"""A socket's UCX worker, which the streams to all its peers share, and what wakes whom.
+"""A socket's UCX worker, which the streams to all its peers share, and the wake-ups between them.
 
-UCX makes progress only inside calls. Whoever sends or receives makes it; beside them the context's
-reactor does, as long as a stream has something under way that its application does not wait for.
+UCX makes progress only inside calls. Threads that send or receive make it. In addition the context's reactor
+does, while a stream has pending work that its application does not wait for.
 
-The worker's descriptor tells of the next event only if the worker was armed after the last one was
-taken. So whoever took events arms it before he leaves, and tells the receivers for whom something came.
+The worker's descriptor reports the next event only if the worker was armed after the last one was taken. So a
+thread that took events arms it before it leaves, and wakes the receivers of what arrived.
 """
 
 from __future__ import annotations
@@ -18,42 +18,42 @@ from transfer.transports.errors import Broken, ForkedError
 from transfer.transports.reactor import READABLE, Reactor
 from transfer.transports.ucx.driver import Fabric, Worker, forked
 
-#: pieces of progress between two looks at what came of them, and how many looks one call takes
+#: pieces of progress between two checks of the results, and the most checks of one call
 STEPS, ROUNDS = 64, 16
-#: how many retired tags are looked after: what their peers sent late is thrown away
+#: how many retired tags are checked: late messages of their peers are dropped
 _RETIRED = 64
-#: the bits of a tag that say whose it is; the others say what kind of message
+#: the bits of a tag that identify the owner; the others are the kind of message
 OWNER = ~3 & ((1 << 64) - 1)
 
 
-#: requests that were not over when their socket was closed, with their memory
-_buried: list[tuple[Any, Any]] = []
+#: pending requests of a closed socket, with their memory
+_unfinished: list[tuple[Any, Any]] = []
 
 
 class Member(Protocol):
-    """A stream as its port sees it. Both methods are called with the port's lock."""
+    """A stream as its port sees it. Its methods are called with the port's lock."""
 
     on_readable: Callable[[], None] | None
 
     def look(self) -> None:
-        """After progress that others made. Never raises."""
+        """After progress by others. Never raises."""
 
     def has_arrived(self) -> bool:
-        """Whether its receiver would find something."""
+        """Whether its receiver would find a message."""
 
     def interrupted(self) -> None:
-        """A signal's handler raised in a call of one of the port's streams. With the port's lock."""
+        """A signal handler raised in a call of one of the port's streams. With the port's lock."""
 
 
 class Port:
-    """Owns a worker. `with port, port.lock:` holds its lock; every call that is not said to take it needs it.
-    The lock is left by itself: a signal's handler may raise in a method of ours, and never in the lock's.
+    """Owns a worker. `with port, port.lock:` holds its lock, which every method needs unless it states that
+    it takes it. The lock is separate: a signal handler may raise in a method of this class, never in the
+    lock's.
 
-    reactor: makes progress for streams that want it; None: only callers do. watched: somebody has
-    `wait_fds` watched all the time, as for sockets that only send, and calls `receive` then.
+    reactor: makes progress for streams that need it; None: only callers do. watched: another thread always
+    watches `wait_fds`, as for sockets that only send, and calls `receive` then.
 
-    What must be called without the lock (callbacks of streams) goes into `calls`, and is called on
-    leaving.
+    Callbacks that must run without the lock are put into `calls`, and called on leaving.
     """
 
     def __init__(self, fabric: Fabric, reactor: Reactor | None = None, *, watched: bool = False) -> None:
@@ -67,15 +67,15 @@ class Port:
         self.lock = threading.Lock()
         self._reactor = reactor
         self._watched_by_others = watched
-        self._eager: set[Member] = set()  # those that want progress whoever makes it
-        self._watched = -1  # a descriptor of our own for the reactor: the worker's may be watched by others
+        self._eager: set[Member] = set()  # those that need progress in any thread
+        self._watched = -1  # a separate descriptor for the reactor: other threads may watch the worker's
         self._retired: list[int] = []
         self._owner_mask = self.worker.mask(OWNER)
-        #: requests of closed streams that are not over yet, with the memory that they use
-        self._graves: list[tuple[Any, Any]] = []
+        #: pending requests of closed streams, with the memory that they use
+        self._pending: list[tuple[Any, Any]] = []
         self._closing = False
         self.closed = False
-        #: `advance` is wanted before the lock goes
+        #: `advance` is needed before the lock is released
         self.due = False
 
     def __enter__(self) -> Port:
@@ -105,7 +105,7 @@ class Port:
             raise
 
     def _go_on_later(self) -> None:
-        """A signal's handler raised, maybe between progress and arming: nothing would tell of what comes."""
+        """A signal handler raised, maybe between progress and arming: no event would be reported then."""
         if self._reactor is not None:
             self._reactor.call_soon(self._serve)
 
@@ -116,29 +116,29 @@ class Port:
     # -- streams -------------------------------------------------------------------------------------
 
     def join(self, stream: Member) -> None:
-        """A stream begins. Raises Broken if the socket was closed meanwhile."""
+        """A stream starts. Raises Broken if the socket was closed in the meantime."""
         if self.closed or self._closing:
             raise Broken("the socket was closed")
         self.streams.append(stream)
         self._sweep()
 
     def leave(self, stream: Member, owner: int, left: list[tuple[Any, Any]]) -> None:
-        """A stream ended: its tag, and its requests that are not over, with the memory they use."""
+        """A stream ended: its tag, and its pending requests, with the memory they use."""
         self.streams.remove(stream)
         self.want(stream, False)
-        self._graves += left
+        self._pending += left
         self._retired = [*self._retired[1 - _RETIRED :], owner]
         self._sweep()
         if self._closing and not self.streams:
             self._end()
 
     def _sweep(self) -> None:
-        """Throws away what came for streams that are gone, and lets go of memory that is free."""
+        """Drops late messages for streams that are gone, and releases free memory."""
         worker = self.worker
         for owner in self._retired:
             while (found := worker.find(worker.tag(owner), mask=self._owner_mask, remove=True)) is not None:
                 worker.discard(found)
-        self._graves = [grave for grave in self._graves if not grave[0].completed]
+        self._pending = [entry for entry in self._pending if not entry[0].completed]
 
     def close(self) -> None:
         """Ends the worker with its last stream. Takes the lock. Idempotent."""
@@ -156,13 +156,13 @@ class Port:
         self._eager.clear()
         self._unwatch()
         self._fabric.give_back(self.worker)
-        self._graves = [grave for grave in self._graves if not grave[0].completed]
-        _buried.extend(self._graves)  # UCX may still touch their memory, so it is never freed
+        self._pending = [entry for entry in self._pending if not entry[0].completed]
+        _unfinished.extend(self._pending)  # UCX may still touch their memory, so it is never freed
 
     # -- progress -------------------------------------------------------------------------------------
 
     def want(self, stream: Member, progress: bool) -> None:
-        """Whether the stream wants progress also while nobody waits for it."""
+        """Sets whether the stream needs progress also while no thread waits for it."""
         if progress:
             if stream in self._eager:
                 return
@@ -172,14 +172,14 @@ class Port:
             if not self._watched_by_others:
                 self._watched = os.dup(self.worker.fd)
                 self._reactor.register(self._watched, READABLE, self._serve)
-            self.due = True  # whoever watches from now on must not have missed anything
+            self.due = True  # the reactor, which watches from now on, must not miss an event
         elif stream in self._eager:
             self._eager.discard(stream)
             if not self._eager:
                 self._unwatch()
 
     def stepped_for(self, stream: Member) -> None:
-        """The stream made progress for itself; what came of it may concern others that want some."""
+        """The stream made progress for itself; the results may concern others that need progress."""
         if len(self._eager) > (stream in self._eager):
             self.due = True
 
@@ -191,7 +191,7 @@ class Port:
             self._watched = -1
 
     def _serve(self, _events: int = 0) -> None:
-        """In the reactor: something happened. Takes the lock."""
+        """In the reactor: an event was reported. Takes the lock."""
         try:
             with self, self.lock:
                 if not self.closed:
@@ -200,9 +200,9 @@ class Port:
             return
 
     def advance(self) -> None:
-        """Makes progress for all, until there is none: then the descriptor tells of the next.
+        """Makes progress for all, until there is none: then the descriptor reports the next event.
 
-        Requests are booked, what may go goes, and receivers for whom something came are told.
+        Accounts completed requests, sends what is allowed, and wakes receivers of arrived messages.
         """
         self.due = False
         worker = self.worker
@@ -215,9 +215,9 @@ class Port:
             if worker.arm():
                 break
         else:
-            if self._reactor is not None:  # others have their turn in between
+            if self._reactor is not None:  # other streams have their turn in between
                 self._reactor.call_soon(self._serve)
-        self.due = False  # looking may have asked for it again
+        self.due = False  # the calls above may have set it again
         for stream in self.streams:
             if stream.on_readable is not None and stream.has_arrived():
                 self.calls.append(stream.on_readable)

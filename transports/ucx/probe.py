@@ -1,4 +1,4 @@
-"""What there is of UCX on this machine and in this process, without loading it.
+"""Which UCX this machine and this process have, without loading it.
 
 `probe` is for the choice of a transport, `report` for `transfer doctor`.
 """
@@ -37,7 +37,7 @@ def devices(root: Path = _DEVICES) -> tuple[str, ...]:
 
 
 def probe() -> Probe:
-    """Whether UCX could be offered. Nothing is imported: ucxx takes a second, and sets variables."""
+    """Whether UCX can be offered. Imports nothing: ucxx takes a second, and sets variables."""
     try:
         wished = ucx_driver()
     except OptionError as error:
@@ -49,7 +49,7 @@ def probe() -> Probe:
     names, directory = devices(), wheel()
     details = {"devices": names, "wheel": str(directory or "")}
     if not names:
-        return Probe(True, "no RDMA device: UCX would use TCP as we do", better=False, details=details)
+        return Probe(True, "no RDMA device: UCX would use TCP too", better=False, details=details)
     if directory is not None and not infiniband_module(directory):
         reason = f"the UCX in {directory} has no InfiniBand module"
         hint = f"set {PREFER_SYSTEM} where the system has a UCX with one"
@@ -62,11 +62,11 @@ def probe() -> Probe:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What is known of UCX here.
+    """The state of UCX here.
 
-    libraries: what this process has loaded, and copies: from which directories. infiniband: whether
-    that (or, if nothing is loaded, what would be) has an InfiniBand module. devices: the machine's.
-    version: of the loaded UCX, driver: by what it was loaded; or "". warnings: (what is wrong, what to do).
+    libraries: those loaded in this process, and copies: their folders. infiniband: whether that UCX (or, if
+    none is loaded, the one that would be) has an InfiniBand module. devices: the machine's. version: of the
+    loaded UCX, driver: the one that loaded it; or "". warnings: (the problem, the remedy).
     """
 
     installed: bool
@@ -80,9 +80,9 @@ class Report:
 
 
 def report(maps: str | None = None, *, load: bool = False) -> Report:
-    """Looks at this process (or at the maps given). load: loads UCX first, if it can be.
+    """Inspects this process (or the given maps). load: loads UCX first, if possible.
 
-    Never raises for what is missing or broken: that is among the warnings.
+    Never raises for a missing or broken UCX: that is among the warnings.
     """
     warnings: list[tuple[str, str]] = []
     installed = False
@@ -109,7 +109,7 @@ def report(maps: str | None = None, *, load: bool = False) -> Report:
 
 
 def _first_line(error: TransferError) -> str:
-    """Its text without the hint."""
+    """The text of an error without the hint."""
     return str(error).partition("\n")[0]
 
 

@@ -1,10 +1,9 @@
 """Frames to one peer by UCX messages: the foreign stream of the ucx transport.
 
-Small frames wait for company while a message is on its way that the peer has not taken in; large
-payloads travel in messages of their own, from the sender's memory into the receiver's. The peer
-tells what it took in by grants, and no more than a window is ever on its way: UCX itself would take
-in whatever comes. Control frames travel on the TCP connection beside it, which also tells the
-peer's end: UCX may notice a dead peer late or never.
+Small frames are gathered while a sent message is not taken in by the peer; large payloads travel in separate
+messages, from the sender's memory into the receiver's. The peer reports by grants what it took in, and no
+more than a window is ever pending: UCX itself would take in any amount. Control frames travel on the TCP
+connection, which also reports the peer's end: UCX may detect a dead peer late or never.
 """
 
 from __future__ import annotations
@@ -28,54 +27,54 @@ if TYPE_CHECKING:
 _CREDIT = struct.Struct("<BQ")
 #: seconds between two credits
 _CREDIT_SECONDS = 0.02
-#: seconds that a closing stream gives its requests to end
+#: seconds for the pending requests of a closing stream
 _PATIENCE = 0.5
 
 
 class UcxStream(Incoming):
-    """See `core_contract.Stream`. Thread-safe by the port's lock. It owns `endpoint` and `fd`.
+    """See core/contract.pyi, Stream. Thread-safe by the port's lock. It owns `endpoint` and `fd`.
 
-    own, theirs: the owner's part of the tags that we receive by, and that the peer does.
-    Its sink is asked for large payloads that are a message by themselves.
+    own, theirs: the owner's part of the tags that this side receives by, and that the peer does.
+    Its sink is called for large payloads that are a whole message.
     """
 
     device = "ucx"
     takes_sink = True
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, beside: Any, own: int, theirs: int, around: Surroundings
+        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
-        super().__init__(port, endpoint, beside, own, theirs, around)
+        super().__init__(port, endpoint, control, own, theirs, around)
         self._own = own
         self._reactor = around.reactor
         self._subscriptions: Counter[bytes] = Counter()
-        self._credit_told = 0
+        self._credit_reported = 0
         self._credit_timer: Any = None
         with port, port.lock:
             port.join(self)
 
     @property
     def takes_device_memory(self) -> bool:
-        """UCX was built for CUDA, and nobody computes checksums."""
+        """UCX was built for CUDA; neither side computes checksums of payloads."""
         return self._port.has_cuda and not self.checksum
 
     def fileno(self) -> int:
-        """The connection beside it."""
+        """The control connection."""
         return self.fd
 
-    # -- beside ----------------------------------------------------------------------------------------
+    # -- the control connection ------------------------------------------------------------------------
 
     def control_ready(self) -> list[Frame]:
         frames: list[Frame] = []
         try:
-            while (message := self.beside.receive()) is not None:
+            while (message := self.control.receive()) is not None:
                 frame = message[0]
                 if not frame.flags & CONTROL:
-                    raise ProtocolError("flags", "a message on the connection beside UCX")
+                    raise ProtocolError("flags", "a message on the control connection")
                 self.last_received_ns = time.monotonic_ns()
                 data = bytes(frame.data)
                 if data[:1] == bytes([COLLECT_KIND]):
-                    self._told_to_collect(data)
+                    self._collect_ordered(data)
                 else:
                     frames.append(frame)
         except (Broken, ProtocolError) as error:
@@ -86,8 +85,8 @@ class UcxStream(Incoming):
             raise
         return frames
 
-    def _told_to_collect(self, data: bytes) -> None:
-        """The peer is leaving: what it sent is taken in also if nobody receives here now."""
+    def _collect_ordered(self, data: bytes) -> None:
+        """The peer is leaving: its messages are taken in also if no thread receives here now."""
         if len(data) != COLLECT.size:
             raise ProtocolError("control", f"an order to collect of {len(data)} bytes")
         with self._port as port, port.lock:
@@ -97,35 +96,35 @@ class UcxStream(Incoming):
 
     def _credit_later(self) -> None:
         if self._credit_timer is None:
-            self._credit_timer = self._reactor.call_later(_CREDIT_SECONDS, self._tell_credit)
+            self._credit_timer = self._reactor.call_later(_CREDIT_SECONDS, self._report_credit)
 
-    def _tell_credit(self) -> None:
-        """How much the application consumed, for the peer's trackers."""
+    def _report_credit(self) -> None:
+        """Reports how much the application consumed, for the peer's trackers."""
         self._credit_timer = None
-        if self._closed or self.broken is not None or self._credit_told == self.consumed:
+        if self._closed or self.broken is not None or self._credit_reported == self.consumed:
             return
-        self._credit_told = self.consumed
-        credit = _CREDIT.pack(Control.CREDIT, self._credit_told)
+        self._credit_reported = self.consumed
+        credit = _CREDIT.pack(Control.CREDIT, self._credit_reported)
         try:
-            self.beside.send([(CONTROL, 0, None, None, credit)], force=True)
+            self.control.send([(CONTROL, 0, None, None, credit)], force=True)
         except Broken:
-            return  # whoever watches the connection beside finds its end
+            return  # the reactor, which watches the control connection, finds its end
 
     # -- the end ---------------------------------------------------------------------------------------
 
     def close(self) -> int:
-        """Ends at once: how many messages the peer has not taken in. Idempotent."""
+        """Ends at once; returns how many messages the peer has not taken in. Idempotent."""
         if self._closed:
             return 0
         if self._port.is_forked:
             self._closed = True
             return 0
         if self.credits and self.broken is None:
-            self._tell_credit()
+            self._report_credit()
         with self._port as port, port.lock:
             if self._closed:
                 return 0
-            self.look()  # what the peer told meanwhile is not lost
+            self.look()  # so that the peer's last reports are not lost
             self._closed = True
             lost = len(self._queue) + sum(ended for _, ended in self._ungranted)
             if self.broken is None:
@@ -134,7 +133,7 @@ class UcxStream(Incoming):
                 self._credit_timer.cancel()
             self._end()
             port.leave(self, self._own, self._over())
-        self.beside.close()
+        self.control.close()
         return lost
 
     def _end(self) -> None:

@@ -1,4 +1,4 @@
-"""UCX through ucxx. Nothing else imports it."""
+"""UCX through ucxx. No other module imports it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ class _Names:
         self.tag, self.mask = module.UCXXTag, module.UCXXTagMask
         self.features = (module.Feature.TAG, module.Feature.WAKEUP)
         self.version: str = ".".join(str(part) for part in module.get_ucx_version())
-        #: what its calls raise; beside its own errors those of its C++ and of the buffer protocol
+        #: errors of its calls: its own, those of its C++, and those of the buffer protocol
         self.errors = (module.UCXError, RuntimeError, ValueError, TypeError, MemoryError, BufferError)
         if not hasattr(module.UCXEndpoint, "tag_recv_with_handle"):
             raise AttributeError("this ucxx is too old")
 
 
 class UcxxLibrary(Library):
-    """Begins UCX. Raises NotSupported (ucxx cannot be loaded), Broken, InternalError."""
+    """Starts UCX. Raises NotSupported (ucxx cannot be loaded), Broken, InternalError."""
 
     driver = "ucxx"
 
@@ -94,7 +94,7 @@ class UcxxWorker(Worker):
 
     def discard(self, found: Any) -> None:
         try:
-            # Into no memory at all: it is truncated, which is what we want.
+            # Into no memory at all: it is truncated, which is the purpose.
             self._native.tag_recv_with_handle(self._names.array(bytearray()), found)
             self.step()
         except self._names.errors as error:
@@ -152,10 +152,10 @@ class UcxxEndpoint(Endpoint):
 
 # --- fork -----------------------------------------------------------------------------------------
 
-#: native objects by id. A forked child has them too, and its collector must never destroy them: they
-#: would say goodbye to the parent's peers.
+#: native objects by id. A forked child has them too, and its collector must never destroy them: that would
+#: close the connections of the parent's peers.
 _living: dict[int, Any] = {}
-_process = 0  # that they belong to
+_process = 0  # the process that they belong to
 
 
 def _keep(native: Any) -> None:
@@ -164,7 +164,7 @@ def _keep(native: Any) -> None:
     if not _process:
         _process = os.getpid()
         os.register_at_fork(after_in_child=_abandon)
-        atexit.register(_abandon)  # the process's end frees all; destructors might wait for peers
+        atexit.register(_abandon)  # the end of the process frees all; destructors might wait for peers
 
 
 def _drop(native: Any) -> None:
@@ -173,6 +173,6 @@ def _drop(native: Any) -> None:
 
 
 def _abandon() -> None:
-    """One reference more, which nobody gives back, for each native object: it is never destroyed."""
+    """Adds one reference that is never released to each native object: it is never destroyed."""
     for native in _living.values():
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(native))

@@ -1,4 +1,4 @@
-"""How two peers that met by TCP come to a UCX stream: they tell each other their workers' addresses."""
+"""Upgrades a TCP connection to a UCX stream: the two peers exchange their workers' addresses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfer.transports.ucx.packing import APART
 from transfer.transports.ucx.port import Port
 from transfer.transports.ucx.stream import UcxStream
 
-#: of what this transport says over UCX
+#: the version of this transport's messages over UCX
 VERSION = 1
 _MAX_ADDRESS = 8 * 1024
 _OWN = "ucx"
@@ -43,8 +43,10 @@ class UcxUpgrade(Upgrade):
         endpoint, self._endpoint = self._endpoint, None
         assert endpoint is not None
         around = self.around
-        beside = around.core.Stream(fd, int(around.socket_type), around.flusher, around.pool, channel=channel)
-        stream = UcxStream(self._port(), endpoint, beside, self._ours, self._theirs, around)
+        control = around.core.Stream(
+            fd, int(around.socket_type), around.flusher, around.pool, channel=channel
+        )
+        stream = UcxStream(self._port(), endpoint, control, self._ours, self._theirs, around)
         return Made(fd, stream)
 
     def close(self) -> None:
@@ -56,7 +58,7 @@ class UcxUpgrade(Upgrade):
     # ------------------------------------------------------------------------------------------------
 
     def _port(self) -> Port:
-        """The socket's port, made with its first connection. Raises Declined."""
+        """The socket's port, made for its first connection. Raises Declined."""
         port: Port | None = self.around.own.get(_OWN)
         if port is None:
             try:
@@ -70,7 +72,7 @@ class UcxUpgrade(Upgrade):
         return port
 
     def _card(self) -> dict[str, Any]:
-        """What the peer needs of us. The tag is random: nobody else's message is taken for the peer's."""
+        """What the peer needs to connect. The tag is random: no other message is taken for the peer's."""
         port = self._port()
         self._ours = self._ours or secrets.randbits(62) << 2
         address = port.worker.address
@@ -84,7 +86,7 @@ class UcxUpgrade(Upgrade):
         }
 
     def _connect(self, card: dict[str, Any]) -> None:
-        """Raises ProtocolError for what makes no sense, Declined where the two do not fit."""
+        """Raises ProtocolError for an invalid card, Declined where the two do not match."""
         version, apart = number_of(card, "version", 1 << 16), number_of(card, "apart", 1 << 40)
         theirs, ours = text_of(card, "ucx", 64), driver.fabric().version
         if version != VERSION or apart != APART:
@@ -108,7 +110,7 @@ class UcxUpgrade(Upgrade):
 
 
 def _bytes_of(card: dict[str, Any]) -> bytes:
-    """The peer's address, undamaged; whether it is one only UCX can say. Raises ProtocolError."""
+    """The peer's address, undamaged; only UCX can check its contents. Raises ProtocolError."""
     try:
         address = base64.b64decode(text_of(card, "address", _MAX_ADDRESS * 4 // 3 + 4), validate=True)
     except binascii.Error as error:

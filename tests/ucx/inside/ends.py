@@ -39,7 +39,7 @@ class Kit:
         ]
         self.upgrades: list[UcxUpgrade] = []
         self.streams: list[Any] = []
-        self.beside: list[tuple[Any, list[Any]]] = []
+        self.control: list[tuple[Any, list[Any]]] = []
         self.watched: list[int] = []
 
     def connect(self) -> tuple[Any, Any]:
@@ -55,12 +55,12 @@ class Kit:
             stream = upgrade.made(end.detach()).stream
             self.streams.append(stream)
             heard: list[Any] = []
-            self.beside.append((stream, heard))
-            self.reactor.register(stream.fd, READABLE, partial(self._read_beside, stream, heard))
+            self.control.append((stream, heard))
+            self.reactor.register(stream.fd, READABLE, partial(self._read_control, stream, heard))
             self.watched.append(stream.fd)
         return self.streams[-2], self.streams[-1]
 
-    def _read_beside(self, stream: Any, heard: list[Any], _events: int) -> None:
+    def _read_control(self, stream: Any, heard: list[Any], _events: int) -> None:
         try:
             heard += stream.control_ready()
         except (Broken, ProtocolError):

@@ -67,11 +67,11 @@ def test_small_messages_share_a_ucx_message():
         assert one._posted < 100
 
 
-def test_control_frames_go_beside():
+def test_control_frames_have_their_own_connection():
     with kit() as made:
         one, other = made.connect()
         assert one.send(plain(b"\x06", flags=int(Flag.CONTROL)), force=True)
-        heard = made.beside[1][1]
+        heard = made.control[1][1]
         until(lambda: heard, "the control frame")
         assert bytes(heard[0].data) == b"\x06" and heard[0].flags & Flag.CONTROL
         assert one.sent == 0 and other.receive() is None
@@ -84,9 +84,9 @@ def test_credits_tell_what_was_consumed():
             one.send(plain(b"x"))
         for _ in range(3):
             receive(other)
-        until(lambda: made.beside[0][1], "a credit")
-        frame = made.beside[0][1][-1]
-        until(lambda: bytes(made.beside[0][1][-1].data)[1:2] == b"\3", "the credit for three")
+        until(lambda: made.control[0][1], "a credit")
+        frame = made.control[0][1][-1]
+        until(lambda: bytes(made.control[0][1][-1].data)[1:2] == b"\3", "the credit for three")
         assert frame.flags & Flag.CONTROL
 
 
@@ -442,5 +442,5 @@ def test_descriptors_and_memory_stay_flat_over_connections():
             made.watched.clear()
         assert counts[-1] <= counts[5] + 2, counts
         assert all(not around.own["ucx"].streams for around in made.around)
-        assert all(not around.own["ucx"]._graves for around in made.around)
+        assert all(not around.own["ucx"]._pending for around in made.around)
         assert made.pool.in_use == 0

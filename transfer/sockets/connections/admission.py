@@ -141,8 +141,8 @@ class Admission(QueueLimits):
         if peer.foreign and not self.receives:
             peer.stream.on_readable = partial(self._read, peer)
             self._read(peer)  # what came before
-        if made_beside := getattr(peer.stream, "carrier", None):
-            made_beside.watch(partial(self.lost, peer.stream))
+        if carrier := getattr(peer.stream, "carrier", None):
+            carrier.watch(partial(self.lost, peer.stream))
         self._count("connected")
         self._explain_choice(peer)
         self.give_orphans()
@@ -399,7 +399,7 @@ class Admission(QueueLimits):
         """The connection beside a foreign stream tells of its end and carries control frames; what
         the stream itself sleeps on is the reactor's where the application does not receive."""
         if peer.fd >= 0:
-            self.context.reactor.register(peer.fd, READABLE, partial(self._read_beside, peer))
+            self.context.reactor.register(peer.fd, READABLE, partial(self._read_control, peer))
         if not self.receives:
             for fd in self._share_foreign(peer, 1):
                 self.context.reactor.register(fd, READABLE, partial(self._read_sharing, fd))

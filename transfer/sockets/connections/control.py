@@ -72,7 +72,7 @@ class Controls(ConnectionLoss):
         if self.peers.get(peer.stream) is peer:
             self._read(peer)
 
-    def _read_beside(self, peer: Peer, events: int) -> None:
+    def _read_control(self, peer: Peer, events: int) -> None:
         """The connection beside a foreign stream: control frames, and the peer's end."""
         try:
             with peer.reading:
@@ -228,7 +228,7 @@ class Controls(ConnectionLoss):
             told = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
             # What a foreign stream moves is noticed by the peer when its application looks; what comes
             # beside it, by the peer's reactor.
-            way = stream.beside if peer.foreign else stream
+            way = stream.control if peer.foreign else stream
             try:
                 said = max(way.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
                 if told and now - said >= idle // 2 and not way.queued:

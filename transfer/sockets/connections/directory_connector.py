@@ -139,7 +139,7 @@ class DirectoryConnector:
             return
         self._failing = False
         self._links._count("looked_up:done")
-        changes = self._membership.heard(outcome, most := min(MOST, share_of_descriptors(2)))
+        changes = self._membership.update(outcome, most := min(MOST, share_of_descriptors(2)))
         self._tell_cut(len(outcome.members), most)
         for address in changes.added:
             self._add(address)

@@ -1,4 +1,4 @@
-"""The compiled core. `transports/core` decides whether it is used; importing this needs the build."""
+"""The compiled core. `transports/core` decides whether it is used; importing it needs the build."""
 
 from transfer.transports.core.native.channel import TlsChannel, TlsContext
 from transfer.transports.core.native.checksum import crc32c

@@ -1,9 +1,9 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""How often this process' Python has asked for memory, for measurements.
+"""Counts the allocations of this process' Python, for measurements.
 
-The allocators of objects and of buffers get a layer that counts and passes on, as PEP 445 provides
-for. Not the raw one, which the other two ask for what is large. What comes out of a free list (small tuples,
-floats), and what the core leases or maps, is not asked for there.
+The allocators of objects and of buffers get a layer that counts and passes on, as PEP 445 provides. The raw
+allocator gets none: the other two call it for large blocks. Objects from a free list (small tuples, floats),
+and memory that the core leases or maps, are not counted.
 """
 
 from libc.stdint cimport uint64_t
@@ -56,7 +56,7 @@ cdef void _free(void* ctx, void* block) noexcept nogil:
 
 
 def count_allocations():
-    """Begins to count, to the end of the process. Idempotent."""
+    """Starts to count, until the end of the process. Idempotent."""
     global counting
     cdef PyMemAllocatorEx layer
     cdef PyMemAllocatorDomain[2] domains = [PYMEM_DOMAIN_MEM, PYMEM_DOMAIN_OBJ]
@@ -72,5 +72,5 @@ def count_allocations():
 
 
 def allocations():
-    """Blocks asked for since then, new ones and in the place of others; None: they are not counted."""
+    """Blocks allocated since then, new and reallocated ones; None: they are not counted."""
     return counted if counting else None

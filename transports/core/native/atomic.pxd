@@ -1,6 +1,6 @@
-# Fields that one thread looks at while another may change them: values are read and written whole, which
-# ThreadSanitizer knows. What follows from a value is ordered by the GIL or by a mutex, so no order is asked
-# for: on x86-64 and ARMv8 these are plain loads and stores. At any time one thread at most changes a field.
+# Fields that one thread reads while another may change them: ThreadSanitizer knows that values are read and
+# written whole. The GIL or a mutex orders what depends on a value, so no memory order is needed here: on
+# x86-64 and ARMv8 these are plain loads and stores. At any time at most one thread changes a field.
 
 from libc.stdint cimport int64_t, uint64_t
 

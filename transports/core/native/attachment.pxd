@@ -5,9 +5,9 @@ from transfer.transports.core.native.stream cimport Stream
 
 
 cdef class Attachments(Receiving):
-    cdef dict foreign_fds           # descriptor -> how many foreign streams sleep on it
-    cdef list lazy                  # streams to receive from that have no descriptor yet
-    # the stream that left the round last, and where it stood
+    cdef dict foreign_fds           # descriptor -> the number of foreign streams that sleep on it
+    cdef list lazy                  # receiving streams without a descriptor so far
+    # the stream that left the round last, and its position
     cdef object left
     cdef Py_ssize_t left_at
     cdef bint left_was_next

@@ -19,7 +19,7 @@ cdef extern from "pythread.h" nogil:
 
 
 cdef class Attachments(Receiving):
-    """Which streams a socket has, what it watches for them, and their order. The GIL guards the lists."""
+    """The streams of a socket, their descriptors, and their order. The GIL guards the lists."""
 
     def _attach(self, stream, bint sends, bint receives):
         """Uses the stream for sending, receiving or both."""
@@ -46,7 +46,7 @@ cdef class Attachments(Receiving):
         self._notify()
 
     cdef Py_ssize_t count_ended(self):
-        """How many foreign streams are the rest of a lost peer: they stand first, in their order."""
+        """The number of foreign streams with unread messages of a lost peer: they come first, in order."""
         cdef Py_ssize_t count = 0
         while count < len(self.foreign_ins) and is_ended(self.foreign_ins[count]):
             count += 1
@@ -64,7 +64,7 @@ cdef class Attachments(Receiving):
         return 0
 
     cdef int watch_foreign(self, int fd) except -1:
-        """Foreign streams that share a completion channel share its place in the epoll set."""
+        """Foreign streams that share a completion channel share its entry in the epoll set."""
         cdef epoll_event event
         event.events = EPOLLIN
         event.data.fd = fd
@@ -89,7 +89,7 @@ cdef class Attachments(Receiving):
         self._notify()
 
     def _detach(self, stream):
-        """Forgets the stream; it is not closed. Not attached: nothing happens."""
+        """Removes the stream, without closing it. Does nothing if it is not attached."""
         if stream in self.outs:
             self.leave_round(stream)
         if stream in self.foreign_ins:
@@ -104,7 +104,7 @@ cdef class Attachments(Receiving):
             return
         (<Stream>stream).socket = NULL
         (<Stream>stream).opened = None
-        (<Stream>stream).tell_of_room(-1)
+        (<Stream>stream).notify_room(-1)
         if self.by_fd.get((<Stream>stream).link.fd) is stream:
             numbers = [(<Stream>stream).link.fd]
         else:  # closed before, or never watched
@@ -135,8 +135,8 @@ cdef class Attachments(Receiving):
             self._notify()
 
     cdef int leave_round(self, stream) except -1:
-        """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
-        one that waited for its connection is taken out while it gets it."""
+        """Keeps the order of the others. The position is kept, for a stream that returns at once: one that
+        waits for its connection is taken out while it gets it."""
         cdef Py_ssize_t index = self.outs.index(stream)
         if self.next_out >= len(self.outs):
             self.next_out = 0
@@ -145,7 +145,7 @@ cdef class Attachments(Receiving):
         self.left_was_next = index == self.next_out
         if index < self.next_out:
             self.next_out -= 1
-        # A new list: a fan-out that is walking over the old one would pass over the next stream.
+        # A new list: a fan-out that iterates over the old one would skip the next stream.
         self.outs = self.outs[:index] + self.outs[index + 1:]
         return 0
 
@@ -171,14 +171,14 @@ cdef class Attachments(Receiving):
     cdef int lose(self, stream, error) except -1:
         self.losses += 1
         if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
-            self.inside = None  # this thread reads it no more: the thread that detaches it need not wait
+            self.inside = None  # this thread does not read it any more: a detaching thread need not wait
         if type(stream) is Stream:
             if isinstance(error, ProtocolError):
                 self._on_refused(stream, error)
             (<Stream>stream).fail(error)
         try:
-            self._on_lost(stream, error)  # first: it sees that nobody overtakes what is left in the stream
-        except BaseException:  # of a signal's handler, before it had begun: behind that it is known
+            self._on_lost(stream, error)  # first: it sees that no message overtakes those left in the stream
+        except BaseException:  # from a signal handler before the call started: later the loss is known
             self._on_lost(stream, error)
             raise
         finally:

@@ -6,16 +6,16 @@ from transfer.transports.core.native.tls cimport tls_t
 
 cdef class TlsContext:
     cdef ptr context
-    cdef bytes protocols            # as on the wire: each behind its length
+    cdef bytes protocols            # as on the wire: each after its length
     cdef readonly bint server
 
 
 cdef class TlsChannel:
     cdef tls_t* tls
     cdef readonly TlsContext context
-    cdef readonly bint done         # the handshake is over
-    cdef bytes staged               # plain bytes that found no room
-    cdef str why                    # it failed
+    cdef readonly bint done         # the handshake is complete
+    cdef bytes staged               # decrypted bytes for which there was no room
+    cdef str why                    # why it failed
 
     cdef tls_t* give(self) except NULL
     cdef int expect(self, str server_name) except -1

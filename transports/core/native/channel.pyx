@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""TlsContext and TlsChannel: what Python sets up, drives through the handshake, and gives to a Stream.
+"""TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream.
 
-Contract: core_contract.pyi. What happens to the bytes is in tls.pyx.
+Contract: core/contract.pyi. tls.pyx handles the bytes.
 """
 
 import ipaddress
@@ -17,12 +17,12 @@ from transfer.transports.errors import InternalError, SecurityError
 from transfer.transports.core.native.openssl cimport load, openssl, ptr, reasons
 from transfer.transports.core.native.system cimport iovec, pthread_mutex_lock, pthread_mutex_unlock
 from transfer.transports.core.native.tls cimport (
-    ASIDE, BARREN, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
+    BARREN, REPLIES, SEAL, SPILL, STRANGE, tls_fill, tls_free, tls_is_hello, tls_missing, tls_new, tls_push,
     tls_read, tls_seal, tls_t, tls_unsent,
 )
 
 cdef enum:
-    MAX_HANDSHAKE = 64 * 1024      # bytes of somebody who is not known yet
+    MAX_HANDSHAKE = 64 * 1024      # bytes of an unauthenticated peer
     MAX_BUFFERS = 512
     FILETYPE_PEM = 1
     VERIFY_PEER = 1
@@ -38,12 +38,12 @@ cdef enum:
     NEGOTIATED = 1                 # OPENSSL_NPN_NEGOTIATED
 
 _LATER = (EAGAIN, EINTR)
-# AES-128 first: as strong as needed, and a tenth quicker.
+# AES-128 first: as strong as needed, and a tenth faster.
 CIPHERS = b"TLS_AES_128_GCM_SHA256:TLS_AES_256_GCM_SHA384:TLS_CHACHA20_POLY1305_SHA256"
 
 
 cdef int no_password(char* buffer, int size, int writing, void* user) noexcept nogil:
-    """OpenSSL would ask the terminal."""
+    """Without it OpenSSL would prompt on the terminal."""
     return 0
 
 
@@ -58,7 +58,7 @@ cdef int select_protocol(ptr ssl, const unsigned char** chosen, unsigned char* s
 
 
 cdef class TlsContext:
-    """What one side shows and asks for: see core_contract.pyi."""
+    """The credentials and requirements of one side: see core/contract.pyi."""
 
     def __cinit__(self, *, bint server, str certificate="", str key="", str authorities="",
                   str clients="none", tuple protocols=()):
@@ -72,7 +72,7 @@ cdef class TlsContext:
         openssl.SSL_CTX_ctrl(self.context, CTRL_MIN_VERSION, TLS_1_3, NULL)
         openssl.SSL_CTX_ctrl(self.context, CTRL_MAX_VERSION, TLS_1_3, NULL)
         openssl.SSL_CTX_set_ciphersuites(self.context, CIPHERS)
-        # Sessions are not taken up again: a ticket would outlive the certificate that it stands for.
+        # Sessions are not resumed: a ticket would outlive its certificate.
         openssl.SSL_CTX_set_num_tickets(self.context, 0)
         openssl.SSL_CTX_set_default_passwd_cb(self.context, no_password)
         self.show(certificate, key)
@@ -117,7 +117,7 @@ cdef class TlsContext:
 
 
 cdef class TlsChannel:
-    """TLS 1.3 over a descriptor that belongs to somebody else: see core_contract.pyi."""
+    """TLS 1.3 over a descriptor that the caller owns: see core/contract.pyi."""
 
     def __cinit__(self, TlsContext context, int fd, str server_name=""):
         if not context.server and not server_name:
@@ -135,10 +135,10 @@ cdef class TlsChannel:
         tls_free(self.tls)
 
     cdef int expect(self, str server_name) except -1:
-        """A name that OpenSSL did not take would not be looked for either."""
+        """Sets the expected name. OpenSSL does not check a name that it refused."""
         cdef ptr ssl = self.tls.ssl
         cdef int good
-        # The zone of a link-local address is this machine's word for an interface, and in no certificate.
+        # The zone of a link-local address names an interface of this machine, and is in no certificate.
         name = server_name.partition("%")[0]
         try:
             ipaddress.ip_address(name)
@@ -159,7 +159,7 @@ cdef class TlsChannel:
         return 0
 
     def handshake(self):
-        """Goes on as far as it gets: True when it is over and our last words are sent."""
+        """Continues the handshake: True when it is complete and our last bytes are sent."""
         self.check()
         while not self.done:
             if not self.step():
@@ -167,13 +167,13 @@ cdef class TlsChannel:
         return self.flush()
 
     cdef int step(self) except -1:
-        """One turn: 1 to go on, 0 to wait for the peer."""
+        """One step: 1 to continue, 0 to wait for the peer."""
         cdef tls_t* tls = self.tls
         cdef int answer = 0
         cdef int why = 0
         cdef int filled
         cdef int error
-        # OpenSSL is given whole records only: what it had of a part could not be counted any more.
+        # OpenSSL gets whole records only: bytes of a partial one could not be counted any more.
         if tls.came.end == tls.came.start or tls_missing(tls) == 0:
             with nogil:
                 pthread_mutex_lock(&tls.mutex)
@@ -211,20 +211,20 @@ cdef class TlsChannel:
         raise OSError(error, os.strerror(error))
 
     cdef object failure(self):
-        """Says why to the peer, as TLS does, and what to raise."""
+        """Sends the reason to the peer, as TLS does; returns the error to raise."""
         cdef long verified
-        said = reasons()
+        text = reasons()
         verified = openssl.SSL_get_verify_result(self.tls.ssl)
-        if "certificate verify failed" in said and verified:
-            said = openssl.X509_verify_cert_error_string(verified).decode()
-            said = f"the peer's certificate is refused: {said}"
+        if "certificate verify failed" in text and verified:
+            text = openssl.X509_verify_cert_error_string(verified).decode()
+            text = f"the peer's certificate is refused: {text}"
         if self.tls.exact and self.tls.taken > STRANGE:
-            said = f"more than {STRANGE} bytes of a peer that did not say who it is"
+            text = f"more than {STRANGE} bytes of an unauthenticated peer"
         elif self.tls.barren > BARREN:
-            said = f"more than {BARREN} bytes of records without data"
-        elif self.tls.aside.end - self.tls.aside.start > ASIDE:
-            said = "the peer asks for new keys again and again"
-        self.why = said or "the peer broke the TLS protocol"
+            text = f"more than {BARREN} bytes of records without data"
+        elif self.tls.replies.end - self.tls.replies.start > REPLIES:
+            text = "the peer requests new keys again and again"
+        self.why = text or "the peer broke the TLS protocol"
         tls_push(self.tls)
         return OSError(EPROTO, self.why)
 
@@ -236,7 +236,7 @@ cdef class TlsChannel:
         return 0
 
     cdef tls_t* give(self) except NULL:
-        """To a stream, which frees it."""
+        """Passes the connection to a stream, which frees it."""
         cdef tls_t* tls = self.tls
         self.check()
         if self.staged or openssl.SSL_pending(tls.ssl) or tls.came.end != tls.came.start:
@@ -248,18 +248,18 @@ cdef class TlsChannel:
     # --- bytes --------------------------------------------------------------------------------
 
     def ahead(self):
-        """From now on reads take more from the kernel than one record."""
+        """From now on reads take more than one record from the kernel."""
         self.check()
         self.tls.exact = 0
 
     @property
     def unsent(self):
-        """Bytes that the kernel did not take yet."""
+        """Bytes that the kernel has not taken."""
         return tls_unsent(self.tls) if self.tls != NULL else 0
 
     @property
     def pending(self):
-        """Plain bytes that are here, of which the descriptor does not tell."""
+        """Decrypted bytes, which the descriptor does not report."""
         return len(self.staged) + (openssl.SSL_pending(self.tls.ssl) if self.tls != NULL else 0)
 
     def recv(self, Py_ssize_t size):
@@ -290,7 +290,7 @@ cdef class TlsChannel:
         return size
 
     cdef bytes more(self):
-        """What comes next, for a caller with less room than it may take."""
+        """The next bytes, for a caller with less room than a read needs."""
         cdef bytes room = PyBytes_FromStringAndSize(NULL, SPILL)
         return room[:self.read(PyBytes_AS_STRING(room), SPILL)]
 
@@ -310,12 +310,12 @@ cdef class TlsChannel:
         raise OSError(error, os.strerror(error))   # BlockingIOError among them
 
     def send(self, data):
-        """As a socket's; what was taken may be `unsent` for a while."""
+        """As a socket's; the bytes taken may be `unsent` for a while."""
         return self.sendmsg((data,))
 
     def sendmsg(self, buffers, *_):
-        """As a socket's: how many plain bytes were taken, all of them gone or `unsent`. `flush` sends those
-        first, and raises BlockingIOError if it cannot."""
+        """As a socket's: returns the number of plain bytes taken, all of them sent or `unsent`. It flushes
+        earlier ones first, and raises BlockingIOError if it cannot."""
         cdef iovec vectors[MAX_BUFFERS]
         cdef Py_buffer views[MAX_BUFFERS]
         cdef int count = 0
@@ -345,7 +345,7 @@ cdef class TlsChannel:
         return taken
 
     def flush(self):
-        """Gives the kernel what it takes of what is unsent. True when nothing is."""
+        """Writes unsent bytes as far as the kernel takes them. True when none are left."""
         cdef ssize_t written
         cdef int error
         while tls_unsent(self.tls):
@@ -359,7 +359,7 @@ cdef class TlsChannel:
         return True
 
     def close(self):
-        """Says that nothing follows, if the kernel takes it; the descriptor stays open. Idempotent."""
+        """Sends the end of TLS, if the kernel takes it; the descriptor stays open. Idempotent."""
         if self.tls == NULL or self.why or not self.done:
             return
         self.why = "the channel is closed"
@@ -367,11 +367,11 @@ cdef class TlsChannel:
         openssl.SSL_shutdown(self.tls.ssl)
         tls_push(self.tls)
 
-    # --- who is there ---------------------------------------------------------------------------
+    # --- the identities -------------------------------------------------------------------------
 
     @property
     def alpn(self):
-        """What both sides speak, or ""."""
+        """The protocol that both sides have chosen, or ""."""
         cdef const unsigned char* name = NULL
         cdef unsigned int size = 0
         self.check()
@@ -380,7 +380,7 @@ cdef class TlsChannel:
 
     @property
     def peer_certificate(self):
-        """The peer's, as DER, or b"" if it showed none."""
+        """The peer's, as DER, or b"" if it sent none."""
         cdef ptr found
         self.check()
         found = openssl.SSL_get1_peer_certificate(self.tls.ssl)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""CRC-32C, which the log guards its records by. google-crc32c takes only `bytes`: a copy of every tensor."""
+"""CRC-32C, for the records of the log. google-crc32c accepts only `bytes`: a copy of every tensor."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 from libc.stdint cimport uint32_t
@@ -11,7 +11,7 @@ cdef extern from "crc32c.h" nogil:
     uint32_t transfer_crc_hardware(uint32_t value, const unsigned char* at, size_t n)
     int transfer_crc_has_hardware()
 
-#: from so many bytes on the interpreter lock is let go
+#: bytes from which the GIL is released
 cdef Py_ssize_t NO_GIL_FROM = 16 * 1024
 
 transfer_crc_prepare()

@@ -10,8 +10,8 @@ cdef class Connection:
     cdef readonly Flusher flusher
     cdef readonly Pool pool
     cdef public object peer
-    cdef void* socket               # the SocketBase that it is attached to: which one, no more
-    cdef object opened              # to be called when there is a descriptor; does not keep the socket
+    cdef void* socket               # the SocketBase that it is attached to: for comparison only
+    cdef object opened              # called when there is a descriptor; does not keep the socket
     cdef object failure
     cdef object __weakref__
 

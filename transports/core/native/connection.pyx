@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Connection: what Python sees of a link: its counters and limits, and why it ended."""
+"""Connection: a link as Python sees it: its counters and limits, and why it ended."""
 
 import os
 from copy import copy
@@ -37,7 +37,7 @@ cdef class Connection:
         if link == NULL:
             tls_free(tls)
             raise MemoryError()
-        # Nothing raises from here on: `__dealloc__` lets all of it go, once there is a link.
+        # Nothing raises from here on: `__dealloc__` frees all of it, once there is a link.
         self.link = link
         link.tls = tls
         flusher.state.references += 1
@@ -173,7 +173,7 @@ cdef class Connection:
 
     @property
     def broken(self):
-        """Why this stream takes no more, or None."""
+        """The error that ended this stream, or None."""
         cdef int error = load_int(&self.link.error)
         if self.failure is None and error:
             self.failure = Broken("the connection ended")
@@ -183,11 +183,11 @@ cdef class Connection:
     cdef object raise_broken(self):
         failure = self.broken
         if isinstance(failure, Broken):
-            raise copy(failure) from failure.__cause__  # the one that is kept shall get no frames
+            raise copy(failure) from failure.__cause__  # the stored error must not get frames
         raise Broken("the connection ended") from failure
 
     cdef int fail(self, object error) except -1:
-        """No more goes through this stream; the first reason stays."""
+        """Ends this stream; the first reason stays."""
         if self.failure is None:
             self.failure = error
         if load_int(&self.link.error) == 0:
@@ -204,7 +204,7 @@ cdef class Connection:
         return 0
 
     cdef int take_mutex(self) except -1:
-        """The link's mutex, without holding the GIL while somebody else has it."""
+        """Takes the link's mutex; waits for another thread without the GIL."""
         self.check_process()
         if pthread_mutex_trylock(&self.link.mutex) != 0:
             with nogil:

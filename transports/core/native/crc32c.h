@@ -35,9 +35,9 @@ static uint32_t transfer_crc_software(uint32_t value, const unsigned char *at, s
     return value;
 }
 
-/* One instruction waits for the one before it, but three streams of them fill the processor: three parts of
- * TRANSFER_CRC_PART bytes are summed at the same time. transfer_crc_shift says what a sum becomes when so many
- * zero bytes follow. */
+/* Each instruction waits for the one before it, but three streams of them fill the processor: three parts of
+ * TRANSFER_CRC_PART bytes are summed at the same time. transfer_crc_shift is the change of a sum by so many
+ * following zero bytes. */
 #define TRANSFER_CRC_PART 1024
 static uint32_t transfer_crc_shift[4][256];
 

@@ -9,7 +9,7 @@ cdef struct reader_t:
     size_t end
     size_t capacity
     int drained
-    int reads                 # so many more before it is another stream's turn; -1: no limit
+    int reads                 # remaining reads before another stream's turn; -1: no limit
     int large                 # a large frame was read in this turn
 
 

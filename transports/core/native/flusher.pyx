@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Flusher: the native thread as Python sees it, and the way finished Python objects are let go."""
+"""Flusher: the native thread as Python sees it, and the release of finished Python objects."""
 
 from cpython.ref cimport Py_DECREF
 from libc.stdint cimport uint64_t
@@ -27,7 +27,7 @@ cdef class Flusher:
         return self.state.reap_fd
 
     def reap(self):
-        """Lets go of user memory that is written, and tells whoever asked."""
+        """Releases user memory that is written, and calls the callbacks."""
         cdef uint64_t count
         cdef segment_t* finished
         read_fd(self.state.reap_fd, &count, 8)
@@ -56,17 +56,17 @@ cdef class Flusher:
 
 
 cdef void let_go(flusher_t* state) noexcept:
-    """One owner less. A stream may outlive its Flusher when both die as garbage."""
+    """Drops one owner. A stream may outlive its Flusher when the collector frees both."""
     state.references -= 1
     if state.references == 0:
         flusher_free(state)
 
 
 cdef int release_segments(segment_t* segment, object error) except -1:
-    """Under the GIL and without any mutex: what Python code runs here may call us again."""
+    """Under the GIL and without any mutex: Python code that runs here may call this class again."""
     cdef segment_t* following = segment
     cdef object released
-    # All memory first: the last written stands first, and its sender may be told of several pieces.
+    # All memory first: the last written segment comes first, and one callback may be for several segments.
     while following != NULL:
         if following.owner != NULL:
             Py_DECREF(<object>following.owner)

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""What the first bytes of a frame say: every length is checked here, before anything is allocated."""
+"""Parses the first bytes of a frame: every length is checked here, before memory is allocated."""
 
 from cpython.bytes cimport PyBytes_FromStringAndSize
 from libc.stdint cimport uint32_t, uint64_t
@@ -22,7 +22,7 @@ cdef uint32_t LONGEST_EXTENSION = EXTENDED_MAX
 
 cdef int head_size(const char* at, size_t available, size_t* head, uint64_t max_message,
                    bint references) except -1:
-    """The bytes before the payload, once they can be known (1), else 0. Checks every length."""
+    """The bytes before the payload, once they are known (1), else 0. Checks every length."""
     cdef header_t* header = <header_t*>at
     cdef uint32_t extension = 0
     cdef int flags = header.flags

@@ -7,8 +7,8 @@ from transfer.transports.core.native.large cimport Large
 from transfer.transports.core.native.pool cimport Frame
 
 cdef enum:
-    STEP_US = 50                    # how often a thread looks whether another one has left a stream
-    STEPS = 200000                  # 10 s: a read of what the kernel has takes less
+    STEP_US = 50                    # how often a thread checks whether another one has left a stream
+    STEPS = 200000                  # 10 s: a read from the kernel takes less
 
 
 cdef class Incoming(Large):

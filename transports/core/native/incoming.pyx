@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Incoming: the receiving half of a Stream.
 
-Small frames are cut out of a read-ahead that the caller lends; large ones go the way of large.pyx.
+Small frames are cut out of a read-ahead buffer that the caller lends; large.pyx reads large ones.
 """
 
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -38,13 +38,13 @@ cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
 
 cdef class Incoming(Large):
-    """Decodes frames of one connection; checks every length before anything is allocated."""
+    """Decodes frames of one connection; checks every length before memory is allocated."""
 
     def __cinit__(self, *args, **kwargs):
         self.ahead = READ_AHEAD
 
     cdef int count(self, list message) except -1:
-        """One more message was handed over; the peer will be told."""
+        """Counts one more delivered message; the flusher will report it to the peer."""
         cdef Frame frame
         for frame in message:
             self.link.received_bytes += len(frame.data)
@@ -92,12 +92,13 @@ cdef class Incoming(Large):
                             self.first_small = True
                         self.expect_size = 0
                         return self.check(frame, header.checksum)
-                    # Of TLS the last record brings the beginning of the next frame along, which is another
-                    # turn's: its rest is still to come, so that the descriptor becomes readable.
+                    # With TLS the last record contains the beginning of the next frame, which is for another
+                    # turn: its rest has not arrived, so the descriptor becomes readable.
                     over = reader.reads >= 0 and reader.large
                     if header.data_length >= LARGE and head <= available and not over:
                         self.begin_large(reader, head, as_bytes, sink)
-                        # What is read ahead of a large payload is copied, and where one was more may follow.
+                        # Read-ahead of a large payload is copied, and after one large payload more may
+                        # follow.
                         self.ahead = CAUTIOUS
                         if self.parts is None:
                             self.first_small = False
@@ -112,7 +113,7 @@ cdef class Incoming(Large):
         return self.hungry and not self.link.reading
 
     cdef int park(self, reader_t* reader) except -1:
-        """Moves what is left in the reader into the stream's own memory."""
+        """Moves the rest of the reader into the stream's memory."""
         cdef size_t rest = reader.end - reader.start
         if rest:
             free(self.saved)
@@ -136,7 +137,7 @@ cdef class Incoming(Large):
         return 1
 
     cdef int admit(self, uint64_t size) except -1:
-        """The limit is for all parts of a message together. Nothing was allocated for this one yet."""
+        """Checks the limit for all parts of a message. No memory was allocated for this one yet."""
         if self.parts is not None:
             size += self.parts_size
         if size > self.link.max_message:
@@ -146,7 +147,7 @@ cdef class Incoming(Large):
         return 0
 
     cdef Frame whole_frame(self, const char* at, size_t head, bint as_bytes, object sink):
-        """A frame that lies in the reader whole."""
+        """A frame that is complete in the reader."""
         cdef header_t* header = <header_t*>at
         cdef Frame frame = frame_of(at, head)
         cdef size_t size = header.data_length
@@ -175,7 +176,7 @@ cdef class Incoming(Large):
         return frame
 
     cdef Frame referred(self, const char* at, size_t head, object sink):
-        """A frame whose payload came beside the connection. The checksum is that of the reference."""
+        """A frame whose payload travels apart from the connection. The checksum is that of the reference."""
         cdef header_t* header = <header_t*>at
         cdef Frame frame = frame_of(at, head)
         cdef object target = None
@@ -196,7 +197,7 @@ cdef class Incoming(Large):
         return frame
 
     cdef object check(self, Frame frame, unsigned int checksum):
-        """The frame, if its checksum is right or there is none."""
+        """The frame, if its checksum is correct or there is none."""
         cdef unsigned int found
         if frame.flags & F_CRC:
             found = checksum_of(frame.meta, frame.topic, frame.data)
@@ -205,7 +206,7 @@ cdef class Incoming(Large):
         return frame
 
     cdef int refill(self, reader_t* reader, bint as_bytes, object sink) except -1:
-        """Reads ahead once. 0 when the kernel has nothing."""
+        """Reads ahead once. 0 when the kernel has no bytes."""
         cdef iovec vector
         cdef ssize_t count
         cdef int error
@@ -233,7 +234,7 @@ cdef class Incoming(Large):
             room = min(reader.capacity - reader.end, max(room, <size_t>SPILL))
         elif (sink is not None and self.expect_size and reader.end == 0
                 and not (self.first_small and self.parts is None)):
-            # The header alone, so that the payload goes straight to where the sink wants it.
+            # The header alone, so that the payload goes straight into the sink's memory.
             room = self.expect_head
         elif limited:
             room = min(room, <size_t>TURN)
@@ -252,8 +253,8 @@ cdef class Incoming(Large):
         return self.took(reader, count, error)
 
     cdef int refill_expected(self, reader_t* reader, bint as_bytes) except -1:
-        """The last frame was large: reads a header like its header and a payload like its payload,
-        each to its place. If something else came, what landed in the payload moves back."""
+        """The last frame was large: reads a header like its header and a payload like its payload, each to
+        its place. If another frame came, its bytes move back from the payload's memory."""
         cdef iovec vectors[2]
         cdef char* data = NULL
         cdef bint lease = self.expect_lease or not as_bytes
@@ -308,7 +309,7 @@ cdef class Incoming(Large):
 
 
 cdef object group(Incoming stream, Frame frame):
-    """The whole message that this frame ends, or None."""
+    """The complete message that this frame ends, or None."""
     cdef list message
     if frame.flags & F_MORE:
         if stream.parts is None:

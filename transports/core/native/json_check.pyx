@@ -1,16 +1,16 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Whether decoders of JSON can read what a peer sent. The interpreter lock is let go meanwhile: in a decoder,
-one message of 16 MiB stops all threads for a second."""
+"""Checks whether JSON decoders can read a peer's text, without the GIL: in a decoder, one message of 16 MiB
+blocks all threads for a second."""
 
 from cpython.buffer cimport PyBUF_SIMPLE, PyBuffer_Release, PyObject_GetBuffer
 
-#: from so many bytes on the interpreter lock is let go
+#: bytes from which the GIL is released
 cdef Py_ssize_t NO_GIL_FROM = 16 * 1024
-#: digits of an integer at most, its sign among them: msgspec's limit, and one less than Python's own
+#: the most digits of an integer, with its sign: msgspec's limit, and one less than Python's
 cdef Py_ssize_t MOST_DIGITS = 4300
-#: the decimal exponent of the largest double, and where exponents stop counting
+#: the decimal exponent of the largest double, and the largest exponent that is counted
 cdef Py_ssize_t LARGEST_EXPONENT = 308, MOST_EXPONENT = 1 << 58
-#: from here on a decimal number is rounded to infinity
+#: the smallest decimal number that is rounded to infinity
 cdef bytes _infinite = b"%d" % (2**1024 - 2**970)
 cdef const unsigned char* INFINITE = _infinite
 cdef Py_ssize_t INFINITE_DIGITS = len(_infinite)
@@ -41,7 +41,7 @@ cdef const unsigned char* past_string(const unsigned char* at, const unsigned ch
 cdef bint is_infinite(
     const unsigned char* at, const unsigned char* end, Py_ssize_t exponent
 ) noexcept nogil:
-    """Digits, with a point among them or not; exponent: the first one's."""
+    """Digits, with or without a point; exponent: the first digit's."""
     cdef Py_ssize_t place
     while at < end and (at[0] == c"0" or at[0] == c"."):
         exponent -= at[0] == c"0"

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Headers of tensors that were sent before, found by what the buffer protocol says of the next one.
+"""Headers of tensors that were sent before, found by what the buffer protocol reports of the next one.
 
-A training loop sends the same few shapes for ever. What Python needs to find out such a header costs
-more than the header: after a large copy nothing of the interpreter is left in the processor's cache.
+A training loop sends the same few shapes for ever. Computing a header in Python costs more than the header:
+after a large copy no code of the interpreter is left in the processor's cache.
 """
 
 from cpython.buffer cimport PyBuffer_IsContiguous
@@ -12,17 +12,17 @@ from libc.string cimport memcpy, memset, strlen
 from transfer.transports.core.native.pool cimport HeldBuffer
 
 cdef enum:
-    MAX_DIMS = 8               # with more the header is the least of all costs
-    MAX_FORMAT = 3             # "f", "?", ">i", "Zd": a structured type's says too little of it
+    MAX_DIMS = 8               # with more the header costs least of all
+    MAX_FORMAT = 3             # "f", "?", ">i", "Zd": a structured type's is not unique
     MOST_TYPES = 16
     MOST_HEADERS = 1024
 
-# type -> {format and shape: (flags, header)}; what is in here was exported as it is
+# type -> {format and shape: (flags, header)}; these types export their memory unchanged
 cdef dict known = {}
 
 
 cdef bytes key_of(Py_buffer* view):
-    """Format and shape, or None for what is not kept."""
+    """Format and shape, or None for a tensor that is not kept."""
     cdef char key[8 + 8 * MAX_DIMS]
     cdef size_t length
     if view.format == NULL or view.ndim > MAX_DIMS or view.len == 0:
@@ -37,7 +37,7 @@ cdef bytes key_of(Py_buffer* view):
 
 
 cdef tuple known_frame(object tensor):
-    """The frame of a C-contiguous tensor that looks like one noted before, else None."""
+    """The frame of a C-contiguous tensor that looks like a known one, else None."""
     cdef dict of_type = <dict>known.get(type(tensor))
     cdef HeldBuffer held
     cdef tuple entry
@@ -56,12 +56,12 @@ cdef tuple known_frame(object tensor):
 
 
 cdef int note_header(object tensor, int flags, bytes header) except -1:
-    """The next tensor that looks like this one, which was exported as it is, needs no other header."""
+    """Notes the header of a tensor that exports its memory unchanged, for the next one that looks like it."""
     cdef HeldBuffer held
     cdef bytes key
     cdef dict of_type
     if type(tensor) is bytes:
-        return 0               # the queue keeps them as they are; an exported buffer it would copy
+        return 0               # the queue keeps bytes unchanged; it would copy an exported buffer
     held = HeldBuffer(tensor)
     key = key_of(&held.view)
     if key is None or not PyBuffer_IsContiguous(&held.view, c'C'):

@@ -10,17 +10,17 @@ from transfer.transports.core.native.system cimport iovec
 
 
 cdef class Large(Outgoing):
-    cdef list parts                 # frames of a message whose end is still to come
+    cdef list parts                 # frames of an incomplete message
     cdef bint refused               # a sink refused a frame of it: the rest is read without one
     cdef bint hungry                # the kernel had no more, and a message is not complete
-    cdef Frame large                # it is on its way
+    cdef Frame large                # the frame that is being received
     cdef object large_hold          # the sink's memory, if it goes there
-    cdef object large_sink          # the sink that was asked where it goes
+    cdef object large_sink          # the sink that was called for it
     cdef char* large_data
     cdef size_t large_size
     cdef size_t large_done
     cdef unsigned int large_checksum
-    # what the last frame was like, if it was large: the next is read straight into place
+    # the shape of the last frame, if it was large: the next one is read straight into place
     cdef size_t expect_head
     cdef size_t expect_size
     cdef bint expect_lease

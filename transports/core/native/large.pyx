@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Large: the large frame on its way into a Stream.
+"""Large: the large frame that a Stream receives.
 
-Its payload is read straight to where it will stay: a sink's memory, a lease or bytes. How a read ends,
-this one and those of incoming.pyx, stands here too.
+Its payload is read straight into its final memory: a sink's, a lease or bytes. The end of every read, also of
+those of incoming.pyx, is handled here too.
 """
 
 import os
@@ -35,13 +35,13 @@ cdef enum:
 
 
 cdef class Large(Outgoing):
-    """Finds the place of a large payload, and reads it there; ends the reads of a stream that was closed."""
+    """Chooses the memory of a large payload, and reads it there; ends the reads of a closed stream."""
 
     # --- the large frame -------------------------------------------------------------------------
 
     cdef object ask(self, object sink, Frame frame, uint64_t size):
-        """Where the payload goes, or None. A message that the sink refuses is read to its end: the socket
-        asks again when it is whole, and then the error gets out."""
+        """The sink's memory for the payload, or None. A message that the sink refuses is read to its end: the
+        socket calls it again when the message is complete, and lets the error out."""
         if self.refused:
             return None
         try:
@@ -53,7 +53,7 @@ cdef class Large(Outgoing):
             return None
 
     cdef object place(self, size_t size, bint lease, char** data):
-        """Memory for a large payload, and where it begins."""
+        """Memory for a large payload, and its address."""
         cdef object target
         if self.spare is not None and self.expect_size == size and lease == (type(self.spare) is Lease):
             target = self.spare
@@ -70,13 +70,13 @@ cdef class Large(Outgoing):
         except (MemoryError, OverflowError):
             raise no_memory(size) from None
         data[0] = PyBytes_AS_STRING(target)
-        if size >= HUGE:  # not the beginning: see pool.pyx
+        if size >= HUGE:  # not the first part: see pool.pyx
             madvise(<void*>((<size_t>data[0] + 4095 + HUGE // 2) & ~<size_t>4095), size - 4096 - HUGE // 2,
                     MADV_HUGEPAGE)
         return target
 
     cdef int begin_large(self, reader_t* reader, size_t head, bint as_bytes, object sink) except -1:
-        """Prepares the payload's place and moves there what was read ahead."""
+        """Prepares the payload's memory and moves the bytes there that were read ahead."""
         cdef const char* at = reader.data + reader.start
         cdef header_t* header = <header_t*>at
         cdef size_t size = header.data_length
@@ -109,7 +109,7 @@ cdef class Large(Outgoing):
         return 0
 
     cdef object pour(self, Frame frame, object sink):
-        """Copies a payload that was read before this sink was known to where the sink wants it."""
+        """Copies a payload that was read before this sink was known to the sink's memory."""
         if frame.flags & (F_CONTROL | F_LZ4):
             return None
         target = self.ask(sink, frame, len(frame.data))
@@ -118,7 +118,7 @@ cdef class Large(Outgoing):
             frame.data = target
 
     cdef int leave_sink(self) except -1:
-        """A sink's memory is the caller's again when its call ends: the rest goes to a lease."""
+        """A sink's memory returns to the caller when its call ends: the rest is read into a lease."""
         cdef Lease lease
         cdef Frame frame = self.large
         cdef HeldBuffer held = self.large_hold
@@ -138,7 +138,8 @@ cdef class Large(Outgoing):
 
     cdef int read_large(self, reader_t* reader) except -1:
         """1 when the payload is complete, 0 when the kernel has no more of it now. If a frame must follow,
-        its header is read along. The frame is held here: another thread may close the stream meanwhile."""
+        its header is read too. The frame is held here: another thread may close the stream in the
+        meantime."""
         cdef object _frame = self.large
         cdef object _hold = self.large_hold
         cdef iovec vectors[2]
@@ -150,7 +151,7 @@ cdef class Large(Outgoing):
             if reader.start == reader.end:
                 reader.start = reader.end = 0
                 if self.link.tls != NULL:
-                    following = SPILL         # the last record may hold what stands behind the payload
+                    following = SPILL         # the last record may hold bytes behind the payload
                 elif self.large.flags & F_MORE:
                     following = self.expect_head
             vectors[1].iov_base = reader.data
@@ -174,7 +175,7 @@ cdef class Large(Outgoing):
                         reader.end = count - left
                         count = left
                     self.large_done += count
-                    store_signed(&self.link.last_received, now_ns())   # who looks for signs of life sees them
+                    store_signed(&self.link.last_received, now_ns())   # for checks of signs of life
                     if count >= SLICE // 2 and self.large_size >= HUGE:
                         sched_yield()
             self.done_reading()
@@ -192,7 +193,7 @@ cdef class Large(Outgoing):
     # --- every read ------------------------------------------------------------------------------
 
     cdef int took(self, reader_t* reader, ssize_t count, int error) except -1:
-        """What a read's result means: 1 something came, 0 nothing there; raises at the end."""
+        """The result of a read: 1 bytes were read, 0 there are none; raises at the end."""
         if count > 0:
             store_signed(&self.link.last_received, now_ns())
             store_int(&self.link.turn, 1)
@@ -203,7 +204,7 @@ cdef class Large(Outgoing):
         if count == 0 and (reader == NULL or reader.end != reader.start or self.parts is not None):
             raise ProtocolError("truncated", "the connection ended inside a message")
         if self.link.tls != NULL and load_int(&self.link.tls.failed):
-            raise ProtocolError("tls", "what came is no good TLS: somebody changed it on the way")
+            raise ProtocolError("tls", "invalid TLS: the bytes were changed on the way")
         failure = Broken("the peer closed the connection" if count == 0 else "the connection broke")
         if count < 0:
             failure.__cause__ = OSError(error, os.strerror(error))
@@ -216,7 +217,7 @@ cdef class Large(Outgoing):
         return 0
 
     cdef int end_reading(self) except -1:
-        """Another thread closed the stream, before a read or during it."""
+        """Another thread closed the stream, before or during a read."""
         cdef int fd
         self.take_mutex()
         fd = self.link.fd
@@ -234,7 +235,7 @@ cdef class Large(Outgoing):
         return 0
 
     cdef int drop_unread(self) except -1:
-        """The memory of what nobody will receive. A read that goes on holds what it writes to."""
+        """Frees the memory of undelivered messages. A read in progress holds the memory that it writes to."""
         self.large = None
         self.large_hold = self.large_sink = None
         self.spare = None
@@ -244,7 +245,7 @@ cdef class Large(Outgoing):
 
 
 cdef ssize_t receive(link_t* link, iovec* vectors, int count) noexcept nogil:
-    """Plain bytes of the connection: as readv."""
+    """Reads plain bytes of the connection, as readv."""
     if link.tls != NULL:
         return tls_read(link.tls, vectors, count)
     return readv(link.fd, vectors, count) if count > 1 else recv(

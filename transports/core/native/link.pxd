@@ -1,5 +1,5 @@
 # The part of a connection that works without the GIL. link.pyx explains it; thread.pyx is the
-# flusher, outgoing.pyx and sending.pyx stand on it.
+# flusher; outgoing.pyx and sending.pyx use it.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.object cimport PyObject
@@ -28,22 +28,22 @@ cdef enum:
     F_CRC = 32
     F_EXTENDED = 64
     F_LZ4 = 128
-    BY_REFERENCE = 0x100      # of an OutFrame: its data says where the payload is
+    BY_REFERENCE = 0x100      # of an OutFrame: its data is a reference to the payload
     REFERENCE_BIT = 0x80      # the same on the wire, in the byte of the socket type
     REFERENCE_SIZE = 24
     CREDIT_KIND = 5
     CREDIT_NS = 20 * 1000 * 1000
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher
-    CHUNK = 80 * 1024         # out-buffer: one coalesced write and the message that completes it
-    SLICE = 512 * 1024        # of one system call: what waits for this core gets its turn
-    LARGE = 64 * 1024         # payloads from here on are neither copied out nor read ahead
+    CHUNK = 80 * 1024         # out-buffer: one gathered write and the message that completes it
+    SLICE = 512 * 1024        # of one system call: other threads on this processor get their turn
+    LARGE = 64 * 1024         # payloads from this size on are neither copied out nor read ahead
 
-# What link_push and link_write answer.
+# Results of link_push and link_write.
 cdef enum:
     OK = 0
     FULL = 1
     WOULD_BLOCK = 3
-    GONE = 4                  # settle_one's: the segment may not be in the queue any more
+    GONE = 4                  # of settle_one: the segment may have left the queue
     BROKEN = -1
     NO_MEMORY = -2
 
@@ -51,14 +51,14 @@ cdef struct segment_t:
     segment_t* next
     char* data
     size_t size               # bytes filled
-    size_t capacity           # 0: the memory is somebody else's
-    size_t done               # bytes the kernel has
+    size_t capacity           # 0: the memory has another owner
+    size_t done               # bytes that the kernel has taken
     int64_t messages          # messages that end here
     int64_t payloads          # payload bytes of the messages that end here
     int failed                # the connection ended before this was written
-    int starts_inside         # the first byte here continues a message begun before
-    int borrowed              # the caller wants it back soon: link_settle copies what is left
-    int payload               # the payload of the frame whose head ends the segment before
+    int starts_inside         # the first byte continues an earlier message
+    int borrowed              # the caller needs it back soon: link_settle copies the rest
+    int payload               # the payload of the frame whose header ends the previous segment
     PyObject* owner           # keeps the memory alive; touched under the GIL only
     PyObject* released        # called once when the segment is finished
 
@@ -69,26 +69,26 @@ cdef struct link_t:
     int socket_type
     int kernel_full           # the last write met a full kernel buffer
     int wants_output          # the flusher's epoll has it
-    int notify_fd             # eventfd of a socket that was refused and wants to hear of room; -1
+    int notify_fd             # eventfd of a socket that waits for room; -1: none
     int waiters               # callers that poll for room themselves
-    int turn                  # something was received since the last send: answer at once
+    int turn                  # a message was received since the last send: answer at once
     int closed
     int credits
     int checksum
-    int plain                 # the peer said no hello: it knows flags 0 to 2 only
+    int plain                 # the peer sent no hello: it knows flags 0 to 2 only
     segment_t* head
     segment_t* tail
     segment_t* finished       # written segments with Python objects, for the next GIL holder
     int next_inside           # the next frame appended continues a message
     int64_t queued
-    int64_t queued_bytes      # what is still to be written, headers too
+    int64_t queued_bytes      # bytes to be written, headers too
     int64_t queued_payload    # payload bytes of the messages in the queue
     int64_t borrowed
-    uint64_t written          # bytes the kernel has taken in all
+    uint64_t written          # total of bytes that the kernel has taken
     tls_t* tls                # NULL: plain TCP, or a Unix socket
-    int64_t sealed            # messages that are encrypted, of which the kernel lacks something
-    int reading               # a thread reads without the GIL; close() leaves the descriptor to it
-    int leaving               # that thread is to stop between two reads: its stream is taken out
+    int64_t sealed            # encrypted messages that are not entirely written
+    int reading               # a thread reads without the GIL; it closes the descriptor for close()
+    int leaving               # that thread has to stop between two reads: its stream is being detached
     uint64_t sent
     uint64_t sent_bytes
     uint64_t received
@@ -103,7 +103,7 @@ cdef struct link_t:
     int64_t high_water
     int64_t high_water_bytes
     uint64_t max_message
-    # -- the flusher's
+    # -- used by the flusher
     flusher_t* flusher
     link_t* next_pending
     int armed
@@ -132,7 +132,7 @@ cdef struct flusher_t:
     link_t* dead
     segment_t* finished
 
-# A segment's place as in atomic.pxd.
+# A segment's offset, accessed as in atomic.pxd.
 cdef extern from *:
     segment_t* load_segment "RELAXED_LOAD" (segment_t** at) nogil
     void store_segment "RELAXED_STORE" (segment_t** at, segment_t* value) nogil
@@ -156,4 +156,4 @@ cdef void link_arm(link_t* link) noexcept nogil
 cdef void link_arm_credit(link_t* link) noexcept nogil
 cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequence, uint32_t topic,
                           uint64_t data, uint32_t checksum) noexcept nogil
-cdef void link_bury(link_t* link) noexcept nogil
+cdef void link_dispose(link_t* link) noexcept nogil

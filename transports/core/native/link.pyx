@@ -1,10 +1,10 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""A connection's out-queue, all of it without the GIL. The flusher thread is in thread.pyx.
+"""A connection's out-queue, without the GIL. The flusher thread is in thread.pyx.
 
-Small messages are copied into the tail chunk and share a write; large payloads lie in segments of
-their own that point into the user's memory. `link_t.mutex` guards the queue. Rules that keep this
-free of deadlock: never take the GIL while holding a mutex; the order is link, then flusher; Python
-objects of finished segments wait in `finished` for the next caller that has the GIL.
+Small messages are copied into the tail chunk and share a write; large payloads lie in separate segments that
+point into the user's memory. `link_t.mutex` guards the queue. Rules against deadlock: never take the GIL
+while holding a mutex; the order is link, then flusher; Python objects of finished segments wait in `finished`
+for the next caller that has the GIL.
 """
 
 from libc.errno cimport EAGAIN, EINTR, errno
@@ -28,10 +28,10 @@ from transfer.transports.core.native.system cimport (
 
 cdef enum:
     MAX_IOV = 64
-    YIELD = 4 * 1024 * 1024         # with so much to write the core is offered to others
-    ROUND = 4 * 1024 * 1024         # of one link_write: others wait for the mutex, or for the flusher
-    PIECE = 1024 * 1024             # of one copy under the mutex
-    PAUSE_NS = 20 * 1000            # a send after this long a pause goes out at once
+    YIELD = 4 * 1024 * 1024         # after so many bytes other threads get the processor
+    ROUND = 4 * 1024 * 1024         # bytes of one link_write: others wait for the mutex, or for the flusher
+    PIECE = 1024 * 1024             # bytes of one copy under the mutex
+    PAUSE_NS = 20 * 1000            # a send after a pause of this length is written at once
     BURST_NS = 100 * 1000           # the same where a payload is copied in between
 
 fork_generation = 0
@@ -56,7 +56,7 @@ cdef link_t* link_new(flusher_t* flusher) noexcept nogil:
 
 
 cdef void link_free(link_t* link) noexcept nogil:
-    """Frees what is left. The Python objects of segments were taken before (see Stream.close)."""
+    """Frees the rest. The Python objects of segments were taken before (see Stream.close)."""
     cdef segment_t* segment = link.head
     cdef segment_t* following
     while segment != NULL:
@@ -92,8 +92,8 @@ cdef void link_append(link_t* link, segment_t* segment) noexcept nogil:
 
 
 cdef char* link_reserve(link_t* link, size_t size, int inside) noexcept nogil:
-    """`size` bytes in one piece at the end of the queue. A frame never crosses chunks, so a chunk
-    always begins with a header; take_unsent relies on it."""
+    """`size` bytes in one piece at the end of the queue. A frame never crosses chunks, so a chunk always
+    begins with a header; take_unsent relies on it."""
     cdef segment_t* tail = link.tail
     if tail == NULL or tail.capacity - tail.size < size or tail.capacity == 0:
         tail = new_chunk(size)
@@ -126,7 +126,7 @@ cdef void link_put_header(char* at, int socket_type, int flags, uint64_t sequenc
 
 
 cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
-    """Whether the high-water marks refuse one more message of so many bytes."""
+    """Whether the high-water marks refuse one more message of this size."""
     cdef int64_t high_water = load_signed(&link.high_water)
     cdef int64_t high_water_bytes = load_signed(&link.high_water_bytes)
     cdef int64_t queued = load_signed(&link.queued)
@@ -136,10 +136,10 @@ cdef int link_is_full(link_t* link, size_t payload) noexcept nogil:
 
 
 cdef int link_room(link_t* link, size_t payload) noexcept nogil:
-    """OK if the high-water marks allow one more message of so many bytes, else FULL or BROKEN."""
+    """OK if the high-water marks allow one more message of this size, else FULL or BROKEN."""
     if not link_is_full(link, payload):
         return OK
-    # What waits for company only is not a backlog: let the kernel have it first.
+    # Gathered messages are not a backlog: write them first.
     if link.fd < 0 or link.kernel_full:
         return FULL
     if link_write(link) == BROKEN:
@@ -148,12 +148,12 @@ cdef int link_room(link_t* link, size_t payload) noexcept nogil:
 
 
 cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequence) noexcept nogil:
-    """Queues one plain message of one frame and writes it if it should go out now.
+    """Queues one plain message of one frame and writes it if it is time.
 
-    The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and enough
-    has gathered that the caller had better call link_write without the GIL. BROKEN means that
-    nothing was queued: what is queued and meets the end of the connection is found by take_unsent,
-    and would be sent twice if the caller offered it elsewhere, too.
+    The caller holds the mutex. OK, FULL, BROKEN, NO_MEMORY, or WOULD_BLOCK: queued, and the queue is long
+    enough that the caller should call link_write without the GIL. BROKEN means that nothing was queued:
+    take_unsent finds queued messages of an ended connection, and they would be sent twice if the caller
+    offered the message elsewhere, too.
     """
     cdef int64_t now
     cdef int64_t before = link.queued_bytes
@@ -184,7 +184,7 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
         store_int(&link.turn, 0)
         link_write(link)
         return OK
-    # The clock is read for the first message after a write only: it costs as much as the rest.
+    # The clock is read for the first message after a write only: that costs as much as the rest.
     if before == 0:
         now = now_ns()
         if now - link.last_sent > PAUSE_NS and now - link.last_write > PAUSE_NS:
@@ -198,8 +198,8 @@ cdef int link_push(link_t* link, const char* data, size_t size, uint64_t sequenc
 
 
 cdef bint link_gathers(link_t* link) noexcept nogil:
-    """Whether a message whose payload travels beside the connection waits for company: within a
-    burst, and if nobody waits for its answer. Its turn and time are noted."""
+    """Whether a message whose payload travels apart from the connection is gathered with others: within a
+    burst, and if no peer waits for the answer. Notes its turn and time."""
     cdef int64_t now = now_ns()
     cdef bint burst = now - link.last_sent <= BURST_NS or now - link.last_write <= BURST_NS
     cdef bint turn = load_int(&link.turn)
@@ -209,8 +209,8 @@ cdef bint link_gathers(link_t* link) noexcept nogil:
 
 
 cdef int link_write(link_t* link) noexcept nogil:
-    """Gives the kernel what it takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
-    WOULD_BLOCK: the kernel is full, or it was enough for once, and the flusher knows. BROKEN."""
+    """Writes what the kernel takes, up to ROUND. The caller holds the mutex. OK: nothing is left.
+    WOULD_BLOCK: the kernel is full, or the round is over, and the flusher continues. BROKEN."""
     cdef size_t done = 0
     cdef ssize_t written
     if link.fd < 0:
@@ -229,10 +229,10 @@ cdef int link_write(link_t* link) noexcept nogil:
             return BROKEN
         done += written
         if done >= ROUND and link.queued_bytes > 0:
-            # A receiver as fast as we are would keep us here until the end of a very large message.
+            # A fast receiver would keep this thread here until the end of a very large message.
             return leave_rest(link)
         if load_int(&link.waiters) and link.queued_bytes >= YIELD and written >= SLICE // 2:
-            # A long copy in the kernel must not hold up the small message of another thread.
+            # A long copy in the kernel must not delay the small message of another thread.
             sched_yield()
     link.kernel_full = 0
     link.last_write = now_ns()
@@ -240,7 +240,7 @@ cdef int link_write(link_t* link) noexcept nogil:
 
 
 cdef int gather(link_t* link, iovec* vectors, size_t slice) noexcept nogil:
-    """What stands first in the queue, up to about `slice` bytes: how many vectors."""
+    """Collects the front of the queue, up to about `slice` bytes; returns the number of vectors."""
     cdef segment_t* segment = link.head
     cdef int count = 0
     cdef size_t total = 0
@@ -255,7 +255,7 @@ cdef int gather(link_t* link, iovec* vectors, size_t slice) noexcept nogil:
 
 
 cdef ssize_t write_once(link_t* link) noexcept nogil:
-    """One call of the system: as sendmsg."""
+    """One system call, as sendmsg."""
     cdef iovec vectors[MAX_IOV]
     cdef msghdr message
     cdef ssize_t written
@@ -269,8 +269,8 @@ cdef ssize_t write_once(link_t* link) noexcept nogil:
 
 
 cdef ssize_t write_sealed(link_t* link) noexcept nogil:
-    """The same with TLS. What is encrypted has left the queue as far as its owners are concerned: it
-    cannot be taken back. Until the kernel has it, it counts in `queued_bytes` and `sealed`."""
+    """The same with TLS. Encrypted bytes have left the queue for their owners: they cannot be taken back.
+    Until the kernel has them, they count in `queued_bytes` and `sealed`."""
     cdef iovec vectors[MAX_IOV]
     cdef ssize_t written
     cdef int64_t messages
@@ -291,7 +291,7 @@ cdef ssize_t write_sealed(link_t* link) noexcept nogil:
 
 
 cdef size_t slice_of(size_t left, size_t room, size_t slice) noexcept nogil:
-    """How much of what is left one system call takes: a short rest goes along, not in a call of its own."""
+    """The bytes of one system call: a short rest is included instead of a separate call."""
     return left if left <= room + slice // 2 else room
 
 
@@ -302,7 +302,7 @@ cdef int leave_rest(link_t* link) noexcept nogil:
 
 
 cdef void retire(link_t* link, size_t written) noexcept nogil:
-    """Takes off the queue what the kernel has, and tells who waits for room."""
+    """Removes written bytes from the queue, and notifies senders that wait for room."""
     cdef uint64_t one = 1
     drop_written(link, written)
     if link.notify_fd >= 0 and not link_is_full(link, 0):
@@ -347,7 +347,7 @@ cdef void drop_written(link_t* link, size_t written) noexcept nogil:
 
 
 cdef void link_give_up_begun(link_t* link) noexcept nogil:
-    """The payload that was on its way is of no use to anybody: its owner gets it back now."""
+    """No peer can use the rest of a partly written payload: its owner gets it back now."""
     cdef segment_t* segment = link.head
     if segment == NULL or not segment.payload or segment.owner == NULL:
         return
@@ -364,17 +364,17 @@ cdef void link_give_up_begun(link_t* link) noexcept nogil:
 
 
 cdef int link_settle(link_t* link) noexcept nogil:
-    """Copies what is left of borrowed memory, so that its owner may change it.
+    """Copies the rest of borrowed memory, so that its owner may change it.
 
-    Enters and leaves with the mutex held. For a long copy it lets it go in between, and writes what
-    the kernel takes meanwhile: heartbeats, credits and other links do not wait for gigabytes.
+    Enters and leaves with the mutex held. During a long copy it releases it, and writes what the kernel
+    takes: heartbeats, credits and other links do not wait for gigabytes.
     """
     cdef segment_t* segment = link.head
     cdef int answer
     while segment != NULL:
         answer = settle_one(link, segment) if segment.borrowed else OK
         if answer == GONE:
-            segment = link.head      # the queue may be another one
+            segment = link.head      # the queue may have changed
         elif answer != OK:
             return answer
         else:
@@ -383,8 +383,8 @@ cdef int link_settle(link_t* link) noexcept nogil:
 
 
 cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
-    """From its end on, since the kernel takes its beginning meanwhile. OK: the segment is in the queue;
-    GONE: it may not be."""
+    """Copies from the end on, since the kernel takes the beginning in the meantime. OK: the segment is in the
+    queue; GONE: it may not be."""
     cdef char* data = segment.data
     cdef size_t first = segment.done
     cdef size_t size = segment.size
@@ -424,7 +424,7 @@ cdef int settle_one(link_t* link, segment_t* segment) noexcept nogil:
 
 
 cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noexcept nogil:
-    """It was neither written to its end, nor copied, nor taken back while the mutex was free."""
+    """Whether it was neither written to its end, nor copied, nor taken back while the mutex was free."""
     cdef segment_t* segment = link.head
     while segment != NULL and segment != wanted:
         segment = segment.next
@@ -432,7 +432,7 @@ cdef bint still_borrowed(link_t* link, segment_t* wanted, const char* data) noex
 
 
 cdef void link_arm(link_t* link) noexcept nogil:
-    """Asks the flusher to look at this link at its next tick."""
+    """Makes the flusher check this link at its next tick."""
     cdef flusher_t* flusher = link.flusher
     cdef uint64_t one = 1
     cdef int asleep
@@ -452,7 +452,7 @@ cdef void link_arm(link_t* link) noexcept nogil:
 
 
 cdef void link_arm_credit(link_t* link) noexcept nogil:
-    """Lets the flusher tell the peer, within CREDIT_NS, how much was consumed."""
+    """Lets the flusher report to the peer, within CREDIT_NS, how much was consumed."""
     cdef flusher_t* flusher = link.flusher
     cdef uint64_t one = 1
     cdef int asleep = 0
@@ -466,7 +466,7 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
         link.next_credit = NULL
         if flusher.credit_tail == NULL:
             flusher.credit_head = link
-            # Only the first needs a new sleeping time; those behind it are due later.
+            # Only the first one needs a new sleeping time; later ones are due later.
             asleep = flusher.asleep
             flusher.asleep = 0
         else:
@@ -477,8 +477,8 @@ cdef void link_arm_credit(link_t* link) noexcept nogil:
         write(flusher.wake_fd, &one, 8)
 
 
-cdef void link_bury(link_t* link) noexcept nogil:
-    """Gives a closed link to the flusher thread, which alone knows when nobody looks at it."""
+cdef void link_dispose(link_t* link) noexcept nogil:
+    """Gives a closed link to the flusher thread, which alone knows when it is unused."""
     cdef flusher_t* flusher = link.flusher
     cdef uint64_t one = 1
     cdef int running

@@ -7,7 +7,7 @@ from transfer.transports.core.native.link cimport link_t, segment_t
 cdef struct outgoing_t:
     int flags
     uint64_t sequence
-    uint64_t number         # of the message among those sent; set in the first one's place
+    uint64_t number         # the message's number; set in the first entry
     const char* topic
     size_t topic_size
     const char* meta

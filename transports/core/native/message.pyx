@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """One outgoing message: from OutFrames to segments in a link's queue, and back again.
 
-The pointers are taken out under the GIL; appending needs none.
+The pointers are extracted under the GIL; appending needs none.
 """
 
 import zlib
@@ -38,7 +38,7 @@ cdef unsigned int checksum_of(object meta, object topic, object data):
 
 
 cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list owners) except -1:
-    """Takes the pointers out of one OutFrame and keeps its objects alive in `owners`."""
+    """Extracts the pointers of one OutFrame and keeps its objects alive in `owners`."""
     cdef HeldBuffer held
     cdef object topic
     cdef object meta
@@ -81,8 +81,8 @@ cdef int prepare(link_t* link, outgoing_t* out, object frame, bint more, list ow
 
 
 cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold, object released) except -1:
-    """A segment for each large payload, made while we have the GIL. `owners` holds the payload of
-    each frame last among its objects; the callback goes with the last large one."""
+    """Makes a segment for each large payload, under the GIL. `owners` holds the payload of each frame last
+    among its objects; the last large segment gets the callback."""
     cdef Py_ssize_t i
     cdef Py_ssize_t last = -1
     cdef Py_ssize_t place = 0
@@ -102,7 +102,7 @@ cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold,
         segment.size = out[i].size
         segment.payload = 1
         segment.starts_inside = 1
-        # bytes cannot change, so holding them is as good as a copy.
+        # bytes cannot change, so a reference is as good as a copy.
         segment.borrowed = type(owner) is not bytes and not hold
         Py_INCREF(owner)
         segment.owner = <PyObject*>owner
@@ -115,7 +115,7 @@ cdef int add_segments(outgoing_t* out, Py_ssize_t count, list owners, bint hold,
 
 
 cdef int drop_segments(outgoing_t* out, Py_ssize_t count) except -1:
-    """The message was not taken: its segments go, and nobody is told."""
+    """The message was not taken: drops its segments without a callback."""
     cdef Py_ssize_t i
     for i in range(count):
         if out[i].segment != NULL:
@@ -139,14 +139,14 @@ cdef bint has_large(list owners):
 
 cdef int enqueue(link_t* link, outgoing_t* out, Py_ssize_t count, size_t total, bint force,
                  bint settle, bint gather) noexcept nogil:
-    """Appends one message and writes, or lets it wait for company with `gather`. Enters with the
-    mutex held and leaves without it."""
+    """Appends one message and writes it, or leaves it to be gathered with `gather`. Enters with the mutex
+    held and leaves without it."""
     cdef int answer = append_message(link, out, count, total, force)
     if answer == OK and link.fd >= 0 and not link.kernel_full:
         if link_gathers(link) and gather:
             link_arm(link)
         elif link_write(link) == BROKEN:
-            answer = OK        # it is queued: take_unsent finds it, and the next send tells
+            answer = OK        # it is queued: take_unsent finds it, and the next send raises
     if answer == OK and settle and link.borrowed:
         answer = link_settle(link)
     pthread_mutex_unlock(&link.mutex)
@@ -180,7 +180,7 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
             sequence = link.sent
         link_put_header(at, link.socket_type, out[i].flags, sequence, out[i].topic_size, out[i].size,
                         out[i].checksum)
-        if out[i].meta_size:      # copying nothing from nowhere is undefined all the same
+        if out[i].meta_size:      # a copy of 0 bytes from NULL is undefined
             memcpy(at + HEADER, out[i].meta, out[i].meta_size)
         if out[i].topic_size:
             memcpy(at + HEADER + out[i].meta_size, out[i].topic, out[i].topic_size)
@@ -201,10 +201,10 @@ cdef int append_message(link_t* link, outgoing_t* out, Py_ssize_t count, size_t 
     return OK
 
 
-# --- what was never sent --------------------------------------------------------------------------
+# --- unsent messages ------------------------------------------------------------------------------
 
 cdef int64_t unsent_count(link_t* link) noexcept nogil:
-    """How many messages in the queue were not begun; the caller holds the mutex."""
+    """The number of queued messages of which nothing is written; the caller holds the mutex."""
     cdef segment_t* head = link.head
     cdef size_t offset = 0
     cdef bint inside
@@ -214,12 +214,12 @@ cdef int64_t unsent_count(link_t* link) noexcept nogil:
         return link.queued
     inside = head.starts_inside
     begun = inside
-    while not head.payload and offset < head.done:      # what follows its first segment was not begun
+    while not head.payload and offset < head.done:      # later segments are not begun
         header = <header_t*>(head.data + offset)
         if not header.flags & F_CONTROL:
             begun += not inside
             inside = header.flags & F_MORE
-        # A large payload lies in the segment behind: this is past the end then.
+        # A large payload lies in the next segment: the offset is past the end then.
         offset += head_size(head.data + offset) + header.data_length
     return link.queued - begun
 
@@ -238,7 +238,7 @@ cdef size_t head_size(const char* at) noexcept nogil:
 
 
 cdef list unsent_messages(list pieces):
-    """Cuts queued memory back into messages; only those of which nothing was written.
+    """Splits queued memory into messages; only those of which nothing was written.
 
     A piece is (bytes or buffer, bytes written, size, is a chunk, begins inside a message). Chunks
     begin with a header; the payload of a large frame is the piece after its header's chunk.
@@ -247,13 +247,13 @@ cdef list unsent_messages(list pieces):
     cdef list message = []
     cdef Py_ssize_t index = 0
     cdef Py_ssize_t offset = 0
-    cdef bint lost = False       # the message that we are in was begun
+    cdef bint lost = False       # the current message is partly written
     cdef const char* at
     cdef header_t* header
     cdef Py_ssize_t head
     cdef bytes chunk
     if pieces and pieces[0][4]:
-        # Written before: the rest of that message, and of that frame's payload, cannot be sent again.
+        # Partly written: the rest of that message, and of that frame's payload, cannot be sent again.
         lost = True
         if not pieces[0][3]:
             index = 1
@@ -286,7 +286,7 @@ cdef list unsent_messages(list pieces):
         message.append(out_frame(frame, data))
         if not header.flags & F_MORE:
             if lost:
-                messages.clear()     # those left are the last ones that were sent, without a gap
+                messages.clear()     # the remaining ones are the last ones that were sent, without a gap
             else:
                 messages.append(message)
             message = []
@@ -295,7 +295,7 @@ cdef list unsent_messages(list pieces):
 
 
 cdef bint payload_follows(list pieces, Py_ssize_t index, Py_ssize_t end, uint64_t size):
-    """Whether the payload of the frame whose head ends at `end` is a piece of its own."""
+    """Whether the payload of the frame whose header ends at `end` is a separate piece."""
     return (size >= LARGE and end == pieces[index][2] and index + 1 < len(pieces)
             and not pieces[index + 1][3])
 

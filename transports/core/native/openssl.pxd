@@ -1,4 +1,4 @@
-# OpenSSL's functions that the core calls, found when they are first needed. See openssl.pyx.
+# The functions of OpenSSL that the core calls, looked up when they are first needed. See openssl.pyx.
 
 ctypedef void* ptr
 ctypedef int (*verify_f)(int, ptr) noexcept nogil
@@ -46,7 +46,7 @@ cdef struct openssl_t:
     ptr (*SSL_get1_peer_certificate)(ptr) noexcept nogil
     ptr (*SSL_get_certificate)(ptr) noexcept nogil
     void (*SSL_get0_alpn_selected)(ptr, const unsigned char**, unsigned int*) noexcept nogil
-    # libcrypto's
+    # of libcrypto
     ptr (*BIO_meth_new)(int, const char*) noexcept nogil
     int (*BIO_meth_set_read)(ptr, bio_read_f) noexcept nogil
     int (*BIO_meth_set_write)(ptr, bio_write_f) noexcept nogil

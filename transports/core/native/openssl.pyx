@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""OpenSSL, found when TLS is first used: the very library that Python's own `ssl` has loaded.
+"""OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded.
 
-Not linked: installing needs no headers of OpenSSL, and a process has one copy of it. Its functions are
-called by their addresses; all of them are of OpenSSL 3.0 and stable since.
+Not linked: installing needs no headers of OpenSSL, and a process has one copy of it. The functions are called
+by address; all of them exist since OpenSSL 3.0 and are stable.
 """
 
 from posix.dlfcn cimport RTLD_LOCAL, RTLD_NOW, dlopen, dlsym
@@ -14,7 +14,8 @@ cdef bint loaded = False
 
 
 cdef void* library_of_python() except NULL:
-    """Symbols are looked for in what a library depends on, too: so this finds what `_ssl` was linked to."""
+    """A lookup searches the dependencies of a library, too: so this finds the one that `_ssl` is linked
+    to."""
     cdef void* library = NULL
     import _ssl
 
@@ -29,8 +30,8 @@ cdef void* library_of_python() except NULL:
             raise NotSupported(f"TRANSFER_LIBSSL names {wished}, which is no libssl of OpenSSL 3",
                                hint="unset it to use the one that Python's own ssl uses")
     raise NotSupported(
-        "no OpenSSL 3 is here that the compiled core could use",
-        hint="install libssl3, or set TRANSFER_CORE=twin, which uses Python's own")
+        "there is no OpenSSL 3 that the compiled core can use",
+        hint="install libssl3, or set TRANSFER_CORE=pure, which uses Python's own")
 
 
 cdef int find(void* library, const char* name, void** place) except -1:
@@ -41,7 +42,7 @@ cdef int find(void* library, const char* name, void** place) except -1:
 
 
 cdef int load() except -1:
-    """Finds all functions, once. Raises NotSupported."""
+    """Looks up all functions, once. Raises NotSupported."""
     global loaded
     cdef void* library
     if loaded:
@@ -106,21 +107,21 @@ cdef int load() except -1:
 
 
 def openssl_version():
-    """Which OpenSSL the core uses, as it says. Raises NotSupported."""
+    """The version of the OpenSSL that the core uses. Raises NotSupported."""
     load()
     return openssl.OpenSSL_version(0).decode()
 
 
 cdef str reasons():
-    """What OpenSSL says went wrong in this thread, the first cause first; nothing is left of it."""
+    """Takes OpenSSL's errors of this thread, the first cause first, and clears them."""
     cdef unsigned long code = openssl.ERR_get_error()
     cdef const char* text
-    cdef list said = []
+    cdef list words = []
     while code:
         text = openssl.ERR_reason_error_string(code)
         if text != NULL:
             word = text.decode("utf-8", "replace")
-            if word not in said:
-                said.append(word)
+            if word not in words:
+                words.append(word)
         code = openssl.ERR_get_error()
-    return "; ".join(said)
+    return "; ".join(words)

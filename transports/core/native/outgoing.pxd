@@ -7,7 +7,7 @@ from transfer.transports.core.native.link cimport segment_t
 
 
 cdef class Outgoing(Connection):
-    cdef public object carrier      # carries large payloads beside the connection; see transports/base.py
+    cdef public object carrier      # carries large payloads apart from the connection; see core/contract.pyi
     cdef bint several               # the message goes to other streams too
     # the peer's subscriptions
     cdef dict prefixes
@@ -24,7 +24,7 @@ cdef class Outgoing(Connection):
     cdef int let_go_copied(self) except -1
     cdef int own_all(self) except -1
     cdef segment_t* empty_queue(self) noexcept
-    cdef int tell_of_room(self, int fd) except -1
+    cdef int notify_room(self, int fd) except -1
     cdef int reap(self) except -1
 
 

@@ -25,7 +25,7 @@ from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
 
 cdef enum:
-    GATHERED = 256 * 1024      # a payload beside the connection that is no smaller goes out at once
+    GATHERED = 256 * 1024      # a payload apart from the connection, of this size or more, is written at once
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
@@ -51,7 +51,7 @@ cdef Py_ssize_t payload_size(data) except -1:
 
 
 cdef class Copy:
-    """The copy of a payload, taken out of the queue as it is: it may be gigabytes."""
+    """The copy of a payload, taken out of the queue without another copy: it may be gigabytes."""
 
     cdef char* data
     cdef Py_ssize_t size
@@ -67,10 +67,10 @@ cdef class Copy:
 
 
 cdef object payload_of(segment_t* segment, bint first, bint foreign):
-    """What `unsent_messages` needs of a segment; its memory, if that is ours, is taken over."""
+    """A segment for `unsent_messages`; memory of this library is passed on."""
     cdef Copy copy
     if foreign:
-        return b""      # it counts as sent, and nothing may hold it when its owner is told
+        return b""      # it counts as sent, and no reference may be left when its owner is informed
     if segment.owner != NULL:
         return <object>segment.owner
     if not segment.payload:
@@ -85,8 +85,8 @@ cdef object payload_of(segment_t* segment, bint first, bint foreign):
 
 
 cdef int release_exports(list owners) except -1:
-    """What was written or copied is the caller's again as his call ends; the flusher may have its
-    segment yet, to be let go when somebody with the GIL comes by."""
+    """Written or copied memory returns to the caller as its call ends. The flusher may still hold its
+    segment, which the next thread with the GIL releases."""
     for owner in owners:
         if type(owner) is HeldBuffer:
             (<HeldBuffer>owner).release()
@@ -116,7 +116,7 @@ cdef class Outgoing(Connection):
         if not self.prefixes[prefix]:
             del self.prefixes[prefix]
         self.wants_all = b"" in self.prefixes
-        if not self.prefixes:  # until then a length that none has costs a look: to count them all costs more
+        if not self.prefixes:  # until then an unused length costs a lookup: to count them all costs more
             self.prefix_lengths = ()
         return True
 
@@ -149,15 +149,15 @@ cdef class Outgoing(Connection):
         return number or 1
 
     def flush(self):
-        """Writes what the kernel takes; True when nothing is queued."""
+        """Writes what the kernel takes; True when the queue is empty."""
         self.write_out(True)
         return load_signed(&self.link.queued_bytes) == 0
 
     cdef int offer(self, object frames, bint force, bint hold, object released, list lent,
                    uint64_t* number) except -1:
-        """OK or FULL; number: the message's among those sent. With `lent` user memory that the kernel
-        did not take stays where it is and counts in link.borrowed, for the caller to wait or to settle,
-        and then to release what is in `lent`; else it is copied."""
+        """OK or FULL; number: of the message. With `lent` user memory that the kernel did not take stays in
+        place and counts in link.borrowed: the caller waits or settles, and then releases the objects in
+        `lent`; else it is copied."""
         cdef int answer
         if self.carrier is not None and not force and any_large(frames):
             answer = self.offer_carried(frames, hold, released, number)
@@ -166,7 +166,7 @@ cdef class Outgoing(Connection):
         return self.put(frames, force, hold, released, lent, number)
 
     cdef int offer_carried(self, object frames, bint hold, object released, uint64_t* number) except -2:
-        """As `offer`, with large payloads beside the connection; -1: it has to take them itself."""
+        """As `offer`, with large payloads in the carrier; -1: the connection has to take them itself."""
         cdef object carried
         if link_is_full(self.link, 0):
             self.write_out(True)
@@ -188,7 +188,7 @@ cdef class Outgoing(Connection):
 
     cdef int put(self, object frames, bint force, bint hold, object released, list lent,
                  uint64_t* number, bint gather=False) except -1:
-        """Queues the message as it is, and writes what the kernel takes. OK or FULL."""
+        """Queues the message unchanged, and writes what the kernel takes. OK or FULL."""
         cdef outgoing_t one
         cdef outgoing_t* out = &one
         cdef Py_ssize_t count = len(frames)
@@ -209,7 +209,7 @@ cdef class Outgoing(Connection):
             add_segments(out, count, owners, hold, released)
             if total < 4096:
                 self.take_mutex()
-                # Nothing of it is borrowed; what another thread lent is not copied with the GIL held.
+                # Nothing of it is borrowed; memory that another thread lent is not copied under the GIL.
                 answer = enqueue(self.link, out, count, total, force, False, gather)
             else:
                 self.take_mutex()
@@ -238,9 +238,9 @@ cdef class Outgoing(Connection):
             released(None)
         return OK
 
-    cdef int tell_of_room(self, int fd) except -1:
-        """Which eventfd hears of room; -1: none. From then on the one before is not written to: its number
-        may become another's. In a forked child there is no thread that would."""
+    cdef int notify_room(self, int fd) except -1:
+        """Sets the eventfd for reports of room; -1: none. The earlier one is not written to any more: its
+        number may be reused. Does nothing in a forked child, which has no flusher thread."""
         if self.link.flusher.generation == native_link.fork_generation:
             self.take_mutex()
             self.link.notify_fd = fd
@@ -248,7 +248,7 @@ cdef class Outgoing(Connection):
         return 0
 
     cdef int write_out(self, bint no_gil) except -1:
-        """1 when nothing is queued any more, else 0; finished Python objects are let go."""
+        """1 when the queue is empty, else 0; finished Python objects are released."""
         cdef int answer
         self.take_mutex()
         if no_gil:
@@ -272,8 +272,8 @@ cdef class Outgoing(Connection):
         return 0
 
     def take_unsent(self):
-        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
-        our own: whoever sent them may change his by the time that they go to somebody else."""
+        """Removes and returns the messages of which no byte was written to the kernel. They are in new
+        memory: their senders may change theirs by the time that they go to another peer."""
         cdef segment_t* segment
         cdef segment_t* first
         cdef list pieces = []
@@ -282,7 +282,7 @@ cdef class Outgoing(Connection):
         segment = first = self.empty_queue()
         try:
             while segment != NULL:
-                # Still somebody else's: there was no memory for a copy, so it counts as written.
+                # Still the user's: there was no memory for a copy, so it counts as written.
                 foreign = segment.owner != NULL and type(<object>segment.owner) is not bytes
                 pieces.append((payload_of(segment, segment == first, foreign), 1 if foreign else segment.done,
                                segment.size, not segment.payload, bool(segment.starts_inside)))
@@ -296,7 +296,7 @@ cdef class Outgoing(Connection):
         return messages
 
     def drop_unsent(self):
-        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
+        """As `take_unsent`, for messages that go to no other peer: returns their number. Copies nothing."""
         cdef int64_t count
         cdef segment_t* first
         self.take_mutex()
@@ -307,7 +307,7 @@ cdef class Outgoing(Connection):
         return count
 
     cdef segment_t* empty_queue(self) noexcept:
-        """Takes what is queued out of the queue. Enters with the mutex held and leaves without it."""
+        """Empties the queue and returns it. Enters with the mutex held and leaves without it."""
         cdef segment_t* first = self.link.head
         self.link.head = self.link.tail = NULL
         store_signed(&self.link.queued, 0)
@@ -318,15 +318,15 @@ cdef class Outgoing(Connection):
         return first
 
     cdef int let_go_copied(self) except -1:
-        """Before somebody is told that his memory is his again: the flusher may have had the mutex
-        since, and the segments that hold that memory with it."""
+        """Before an owner is informed that the memory is free again: the flusher may have had the mutex since,
+        and with it the segments that hold that memory."""
         self.reap()
         self.flusher.reap()
         return 0
 
     cdef int own_all(self) except -1:
-        """Copies what the queue has of users' memory, while its senders still wait or are not told
-        yet that they may change it. Leaves with the mutex held."""
+        """Copies users' memory in the queue, before its senders return or are informed. Leaves with the mutex
+        held."""
         cdef segment_t* segment
         cdef int answer = OK
         self.take_mutex()
@@ -343,5 +343,5 @@ cdef class Outgoing(Connection):
             if not self.link.borrowed:
                 break
             with nogil:
-                answer = link_settle(self.link)  # others may send while it lets the mutex go
+                answer = link_settle(self.link)  # others may send while it releases the mutex
         return 0

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Memory of the compiled core: pool, lease, held buffer, frame. Contract: core_contract.pyi."""
+"""Memory of the compiled core: pool, lease, held buffer, frame. Contract: core/contract.pyi."""
 
 import os
 
@@ -38,9 +38,9 @@ cdef extern from *:
 cdef enum:
     SMALLEST = 256
     HUGE_PAGE = 2 * 1024 * 1024
-    NO_GIL_FROM = 64 * 1024        # to copy less takes no longer than to let the GIL go
+    NO_GIL_FROM = 64 * 1024        # a smaller copy takes no longer than releasing the GIL
     MORE = 16
-    LONG = 1024 * 1024         # of a copy
+    LONG = 1024 * 1024         # bytes of a long copy
 
 
 cdef inline int size_class(size_t nbytes, size_t* rounded) noexcept nogil:
@@ -54,7 +54,7 @@ cdef inline int size_class(size_t nbytes, size_t* rounded) noexcept nogil:
 
 
 cdef class Pool:
-    """Receive buffers in size classes; what comes back is kept up to `limit` bytes.
+    """Receive buffers in size classes; returned ones are kept up to `limit` bytes.
 
     Thread-safe under the GIL: the flusher never touches it.
     """
@@ -100,7 +100,7 @@ cdef class Pool:
         self.cached += rounded
 
     def close(self):
-        """Frees what is cached; leases that are out free themselves. Twice is fine."""
+        """Frees cached buffers; leases in use free themselves. Twice is fine."""
         cdef int index
         cdef void* pointer
         self.closed = True
@@ -118,18 +118,18 @@ cdef class Pool:
 cdef void* allocate(size_t nbytes) noexcept nogil:
     """For `free`. NULL: there is none."""
     cdef void* pointer = NULL
-    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned; and
-    # giving back gigabytes of small ones keeps the whole process from new memory for a second.
+    # Huge pages make paging in fresh memory four times cheaper, but only where they are aligned; and freeing
+    # gigabytes of small pages blocks allocations of the whole process for a second.
     if posix_memalign(&pointer, HUGE_PAGE if nbytes >= 2 * HUGE_PAGE else 64, nbytes) != 0:
         return NULL
-    # The first one comes in small pages: what was announced and does not come costs little.
+    # The first part is in small pages: announced data that does not come costs little.
     if nbytes >= 2 * HUGE_PAGE:
         madvise(<char*>pointer + HUGE_PAGE, nbytes - HUGE_PAGE, MADV_HUGEPAGE)
     return pointer
 
 
 cdef class Lease:
-    """Writable bytes of a pool; they go back when the last view of the lease dies."""
+    """Writable bytes of a pool; they return to it when the last view of the lease is deleted."""
 
     @property
     def nbytes(self):
@@ -146,11 +146,11 @@ cdef class Lease:
             self.pool.give_back(self.pointer, self.index)
 
 
-# Neither this nor HeldBuffer is the collector's: it would clear a memoryview whose memory they
-# export before they end, and CPython does not survive that.
+# The collector must not track this and HeldBuffer: it would clear a memoryview whose memory they export
+# before they end, and CPython crashes then.
 @cython.no_gc
 cdef class Region:
-    """Bytes that belong to another object, which hears when the last view of them dies."""
+    """Bytes that belong to another object, which is called back when their last view is deleted."""
 
     def __cinit__(self, memory, released=None, *, bint readonly=False):
         PyObject_GetBuffer(memory, &self.view, PyBUF_ANY_CONTIGUOUS | (0 if readonly else PyBUF_WRITABLE))
@@ -172,17 +172,17 @@ cdef class Region:
         if self.held:
             PyBuffer_Release(&self.view)
             if self.released is not None:
-                tell(self.released)
+                call_released(self.released)
 
 
-cdef void tell(released) noexcept:
-    # An exception here has nobody to go to: Cython prints it.
+cdef void call_released(released) noexcept:
+    # An exception here reaches no caller: Cython prints it.
     released()
 
 
 cdef class Mapping:
-    """Shared memory, unmapped when the last view dies: by dealloc, since a finalizer or a weak
-    reference would be told too early where views die in a cycle. Keeps no descriptor."""
+    """Shared memory, unmapped when its last view is deleted: by dealloc, since a finalizer or a weak
+    reference would be called too early where views are in a cycle. Keeps no descriptor."""
 
     def __cinit__(self, int fd, Py_ssize_t size, *, long offset=0, bint private=False,
                   bint readonly=False):
@@ -207,7 +207,7 @@ cdef class Mapping:
 
 
 def address_of(memory):
-    """Where the bytes of a contiguous buffer begin."""
+    """The address of the first byte of a contiguous buffer."""
     return <size_t>HeldBuffer(memory).view.buf
 
 
@@ -233,13 +233,13 @@ def copy_into(target, source):
 
 @cython.no_gc
 cdef class HeldBuffer:
-    """A user's object, exported until this dies: a bytearray in flight cannot be resized."""
+    """A user's object, exported until this is deleted: a bytearray in a queue cannot be resized."""
 
     def __cinit__(self, obj):
         try:
             PyObject_GetBuffer(obj, &self.view, PyBUF_ANY_CONTIGUOUS | PyBUF_FORMAT)
         except ValueError as error:
-            # numpy's word for memory that is not flat; memoryview says BufferError.
+            # numpy's error for memory that is not flat; memoryview raises BufferError.
             raise BufferError(str(error)) from error
         self.held = True
 
@@ -253,7 +253,7 @@ cdef class HeldBuffer:
             PyBuffer_Release(&self.view)
 
     def __getbuffer__(self, Py_buffer* view, int flags):
-        # Lets a queued payload be sent again without a copy after its peer went away.
+        # Allows a queued payload to be sent again without a copy after its peer has gone.
         PyBuffer_FillInfo(view, self, self.view.buf, self.view.len, 1, flags)
 
     def __dealloc__(self):
@@ -262,7 +262,7 @@ cdef class HeldBuffer:
 
 
 cdef class Frame:
-    """One frame as it arrived; also what pyzmq calls Frame."""
+    """One frame as received; also pyzmq's Frame."""
 
     def __init__(self, data=b"", *, int flags=0, unsigned long long sequence=0, int socket_type=0,
                  topic=None, meta=None):
@@ -324,7 +324,7 @@ cdef Lease room_for(Pool pool, size_t size):
 
 
 cdef int copy_bytes(char* target, const char* source, size_t size) except -1:
-    """Both must stay where they are without the GIL: it is let go for what takes long."""
+    """Copies bytes. Both must stay valid without the GIL, which long copies release."""
     if size < LONG:
         memcpy(target, source, size)
     else:
@@ -334,7 +334,7 @@ cdef int copy_bytes(char* target, const char* source, size_t size) except -1:
 
 
 cdef int fill(object target, object source) except -1:
-    """Copies a payload to where a sink wants it."""
+    """Copies a payload into a sink's memory."""
     cdef HeldBuffer place = HeldBuffer(target)
     cdef HeldBuffer held = HeldBuffer(source)
     if place.view.readonly or place.view.len != held.view.len:

@@ -9,9 +9,9 @@ from transfer.transports.core.native.system cimport epoll_event
 
 cdef enum:
     MAX_EVENTS = 64
-    TURN_MESSAGES = 64             # of one stream among several: what is done with each may take long
-    MOST_UNWANTED = 256            # frames that one look goes through which are not for the program
-    PLAIN_TURN = 256               # of those that `recv` gives without a look: to change streams costs more
+    TURN_MESSAGES = 64             # of one stream among several: handling each may take long
+    MOST_UNWANTED = 256            # the most frames of one check that are not for the program
+    PLAIN_TURN = 256               # of those that `recv` returns without a check: changing streams costs more
 
 
 cdef bint is_ended(object stream) except -1
@@ -20,7 +20,7 @@ cdef bint is_ended(object stream) except -1
 cdef class Reading(Sending):
     cdef readonly int receive_mode
     cdef public uint64_t filtered
-    cdef dict by_fd                 # native streams, to find the one of an event
+    cdef dict by_fd                 # native streams by descriptor, for events
     cdef list foreign_ins
     cdef bint foreign_first
     cdef reader_t reader
@@ -30,15 +30,15 @@ cdef class Reading(Sending):
     cdef int ready[MAX_EVENTS]
     cdef int ready_count
     cdef int ready_next
-    cdef dict waiting_turn          # streams with whole frames that were read, for when the others had a turn
-    cdef int turns_left             # of them, before epoll is asked again
+    cdef dict waiting_turn          # streams with complete frames, for the time after the others' turns
+    cdef int turns_left             # of them, before epoll is called again
     cdef int turn_messages          # of the current stream, in this turn
     cdef int unwanted               # frames in this receive that are not for the program
-    cdef object stash               # a message found by looking, for the next receive
+    cdef object stash               # a message found by a check, for the next receive
     cdef list again                 # messages whose receive was interrupted; None: there are none
     cdef tuple counted              # the message in the stash, if it was counted when it was first received
     cdef Stream sinking             # has half a frame in the caller's memory
-    cdef object foreign_sinking     # a foreign stream that has
+    cdef object foreign_sinking     # the same of a foreign stream
     # own subscriptions
     cdef dict prefixes
     cdef tuple prefix_lengths

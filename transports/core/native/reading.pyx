@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Reading: the fair reader over the streams of a socket. It takes what is there, and never waits."""
+"""Reading: the fair reader over the streams of a socket. It takes what has arrived, and never waits."""
 
 from libc.stdint cimport uint64_t
 from posix.unistd cimport read as read_fd
@@ -24,15 +24,15 @@ cdef enum:
 
 
 cdef bint is_ended(object stream) except -1:
-    """Whether it is the rest of a lost peer, which comes before what its next connection brings."""
+    """Whether it holds the unread messages of a lost peer, which come before those of its next connection."""
     return getattr(stream, "ended", False)
 
 
 cdef class Reading(Sending):
-    """Reads the streams that have something, each in its turn. One thread at a time: its caller's lock."""
+    """Reads the ready streams, each in its turn. One thread at a time, under its caller's lock."""
 
     cdef tuple poll_once(self, bint as_bytes, sink):
-        """The next message without waiting, or None when everything known to be ready was read."""
+        """The next message without waiting, or None when all ready streams were read."""
         cdef object stash
         cdef tuple message
         if self.stash is None and self.again is not None:
@@ -55,7 +55,7 @@ cdef class Reading(Sending):
                 return message
         self.foreign_first = True
         if self.foreign_ins and self.current is None and self.ready_next >= self.ready_count:
-            # Foreign streams must not keep us from asking for the others.
+            # Foreign streams must not keep native ones from being polled.
             self.look()
         while True:
             if self.current is None and not self.next_ready():
@@ -75,7 +75,7 @@ cdef class Reading(Sending):
         return self.next_foreign(sink) if self.foreign_ins else None
 
     cdef bint look(self) except -1:
-        """Asks epoll once, without waiting. Whether a stream is ready."""
+        """Calls epoll once, without waiting. Returns whether a stream is ready."""
         cdef epoll_event events[MAX_EVENTS]
         cdef int count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
         return self.take_events(events, count)
@@ -94,8 +94,8 @@ cdef class Reading(Sending):
         return self.ready_count > 0
 
     cdef bint next_ready(self):
-        """Takes the next stream that epoll named, or that had a turn and has more: those of each kind that
-        are there go before the other kind comes again."""
+        """Takes the next stream that epoll reported, or that had a turn and has more: the present ones of one
+        kind all come before the other kind."""
         cdef bint looked = False
         while True:
             while self.ready_next < self.ready_count:
@@ -113,14 +113,14 @@ cdef class Reading(Sending):
             self.turns_left = len(self.waiting_turn)
 
     cdef bint begin_turn(self, Stream stream):
-        """Whether it is there."""
+        """Starts the stream's turn. False: it is detached."""
         self.current = stream
         if stream is None:
             return False
         self.waiting_turn.pop(stream, None)
         self.reader.start = self.reader.end = 0
         self.reader.drained = self.reader.large = self.turn_messages = 0
-        # With several peers each has one read-ahead a turn.
+        # With several peers each gets one read-ahead a turn.
         self.reader.reads = -1 if len(self.by_fd) == 1 else 1
         if self.sinking is not stream:
             self.leave_sink()
@@ -133,7 +133,7 @@ cdef class Reading(Sending):
         return 0
 
     cdef int end_turn(self, Stream stream) except -1:
-        """Others come before its next messages, which were read already. Alone it goes on."""
+        """Other streams come before its next messages, which were read already. A single stream continues."""
         if self.reader.reads >= 0 and self.reader.end != self.reader.start:
             self.current = None
             stream.park(&self.reader)
@@ -143,9 +143,9 @@ cdef class Reading(Sending):
     # --- streams of the core ---------------------------------------------------------------------
 
     cdef tuple next_of_current(self, bint as_bytes, sink):
-        """A message of the current stream; None: it has no more, and another's turn has come."""
+        """A message of the current stream; None: it has no more, and another stream's turn has come."""
         cdef Stream stream = self.current
-        if stream is None:  # taken out by another thread a moment ago
+        if stream is None:  # detached by another thread a moment ago
             return None
         self.enter(stream)
         try:
@@ -160,7 +160,7 @@ cdef class Reading(Sending):
         while self.current is stream and self.unwanted < MOST_UNWANTED:
             try:
                 frame = stream.next_frame(&self.reader, as_bytes, sink)
-                if stream.socket != <void*>self:  # taken out while we read it
+                if stream.socket != <void*>self:  # detached during the read
                     self.give_back(stream)
                 if frame is None:
                     self.current = None
@@ -194,8 +194,8 @@ cdef class Reading(Sending):
         return None
 
     cdef int give_back(self, Stream stream) except -1:
-        """What was read ahead, or went to the sink's memory, stands in the stream again: whoever took it
-        out reads on from there."""
+        """Read-ahead bytes, and a half message in the sink's memory, return to the stream: the thread that
+        detached it continues from there."""
         self.current = None
         stream.park(&self.reader)
         stream.leave_sink()
@@ -207,8 +207,8 @@ cdef class Reading(Sending):
         return 0
 
     cdef int take_out(self, object stream) except -1:
-        """The stream was detached. When this returns, no receiver reads it any more, and nothing of it is
-        here: what is left in it comes after all that was handed out."""
+        """The stream was detached. When this returns, no receiver reads it any more, and none of its messages
+        is here: those left in it come after all that were returned before."""
         cdef int steps = STEPS
         if self.generation == native_link.fork_generation:
             if self.inside_thread != PyThread_get_thread_ident():
@@ -232,7 +232,7 @@ cdef class Reading(Sending):
             if self.foreign_sinking is stream:
                 self.foreign_sinking = None
                 stream.leave_sink()
-        except TransferError as error:  # half a message is lost: nothing can follow
+        except TransferError as error:  # half a message is lost, so the stream cannot continue
             if type(stream) is Stream:
                 (<Stream>stream).fail(error)
         return 0
@@ -244,7 +244,7 @@ cdef class Reading(Sending):
         cdef object frames
         cdef tuple message
         if self.foreign_sinking is not None and self.foreign_sinking in self.foreign_ins:
-            # Before another's message, for which it would have to leave the sink's memory.
+            # Before another stream's message, for which it would have to leave the sink's memory.
             self.foreign_ins.remove(self.foreign_sinking)
             self.foreign_ins.insert(0, self.foreign_sinking)
         for _ in range(len(self.foreign_ins)):
@@ -280,15 +280,15 @@ cdef class Reading(Sending):
         return None
 
     cdef object ask_foreign(self, object stream, sink):
-        """A message or None. One stream at a time may have the sink's memory; others' are copied."""
+        """A message or None. One stream at a time may use the sink's memory; those of others are copied."""
         cdef object frames
         self.enter(stream)
         try:
-            # Whoever takes it out from now on waits until we have left it.
+            # A thread that detaches it from now on waits until this one has left it.
             if stream not in self.foreign_ins:
                 return None
             frames = self.take_foreign(stream, sink)
-            stream.handed = None  # it is ours: from here on no handler of a signal runs before `claim`
+            stream.handed = None  # it is stored here: from now on no signal handler runs before `claim`
             return frames
         finally:
             self.inside = None
@@ -303,7 +303,7 @@ cdef class Reading(Sending):
             frames = stream.take(sink)
         except (Broken, Closed, ProtocolError):
             raise
-        except Exception:  # the sink refuses: it is asked again when the message is whole
+        except Exception:  # the sink refuses: it is called again when the message is complete
             self.leave_sink()
             return stream.take()
         if not stream.sinking:
@@ -313,13 +313,13 @@ cdef class Reading(Sending):
     # --- sinks -----------------------------------------------------------------------------------
 
     cdef tuple pour_stash(self, sink):
-        """The message that was found before its sink was known: one more copy. None: the sink found
-        that it breaks the protocol, and its stream is lost."""
+        """The message that was found before its sink was known: one more copy. None: the sink found that it
+        breaks the protocol, and its stream is lost."""
         cdef tuple message = self.stash
         cdef list frames = message[1]
         cdef list targets = []
         cdef Frame frame
-        self.leave_sink()  # what is half there from others would be mixed with it
+        self.leave_sink()  # half messages of others would be mixed with it
         try:
             for frame in frames:
                 unseen = frame.flags & (F_CONTROL | F_LZ4)
@@ -339,7 +339,7 @@ cdef class Reading(Sending):
         return message
 
     cdef int own(self, list frames) except -1:
-        """What a sink had placed before it refused the message leaves the memory of its caller."""
+        """Moves frames that a sink placed before it refused the message out of the caller's memory."""
         cdef Frame frame
         cdef Lease lease
         for frame in frames:
@@ -350,7 +350,7 @@ cdef class Reading(Sending):
         return 0
 
     cdef int leave_sink(self) except -1:
-        """What is half read leaves the memory that a sink gave, or its stream is lost."""
+        """Moves a half read message out of the sink's memory, or its stream is lost."""
         cdef Stream stream = self.sinking
         cdef object other = self.foreign_sinking
         if stream is not None:
@@ -370,7 +370,7 @@ cdef class Reading(Sending):
     # --- own subscriptions -----------------------------------------------------------------------
 
     cdef bint wanted(self, list frames):
-        """Whether one of our own subscriptions matches; the publisher has checked before."""
+        """Whether one of this socket's subscriptions matches; the publisher has checked before."""
         cdef Frame first = <Frame>frames[0]
         cdef Py_ssize_t length
         if self.wants_all:

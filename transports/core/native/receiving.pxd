@@ -14,7 +14,7 @@ cdef class Receiving(Reading):
     cdef public uint64_t messages_received
     cdef public uint64_t bytes_received
     cdef public uint64_t waited_ns
-    cdef PyThread_type_lock lock    # who receives
+    cdef PyThread_type_lock lock    # held by the receiving thread
     cdef int64_t last_wait
 
     cdef tuple next_message(self, long long timeout, bint as_bytes, sink, bint peek=*)

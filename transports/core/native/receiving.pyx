@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Receiving: one receive at a time, which sleeps until something comes, and counts what it hands out."""
+"""Receiving: one receive at a time, which sleeps until a message comes, and counts what it returns."""
 
 from cpython.exc cimport PyErr_CheckSignals
 from libc.errno cimport EINTR, errno
@@ -23,11 +23,11 @@ cdef extern from "pythread.h" nogil:
     int PY_LOCK_INTR
 
 cdef enum:
-    LOOK_MS = 1000                 # a sleep at most
+    LOOK_MS = 1000                 # the longest sleep
 
 
 cdef class Receiving(Reading):
-    """The receives of a socket: who reads, until when, and how the waiting is woken."""
+    """The receives of a socket: which thread reads, until when, and how it is woken."""
 
     def _recv_message(self, long long timeout, sink=None):
         """One whole message: (stream, frames). Raises Again, Closed."""
@@ -64,7 +64,7 @@ cdef class Receiving(Reading):
                     if not peek:
                         self.claim(message)
                     return message
-                if self.unwanted >= MOST_UNWANTED:  # and more of it may come, for ever
+                if self.unwanted >= MOST_UNWANTED:  # and more of them may come, without end
                     self.check_usable()
                     PyErr_CheckSignals()
                     if timeout == 0:
@@ -88,7 +88,7 @@ cdef class Receiving(Reading):
             PyThread_release_lock(self.lock)
 
     def _pass_turn(self):
-        """What was done with the last messages took long: others come before their stream's next ones.
+        """Handling the last messages took long: other streams come before the next ones of theirs.
         Any thread may call."""
         if not PyThread_acquire_lock(self.lock, 0):
             return
@@ -107,8 +107,8 @@ cdef class Receiving(Reading):
         return found
 
     def _give_again(self, stream, list frames):
-        """A message of `_recv_message` that its call could not give to the program: the next receive has it.
-        It is counted already. Any thread may call."""
+        """A message of `_recv_message` that its call could not return to the program: the next receive has
+        it. It is counted already. Any thread may call."""
         self.own(frames)
         if self.again is None:
             self.again = []
@@ -116,8 +116,8 @@ cdef class Receiving(Reading):
         self._notify()
 
     cdef int claim(self, tuple message) except -1:
-        """The message becomes the caller's. A signal that came while it was read: its handler would raise
-        before the caller has it. So it is called here, and the message stays for the next receive."""
+        """The message becomes the caller's. If a signal came during the read, its handler would raise before
+        the caller has it. So the handler is called here, and the message stays for the next receive."""
         try:
             PyErr_CheckSignals()
             if message is not self.counted:
@@ -144,7 +144,7 @@ cdef class Receiving(Reading):
         return 0
 
     cdef int count_foreign(self, object stream, tuple message) except -1:
-        """Python code, in which a handler may raise: behind its count or before it."""
+        """Python code, in which a handler may raise: after its count or before it."""
         cdef object before = stream.received
         try:
             stream.consume(message[1])
@@ -156,7 +156,7 @@ cdef class Receiving(Reading):
         return 0
 
     cdef int take_lock(self, long long timeout, int64_t deadline) except -1:
-        """The receive lock, within the caller's time. Waiting threads see a close within 100 ms."""
+        """Takes the receive lock, within the caller's time. Waiting threads see a close within 100 ms."""
         cdef long long wait
         cdef int answer
         if PyThread_acquire_lock(self.lock, 0):
@@ -181,14 +181,14 @@ cdef class Receiving(Reading):
             self.check_usable()
 
     cdef bint wait_for_input(self, int64_t deadline) except -1:
-        """Sleeps until something came or the socket is told to look again. False: time is over."""
+        """Sleeps until a message came or the socket is notified. False: the time-out expired."""
         cdef epoll_event events[MAX_EVENTS]
         cdef int count = 0
         cdef int error = 0
         cdef int wait = LOOK_MS
         cdef int64_t begin = now_ns()
         cdef int64_t spin_until = begin + self.spin_us * 1000
-        self.check_usable()  # who closed it while we read has woken those who slept then
+        self.check_usable()  # a close during the read has woken only threads that slept then
         if deadline >= 0:
             if begin >= deadline:
                 return False
@@ -199,8 +199,8 @@ cdef class Receiving(Reading):
                 with nogil:
                     while count == 0 and now_ns() < spin_until:
                         count = epoll_wait(self.epoll_fd, events, MAX_EVENTS, 0)
-            # A signal that came just before would not end the sleep, and between this look and the sleep
-            # there is a moment, too: so no sleep is endless.
+            # A signal just before it would not end the sleep, and between this check and the sleep
+            # there is a gap, too: so no sleep is endless.
             PyErr_CheckSignals()
             if count == 0:
                 with nogil:
@@ -233,7 +233,7 @@ cdef class Receiving(Reading):
         return 0
 
     def _notify(self):
-        """Wakes everybody who waits in this socket; they look again."""
+        """Wakes every thread that waits in this socket; they check again."""
         cdef uint64_t one = 1
         if self.receive_event < 0:
             return

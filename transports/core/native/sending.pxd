@@ -21,7 +21,7 @@ cdef class Sending:
     cdef public uint64_t dropped_no_peer
     cdef public uint64_t blocked_ns
     cdef uint64_t losses            # found by this core
-    cdef public bint _behind        # what lost connections left goes first
+    cdef public bint _behind        # messages left by lost connections go first
     cdef int generation
     cdef list outs                  # native streams, in turn; then the foreign ones
     cdef list foreign_outs

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Sending: which stream takes a message, and what happens while none has room."""
+"""Sending: the choice of a stream for a message, and the wait while none has room."""
 
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.exc cimport PyErr_CheckSignals
@@ -25,7 +25,7 @@ cdef enum:
     FANOUT = 2
     MAX_POLLED = 256
     PATIENCE_MS = 20           # how long a send waits for the kernel before it copies
-    # Who waits for room looks this often: of several senders one takes the notice meant for all.
+    # A sender that waits for room checks this often: one of several may take the notice for all.
     LOOK_MS = 100
 
 
@@ -33,13 +33,13 @@ cdef class Sending:
     """Distributors over streams: round robin that skips full ones, and fan-out by subscription."""
 
     cdef Stream push_one(self, bytes data, uint64_t sequence):
-        """Round robin over the streams with room: who took it, or None."""
+        """Round robin over the streams with room: the one that took it, or None."""
         cdef Stream stream
         cdef int answer
         cdef Py_ssize_t place = self.next_out
         for _ in range(len(self.outs)):
-            # `push` may let the GIL go. Streams leave meanwhile: the length is asked anew. Others send:
-            # the place is our own, so that none with room is passed over.
+            # `push` may release the GIL. Streams may leave then: the length is read again. Others send: the
+            # index is local, so that no stream with room is skipped.
             if place >= len(self.outs):
                 place = 0
                 if not self.outs:
@@ -54,13 +54,13 @@ cdef class Sending:
                 return stream
             if answer == BROKEN:
                 self.lose(stream, stream.broken)
-                return None       # what was left in it goes first
-            if self._behind:      # a loss, while `push` had let the GIL go
+                return None       # its unsent messages go first
+            if self._behind:      # a loss, while `push` had released the GIL
                 return None
         return None
 
     cdef int push_all(self, bytes data) except -2:
-        """To every stream whose peer subscribed to this; a full one misses it, and that is counted."""
+        """To every stream whose peer subscribed to this; a full one misses it, which is counted."""
         cdef Stream stream
         cdef Py_ssize_t taken = 0
         cdef int answer
@@ -92,10 +92,10 @@ cdef class Sending:
             with nogil:
                 pthread_mutex_lock(&link.mutex)
         if sequence:
-            store_int(&link.turn, 1)         # somebody waits for it: no company
+            store_int(&link.turn, 1)         # the peer waits for it: no gathering
         answer = link_push(link, PyBytes_AS_STRING(data), size, sequence)
         if answer == WOULD_BLOCK:
-            # Enough has gathered: worth a system call without the GIL.
+            # The queue is long enough: worth a system call without the GIL.
             with nogil:
                 link_write(link)
                 pthread_mutex_unlock(&link.mutex)
@@ -110,8 +110,8 @@ cdef class Sending:
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
                      released=None, taken=None, bint first=False, bint again=False):
-        """One message by the distributor, or to `stream`. The stream that took it; for a fan-out
-        how many took it. Raises Again, Closed, and Broken with `stream`."""
+        """Sends one message by the distributor, or to `stream`. Returns the stream that took it; for a
+        fan-out how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
         return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first, again)
 
@@ -153,7 +153,7 @@ cdef class Sending:
                     "no peer has room for the message" if self.outs or self.foreign_outs
                     else "no peer is connected",
                     hint="" if self.outs or self.foreign_outs else
-                    "is anybody there? see peers() and wait_for_peers()")
+                    "is a peer running? see peers() and wait_for_peers()")
         if taken is not None:
             taken(taker, number)
         if not again:
@@ -164,18 +164,18 @@ cdef class Sending:
         return taker
 
     cdef bint may_go(self) except -1:
-        """Whether nothing is left over of lost connections: that is offered first."""
+        """Whether no messages of lost connections are left; else they are offered first."""
         if self._behind:
             self._send_orphans()
         return not self._behind
 
     cdef bint ask_for_room(self, only, int64_t size) except -1:
-        """Lets the descriptor become readable when a full stream has room; True: it has some now for so many
-        bytes. Room for fewer would be asked for again and again."""
+        """Makes the descriptor readable when a full stream has room; True: it has room now for this many
+        bytes. Less room would be reported again and again."""
         cdef Stream stream
         cdef uint64_t drained
         cdef bint room = False
-        if not self.receiving:  # else a notice may be meant for the receiver that sleeps
+        if not self.receiving:  # else a notice may be for the receiver that sleeps
             read_fd(self.receive_event, &drained, 8)
             self.event_set = False
         for candidate in (self.outs if only is None else (only,)):
@@ -208,8 +208,8 @@ cdef class Sending:
 
     cdef object offer_in_turn(self, frames, bint hold, released, list lent, uint64_t* number,
                               bint first):
-        """Round robin over native and foreign streams alike. None: no room, or a stream was lost, and what
-        was left in it goes before this message."""
+        """Round robin over native and foreign streams alike. None: no room, or a stream was lost, and its
+        messages go before this one."""
         cdef Py_ssize_t native
         cdef object stream
         cdef Py_ssize_t place = self.next_out
@@ -251,7 +251,7 @@ cdef class Sending:
             return 0
         if len(takers) > 1:
             if not hold:
-                # One copy for all: after that every queue may keep it as long as it likes.
+                # One copy for all: after that every queue may keep it.
                 frames = [shared(frame) for frame in frames]
             if released is not None:
                 released = Countdown(len(takers), released)
@@ -278,7 +278,7 @@ cdef class Sending:
         return taken
 
     cdef bytes first_bytes(self, data, list streams):
-        """As much of a payload as the longest subscription can ask for."""
+        """As much of a payload as the longest subscription needs."""
         cdef Py_ssize_t longest = 0
         if type(data) is bytes:
             return data
@@ -288,8 +288,8 @@ cdef class Sending:
         return bytes(memoryview(data).cast("B")[:longest])
 
     cdef int drain(self, Stream stream, bint at_once, bint hold, list lent) except -1:
-        """Writes while the kernel makes progress, so that large memory need not be copied. What is
-        left after PATIENCE_MS without any is held (bytes, `hold`) or copied."""
+        """Writes while the kernel makes progress, so that large memory need not be copied. The rest after
+        PATIENCE_MS without progress is held (bytes, `hold`) or copied."""
         cdef link_t* link = stream.link
         cdef pollfd room
         cdef uint64_t target
@@ -323,7 +323,7 @@ cdef class Sending:
                 if answer < 0:
                     PyErr_CheckSignals()
         except BaseException as error:
-            # Half a frame is out and its memory is the caller's again: this connection is over.
+            # Half a frame is written and its memory returns to the caller: this connection ends.
             interrupted = Broken("a send was interrupted inside a message")
             interrupted.__cause__ = error
             stream.fail(interrupted)
@@ -356,7 +356,7 @@ cdef class Sending:
         return 0
 
     cdef int64_t note_wait(self, int64_t due) except -1:
-        """A call sleeps, or has slept. due: 0 at first; what this returns from then on."""
+        """A call sleeps, or has slept. due: 0 at first; later the last result."""
         cdef int64_t now = now_ns()
         if due == 0:
             return now + self._long_wait * 1000000
@@ -366,7 +366,7 @@ cdef class Sending:
         return now + self._long_wait * 1000000
 
     def _wait_writable(self, long long timeout):
-        """Until a send may succeed; False when the time is over."""
+        """Waits until a send may succeed; False when the time-out expired."""
         cdef int64_t deadline = -1 if timeout < 0 else now_ns() + timeout * 1000000
         self.check_usable()
         while not self.has_room(None):
@@ -395,8 +395,8 @@ cdef class Sending:
         return False
 
     cdef bint wait_for_room(self, only, int64_t deadline) except -1:
-        """Sleeps until a full stream drains, a peer comes, or the socket is told to look again.
-        False when the deadline has passed."""
+        """Sleeps until a full stream drains, a peer connects, or the socket is notified. False when the
+        deadline has passed."""
         cdef pollfd watched[MAX_POLLED]
         cdef list streams = []
         cdef Stream stream
@@ -419,13 +419,13 @@ cdef class Sending:
                 streams.append(stream)
                 add_int(&stream.link.waiters, 1)
                 watched[count].fd = stream.link.fd
-                # One that waits for company only has room already.
+                # One that only gathers has room already.
                 watched[count].events = POLLOUT
                 watched[count].revents = 0
                 count += 1
             elif type(candidate) is Stream:
-                # More than one poll takes: the flusher drains these and tells.
-                (<Stream>candidate).tell_of_room(self.send_event)
+                # More than one poll takes: the flusher drains these and notifies.
+                (<Stream>candidate).notify_room(self.send_event)
         self.waiting += 1
         try:
             PyErr_CheckSignals()
@@ -464,7 +464,7 @@ cdef class Sending:
                 hint="make a new Context in the child, or start it with spawn or forkserver")
         return 0
 
-    # --- what the classes below do ----------------------------------------------------------------
+    # --- overridden by the classes below ------------------------------------------------------------
 
     cdef int signal(self) except -1:
         return 0
@@ -477,7 +477,7 @@ cdef class Sending:
 
 
 class Countdown:
-    """Calls `released` once, when the last of `count` parties has."""
+    """Calls `released` once, when the last of `count` parties has called it."""
 
     def __init__(self, count, released):
         self.count = count
@@ -492,7 +492,7 @@ class Countdown:
 
 
 cdef tuple shared(tuple frame):
-    """The frame with a payload that nobody can change."""
+    """The frame with an immutable payload."""
     if type(frame[4]) is bytes:
         return frame
     return frame[:4] + (bytes(memoryview(frame[4])),)

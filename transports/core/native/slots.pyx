@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Slots: equal places in memory that two processes share. Contract: core_contract.pyi."""
+"""Slots: equal pieces of memory that two processes share. Contract: core/contract.pyi."""
 
 cimport cython
 from cpython.buffer cimport PyBuffer_FillInfo
@@ -21,7 +21,7 @@ cdef enum:
     MOST = 64
     FREE = 0
     USED = 1
-    NO_GIL_FROM = 64 * 1024        # to copy less takes no longer than to let the GIL go
+    NO_GIL_FROM = 64 * 1024        # a smaller copy takes no longer than releasing the GIL
 
 
 @cython.no_gc
@@ -38,7 +38,7 @@ cdef class Slots:
     cdef int process
 
     def __cinit__(self, Mapping mapping, Py_ssize_t start, Py_ssize_t size, Py_ssize_t count):
-        # Divided, since the product may be more than a number holds.
+        # Divided, since the product may overflow.
         if (not 1 <= count <= MOST or not count <= start <= mapping.size
                 or not 1 <= size <= (mapping.size - start) // count):
             raise ValueError(f"{count} slots of {size} bytes from {start} on do not fit {mapping.size} bytes")
@@ -51,16 +51,16 @@ cdef class Slots:
         self.process = getpid()
 
     def take(self):
-        """The first free slot, used from now on; -1: there is none."""
+        """The first free slot, which is used then; -1: there is none."""
         cdef char* found = <char*>memchr(self.states, FREE, self.count)
-        # It stays free, since this side alone takes slots; what the peer did there is seen from here on.
+        # It stays free, since only this side takes slots; the peer's writes there are visible from here on.
         if found == NULL or slot_state(found) != FREE:
             return -1
         slot_set(found, USED)
         return found - self.states
 
     def fill(self, Py_ssize_t index, data):
-        """Copies a contiguous buffer to the beginning of a slot: how many bytes. Raises BufferError."""
+        """Copies a contiguous buffer to the beginning of a slot; returns its bytes. Raises BufferError."""
         cdef HeldBuffer held = HeldBuffer(data)
         cdef char* to = self.first + index * self.size
         if not 0 <= index < self.count or held.view.len > self.size:
@@ -73,13 +73,13 @@ cdef class Slots:
         return held.view.len
 
     def free(self, Py_ssize_t index):
-        """Nobody uses the slot any more. Does nothing in a forked child, who has no slots."""
+        """Frees a slot. Does nothing in a forked child, which has no slots."""
         if 0 <= index < self.count and self.process == getpid():
             self.lent[index] = 0
             slot_set(self.states + index, FREE)
 
     def lend(self, Py_ssize_t index, Py_ssize_t nbytes):
-        """The first bytes of a slot, which is free when their last view dies; None: they are lent."""
+        """The first bytes of a slot, which is free when their last view is deleted; None: already lent."""
         cdef SlotRegion region
         if not 0 <= index < self.count or not 0 < nbytes <= self.size:
             raise ValueError(f"{nbytes} bytes of slot {index}")
@@ -102,10 +102,10 @@ cdef class Slots:
         return True
 
 
-# Without the collector's care, which would let go of the slots first. Neither class can be in a cycle.
+# Not tracked by the collector, which would drop the slots first. Neither class can be in a cycle.
 @cython.no_gc
 cdef class SlotRegion:
-    """Writable bytes of a slot, as Region is."""
+    """Writable bytes of a slot, like Region."""
 
     cdef Slots slots
     cdef Py_ssize_t index

@@ -1,4 +1,4 @@
-# What users call. See socket.pyx.
+# The methods that users call. See socket.pyx.
 
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.pool cimport Frame
@@ -8,8 +8,8 @@ from transfer.transports.core.native.turn cimport Turn
 cdef class SocketBase(Attachments):
     cdef public bint _general_send
     cdef public bint _general_recv
-    cdef public dict _lent          # memory that is held where it lies when it is sent; empty: none
-    cdef public bint _lockstep      # the core may take the common turns of a REQ or REP
+    cdef public dict _lent          # memory that is held in place when it is sent; empty: none
+    cdef public bint _lockstep      # the core may handle the common messages of a REQ or REP
     cdef public Turn _turn
 
     cdef void close_descriptors(self) noexcept

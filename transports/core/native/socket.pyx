@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""SocketBase: the calls that users make. Contract: core_contract.pyi.
+"""SocketBase: the methods that users call. Contract: core/contract.pyi.
 
-The common message goes through `send` or `recv` without a call into Python; all else goes to the
-halves in sending.pyx and receiving.pyx. The receive lock guards the reader.
+The common message passes `send` or `recv` without a call into Python; everything else is in sending.pyx and
+receiving.pyx. The receive lock guards the reader.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
@@ -48,11 +48,11 @@ cdef enum:
     TRIES = 100                # to keep a message whose receive signals interrupt again and again
     SENDING = 0                # sides of a turn
     RECEIVING = 1
-    LOOK_MS = 50               # a REQ looks this often whether its peer still lives
+    LOOK_MS = 50               # a REQ checks this often whether its peer is alive
 
 
 cdef inline int bits_of(object flags) except -1:
-    """The flags of a call; what they cannot be is looked at in Python."""
+    """The flags of a call; Python checks other objects."""
     cdef int overflow = 0
     cdef long bits = -1
     if PyLong_CheckExact(flags):
@@ -61,7 +61,7 @@ cdef inline int bits_of(object flags) except -1:
 
 
 cdef class SocketBase(Attachments):
-    """Base of transfer.Socket: everything that happens for each message. Any thread may call."""
+    """Base of transfer.Socket: the work for each message. Any thread may call."""
 
     def __cinit__(self, int socket_type, int send_mode, int receive_mode, Flusher flusher, Pool pool,
                   *args, **kwargs):
@@ -101,7 +101,7 @@ cdef class SocketBase(Attachments):
 
     def __dealloc__(self):
         free(self.reader.data)
-        if self.lock != NULL:  # else `__cinit__` did not come so far
+        if self.lock != NULL:  # else `__cinit__` has failed before
             self.close_descriptors()
             PyThread_free_lock(self.lock)
 
@@ -136,7 +136,7 @@ cdef class SocketBase(Attachments):
         return self.send_slowly(data, bits, copy, track)
 
     cdef bint send_in_turn(self, bytes data) except -1:
-        """The common send of a REQ or REP; False: the pattern has to look."""
+        """The common send of a REQ or REP; False: the pattern has to handle it."""
         cdef Turn turn = self._turn
         if not turn.take(SENDING):
             return False
@@ -156,7 +156,7 @@ cdef class SocketBase(Attachments):
             return False
         turn.last += 1
         turn.asks(stream, number, now_ns())
-        if turn.number and stream.socket != <void*>self:  # it went meanwhile: nobody else will say so
+        if turn.number and stream.socket != <void*>self:  # lost in the meantime: no other call reports it
             turn.failure = Broken("the peer went before it could answer")
         return True
 
@@ -213,8 +213,8 @@ cdef class SocketBase(Attachments):
             data = PyBytes_FromStringAndSize(self.reader.data + self.reader.start + HEADER, size)
             number = self.messages_received
             start = self.reader.start
-            # A signal's handler that raises here finds the message unread. One that does not may have
-            # received on this socket, or let other threads do so.
+            # A signal handler that raises here finds the message unread. One that does not may have received
+            # on this socket, or let other threads do so.
             PyErr_CheckSignals()
             if (self.messages_received == number and self.reader.start == start
                     and self.current is stream and not self.receiving and not self.closed):
@@ -229,8 +229,8 @@ cdef class SocketBase(Attachments):
         return self.recv_slowly(bits, copy, track)
 
     def _read_ahead(self, Py_ssize_t most):
-        """Plain messages of one part that were read ahead: (their stream, payloads), `most` at the most.
-        None: the next one is no such message, or has yet to be read."""
+        """Plain messages of one part that were read ahead: (their stream, payloads), at most `most`.
+        None: the next one is of another kind, or not read yet."""
         cdef list payloads = []
         cdef Stream stream = self.current
         cdef Py_ssize_t size = plain_size(self)
@@ -262,8 +262,8 @@ cdef class SocketBase(Attachments):
         return self.deliver(message, frames, flags, copy, track)
 
     cdef object payload(self, tuple message, Frame frame, bint copy):
-        """What the program gets of a plain frame. If a signal's handler raises until then, as during the copy
-        of a large payload, the message is the next receive's."""
+        """The program's object for a plain frame. If a signal handler raises before the end, as during the
+        copy of a large payload, the next receive has the message."""
         cdef object data = frame
         try:
             if copy:
@@ -275,8 +275,8 @@ cdef class SocketBase(Attachments):
         return data
 
     cdef object deliver(self, tuple message, frames, int flags, bint copy, bint track):
-        """Python makes of a message what the program gets. A signal's handler may raise in it; then the
-        message is the next receive's."""
+        """Python converts a message for the program. If a signal handler raises in it, the next receive has
+        the message."""
         cdef object made
         try:
             made = self._deliver(message[0], frames, flags, copy)
@@ -285,7 +285,7 @@ cdef class SocketBase(Attachments):
         except BaseException:
             self.take_back(message)
             raise
-        # The frames made no sense: their connection is lost.
+        # The frames are invalid: their connection is lost.
         return self._recv_general(flags, copy, track) if made is NotImplemented else made
 
     cdef int take_back(self, tuple message) except -1:
@@ -310,7 +310,7 @@ cdef class SocketBase(Attachments):
             raise
 
     cdef object recv_in_turn(self, bint copy, bint track):
-        """The common receive of a REQ or REP; what is not common goes to the pattern."""
+        """The common receive of a REQ or REP; the pattern handles other messages."""
         cdef Turn turn = self._turn
         cdef tuple message = None
         cdef Frame frame
@@ -328,7 +328,7 @@ cdef class SocketBase(Attachments):
             frame = only_frame(message)
             if frame is not None:
                 data = self.payload(message, frame, copy)
-            # A reply that a tracker waits for has more to do.
+            # A reply that a tracker waits for needs more work.
             if frame is not None and self._lockstep and turn.answers(message[0], frame.sequence):
                 turn.answered(now_ns())
                 return data
@@ -364,7 +364,7 @@ cdef class SocketBase(Attachments):
         return self.epoll_fd
 
     def _close_core(self):
-        """Wakes waiters, who raise Closed, and gives the descriptors back. Twice is fine."""
+        """Wakes waiting calls, which raise Closed, and closes the descriptors. Twice is fine."""
         cdef int patience = 5000
         self.closed = True
         while self.waiting and patience:
@@ -415,8 +415,8 @@ cdef class SocketBase(Attachments):
 
 
 cdef inline Py_ssize_t plain_size(SocketBase self) noexcept:
-    """The length of the plain message of one part that comes next and was read ahead; -1: it is none, or
-    somebody else has a say."""
+    """The length of the next message if it is plain, of one part, and read ahead; -1: it is not, or Python
+    has to handle it."""
     cdef Stream stream = self.current
     cdef header_t* header
     cdef size_t available
@@ -447,7 +447,7 @@ cdef inline void count_one(SocketBase self, Stream stream, size_t size) noexcept
 
 
 cdef inline Frame only_frame(tuple message):
-    """The plain frame of a numbered message, if it is no more than that."""
+    """The plain frame of a numbered message, if it consists of that alone."""
     cdef Frame frame
     if len(<list>message[1]) != 1:
         return None

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Stream: one connection as Python sees it, from opening to closing. Contract: core_contract.pyi.
+"""Stream: one connection as Python sees it, from opening to closing. Contract: core/contract.pyi.
 
 The halves are in outgoing.pyx and incoming.pyx.
 """
@@ -16,7 +16,7 @@ from transfer.transports.core.native.atomic cimport load_int, store_int, store_s
 from transfer.transports.core.native.channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport let_go, reader_t, release_segments
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
-from transfer.transports.core.native.link cimport F_CONTROL, flusher_t, link_bury, segment_t
+from transfer.transports.core.native.link cimport F_CONTROL, flusher_t, link_dispose, segment_t
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.system cimport (
     SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown,
@@ -27,15 +27,16 @@ cdef class Stream(Incoming):
     """Frames over a connected, non-blocking stream socket that belongs to it. Any thread may call."""
 
     def open(self, int fd, TlsChannel channel=None):
-        """Gives a stream that was made without one its descriptor; what is queued goes out."""
-        # Not with the GIL held: who has the mutex may wait for that. Behind it nobody closes the stream.
+        """Sets the descriptor of a stream that was made without one; writes the queue."""
+        # Not under the GIL: the holder of the mutex may wait for that. Under the mutex no thread closes the
+        # stream.
         self.take_mutex()
         try:
             if self.link.fd >= 0 or self.link.closed:
                 raise InternalError("this stream was opened before")
             if channel is not None:
                 self.link.tls = channel.give()
-            self.link.fd = fd  # who sees it sees the other
+            self.link.fd = fd  # a thread that sees it sees the TLS too
         finally:
             pthread_mutex_unlock(&self.link.mutex)
         if self.opened is not None:
@@ -43,7 +44,7 @@ cdef class Stream(Incoming):
         self.write_out(True)
 
     def receive(self):
-        """One message, or one control frame, without waiting; None: nothing there."""
+        """One message, or one control frame, without waiting; None: there is none."""
         cdef reader_t own
         cdef bint alone = not self.flusher.reader_taken
         cdef int steps = STEPS
@@ -93,11 +94,11 @@ cdef class Stream(Incoming):
             self.fail(error)
             raise
         finally:
-            # The reader is for all: what is left of this stream moves out.
+            # All streams share the reader: the rest of this stream moves out.
             self.park(reader)
 
     def close(self):
-        """Ends at once. How many queued messages are lost."""
+        """Ends at once. Returns how many queued messages are lost."""
         cdef segment_t* left
         cdef Py_ssize_t lost
         cdef int fd
@@ -111,7 +112,7 @@ cdef class Stream(Incoming):
         store_int(&self.link.closed, 1)
         fd = self.link.fd
         if self.link.reading:
-            # A thread is in recv: its descriptor must not become somebody else's under it.
+            # A thread is in recv: its descriptor must not be reused during that.
             shutdown(fd, SHUT_RDWR)
             fd = -1
         else:
@@ -135,8 +136,8 @@ cdef class Stream(Incoming):
         return lost
 
     cdef void end_unclosed(self) noexcept:
-        """It dies without a close. The flusher may write from its queue at this moment. A forked child has
-        none, and there the mutex may be held for ever."""
+        """It is deleted without a close. The flusher may write from its queue at this moment. A forked child
+        has none, and there the mutex may be held for ever."""
         cdef bint alone = self.link.flusher.generation != native_link.fork_generation
         cdef segment_t* left
         cdef int fd
@@ -164,6 +165,6 @@ cdef class Stream(Incoming):
         free(self.saved)
         state = self.link.flusher
         with nogil:
-            link_bury(self.link)
+            link_dispose(self.link)
         self.link = NULL
         let_go(state)

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """The flusher: a thread that never takes the GIL.
 
-It writes what streams have pending a tick after it was buffered, drains those whose kernel buffer
-was full, and sends credits. It alone frees a closed link, since it may have one in its hands.
+It writes what streams have pending a tick after it was buffered, drains those whose kernel buffer was full,
+and sends credits. It alone frees a closed link, since it may be using one.
 """
 
 from libc.stdint cimport int64_t, uint64_t
@@ -32,7 +32,7 @@ cdef extern from *:
     void full_fence() nogil
 
 cdef enum:
-    TICK_NS = 100 * 1000            # how long a message waits for company
+    TICK_NS = 100 * 1000            # how long a message waits to be gathered with others
     IDLE_TICKS = 5                  # empty ticks before the thread sleeps
 
 
@@ -87,7 +87,7 @@ cdef int flusher_start(flusher_t* flusher) noexcept nogil:
     cdef int answer
     if flusher.stopping or flusher.generation != native_link.fork_generation:
         return -1
-    # Signals belong to the interpreter's threads: this one must never be picked for them.
+    # Signals are for the interpreter's threads: this one must never get them.
     sigfillset(&every)
     pthread_sigmask(SIG_SETMASK, &every, &before)
     answer = pthread_create(&flusher.thread, NULL, flusher_main, flusher)
@@ -109,7 +109,7 @@ cdef void flusher_stop(flusher_t* flusher) noexcept nogil:
     if running:
         write(flusher.wake_fd, &one, 8)
         pthread_join(flusher.thread, NULL)
-    # Streams of other threads may end meanwhile: see link_bury.
+    # Streams of other threads may end in the meantime: see link_dispose.
     pthread_mutex_lock(&flusher.mutex)
     flusher.running = 0
     free_dead(flusher)
@@ -136,7 +136,7 @@ cdef void* flusher_main(void* argument) noexcept nogil:
 
 
 cdef void free_dead(flusher_t* flusher) noexcept nogil:
-    """Takes closed links off all lists and frees them. Mutex held."""
+    """Removes closed links from all lists and frees them. Mutex held."""
     cdef link_t* dead = flusher.dead
     cdef link_t** place
     cdef link_t* last
@@ -166,8 +166,8 @@ cdef void free_dead(flusher_t* flusher) noexcept nogil:
 
 
 cdef void wait_for_work(flusher_t* flusher, int idle) noexcept nogil:
-    """One tick while there is work, else sleep until somebody calls. Enters with the mutex held,
-    returns without it."""
+    """One tick while there is work, else sleeps until a call wakes it. Enters with the mutex held, returns
+    without it."""
     cdef pollfd descriptors[2]
     cdef timespec tick
     cdef timespec* limit = &tick
@@ -202,7 +202,7 @@ cdef void wait_for_work(flusher_t* flusher, int idle) noexcept nogil:
 
 
 cdef void drain_writable(flusher_t* flusher) noexcept nogil:
-    """Links whose kernel buffer has room again: a one-shot event each."""
+    """Writes to links whose kernel buffer has room again: a one-shot event each."""
     cdef epoll_event events[64]
     cdef link_t* link
     cdef int count = epoll_wait(flusher.epoll_fd, events, 64, 0)
@@ -233,7 +233,7 @@ cdef void write_and_watch(flusher_t* flusher, link_t* link) noexcept nogil:
 
 
 cdef void hand_over_finished(flusher_t* flusher, link_t* link) noexcept nogil:
-    """Python objects go to the flusher's list and somebody with the GIL is told."""
+    """Moves Python objects to the flusher's list and notifies a thread with the GIL."""
     cdef segment_t* last = link.finished
     cdef uint64_t one = 1
     if last == NULL:
@@ -249,7 +249,7 @@ cdef void hand_over_finished(flusher_t* flusher, link_t* link) noexcept nogil:
 
 
 cdef int flush_pending(flusher_t* flusher) noexcept nogil:
-    """Writes what has waited a tick. How many links there were."""
+    """Writes output that has waited a tick. Returns the number of links."""
     cdef link_t* link
     cdef link_t* following
     cdef int count = 0
@@ -260,7 +260,7 @@ cdef int flush_pending(flusher_t* flusher) noexcept nogil:
     while link != NULL:
         count += 1
         if pthread_mutex_trylock(&link.mutex) != 0:
-            # Somebody writes there, perhaps for long. As `armed` is set, nobody else lists it.
+            # Another thread writes there, perhaps for long. As `armed` is set, no thread lists it again.
             following = link.next_pending
             pthread_mutex_lock(&flusher.mutex)
             link.next_pending = flusher.pending
@@ -278,10 +278,10 @@ cdef int flush_pending(flusher_t* flusher) noexcept nogil:
 
 
 cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
-    """Tells each peer whose turn it is how much was consumed.
+    """Reports to each peer whose turn it is how much was consumed.
 
-    A link leaves the list only one round after `credit_armed` was cleared with nothing new: by then
-    a receiver's store that was still on its way when we looked is visible.
+    A link leaves the list only one round after `credit_armed` was cleared without news: by then a receiver's
+    store that was in progress is visible.
     """
     cdef link_t* link
     cdef int64_t now = now_ns()
@@ -317,10 +317,10 @@ cdef int send_due_credits(flusher_t* flusher) noexcept nogil:
 
 
 cdef int credit_one(flusher_t* flusher, link_t* link) noexcept nogil:
-    """Whether it must be looked at again because there was, or is, something to tell."""
+    """Whether it must be checked again because there was, or is, something to report."""
     cdef int found = 0
     if pthread_mutex_trylock(&link.mutex) != 0:
-        return 1           # somebody writes there: a credit would be late, and others must not wait
+        return 1           # another thread writes there: a credit would be late, and others must not wait
     if (not link.closed and link.fd >= 0 and not load_int(&link.error)
             and load(&link.received) != link.credited):
         found = 1

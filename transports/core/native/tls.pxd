@@ -5,12 +5,12 @@ from transfer.transports.core.native.system cimport iovec, pthread_mutex_t
 
 cdef enum:
     SEAL = 64 * 1024         # plain bytes that are encrypted for one write
-    RECORD = 16 * 1024        # plain bytes of a record at most
-    SPILL = 32 * 1024         # room that a read is given at least: one record always fits, with what follows
-    STRANGE = 256 * 1024      # bytes of a peer of whom nobody knows who it is: handshake, hello, proof
-    CERTIFICATES = 24 * 1024  # bytes of a peer's certificates: OpenSSL takes at once what they announce
-    BARREN = 128 * 1024       # bytes of records without data, one behind the other: new keys without end
-    ASIDE = 64 * 1024         # bytes owed to a peer that asks for new keys, as long as we have nothing to say
+    RECORD = 16 * 1024        # the most plain bytes of a record
+    SPILL = 32 * 1024         # the least room of a read: one record always fits, with the bytes after it
+    STRANGE = 256 * 1024      # bytes of an unauthenticated peer: handshake, hello, proof
+    CERTIFICATES = 24 * 1024  # bytes of a peer's certificates: OpenSSL allocates at once what they announce
+    BARREN = 128 * 1024       # bytes of consecutive records without data: endless key updates
+    REPLIES = 64 * 1024       # bytes of replies to key updates, while there is nothing else to send
 
 cdef struct buffer_t:
     char* data
@@ -22,16 +22,16 @@ cdef struct tls_t:
     pthread_mutex_t mutex     # OpenSSL's object: one thread at a time
     ptr ssl
     int fd
-    buffer_t came             # ciphertext from the kernel; the reading thread's
-    buffer_t goes             # ciphertext for the kernel; whoever has the link's mutex
-    buffer_t aside            # what OpenSSL wants to say while it reads: goes along with the next write
-    size_t taken              # bytes that came, in all
-    size_t barren             # bytes that came since the last data
+    buffer_t came             # ciphertext from the kernel; used by the reading thread
+    buffer_t goes             # ciphertext for the kernel; under the link's mutex
+    buffer_t replies          # output of OpenSSL while it reads: sent with the next write
+    size_t taken              # total of bytes received
+    size_t barren             # bytes received since the last data
     int reading               # OpenSSL is called to read
-    int exact                 # nothing behind the record at hand is taken from the kernel
+    int exact                 # no byte behind the current record is read from the kernel
     int drained               # the last read met an empty kernel buffer
-    int ended                 # the peer said that nothing follows
-    int failed                # what came is no good TLS, or nothing can be encrypted; see atomic.pxd
+    int ended                 # the peer sent the end of TLS
+    int failed                # invalid TLS was received, or encryption failed; see atomic.pxd
 
 cdef tls_t* tls_new(ptr context, int fd, int server) noexcept nogil
 cdef void tls_free(tls_t* tls) noexcept nogil

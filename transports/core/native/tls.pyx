@@ -2,9 +2,9 @@
 """TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL.
 
 OpenSSL never touches the descriptor: it reads ciphertext from `came` and writes it to `goes`, so that one
-system call moves many records. A read leaves neither plain bytes nor a whole record behind: it takes no more
-ciphertext from the kernel than what fits in the caller's room once it is plain. So a descriptor that is not
-readable means that there is nothing, as without TLS, and epoll needs no help.
+system call moves many records. A read leaves neither plain bytes nor a whole record behind: it reads no more
+ciphertext from the kernel than fits in the caller's room once it is decrypted. So a descriptor that is not
+readable means that there are no bytes, as without TLS, and epoll needs no help.
 """
 
 from libc.errno cimport EAGAIN, EINTR, ENOMEM, EPROTO, errno
@@ -19,15 +19,15 @@ from transfer.transports.core.native.system cimport (
 )
 
 cdef enum:
-    PREFIX = 5                     # of a record: type, version, length
-    MESSAGE_HEAD = 4               # of a handshake message in it: type, length
+    PREFIX = 5                     # bytes of a record's header: type, version, length
+    MESSAGE_HEAD = 4               # bytes of a handshake message's header: type, length
     HANDSHAKE = 22                 # types of records, and of messages
     CLIENT_HELLO = 1
     LARGEST = 16 * 1024 + 256      # ciphertext of a record (RFC 8446, 5.2)
-    LITTLE = 36 * 1024             # read at once where little is wanted
-    MUCH = 144 * 1024              # and where a large payload is on its way
-    IDLE = 16                      # reads in a row that bring no data
-    THIN = 2                       # and that bring hardly any: each byte in a record of its own, say
+    LITTLE = 36 * 1024             # read at once where little is expected
+    MUCH = 144 * 1024              # and while a large payload is received
+    IDLE = 16                      # consecutive reads without data
+    THIN = 2                       # and with hardly any: for instance each byte in a separate record
     SSL_ERROR_WANT_READ = 2
     SSL_ERROR_ZERO_RETURN = 6
     BIO_FLAGS_RETRY = 0x09         # BIO_FLAGS_READ | BIO_FLAGS_SHOULD_RETRY
@@ -53,7 +53,7 @@ cdef size_t held(buffer_t* buffer) noexcept nogil:
 
 
 cdef int room_in(buffer_t* buffer, size_t wanted) noexcept nogil:
-    """Room for so many more bytes behind `end`. 0: no memory."""
+    """Makes room for `wanted` more bytes behind `end`. 0: no memory."""
     cdef size_t have = held(buffer)
     cdef char* grown
     if buffer.size - buffer.end >= wanted:
@@ -73,13 +73,13 @@ cdef int room_in(buffer_t* buffer, size_t wanted) noexcept nogil:
 
 
 cdef void empty(buffer_t* buffer) noexcept nogil:
-    """Thousands of connections that wait hold no buffers."""
+    """Frees an empty buffer: thousands of waiting connections hold none."""
     free(buffer.data)
     buffer.data = NULL
     buffer.start = buffer.end = buffer.size = 0
 
 
-# --- what OpenSSL calls -----------------------------------------------------------------------
+# --- callbacks of OpenSSL ---------------------------------------------------------------------
 
 cdef int bio_read(ptr bio, char* data, int size) noexcept nogil:
     cdef tls_t* tls = <tls_t*>openssl.BIO_get_data(bio)
@@ -97,7 +97,7 @@ cdef int bio_read(ptr bio, char* data, int size) noexcept nogil:
 
 cdef int bio_write(ptr bio, const char* data, int size) noexcept nogil:
     cdef tls_t* tls = <tls_t*>openssl.BIO_get_data(bio)
-    cdef buffer_t* buffer = &tls.aside if tls.reading else &tls.goes
+    cdef buffer_t* buffer = &tls.replies if tls.reading else &tls.goes
     openssl.BIO_clear_flags(bio, BIO_FLAGS_RETRY | 0x06)
     if not room_in(buffer, size):
         return -1
@@ -154,7 +154,7 @@ cdef void tls_free(tls_t* tls) noexcept nogil:
     openssl.SSL_free(tls.ssl)
     empty(&tls.came)
     empty(&tls.goes)
-    empty(&tls.aside)
+    empty(&tls.replies)
     pthread_mutex_destroy(&tls.mutex)
     free(tls)
 
@@ -162,7 +162,7 @@ cdef void tls_free(tls_t* tls) noexcept nogil:
 # --- reading ----------------------------------------------------------------------------------
 
 cdef size_t tls_missing(tls_t* tls) noexcept nogil:
-    """Bytes until the record at hand is whole: 0 when it is. -1: this is no record."""
+    """Bytes until the current record is complete: 0 when it is. -1: this is no record."""
     cdef size_t have = held(&tls.came)
     cdef unsigned char* at
     cdef size_t size
@@ -170,15 +170,15 @@ cdef size_t tls_missing(tls_t* tls) noexcept nogil:
         return PREFIX - have
     at = <unsigned char*>tls.came.data + tls.came.start
     size = (<size_t>at[3] << 8) | at[4]
-    # Types 20 to 24, version 3.x: whatever else it is, it is no TLS, and is told before it is gathered.
+    # Types 20 to 24, version 3.x: other bytes are no TLS, which is reported before they are gathered.
     if at[0] < 20 or at[0] > 24 or at[1] != 3 or size > LARGEST:
         return <size_t>-1
     return size + PREFIX - have if have < size + PREFIX else 0
 
 
 cdef int tls_is_hello(tls_t* tls) noexcept nogil:
-    """Whether the unencrypted handshake record at hand, of a client, holds a whole ClientHello, as far as it
-    is here. The rule of transports/handshake/first_record.py, which says why."""
+    """Whether the current unencrypted handshake record, of a client, holds a whole ClientHello, as far as it
+    has arrived. transports/handshake/first_record.py explains the rule."""
     cdef size_t have = held(&tls.came)
     cdef unsigned char* at = <unsigned char*>tls.came.data + tls.came.start
     cdef size_t size
@@ -192,9 +192,9 @@ cdef int tls_is_hello(tls_t* tls) noexcept nogil:
 
 
 cdef int tls_fill(tls_t* tls, size_t most) noexcept nogil:
-    """Reads from the kernel, once: what the record at hand lacks, and up to `most` bytes.
+    """Reads from the kernel, once: the missing bytes of the current record, and up to `most` bytes.
 
-    1: something came. 0: the peer has ended it. -1: errno.
+    1: bytes were read. 0: the peer has closed. -1: errno.
     """
     cdef size_t need = tls_missing(tls)
     cdef size_t wanted
@@ -225,7 +225,7 @@ cdef int tls_fill(tls_t* tls, size_t most) noexcept nogil:
 
 
 cdef int decrypt(tls_t* tls, char* data, size_t size, size_t* got) noexcept nogil:
-    """One call of OpenSSL. 1: plain bytes. 0: it wants more. -1: it has ended, or failed."""
+    """One call of OpenSSL. 1: plain bytes. 0: it needs more. -1: it has ended, or failed."""
     cdef int answer
     cdef int why
     cdef size_t owed
@@ -235,11 +235,11 @@ cdef int decrypt(tls_t* tls, char* data, size_t size, size_t* got) noexcept nogi
     answer = openssl.SSL_read_ex(tls.ssl, data, size, got)
     why = 0 if answer else openssl.SSL_get_error(tls.ssl, answer)
     tls.reading = 0
-    owed = held(&tls.aside)
+    owed = held(&tls.replies)
     pthread_mutex_unlock(&tls.mutex)
     if answer:
         return 1
-    if why == SSL_ERROR_WANT_READ and owed <= ASIDE:
+    if why == SSL_ERROR_WANT_READ and owed <= REPLIES:
         return 0
     if why == SSL_ERROR_ZERO_RETURN:
         tls.ended = 1
@@ -249,11 +249,11 @@ cdef int decrypt(tls_t* tls, char* data, size_t size, size_t* got) noexcept nogi
 
 
 cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
-    """As readv, of plain bytes. The vectors have room for SPILL together, at least, unless `exact` is set."""
+    """As readv, of plain bytes. The vectors have room for SPILL in total, unless `exact` is set."""
     cdef size_t room = 0
     cdef size_t done = 0
     cdef size_t got = 0
-    cdef size_t at = 0               # in the vector at hand
+    cdef size_t at = 0               # in the current vector
     cdef size_t most
     cdef int i = 0
     cdef int idle = 0
@@ -268,7 +268,7 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
         return -1
     tls.drained = 0
     while room and not tls.ended:
-        # What is here.
+        # Bytes that have arrived.
         while room and (tls_missing(tls) == 0 or openssl.SSL_pending(tls.ssl) > 0):
             while at == vectors[i].iov_len:
                 i += 1
@@ -283,14 +283,14 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
                 tls.barren = 0
         if load_int(&tls.failed):
             if done:
-                break                # it is told with the next read
+                break                # the next read reports it
             errno_is(EPROTO)
             return -1
         if tls.ended or tls.drained or (done and tls.exact):
             break
         if room < LARGEST and done:
             break                    # a whole record might not fit any more
-        # Who asks for new keys without end does not keep us: the descriptor stays readable.
+        # Endless key updates do not block this thread: the descriptor stays readable.
         idle = 0 if done else idle + 1
         thin = thin + 1 if (done - data) * 16 < tls.taken - taken else 0
         if (idle > IDLE or (thin > THIN and done)) and not tls.exact:
@@ -325,8 +325,8 @@ cdef ssize_t tls_read(tls_t* tls, iovec* vectors, int count) noexcept nogil:
 # --- writing ----------------------------------------------------------------------------------
 
 cdef ssize_t tls_seal(tls_t* tls, iovec* vectors, int count) noexcept nogil:
-    """Encrypts all of these plain bytes, SEAL at most, into what goes to the kernel next. How many they
-    were; -1: errno. The caller has the link's mutex, and all that was sealed before is sent."""
+    """Encrypts all of these plain bytes, at most SEAL, for the next write to the kernel. Returns their
+    number; -1: errno. The caller has the link's mutex, and all earlier output is written."""
     cdef char* staging = NULL
     cdef size_t staged = 0
     cdef size_t total = 0
@@ -337,12 +337,12 @@ cdef ssize_t tls_seal(tls_t* tls, iovec* vectors, int count) noexcept nogil:
     cdef int good = 1
     pthread_mutex_lock(&tls.mutex)
     openssl.ERR_clear_error()
-    if held(&tls.aside):
-        good = room_in(&tls.goes, held(&tls.aside))
+    if held(&tls.replies):
+        good = room_in(&tls.goes, held(&tls.replies))
         if good:
-            memcpy(tls.goes.data + tls.goes.end, tls.aside.data + tls.aside.start, held(&tls.aside))
-            tls.goes.end += held(&tls.aside)
-            empty(&tls.aside)
+            memcpy(tls.goes.data + tls.goes.end, tls.replies.data + tls.replies.start, held(&tls.replies))
+            tls.goes.end += held(&tls.replies)
+            empty(&tls.replies)
     for i in range(count):
         total += vectors[i].iov_len
     # Room for all records at once: each adds 22 bytes.
@@ -358,7 +358,7 @@ cdef ssize_t tls_seal(tls_t* tls, iovec* vectors, int count) noexcept nogil:
                 part = size if size < RECORD else RECORD
                 good = write_record(tls, data, part)
             else:
-                # What is short shares a record with what stands behind it.
+                # A short piece shares a record with the next one.
                 part = size if size < RECORD - staged else RECORD - staged
                 memcpy(staging + staged, data, part)
                 staged += part
@@ -384,7 +384,7 @@ cdef int write_record(tls_t* tls, const char* data, size_t size) noexcept nogil:
 
 
 cdef ssize_t tls_push(tls_t* tls) noexcept nogil:
-    """Gives the kernel what it takes of what was sealed: how many bytes it took. -1: errno."""
+    """Writes encrypted bytes as far as the kernel takes them; returns their number. -1: errno."""
     cdef size_t left = held(&tls.goes)
     cdef ssize_t written
     if left == 0:

@@ -1,4 +1,4 @@
-# Whose turn it is on a REQ or REP. See turn.pyx.
+# The state of the dialogue of a REQ or REP. See turn.pyx.
 
 from libc.stdint cimport int64_t, uint64_t
 
@@ -21,9 +21,9 @@ cdef class Turn:
     cdef public bint simple
     cdef readonly uint64_t total_ns
     cdef uint64_t buckets[BUCKETS]
-    cdef public int64_t asked
-    cdef PyThread_type_lock locks[2]       # of who sends, of who receives
-    cdef unsigned long holders[2]          # their threads, 0: nobody
+    cdef public int64_t requested_ns
+    cdef PyThread_type_lock locks[2]       # of the sender, of the receiver
+    cdef unsigned long holders[2]          # their threads, 0: none
 
     cdef bint take(self, int side) noexcept
     cdef void give(self, int side) noexcept

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Turn: whose turn it is on a REQ or REP. See transports/turn.py, which says what the methods do.
+"""Turn: the state of the dialogue of a REQ or REP. transports/turn.py describes the methods.
 
-The GIL makes each method one step: nothing in it lets go. Values that are replaced are kept until the
-method is done, since the end of an object may run Python.
+The GIL makes each method atomic: nothing in it releases it. Replaced values are kept until the end of the
+method, since dropping an object may run Python.
 """
 
 from cpython.exc cimport PyErr_CheckSignals
@@ -73,14 +73,14 @@ cdef class Turn:
         return False
 
     def leave(self, int side):
-        if self.holders[side] == PyThread_get_thread_ident():  # who was interrupted calls again
+        if self.holders[side] == PyThread_get_thread_ident():  # a caller that was interrupted calls again
             self.give(side)
 
     # --- REQ ------------------------------------------------------------------------------------------
 
     cpdef void asks(self, stream, uint64_t number, int64_t now):
         cdef object _before = self.stream, _failure = self.failure
-        self.asked = now
+        self.requested_ns = now
         self.number = number if self.pending == number else 0
         self.pending = 0
         self.stream = stream
@@ -90,7 +90,7 @@ cdef class Turn:
         cdef object _failure = self.failure
         if number and number == self.pending:
             self.pending = 0
-            self.asked = 0
+            self.requested_ns = 0
             return True
         if number == 0 or number != self.number or (self.stream is not None and self.stream is not stream):
             return False
@@ -114,10 +114,10 @@ cdef class Turn:
         return None
 
     cpdef void answered(self, int64_t now) noexcept:
-        cdef int64_t took = now - self.asked
+        cdef int64_t took = now - self.requested_ns
         cdef int64_t bound = 16000
         cdef int index = 0
-        if self.asked == 0:
+        if self.requested_ns == 0:
             return
         while index < BUCKETS - 1 and took > bound:
             bound <<= 1
@@ -127,7 +127,7 @@ cdef class Turn:
 
     # --- REP ------------------------------------------------------------------------------------------
 
-    def was_asked(self, stream, uint64_t number, bint simple):
+    def request_received(self, stream, uint64_t number, bint simple):
         cdef object _before = self.stream
         self.stream = stream
         self.number = number

@@ -1,4 +1,4 @@
-"""The core in Python: the reference that the compiled one is judged by, and the fallback.
+"""The core in Python: the reference for the compiled one, and its replacement where it is missing.
 
 Same classes, same contract (`transports/core/contract.pyi`), same tests (`tests/core`).
 """

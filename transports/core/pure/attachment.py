@@ -1,4 +1,4 @@
-"""What both halves of a socket share: its streams, its descriptor, its end."""
+"""The common part of both halves of a socket: its streams, its descriptor, its end."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from transfer.transports.errors import Closed, ProtocolError
 if TYPE_CHECKING:
     from transfer.transports.core.pure.frame import Frame
 
-#: a decoded message: where it came from, its frames, and which of them a sink placed
+#: a decoded message: its stream, its frames, and which of them a sink placed
 Found = tuple[Any, "list[Frame]", set[int]]
 
 
 class Kept:
-    """Of a receiver. Written without a call, unlike attributes of a socket, so that no signal's handler
-    runs in between."""
+    """Messages of a receiver. Written without a call, unlike attributes of a socket, so that no signal
+    handler runs in between."""
 
     __slots__ = ("counted", "unread")
 
     def __init__(self) -> None:
-        #: a message for the next receive; the one in the middle of a receive
+        #: a message for the next receive; or the one of a receive in progress
         self.unread: Found | None = None
-        #: it too, if it was counted already
+        #: the same message, if it was counted already
         self.counted: Found | None = None
 
 
 class Attachments:
-    """The streams of a socket. `_lock` guards the lists; `_room`, a condition on it, is where senders
-    wait. One thread at a time receives, under `_receiving`, which is taken before `_lock`. Hooks are
+    """The streams of a socket. `_lock` guards the lists; senders wait on `_room`, a condition on it.
+    One thread at a time receives, under `_receiving`, which is taken before `_lock`. Hooks are
     called without `_lock`, and with `_receiving` where a receiver found the event: they must not
     receive.
     """
@@ -67,11 +67,11 @@ class Attachments:
         # -- for senders
         self._room = threading.Condition(self._lock)
         self._long_wait = 5000
-        self._room_count = 0  # grows whenever a sender should look again
+        self._room_count = 0  # grows whenever a sender should check again
         self._senders: list[Any] = []
         #: index of the sender whose turn is next in a round robin
         self._next_sender = 0
-        #: the sender that left last, where it stood, and whether its turn was next
+        #: the sender that left last, its position, and whether its turn was next
         self._left: tuple[Any, int, bool] | None = None
         self._losses = 0
         self._full: set[Any] = set()  # foreign streams that refused the last message
@@ -88,7 +88,7 @@ class Attachments:
             raise descriptor_error(error, "no descriptors left for a socket") from error
         self._selector.register(self._wake, selectors.EVENT_READ)
         self._watched: dict[Stream, int] = {}
-        self._asked = False  # somebody outside watches the descriptor
+        self._exposed = False  # the program watches the descriptor
 
     # -- attaching
 
@@ -111,7 +111,7 @@ class Attachments:
                     self._watch_foreign(stream)
             self._wake_senders()
         if receives and (not isinstance(stream, Stream) or stream._has_decoded):
-            self._has_message(stream)  # something came before we were told of it
+            self._has_message(stream)  # messages came before the callback was set
 
     def _detach(self, stream: Any) -> None:
         with self._lock:
@@ -124,8 +124,8 @@ class Attachments:
             return list(self._attached)
 
     def _leave_round(self, stream: Any) -> None:
-        """Whose turn it is stays as it was. The place is kept, for a stream that comes back at once:
-        one that waited for its connection is taken out while it gets it."""
+        """Keeps the order of the others. The position is kept, for a stream that returns at once: one that
+        waits for its connection is taken out while it gets it."""
         index = self._senders.index(stream)
         if self._next_sender >= len(self._senders):
             self._next_sender = 0
@@ -164,8 +164,8 @@ class Attachments:
         return True
 
     def _lose(self, stream: Any, error: BaseException) -> None:
-        """Detaches a stream that ended. What is left in it is for whoever hears of it, who is asked first: it
-        sees that nobody overtakes that."""
+        """Detaches a stream that ended. `_on_lost` is called first: it takes the messages left in the stream,
+        and sees that no other overtakes them."""
         with self._lock:
             self._losses += 1
             attached = stream in self._attached
@@ -190,7 +190,7 @@ class Attachments:
             self._selector.unregister(fd)
 
     def _watch_foreign(self, stream: Any) -> None:
-        """Foreign streams that share a completion channel share its place in the selector."""
+        """Foreign streams that share a completion channel share its entry in the selector."""
         for fd in getattr(stream, "wait_fds", ()):
             sharing = self._foreign_fds.setdefault(fd, [])
             if not sharing:
@@ -206,7 +206,7 @@ class Attachments:
                     self._selector.unregister(fd)
                     del self._foreign_fds[fd]
 
-    # -- what streams tell
+    # -- callbacks of streams
 
     def _opened(self, stream: Outgoing) -> None:
         """A stream got its descriptor."""
@@ -216,7 +216,7 @@ class Attachments:
             self._wake_senders()
 
     def _closing(self, stream: Outgoing) -> None:
-        """The stream closes its descriptor, which we must forget before the number is used again."""
+        """The stream closes its descriptor, which must be removed before the number is reused."""
         with self._lock:
             if isinstance(stream, Stream):
                 self._unwatch(stream)
@@ -227,10 +227,10 @@ class Attachments:
             self._wake_senders()
 
     def _has_message(self, stream: Any) -> None:
-        """From any thread: the stream may have something decoded."""
+        """From any thread: the stream may have a decoded message."""
         with self._lock:
             if stream not in self._turns:
-                # The rest of a lost peer comes before what it sends by its next connection.
+                # Unread messages of a lost peer come before those of its next connection.
                 ended = sum(map(is_ended, self._turns)) if is_ended(stream) else len(self._turns)
                 self._turns.insert(ended, stream)
             self._wake.set()
@@ -248,7 +248,7 @@ class Attachments:
             self._wake.set()
 
     def _signal(self) -> None:
-        """The descriptor says whether something is decoded."""
+        """Makes the descriptor report whether there is a decoded message."""
         with self._lock:
             if self._turns or self._kept.unread is not None or self._again:
                 self._wake.set()
@@ -258,11 +258,11 @@ class Attachments:
     def fileno(self) -> int:
         """A descriptor, readable when `recv` may succeed; a call that finds nothing clears it."""
         self._check()
-        self._asked = True
+        self._exposed = True
         with self._lock:
             if self._turns or self._kept.unread is not None or self._again:
                 self._wake.set()
-        return int(self._selector.fileno())  # epoll and kqueue have one
+        return int(self._selector.fileno())  # those of epoll and kqueue have one
 
     # -- the end
 
@@ -273,7 +273,7 @@ class Attachments:
             raise Closed("the socket is closed")
 
     def _close_core(self) -> None:
-        """Wakes all who wait; they raise Closed. Idempotent, never waits."""
+        """Wakes all waiting calls, which raise Closed. Idempotent, never waits."""
         if self._flusher.generation != fork.generation:
             self.closed = True
             return  # the descriptors are shared with the parent
@@ -284,7 +284,7 @@ class Attachments:
         self._free()
 
     def _free(self) -> None:
-        """Frees the descriptors unless a receiver is inside; then it does so on its way out."""
+        """Closes the descriptors unless a receiver is inside; then it does so when it leaves."""
         if not self._receiving.acquire(blocking=False):
             return
         try:
@@ -308,16 +308,16 @@ class Attachments:
         """See the contract."""
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
-        """The stream ended or failed; it is not closed. It is detached when this returns, at the latest."""
+        """The stream ended or failed; it is not closed. It is detached at the latest when this returns."""
 
 
 def is_ended(stream: Any) -> bool:
-    """Whether it is the rest of a lost peer."""
+    """Whether it holds the unread messages of a lost peer."""
     return bool(getattr(stream, "ended", False))
 
 
 def deadline_of(timeout: int) -> float:
-    """The monotonic time when `timeout` (ms, -1 endless) ends: 0.0 for at once, inf for never."""
+    """The monotonic time when `timeout` (ms, -1 endless) expires: 0.0 for at once, inf for never."""
     if timeout == 0:
         return 0.0
     return math.inf if timeout < 0 else time.monotonic() + timeout / 1000

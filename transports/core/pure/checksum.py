@@ -1,4 +1,4 @@
-"""CRC-32C (Castagnoli, RFC 3720 appendix B.4), a byte at a time: right, and slow."""
+"""CRC-32C (Castagnoli, RFC 3720 appendix B.4), a byte at a time: correct, and slow."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _TABLE = tuple(_row(byte) for byte in range(256))
 
 
 def crc32c(data: Any, value: int = 0, *, software: bool = False) -> int:
-    """See `core_contract.crc32c`."""
+    """See `crc32c` in core/contract.pyi."""
     value ^= 0xFFFFFFFF
     for byte in memoryview(data).cast("B"):
         value = (value >> 8) ^ _TABLE[(value ^ byte) & 255]

@@ -1,4 +1,4 @@
-"""Frames to bytes and back, without I/O. The layout stands in `transports/core/wire.py`."""
+"""Frames to bytes and back, without I/O. For the layout see `transports/core/wire.py`."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
 _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
 _LAST_TYPE = max(SocketType)
-#: payloads from here on are read straight into the buffer that the caller gets
+#: payloads from this size on are read straight into the caller's buffer
 LARGE = 64 * 1024
-#: so are those from here on that are not wholly there; a sink is asked before they are
+#: so are incomplete ones from this size on; a sink is called before the rest is read
 DIRECT = 4 * 1024
-#: payloads up to here are copied behind their header when they are sent: cheaper than an iovec
+#: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec
 JOINED = 4 * 1024
 
 
@@ -53,7 +53,7 @@ JOINED = 4 * 1024
 def payload_of(data: Any) -> bytes | memoryview:
     """Data of a frame to send as bytes, or as a flat view that keeps it exported.
 
-    Raises ArgumentError for what has no buffer, BufferError for memory in pieces.
+    Raises ArgumentError for an object without a buffer, BufferError for memory in pieces.
     """
     if type(data) is bytes:
         return data
@@ -70,7 +70,7 @@ def payload_of(data: Any) -> bytes | memoryview:
 
 
 def normalize(frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """The same frames with payloads that can be written. Raises UsageError for what cannot travel."""
+    """The same frames with payloads that can be written. Raises UsageError for frames that cannot be sent."""
     if not frames:
         raise UsageError("a message has at least one part")
     if len(frames) > MAX_FRAMES:
@@ -90,7 +90,7 @@ def encode(
 ) -> list[bytes | memoryview]:
     """The bytes of one message, in pieces. Small payloads are copied, others referenced.
 
-    `frames` come from `normalize`. `sequence` is for frames that have none of their own.
+    `frames` come from `normalize`. `sequence` is for frames without one.
     """
     chunks: list[bytes | memoryview] = []
     more = MORE if len(frames) > 1 else 0
@@ -111,7 +111,7 @@ def encode(
 def encode_head(
     kind: int, flags: int, sequence: int, topic: bytes | None, meta: bytes | None, data: Any, length: int
 ) -> bytes:
-    """All of a frame but its data of `length` bytes, which is read only for a checksum (CRC in flags)."""
+    """A frame without its data of `length` bytes, which is read only for a checksum (CRC in flags)."""
     between = meta or b""
     if topic is not None:
         flags |= TOPIC
@@ -125,10 +125,10 @@ def encode_head(
 
 
 class Head:
-    """A frame whose header, tensor header and topic have arrived, and its data not yet wholly."""
+    """A frame whose header, tensor header and topic have arrived, and its data not entirely."""
 
     __slots__ = ("checksum", "flags", "length", "meta", "sequence", "socket_type", "topic")
-    #: what a frame is here; other transports make those of the core in use
+    #: the class of frames; other transports make those of the core in use
     make: ClassVar[Any] = Frame
 
     def __init__(
@@ -144,7 +144,7 @@ class Head:
         self.topic = topic
 
     def frame(self, data: Any) -> Any:
-        """The finished frame. Raises ProtocolError when the checksum disagrees."""
+        """The complete frame. Raises ProtocolError when the checksum is wrong."""
         if self.flags & CRC:
             check = crc32(self.meta or b"")
             check = crc32(data, crc32(self.topic or b"", check))
@@ -170,7 +170,7 @@ def check_header(
     max_message: int,
     references: bool = False,
 ) -> None:
-    """Refuses what must not be believed, before anything is allocated for it. Raises ProtocolError."""
+    """Refuses invalid headers before it allocates anything for them. Raises ProtocolError."""
     if magic != MAGIC:
         raise ProtocolError("magic", f"magic {magic:#010x}", hint="is the peer another protocol?")
     if version != VERSION:
@@ -187,7 +187,7 @@ def check_header(
     if data_length >> 63:
         raise ProtocolError("length", f"a length of {data_length} bytes")
     if flags & CONTROL:
-        # Its first byte says what it is about, so there is one.
+        # Its first byte is the kind, so there is at least one.
         if flags & ~(CONTROL | CRC) or not 1 <= data_length <= MAX_CONTROL:
             raise ProtocolError("control", f"a control frame with flags {flags:#x} and {data_length} bytes")
     elif data_length > max_message:
@@ -197,7 +197,7 @@ def check_header(
 
 
 def meta_length(flags: int, data: bytes | bytearray | memoryview, start: int, end: int) -> int:
-    """Bytes of the tensor header from `start` on; -1 if that is not known yet. Raises ProtocolError."""
+    """Bytes of the tensor header at `start`; -1 if that is not known yet. Raises ProtocolError."""
     if not flags & TENSOR:
         return 0
     if not flags & EXTENDED:
@@ -213,9 +213,9 @@ def meta_length(flags: int, data: bytes | bytearray | memoryview, start: int, en
 class Decoder:
     """Bytes of one connection in, messages out. Not thread-safe.
 
-    `feed` takes what was read; finished messages wait in `messages`. The data of a large frame is
+    `feed` takes the bytes that were read; complete messages wait in `messages`. The data of a large frame is
     not fed: while `head` is set, the owner reads it into `body()` and calls `filled(n)`.
-    After a ProtocolError the decoder is of no further use, but `messages` are good.
+    After a ProtocolError the decoder is unusable, but `messages` stay valid.
     """
 
     def __init__(self, pool: Pool, max_message: int) -> None:
@@ -223,7 +223,7 @@ class Decoder:
         self.carrier: Carrier | None = None
         self.messages: deque[list[Frame]] = deque()
         self.head: Head | None = None
-        #: indices of frames of the newest message whose data a sink of this very call chose
+        #: indices of frames of the newest message whose data a sink of this call placed
         self.placed: set[int] = set()
         self._pool = pool
         self._parts: list[Frame] = []
@@ -237,12 +237,12 @@ class Decoder:
 
     @property
     def inside(self) -> bool:
-        """A message has begun and is not complete."""
+        """A message has started and is not complete."""
         return bool(self._rest or self._parts or self.head is not None)
 
     @property
     def starving(self) -> bool:
-        """All that came was taken, and a message is not complete."""
+        """All received bytes were taken, and a message is not complete."""
         if self.messages:
             return False
         if self.head is None:
@@ -266,7 +266,7 @@ class Decoder:
             start = position + HEADER_SIZE
             plain = not flags & _NOT_PLAIN and kind < REFERENCE_BIT and not self._parts
             if plain and start + length <= end and length < LARGE:
-                # The short way of the common case: one small plain frame that is all here.
+                # The fast path of the common case: one small plain frame that is complete.
                 head = Head(flags, sequence, kind, length, checksum, None, None)
                 self.messages.append([head.frame(data[start : start + length])])
                 position = start + length
@@ -303,7 +303,7 @@ class Decoder:
         return lease
 
     def _referred(self, head: Head, reference: bytes) -> Frame:
-        """A frame whose payload came beside the connection. The checksum is that of the reference."""
+        """A frame whose payload travels apart from the connection. The checksum is that of the reference."""
         head.socket_type &= ~REFERENCE_BIT
         frame: Frame = head.frame(reference)
         frame.flags &= ~CRC
@@ -330,9 +330,9 @@ class Decoder:
     # -- the data of a large frame
 
     def body(self, sink: Sink | None) -> memoryview:
-        """Where the rest of the large frame's data goes. With a sink, it is asked first.
+        """The memory for the rest of the large frame's data. A sink, if there is one, is called first.
 
-        A message that it refuses is read to its end; `place` asks again. Raises ProtocolError.
+        A message that it refuses is read to its end; `place` calls it again. Raises ProtocolError.
         """
         head = self.head
         assert head is not None
@@ -354,11 +354,11 @@ class Decoder:
             return None if self._refused else chosen(sink, head.meta, head.topic, head.length)
         except ProtocolError:
             raise
-        except Exception:  # noqa: BLE001 - `place` asks again, and there it gets out
+        except Exception:  # noqa: BLE001 - `place` calls it again, and lets the exception out
             self._refused = True
 
     def filled(self, nbytes: int) -> bool:
-        """`nbytes` more stand in `body()`; True when the frame is whole. Raises ProtocolError."""
+        """`nbytes` more were read into `body()`; True when the frame is complete. Raises ProtocolError."""
         head = self.head
         assert head is not None
         self._got += nbytes
@@ -374,19 +374,19 @@ class Decoder:
         return True
 
     def take(self) -> tuple[list[Frame], set[int]]:
-        """The oldest message, and the indices of its frames that lie where a sink wanted them."""
+        """The oldest message, and the indices of its frames in the sink's memory."""
         placed, self.placed = self.placed, set()
         return self.messages.popleft(), placed
 
     def abandon(self) -> None:
-        """Drops the message that will never be complete, and its memory."""
+        """Drops the message that cannot be completed, and its memory."""
         self.head = self._body = self._view = None
         self._parts, self._rest, self._refused = [], b"", False
         if not self.messages:
             self.placed = set()
 
     def unplace(self) -> None:
-        """Moves what nobody has taken yet out of buffers that a sink gave: its call is over.
+        """Moves messages that were not taken out of a sink's buffers: its call has ended.
 
         Raises ProtocolError when there is no memory for that.
         """
@@ -406,7 +406,7 @@ class Decoder:
 
 
 def chosen(sink: Sink, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
-    """What the sink chose, or None. Raises UsageError if it does not fit."""
+    """The sink's buffer, or None. Raises UsageError if it does not fit."""
     buffer = sink(meta, topic, nbytes)
     if buffer is not None:
         view = flat_view(buffer)
@@ -425,7 +425,7 @@ def room_for(nbytes: int, pool: Pool) -> Lease:
 
 
 def copied(data: Any, pool: Pool) -> Lease:
-    """The same bytes on a lease of the pool. Raises ProtocolError as `room_for` does."""
+    """The same bytes in a lease of the pool. Raises ProtocolError as `room_for` does."""
     view = flat_view(data)
     lease = room_for(view.nbytes, pool)
     copy_into(memoryview(lease), view)
@@ -433,13 +433,13 @@ def copied(data: Any, pool: Pool) -> Lease:
 
 
 def place(frames: list[Frame], sink: Sink, placed: set[int]) -> None:
-    """Copies a message that arrived before its sink was known to where the sink wants it.
+    """Calls the sink for a message that arrived before it was known, and copies the message there.
 
-    All or nothing: if the sink raises, the frames are as before.
+    If the sink raises, the frames stay unchanged.
     """
     buffers = [
         None
-        if index in placed or frame.flags & LZ4  # what was compressed cannot be placed as it is
+        if index in placed or frame.flags & LZ4  # compressed data cannot be placed
         else chosen(sink, frame.meta, frame.topic, len(frame))
         for index, frame in enumerate(frames)
     ]

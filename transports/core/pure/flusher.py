@@ -1,4 +1,4 @@
-"""The thread that writes what senders left: coalesced messages, full kernels, credits."""
+"""The thread that writes the rest of senders' output: gathered messages, full kernels, credits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
-#: how long a message may wait for company, seconds
+#: how long a message may wait to be gathered with others, seconds
 GATHER = 100e-6
 #: the least time between two credits of a stream, seconds
 CREDIT_INTERVAL = 0.020
@@ -34,7 +34,7 @@ class Flusher:
     def __init__(self) -> None:
         fork.watch()
         self.generation = fork.generation
-        # Reentrant: the collector may run a destructor that ends up here inside any statement.
+        # Reentrant: the collector may run a destructor that calls this class inside any statement.
         self._lock = threading.RLock()
         self._thread: threading.Thread | None = None
         self._closed = False
@@ -53,11 +53,11 @@ class Flusher:
     # -- for the owner
 
     def fileno(self) -> int:
-        """Readable when `reap()` has something to do."""
+        """Readable when `reap()` has work."""
         return self._due.fileno()
 
     def reap(self) -> None:
-        """Calls the `released` callbacks that are due, in this thread."""
+        """Calls the pending `released` callbacks, in this thread."""
         if self.generation != fork.generation:
             return
         with self._lock:
@@ -104,13 +104,13 @@ class Flusher:
             self._finished.append((released, error))
 
     def arm(self, stream: Outgoing) -> None:
-        """Writes what the stream has pending 100 µs from now."""
+        """Writes the stream's pending output 100 µs from now."""
         with self._lock:
             self._pending.append(stream)
             self._start()
 
     def drain(self, fd: int, stream: Outgoing) -> None:
-        """Writes on when the kernel has room for this descriptor."""
+        """Continues to write when the kernel has room for this descriptor."""
         with self._lock:
             self._start()
             if self._selector is not None:
@@ -123,7 +123,7 @@ class Flusher:
                 self._selector.unregister(fd)
 
     def credit(self, stream: Outgoing) -> None:
-        """Tells the peer of this stream what was consumed, within 20 ms."""
+        """Reports the consumed messages to the peer of this stream, within 20 ms."""
         with self._lock:
             if not self._credits:
                 self._credit_due = time.monotonic() + CREDIT_INTERVAL
@@ -166,7 +166,7 @@ class Flusher:
                 self._wake.clear()
                 pending, self._pending = self._pending, []
             busy = [stream for stream in dict.fromkeys(pending + ready) if not stream._write_pending()]
-            if busy:  # somebody writes there, perhaps for long: the others do not wait for that
+            if busy:  # another thread writes there, perhaps for long: other streams do not wait
                 with self._lock:
                     self._pending += busy
                     self._wake.set()

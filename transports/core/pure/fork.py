@@ -1,4 +1,4 @@
-"""Knows whether this process is a fork of the one in which an object was made."""
+"""Detects whether this process is a fork of the one in which an object was made."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def _count() -> None:
 
 
 def watch() -> None:
-    """Counts forks from now on. Called with the first flusher, since an import has no effects."""
+    """Counts forks from now on. Called for the first flusher, since an import has no effects."""
     global _watching
     if not _watching:
         _watching = True

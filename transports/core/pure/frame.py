@@ -1,4 +1,4 @@
-"""One frame as it arrived."""
+"""One frame as received."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ _MORE = int(Flag.MORE)
 
 
 class Frame:
-    """One frame as it arrived. Also pyzmq's Frame, as `recv(copy=False)` returns it.
+    """One frame as received. Also pyzmq's Frame, as `recv(copy=False)` returns it.
 
     data: bytes for small plain frames, else a `Lease` or the buffer that a sink chose.
-    meta: the tensor header as on the wire, if there is one. topic: None if there is none.
+    meta: the tensor header as on the wire, or None. topic: None if there is none.
 
-    `memoryview(frame)` needs Python 3.12 in the twin; `frame.buffer` works everywhere.
+    `memoryview(frame)` needs Python 3.12 in this core; `frame.buffer` works everywhere.
     """
 
     __slots__ = ("data", "flags", "meta", "sequence", "socket_type", "topic")

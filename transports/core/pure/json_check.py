@@ -1,4 +1,4 @@
-"""Whether decoders of JSON can read what a peer sent. Where a number may be too large, a decoder is asked."""
+"""Whether JSON decoders can read a peer's text. Where a number may be too large, a decoder decides."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import math
 import re
 from itertools import accumulate
 
-#: digits of an integer at most, its sign among them: msgspec's limit, and one less than Python's own
+#: the most digits of an integer, with its sign: msgspec's limit, and one less than Python's
 _MOST_DIGITS = 4300
 #: each bracket as 1 or -1 of a signed byte, and all bytes that are no bracket
 _STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
-#: makes all digits alike; then a number that may be too large has so many of them, or such an exponent
+#: makes all digits equal; a number that may be too large has this many of them, or such an exponent
 _ALIKE = bytes.maketrans(b"123456789E", b"000000000e")
 _MANY = b"0" * 200
 _EXPONENT = re.compile(rb"e\+?0000*(?:[\s,\]}]|\Z)")
 
 
 def check_json(text: bytes, deepest: int) -> None:
-    """See `core_contract.check_json`."""
+    """See `check_json` in core/contract.pyi."""
     if text.count(b"[") + text.count(b"{") > deepest and _is_deep(text, deepest):
         raise ValueError(f"more than {deepest} arrays and objects within each other")
     alike = text.translate(_ALIKE)
@@ -28,7 +28,7 @@ def check_json(text: bytes, deepest: int) -> None:
 
 
 def _is_deep(text: bytes, deepest: int) -> bool:
-    """Counts block by block; within one only where the limit may be reached."""
+    """Counts block by block; inside one only where the limit may be reached."""
     outside = b"".join(text.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2])
     steps = outside.translate(_STEPS, _NO_BRACKETS)
     level = 0

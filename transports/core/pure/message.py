@@ -1,4 +1,4 @@
-"""One message in an out-queue: what the kernel has not got of it, and how it becomes ours."""
+"""One message in an out-queue: its unwritten part, and how users' memory in it is copied."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Message:
         released: Released | None,
         number: int,
     ) -> None:
-        self.number = number  # among those sent; 0 for a control frame
+        self.number = number  # number in the stream; 0 for a control frame
         self.frames = frames
         self.chunks = chunks
-        self.left = sum(map(len, chunks))  # bytes the kernel has not got
+        self.left = sum(map(len, chunks))  # bytes that are not written
         self.size = size  # payload bytes, for the counters
         self.control = bool(frames[0][0] & CONTROL)
         self.borrowed = any(type(frame[4]) is not bytes for frame in frames)
@@ -36,9 +36,9 @@ class Message:
         self.released = released
 
     def copies(self, chunks: list[bytes | memoryview]) -> list[bytes | memoryview]:
-        """Those that point into memory of the user's, copied. From the end on, since the kernel takes
-        the beginning meanwhile: what it has by then is not copied. Needs no lock, and in a long copy
-        other threads get the GIL in between."""
+        """Copies of the chunks in users' memory. From the end on, since the kernel may take the beginning
+        in the meantime: that part is not copied. Needs no lock; during a long copy other threads get the
+        GIL."""
         result = list(chunks)
         behind = 0
         for index in reversed(range(len(chunks))):
@@ -57,7 +57,7 @@ class Message:
         return result
 
     def own(self, before: list[bytes | memoryview], copies: list[bytes | memoryview]) -> None:
-        """Takes `copies` in the place of what its chunks were before."""
+        """Replaces its former chunks by `copies`."""
         self.borrowed = False
         missing = len(before) - len(self.chunks)
         chunks = copies[missing:]
@@ -66,7 +66,7 @@ class Message:
             chunks[0] = chunks[0][taken:] if taken else chunks[0]
         self.chunks = chunks
         if self.begun:
-            self.frames = []  # a message that was begun is never sent again
+            self.frames = []  # a partly written message is never sent again
             return
         owned = {id(chunk): copy for chunk, copy in zip(before, copies, strict=True)}
         for position, (flags, sequence, topic, meta, data) in enumerate(self.frames):

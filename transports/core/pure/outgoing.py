@@ -1,4 +1,4 @@
-"""The sending half of a stream: the out-queue, coalescing, what happens when the kernel is full."""
+"""The sending half of a stream: the out-queue, gathering, and the handling of a full kernel."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import Carrier, OutFrame
     from transfer.transports.core.pure.tls import TlsChannel
 
-#: bytes that wait for nothing: a burst is gathered up to here
+#: bytes from which output does not wait: a burst is gathered up to here
 COALESCE = 64 * 1024
-#: a message after so long a pause (ns) is no part of a burst
+#: a message after a pause of so many ns is not part of a burst
 PAUSE_NS = 60_000
 #: buffers in one write; the system allows 1024
 MAX_IOV = 512
-#: bytes of one system call, and of one round of them: others wait for the lock, or for the flusher
+#: bytes of one system call, and of one round of them: other threads wait for the lock, or for the flusher
 SLICE, ROUND = 1 << 20, 4 << 20
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
@@ -43,7 +43,7 @@ class Owner(Protocol):
 
 
 class Outgoing:
-    """What `core_contract.Stream` says about sending.
+    """The sending part of `Stream` in core/contract.pyi.
 
     `_lock` guards the queue; the flusher's lock may be taken under it. Callbacks are called with
     no lock held.
@@ -60,15 +60,15 @@ class Outgoing:
         self._socket_type = int(socket_type)
         self._flusher = flusher
         self._socket: socket.socket | None = None
-        self._channel: TlsChannel | None = None  # between the queue and the socket, if there is TLS
+        self._channel: TlsChannel | None = None  # TLS between the queue and the socket, or None
         self._owner_ref: Callable[[], Owner | None] = nothing  # a weak reference
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
-        self._pending_bytes = 0  # of frames, headers and all
+        self._pending_bytes = 0  # of frames, headers included
         self._armed = False  # the flusher writes soon
         self._kernel_full = False  # the flusher waits until the kernel has room
-        self._starved = False  # somebody was refused and wants to hear of room
-        self._turn = True  # something was received since the last send: answer at once
+        self._starved = False  # a sender was refused and waits for room
+        self._turn = True  # a message was received since the last send: answer at once
         self._finished: list[tuple[Message, BaseException | None]] = []
         self._room = False
         self._credited = 0
@@ -76,7 +76,7 @@ class Outgoing:
 
     @property
     def carrier(self) -> Carrier | None:
-        """Of the receiving half, which has one."""
+        """The receiving half has it."""
         return None
 
     @property
@@ -110,7 +110,7 @@ class Outgoing:
         released: Released | None,
         several: bool = False,
     ) -> Message | None:
-        """As `_take`, with large payloads beside the connection if somebody carries them."""
+        """As `_take`, with large payloads in the carrier, if there is one."""
         carrier = self.carrier
         if carrier is None or force or not any(len(frame[4]) >= LARGE for frame in frames):
             return self._take(frames, force, released)
@@ -131,7 +131,7 @@ class Outgoing:
         return message
 
     def _take(self, frames: list[OutFrame], force: bool, released: Released | None) -> Message | None:
-        """Queues a normalized message, still pointing into its memory, and writes if it is time.
+        """Queues a normalized message, still in users' memory, and writes if it is time.
 
         None: full. The caller must `_settle(message)` afterwards, with no lock held.
         """
@@ -167,7 +167,7 @@ class Outgoing:
             raise Broken(f"the connection is gone: {self.broken}") from self.broken
 
     def _crowded(self, size: int) -> bool:
-        """True when a message of this size must wait. An empty queue takes any message."""
+        """True when a message of this size must wait. An empty queue accepts any message."""
         if not self.queued:
             return False
         messages, nbytes = self.send_high_water, self.send_high_water_bytes
@@ -181,7 +181,7 @@ class Outgoing:
         return not self._starved
 
     def _untake(self, message: Message) -> None:
-        """The send fails with nothing of this message on its way: it was never taken."""
+        """The send fails before a byte of this message is written: undoes `_take`."""
         message.released = None
         self._queue.remove(message)
         self._leave(message, None)
@@ -192,7 +192,7 @@ class Outgoing:
     # -- writing, under _lock
 
     def _write_or_gather(self, message: Message) -> None:
-        # The first message after a pause goes out at once. So does an answer: the peer waits for it.
+        # The first message after a pause is written at once. So is an answer: the peer waits for it.
         alone = len(self._queue) == 1
         paused = alone and (self._turn or time.monotonic_ns() - self.last_sent_ns > PAUSE_NS)
         if paused or message.control or self._pending_bytes >= COALESCE:
@@ -202,14 +202,14 @@ class Outgoing:
             self._flusher.arm(self)
 
     def _write(self) -> None:
-        """Writes until the queue is empty, the kernel is full, or it was enough for once."""
+        """Writes until the queue is empty, the kernel is full, or the round is over."""
         sock = self._socket
         self._turn = False
         done = 0
         while self._has_output and sock is not None and self.broken is None:
             try:
                 if done >= ROUND:
-                    raise BlockingIOError  # as if it were full: the flusher comes back to it
+                    raise BlockingIOError  # as if it were full: the flusher continues
                 if not self._queue:
                     self._push_sealed()
                     continue
@@ -221,19 +221,19 @@ class Outgoing:
                     self._kernel_full = True
                     self._flusher.drain(sock.fileno(), self)
                 return
-            except OSError as error:  # without its traceback, which would keep the memory written from
+            except OSError as error:  # without its traceback, which would keep the written memory
                 self._break(failed(error.with_traceback(None)))
                 return
             except BaseException as error:
-                # An interrupt between the system's answer and our account of it: how much went
-                # out is not known, so nothing may follow.
+                # An interrupt between the system call and the update of the queue: how much was
+                # written is unknown, so nothing may follow.
                 self._break(interrupted(error))
                 raise
         self._end_drain()
 
     @property
     def _has_output(self) -> bool:
-        """Messages wait, or what was encrypted and the kernel did not take."""
+        """Messages wait, or encrypted bytes that the kernel did not take."""
         return bool(self._queue) or (self._channel is not None and self._channel.unsent > 0)
 
     def _push_sealed(self) -> None:
@@ -270,7 +270,7 @@ class Outgoing:
             self._leave(message, None)
 
     def _leave(self, message: Message, error: BaseException | None) -> None:
-        """The message is out of the queue."""
+        """The message has left the queue."""
         self._pending_bytes -= message.left
         message.left = 0
         message.chunks, message.frames, message.borrowed = [], [], False
@@ -289,19 +289,19 @@ class Outgoing:
             self._flusher.drained(self._socket.fileno())
 
     def _break(self, error: BaseException) -> None:
-        """No more is sent. What was not begun stays for `take_unsent`."""
+        """Ends sending. Messages of which nothing was written stay for `take_unsent`."""
         if self.broken is None:
             self.broken = error
         if self._queue and self._queue[0].begun:
             self._leave(self._queue.popleft(), error)
         self._starved = False
-        self._room = True  # those who wait for room must look again
+        self._room = True  # senders that wait for room must check again
         self._end_drain()
 
     # -- for callers, with no lock held
 
     def flush(self) -> bool:
-        """Writes what the kernel takes. True when nothing is queued."""
+        """Writes what the kernel takes. True when the queue is empty."""
         with self._lock:
             if self._has_output and self._socket is not None and self.broken is None:
                 self._write()
@@ -310,7 +310,7 @@ class Outgoing:
         return empty
 
     def _own(self, message: Message) -> None:
-        """The caller gets its memory back: copies what is not written yet."""
+        """The caller gets its memory back: copies the unwritten part."""
         with self._lock:
             before = list(message.chunks)
         if not before:
@@ -321,7 +321,7 @@ class Outgoing:
                 message.own(before, copies)
 
     def _settle(self, own: Message | None = None) -> None:
-        """Tells those who wait. `own` is the message of this very call, which is told directly."""
+        """Informs waiting senders. `own` is the message of this call, whose sender is informed directly."""
         if self._finished:
             with self._lock:
                 finished, self._finished = self._finished, []
@@ -339,8 +339,8 @@ class Outgoing:
     def _push_through(self, message: Message, patience: float) -> None:
         """Writes the message while the kernel takes some of it, then copies the rest.
 
-        patience: seconds to wait for the kernel each time. An interrupt takes the message back, or
-        breaks the stream if a part of it is written already.
+        patience: seconds of each wait for the kernel. An interrupt takes the message back, or breaks the
+        stream if a part of it is written already.
         """
         poll = select.poll()
         fd = self.fd
@@ -366,8 +366,8 @@ class Outgoing:
         self._settle(message)
 
     def take_unsent(self) -> list[list[OutFrame]]:
-        """Removes and returns the messages of which no byte was given to the kernel. Their memory is
-        our own: whoever sent them may change his by the time that they go to somebody else."""
+        """Removes and returns the messages of which no byte was written to the kernel. They are in new
+        memory: their senders may change theirs by the time that they go to another peer."""
         while True:
             with self._lock:
                 taken = [m for m in self._queue if not m.begun and not m.control]
@@ -377,13 +377,13 @@ class Outgoing:
                     result = [back(message.frames) for message in taken]
                     self._drop(taken)
                     break
-            for message in borrowed:  # its sender still waits, or is not told yet that he may change it
+            for message in borrowed:  # its sender still waits, or is not informed yet
                 self._own(message)
         self._settle()
         return result
 
     def drop_unsent(self) -> int:
-        """As `take_unsent`, for what goes to no other peer: how many messages. Nothing is copied."""
+        """As `take_unsent`, for messages that go to no other peer: returns their number. Copies nothing."""
         with self._lock:
             self._drop(dropped := [m for m in self._queue if not m.begun and not m.control])
         self._settle()
@@ -395,10 +395,10 @@ class Outgoing:
         for message in taken:
             self._leave(message, error)
 
-    # -- the flusher's
+    # -- called by the flusher
 
     def _write_pending(self) -> bool:
-        """Writes what was gathered, or what the full kernel left. False: not now, somebody else writes."""
+        """Writes gathered output, or the rest after a full kernel. False: not now, another thread writes."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
@@ -413,14 +413,14 @@ class Outgoing:
         return True
 
     def _send_credit(self) -> bool:
-        """Tells the peer how much was consumed. False: not now, output is queued or on its way."""
+        """Sends the count of consumed messages. False: not now, output is queued or being written."""
         if not self._lock.acquire(blocking=False):
             return False
         try:
             able = self.broken is None and self._socket is not None and self.credits
             if able and self._has_output:
                 return False
-            # Before the count is read: what is consumed while this writes lists the stream again.
+            # Before the count is read: a message that is consumed meanwhile lists the stream again.
             self._credit_listed = False
             if able and self._credited != self.received:
                 self._credited = self.received
@@ -438,13 +438,13 @@ class Outgoing:
 
 
 def interrupted(error: BaseException) -> Broken:
-    """What ended a stream whose caller was interrupted in the middle of a frame."""
+    """The error of a stream whose caller was interrupted inside a frame."""
     # Not chained: the traceback would keep the caller's memory alive.
     return Broken(f"interrupted in the middle of a frame by {error!r}")
 
 
 def failed(error: OSError) -> Broken:
-    """The system's error as ours, chained."""
+    """The error of a failed system call, chained."""
     broken = Broken(f"the connection failed: {error}")
     broken.__cause__ = error
     return broken

@@ -14,12 +14,12 @@ from typing import Any
 from transfer.transports.errors import InternalError
 
 ALIGNMENT = 64
-#: from here on a block is a mapping of its own: page aligned, and untouched pages cost nothing
+#: from this size on a block is a separate mapping: page aligned, and untouched pages cost nothing
 MAPPED = 16 * 1024
 HUGE = 2 << 20
-#: of a copy that holds the GIL
+#: bytes of a copy that holds the GIL
 PIECE = 1 << 20
-#: a block is at most a quarter larger than what was asked for: four size classes an octave
+#: a block is at most a quarter larger than requested: four size classes an octave
 _STEPS = 4
 _SMALLEST = 256
 _NO_GIL_FROM = 64 * 1024
@@ -34,11 +34,11 @@ class _Byte(ctypes.Union):
 class Lease:
     """Writable memory of a pool: supports the buffer protocol (format "B", one dimension).
 
-    It goes back to the pool when the lease and every view of it are dead: a view keeps the lease
+    It returns to the pool when the lease and all its views are deleted: a view keeps the lease
     alive. Made by `Pool.lease` only. Aligned to 64 bytes.
 
-    Python before 3.12 has no way to export a buffer but to inherit it, so each lease is a ctypes
-    array too, of a class made for its length.
+    Before 3.12 a Python class cannot export a buffer except by inheriting it, so each lease is a ctypes array
+    too, of a class for its length.
     """
 
     _pool: Pool
@@ -58,7 +58,7 @@ class Lease:
         return f"<Lease of {len(self)} bytes>"
 
     def __del__(self) -> None:
-        # Missing when making the lease failed half-way.
+        # Missing if the construction of the lease failed.
         pool = getattr(self, "_pool", None)
         if pool is not None:
             pool._take_back(self._block)
@@ -66,7 +66,7 @@ class Lease:
 
 @lru_cache(maxsize=256)
 def _exporter(base: type, nbytes: int) -> Any:
-    # The methods of the base that ctypes must answer are taken from the array instead.
+    # The methods of the base that ctypes must provide are taken from the array instead.
     array = ctypes.Array
     members = {
         "_type_": _Byte,
@@ -81,7 +81,7 @@ def _exporter(base: type, nbytes: int) -> Any:
 
 
 class Region:
-    """Bytes that belong to another object, which hears when the last view of them dies."""
+    """Bytes that belong to another object, which is called back when their last view is deleted."""
 
     _released: Callable[[], None] | None
     _view: memoryview
@@ -94,7 +94,7 @@ class Region:
         if view.readonly and not readonly:
             raise BufferError("the memory of a region is writable")
         exporter = _exporter(Region, view.nbytes)
-        # ctypes takes no buffer that is read-only. The owner of such a region makes its views so.
+        # ctypes accepts no read-only buffer. The owner of such a region makes its views read-only.
         region: Region = exporter.from_address(address_of(view)) if readonly else exporter.from_buffer(view)
         region._view = view
         region._released = released
@@ -122,7 +122,7 @@ class Region:
 
 
 class Mapping(mmap.mmap):
-    """Shared memory, unmapped when the last view dies: an mmap cannot close under its views."""
+    """Shared memory, unmapped when its last view is deleted: an mmap cannot close under its views."""
 
     def __new__(
         cls, fd: int, size: int, *, offset: int = 0, private: bool = False, readonly: bool = False
@@ -134,16 +134,16 @@ class Mapping(mmap.mmap):
 
 
 class _BufferInfo(ctypes.Structure):
-    # Py_buffer: the only way to the address of memory that may not be written.
+    # Py_buffer: the only access to the address of read-only memory.
     _fields_ = [("address", ctypes.c_void_p), ("owner", ctypes.py_object), ("rest", ctypes.c_char * 128)]
 
 
 def address_of(memory: Any) -> int:
-    """Where the bytes of a contiguous buffer begin."""
+    """The address of the first byte of a contiguous buffer."""
     view = flat_view(memory)
     info = _BufferInfo()
     at = ctypes.byref(info)
-    try:  # a signal's handler may raise behind each call, and nothing else releases the view
+    try:  # a signal handler may raise after each call, and nothing else releases the view
         ctypes.pythonapi.PyObject_GetBuffer(ctypes.py_object(view), at, 0)
         address: int = info.address or 0
         return address
@@ -159,7 +159,7 @@ def copy_into(target: Any, source: Any) -> None:
     if what.nbytes < _NO_GIL_FROM:
         to[:] = what
         return
-    # A foreign function lets the GIL go, a slice assignment does not.
+    # A foreign function releases the GIL, a slice assignment does not.
     target = (ctypes.c_char * what.nbytes).from_buffer(to)
     ctypes.memmove(target, address_of(what), what.nbytes)
 
@@ -176,7 +176,7 @@ def size_class(nbytes: int) -> int:
 class Pool:
     """Owns receive buffers in size classes. Returned buffers are kept up to `limit` bytes.
 
-    `in_use`: bytes out on lease. `cached`: bytes kept for reuse. Thread-safe.
+    `in_use`: bytes of leases in use. `cached`: bytes kept for reuse. Thread-safe.
     """
 
     def __init__(self, limit: int = 1 << 28) -> None:
@@ -184,7 +184,7 @@ class Pool:
         self.cached = 0
         self._limit = limit
         self._free: dict[int, list[mmap.mmap | bytearray]] = {}
-        # Reentrant: the collector may end a lease inside any statement of ours.
+        # Reentrant: the collector may end a lease inside any statement of this class.
         self._lock = threading.RLock()
 
     def lease(self, nbytes: int) -> Lease:
@@ -222,7 +222,7 @@ class Pool:
                 self._free.setdefault(size, []).append(block)
 
     def close(self) -> None:
-        """Frees what is cached. Leases still out free themselves later."""
+        """Frees cached buffers. Leases in use free themselves later."""
         with self._lock:
             self._limit = -1
             self._free.clear()
@@ -230,12 +230,12 @@ class Pool:
 
 
 def mapping(size: int) -> mmap.mmap:
-    """Memory that costs only what is written to, of huge pages if it is large: giving back gigabytes of
-    small ones keeps the whole process from new memory for a second."""
-    # Private: by default it is shared memory, which has no huge pages, and is a forked child's too.
+    """Memory whose untouched pages cost nothing, of huge pages if it is large: freeing gigabytes of small
+    pages blocks allocations of the whole process for a second."""
+    # Private: by default it is shared memory, which has no huge pages, and which a forked child shares.
     block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if size > HUGE and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:  # the beginning in small ones: what was announced and does not come costs little
+        try:  # the first part in small pages: announced data that does not come costs little
             block.madvise(mmap.MADV_HUGEPAGE, HUGE)
         except OSError:
             pass  # a kernel without huge pages serves small ones
@@ -255,18 +255,18 @@ def flat_view(obj: Any) -> memoryview:
     BufferError when the memory is not contiguous.
     """
     if type(obj) is memoryview and obj.c_contiguous:
-        # Another view of the same export. An export of the view itself ends the process if the
-        # collector clears the view first (CPython 3.11, `_memory_release`).
+        # Another view of the same export. An export of the view itself crashes the process if the collector
+        # clears the view first (CPython 3.11, `_memory_release`).
         try:
             return obj.cast("B")
         except TypeError:  # zeros in its shape, or a format that is not native
             pass
-    # The only way of the standard library to flatten any format and any order; nothing is pickled.
+    # Only this flattens any format and any order in the standard library; it pickles nothing.
     return PickleBuffer(obj).raw()
 
 
 class HeldBuffer:
-    """A user's object exported until this dies or `release()`: it cannot be resized meanwhile."""
+    """Keeps a user's object exported, so that it cannot be resized, until it is deleted or `release()`."""
 
     __slots__ = ("_view", "nbytes")
 
@@ -279,11 +279,11 @@ class HeldBuffer:
 
     @property
     def view(self) -> memoryview:
-        """What is held, as flat bytes. Raises BufferError after `release`."""
+        """The object as flat bytes. Raises BufferError after `release`."""
         if self._view is None:
             raise BufferError("released")
         return self._view
 
     def release(self) -> None:
-        """Lets the object go. Idempotent."""
+        """Releases the object. Idempotent."""
         self._view = None

@@ -1,4 +1,4 @@
-"""The receiving half of a socket: whose message is next, and where a receiver waits."""
+"""The receiving half of a socket: the order of streams, and the wait for messages."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
     from transfer.transports.core.pure.frame import Frame
 
 FAIR, FILTERED = 1, 2
-#: after so many decoded messages the descriptors are looked at again, so that nobody starves
+#: after so many decoded messages the descriptors are polled again, so that no stream starves
 TURNS = 64
-#: frames that are not for the program, after which a receive looks at its time-out
+#: frames that the program does not get, after which a receive checks its time-out
 MOST_UNWANTED = 256
 
 
 class Receiving(Attachments):
-    """What `core_contract.SocketBase` says about receiving."""
+    """The receiving part of `SocketBase` in core/contract.pyi."""
 
     def __init__(
         self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
@@ -39,14 +39,14 @@ class Receiving(Attachments):
         self.waited_ns = 0
         self._own_prefixes = Prefixes()
         self._since_poll = 0
-        #: held while a foreign stream is asked, so that whoever takes it out can wait for the answer
+        #: held while `take` of a foreign stream runs, so that a thread that detaches it can wait for its end
         self._taking = threading.RLock()
         #: a foreign stream that has half a message in the sink's memory
         self._sinking: Any = None
 
     def _detach(self, stream: Any) -> None:
-        """When this returns, no receiver is inside the stream, or gets another message of it here: what is
-        left in it comes after all that was handed out, and lies in memory of our own."""
+        """When this returns, no receiver is inside the stream, or gets another message of it here. The
+        messages left in it come after all that were returned before, and lie in new memory."""
         super()._detach(stream)
         if isinstance(stream, Stream):
             with stream._reading:
@@ -78,8 +78,9 @@ class Receiving(Attachments):
         owned = False
         try:
             try:
-                # `map`: no handler of a signal runs between the lock and the note of it.
-                # The way out stands here and in `_readable`, in no method: a handler may raise at its entry.
+                # `map`: no signal handler runs between taking the lock and recording it.
+                # The lock is released here and in `_readable`, in no method: a handler may raise at its
+                # entry.
                 [owned] = map(self._receiving.acquire, (False,))
                 if not owned:
                     [owned] = map(self._receiving.acquire, (True,), (_left(deadline),))
@@ -96,7 +97,7 @@ class Receiving(Attachments):
                         self._free()
         except TransferError:
             raise
-        except BaseException:  # of a signal's handler, or of the sink
+        except BaseException:  # from a signal handler, or from the sink
             if found is not None:
                 self._give_again(found[0], found[1])
             self._look_at_all()
@@ -104,7 +105,7 @@ class Receiving(Attachments):
         return found[0], found[1]
 
     def _read_ahead(self, most: int) -> tuple[Any, list[bytes]] | None:
-        """See the contract: what this core has decoded is received one by one."""
+        """See the contract: this core's decoded messages are received one by one."""
         return None
 
     def _pause_reading(self, stream: Any) -> bool:
@@ -115,11 +116,12 @@ class Receiving(Attachments):
         """See the contract."""
 
     def _pass_turn(self) -> None:
-        """See the contract: here each message is a turn, and others are looked for before the next one."""
+        """See the contract: here each message is a turn, and other streams come before the next one."""
         self._since_poll = TURNS
 
     def _receive(self, deadline: float, timeout: int, sink: Sink | None) -> Found:
-        """The next message, counted. It is the unread one until nothing is left that a signal interrupts."""
+        """The next message, counted. It is the unread one until no step is left that a signal could
+        interrupt."""
         while True:
             self._check()
             if self._kept.unread is None and self._again:
@@ -135,7 +137,7 @@ class Receiving(Attachments):
                     self._leave_foreign_sink()
                     self._place(found, sink)
                 self._count_once(found)
-            except ProtocolError as error:  # the sink found that its header makes no sense
+            except ProtocolError as error:  # the sink found an invalid header
                 self._kept.unread = None
                 self._lose(found[0], error)
                 continue
@@ -170,7 +172,7 @@ class Receiving(Attachments):
         self._notify()
 
     def _look_at_all(self) -> None:
-        """A receiver was interrupted, maybe between taking a stream from the turns and giving it back."""
+        """A receiver was interrupted, maybe between taking a stream from the turns and returning it."""
         with self._lock:
             receiving = [stream for stream, receives in self._attached.items() if receives]
         for stream in receiving:
@@ -179,11 +181,12 @@ class Receiving(Attachments):
 
     def _end_receiving(self) -> None:
         self._leave_foreign_sink()
-        if self._asked and not self.closed:
+        if self._exposed and not self.closed:
             self._signal()
 
     def _place(self, found: Found, sink: Sink) -> None:
-        """Copies where the sink wants it what is not there yet. If it raises, the message stays unread."""
+        """Copies frames to the sink's memory that are not there yet. If it raises, the message stays
+        unread."""
         _, frames, placed = found
         try:
             place(frames, sink, placed)
@@ -198,7 +201,7 @@ class Receiving(Attachments):
         try:
             if not self.closed:
                 [owned] = map(self._receiving.acquire, (False,))
-            # Where it is another's, he waits in `recv`, so nothing is there.
+            # If another thread receives, it waits in `recv`, so there is no message.
             return owned and (
                 self._kept.unread is not None or bool(self._again) or self._find(0.0, None) is not None
             )
@@ -212,12 +215,12 @@ class Receiving(Attachments):
                     self._free()
 
     def _find(self, deadline: float, sink: Sink | None) -> Found | None:
-        """The next message that we want, and the unread one from here on. None: the deadline. Control frames
-        go to their hook."""
+        """The next message for the program, which is the unread one from here on. None: the deadline. Control
+        frames go to their hook."""
         unwanted = 0
         while True:
             unwanted += 1
-            if unwanted % MOST_UNWANTED == 0 and not _left(deadline):  # more of it may come, for ever
+            if unwanted % MOST_UNWANTED == 0 and not _left(deadline):  # more of them may come, without end
                 return None
             found = self._next_decoded(sink)
             if found is None:
@@ -238,7 +241,7 @@ class Receiving(Attachments):
     # -- decoded messages, in turn
 
     def _next_decoded(self, sink: Sink | None) -> Found | None:
-        """A message that needs no waiting, of the stream whose turn it is."""
+        """A decoded message of the stream whose turn it is."""
         turns = self._turns
         self._since_poll += 1
         if self._since_poll >= TURNS and turns and len(self._attached) > 1:
@@ -254,13 +257,13 @@ class Receiving(Attachments):
         return None
 
     def _take_from(self, stream: Any, sink: Sink | None) -> Found | None:
-        """A message becomes the unread one in the moment in which it leaves its stream: no call stands in
-        between, so no handler of a signal runs there."""
+        """A message becomes the unread one at the moment when it leaves its stream: there is no call in
+        between, so no signal handler runs there."""
         found: Found | None = None
         try:
             if isinstance(stream, Stream):
                 with stream._reading:
-                    if stream._owner_ref() is not self:  # detached: what is left goes to its remnant
+                    if stream._owner_ref() is not self:  # detached: the rest goes to UnreadMessages
                         return None
                     decoder, none_placed = stream._decoder, set[int]()
                     frames = stream._oldest()
@@ -287,7 +290,7 @@ class Receiving(Attachments):
         return found
 
     def _take_from_foreign(self, stream: Any, sink: Sink | None) -> tuple[list[Frame], set[int]] | None:
-        """One stream at a time may have the sink's memory; messages of others are copied."""
+        """One stream at a time may use the sink's memory; messages of others are copied."""
         if sink is None or not stream.takes_sink or self._sinking not in (None, stream):
             frames = stream.take()
             return None if frames is None else (frames, set())
@@ -296,7 +299,7 @@ class Receiving(Attachments):
             frames = stream.take(sink)
         except (Broken, ProtocolError):
             raise
-        except Exception:  # noqa: BLE001 - the sink refuses: it is asked again when the message is whole
+        except Exception:  # noqa: BLE001 - the sink refuses: it is called again when the message is complete
             self._leave_foreign_sink()
             frames = stream.take()
             return None if frames is None else (frames, set())
@@ -320,7 +323,7 @@ class Receiving(Attachments):
         started = time.monotonic_ns()
         due = started + self._long_wait * 1_000_000
         spin_until = started + self.spin_us * 1000 if self.spin_us else 0
-        half_read: Stream | None = None  # reads into a buffer of the sink's
+        half_read: Stream | None = None  # reads into a buffer of the sink
         try:
             while True:
                 timeout = _poll_timeout(deadline, spin_until)
@@ -342,7 +345,7 @@ class Receiving(Attachments):
                 self._out_of_sink(half_read)
 
     def _out_of_sink(self, half_read: Stream) -> None:
-        """Its call is over, so its half message leaves the caller's memory; or the stream ends."""
+        """The sink's call ends, so the half message leaves the caller's memory; or the stream ends."""
         with half_read._reading:
             half_read._leave_sink()
         if half_read._failure is not None and half_read not in self._turns:
@@ -351,10 +354,10 @@ class Receiving(Attachments):
     def _poll(
         self, timeout: float | None, sink: Sink | None, half_read: Stream | None = None
     ) -> Stream | None:
-        """Reads what descriptors have; streams with messages get a turn.
+        """Reads from ready descriptors; streams with messages get a turn.
 
-        With a sink, one stream at a time may read into the sink's buffers: it is returned while it
-        has not finished. When another one has something to read, it gives them up.
+        With a sink, one stream at a time may read into the sink's buffers: it is returned while its message
+        is incomplete. When another one has bytes to read, it leaves the buffers.
         """
         self._since_poll = 0
         for key, _ in self._selector.select(timeout):
@@ -373,7 +376,7 @@ class Receiving(Attachments):
                 if stream._owner_ref() is not self:
                     continue
                 try:
-                    # Behind a message that is ready nobody asks the sink: it is asked for one message.
+                    # Behind a complete message the sink is not called: it is for one message.
                     stream._pull(None if self._turns or self._sinking is not None else sink)
                 except BaseException:
                     stream._leave_sink()
@@ -404,5 +407,5 @@ def _poll_timeout(deadline: float, spin_until: int) -> float:
 
 
 def _left(deadline: float) -> float:
-    """As a lock wants it."""
+    """The time left, as a lock needs it."""
     return -1.0 if deadline == math.inf else max(0.0, deadline - time.monotonic())

@@ -1,4 +1,4 @@
-"""The sending half of a socket: who gets a message, and where senders wait."""
+"""The sending half of a socket: the choice of a stream, and the wait for room."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from transfer.transports.errors import Again, Broken
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
 
-#: told the stream that took a message, and its number there
+#: called with the stream that took a message, and its number there
 Taken = Callable[[Any, int], None]
 
 NONE, ROUND_ROBIN, FANOUT = 0, 1, 2
@@ -26,7 +26,7 @@ PATIENCE = 0.020
 
 
 class Sending(Attachments):
-    """What `core_contract.SocketBase` says about sending."""
+    """The sending part of `SocketBase` in core/contract.pyi."""
 
     def __init__(
         self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
@@ -36,7 +36,7 @@ class Sending(Attachments):
         self.messages_sent = self.bytes_sent = 0
         self.dropped_no_peer = 0
         self.blocked_ns = 0
-        #: what lost connections left goes first
+        #: messages left by lost connections go first
         self._behind = False
 
     def _send_frames(
@@ -67,7 +67,7 @@ class Sending(Attachments):
         first: bool = False,
         again: bool = False,
     ) -> Any:
-        """`_send_frames` for frames that are normalized."""
+        """`_send_frames` for normalized frames."""
         self._check()
         if self._send_mode == FANOUT and stream is None:
             return self._fan_out(frames, topic, hold, released)
@@ -89,12 +89,12 @@ class Sending(Attachments):
             self._wait_room(before, deadline, stream)
 
     def _may_go(self) -> bool:
-        """Whether nothing is left over of lost connections: that is offered first."""
+        """Whether no messages of lost connections are left; else they are offered first."""
         if self._behind:
             self._send_orphans()
         return not self._behind
 
-    # -- one stream takes it
+    # -- one stream takes the message
 
     def _offer(
         self,
@@ -105,8 +105,8 @@ class Sending(Attachments):
         taken: Taken | None,
         first: bool,
     ) -> Any:
-        """The stream that took the message, or None: no room, or a stream was lost, and what was left in it
-        goes before this message. Raises Broken for the one stream asked for."""
+        """The stream that took the message, or None: no room, or a stream was lost, and its messages go
+        before this one. Raises Broken for a requested stream."""
         if stream is not None:
             try:
                 return stream if self._give(stream, frames, hold, released, taken) else None
@@ -116,8 +116,8 @@ class Sending(Attachments):
         with self._lock:
             senders, begin = list(self._senders), self._next_sender
         for step in range(len(senders)):
-            # Every one is looked at, whatever other threads do to the turn: whoever is passed over
-            # with room would never tell us.
+            # Every stream is tried, whatever other threads do to the turn: one that is skipped although it
+            # has room would never report it.
             position = (begin + step) % len(senders)
             candidate = senders[position]
             if self._behind and not first:
@@ -148,10 +148,10 @@ class Sending(Attachments):
                     taken(stream, number)
                 return True
             with self._lock:
-                if self._room_count == before:  # else its room may have come, and been told, meanwhile
+                if self._room_count == before:  # else it may have got room, and reported it
                     self._full.add(stream)
             return False
-        # The list becomes the queue's; another stream of a fan-out needs its own.
+        # The queue keeps the list; another stream of a fan-out needs a copy.
         several = self._send_mode == FANOUT
         message = stream._offer(list(frames) if several else frames, False, hold, released, several)
         if message is None:
@@ -166,7 +166,7 @@ class Sending(Attachments):
         stream._settle(message)
         return True
 
-    # -- all who subscribed take it
+    # -- all subscribers take the message
 
     def _fan_out(
         self, frames: list[OutFrame], topic: bytes | None, hold: bool, released: Released | None
@@ -178,7 +178,7 @@ class Sending(Attachments):
         matching = [stream for stream in list(self._senders) if stream.matches(topic)]
         if not matching:
             self.dropped_no_peer += 1
-        # One call more than streams: nothing is told before all were asked.
+        # One call more than streams: the owner is informed after all streams were tried.
         done = None if released is None else _Shared(released, len(matching) + 1).done
         taken = 0
         for stream in matching:
@@ -207,7 +207,7 @@ class Sending(Attachments):
         return self._may_go() and any(self._takes(stream) for stream in list(self._senders))
 
     def _takes(self, stream: Any) -> bool:
-        """A small message would not wait."""
+        """A small message would not have to wait."""
         if not isinstance(stream, Stream):
             return not (stream in self._full or getattr(stream, "full", False))
         if stream._crowded(1) and stream.broken is None:
@@ -230,10 +230,10 @@ class Sending(Attachments):
     # -- a hook
 
     def _send_orphans(self) -> None:
-        """Offers what lost connections left, and sees to `_behind`."""
+        """Offers messages of lost connections, and updates `_behind`."""
 
     def _wait_room(self, before: int, deadline: float, stream: Any) -> None:
-        """Sleeps until a sender should look again. Raises Again, Closed."""
+        """Sleeps until a sender should check again. Raises Again, Closed."""
         started = time.monotonic_ns()
         due = time.monotonic() + self._long_wait / 1000
         with self._room:
@@ -263,7 +263,7 @@ def plain(data: Any) -> tuple[list[OutFrame], int]:
 
 
 class _Shared:
-    """Calls `released` once, when `count` calls of `done` were made; the first error is passed on."""
+    """Calls `released` once, after `count` calls of `done`; it passes the first error on."""
 
     def __init__(self, released: Released, count: int) -> None:
         self._released = released

@@ -9,7 +9,7 @@ _CONTROL, _MORE = int(Flag.CONTROL), int(Flag.MORE)
 
 
 class Size:
-    """What the message on its way in comes to: the limit is for all its frames together."""
+    """The size of the message being received: the limit is for all its frames together."""
 
     __slots__ = ("frames", "nbytes")
 
@@ -17,7 +17,7 @@ class Size:
         self.frames = self.nbytes = 0
 
     def add(self, flags: int, nbytes: int, limit: int) -> None:
-        """One more frame, before anything is allocated for it. Raises ProtocolError."""
+        """Adds one frame, before memory is allocated for it. Raises ProtocolError."""
         if flags & _CONTROL:
             return
         self.frames += 1

@@ -1,4 +1,4 @@
-"""Slots: equal places in memory that two processes share."""
+"""Slots: equal pieces of memory that two processes share."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Slots:
         self._memory = memoryview(mapping)
         self._lent: set[int] = set()
         self._process = os.getpid()
-        self._lock = threading.Lock()  # of `take`, where nothing can be collected
+        self._lock = threading.Lock()  # for `take`, where nothing can be collected
 
     def take(self) -> int:
-        """The first free slot, used from now on; -1: there is none."""
+        """The first free slot, which is used then; -1: there is none."""
         with self._lock:
             index = self._memory[: self.count].tobytes().find(FREE)
             if index >= 0:
@@ -36,7 +36,7 @@ class Slots:
         return index
 
     def fill(self, index: int, data: Any) -> int:
-        """Copies a contiguous buffer to the beginning of a slot: how many bytes. Raises BufferError."""
+        """Copies a contiguous buffer to the beginning of a slot; returns its bytes. Raises BufferError."""
         nbytes = len(data) if type(data) is bytes else memoryview(data).nbytes
         if not 0 <= index < self.count or nbytes > self.size:
             raise BufferError(f"{nbytes} bytes do not fit slot {index}")
@@ -44,13 +44,13 @@ class Slots:
         return nbytes
 
     def free(self, index: int) -> None:
-        """Nobody uses the slot any more. Does nothing in a forked child, who has no slots."""
+        """Frees a slot. Does nothing in a forked child, which has no slots."""
         if 0 <= index < self.count and self._process == os.getpid():
             self._lent.discard(index)
             self._memory[index] = FREE
 
     def lend(self, index: int, nbytes: int) -> Region | None:
-        """The first bytes of a slot, which is free when their last view dies; None: they are lent."""
+        """The first bytes of a slot, which is free when their last view is deleted; None: already lent."""
         if not 0 <= index < self.count or not 0 < nbytes <= self.size:
             raise ValueError(f"{nbytes} bytes of slot {index}")
         if index in self._lent:

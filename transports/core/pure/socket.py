@@ -1,4 +1,4 @@
-"""The base of a Socket: the calls that users make."""
+"""The base of a Socket: the methods that users call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
     from transfer.transports.core.pure.frame import Frame
 
 DONTWAIT = 1
-#: flags of a frame that `recv` does not hand out by itself
+#: flags of a frame that `recv` does not return by itself
 _NOT_PLAIN = TENSOR | TOPIC | MORE | LZ4
 
 
 class SocketBase(Sending, Receiving):
-    """Distributes messages over streams and reads them fairly. See `core_contract.SocketBase`."""
+    """Distributes messages over streams and reads them fairly. See `SocketBase` in core/contract.pyi."""
 
     def __init__(
         self, socket_type: int, send_mode: int, receive_mode: int, flusher: Flusher, pool: Pool
@@ -30,7 +30,7 @@ class SocketBase(Sending, Receiving):
         super().__init__(socket_type, send_mode, receive_mode, flusher, pool)
         self.send_timeout = self.receive_timeout = -1
         self._general_send = self._general_recv = False
-        # Python runs for each message here anyway, so the pattern takes every turn.
+        # Python runs for each message here anyway, so the pattern handles all of them.
         self._lockstep = False
         self._lent: dict[str, Any] = {}
         self._turn: Turn | None = None
@@ -66,7 +66,7 @@ class SocketBase(Sending, Receiving):
         return False
 
     def _note_known(self, tensor: Any, flags: int, header: bytes) -> None:
-        """Nothing would be saved."""
+        """Does nothing: this core would save no time."""
 
     # -- hooks
 
@@ -74,11 +74,11 @@ class SocketBase(Sending, Receiving):
         """Every send that is not plain."""
 
     def _recv_general(self, flags: int, copy: bool, track: bool) -> Any:
-        """Every recv when the fast one is switched off."""
+        """Every recv when the fast one is disabled."""
 
     def _take_back(self, given: list[tuple[Any, list[Frame]]]) -> None:
         """A call was interrupted between its message and its caller."""
         self._give_again(*given.pop())
 
     def _deliver(self, stream: Any, frames: list[Frame], flags: int, copy: bool) -> Any:
-        """A message that is not one plain frame; what this returns, recv returns."""
+        """A message that is not one plain frame; recv returns the result."""

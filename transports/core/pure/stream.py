@@ -1,4 +1,4 @@
-"""One connection. The sending half is in `outgoing.py`, frames are understood in `codec.py`."""
+"""One connection. The sending half is in `outgoing.py`, the decoder in `codec.py`."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import Carrier, Sink
     from transfer.transports.core.pure.frame import Frame
 
-#: what one read asks for
+#: bytes of one read
 READ_AHEAD = 64 * 1024
-#: behind the data of a large frame only this much is read along: it has to be copied
+#: bytes that are read behind the data of a large frame: they have to be copied
 READ_BEHIND = 4 * 1024
-#: of one system call: who looks for signs of life sees them
+#: bytes of one system call: so that a check for signs of life sees progress
 SLICE = 1 << 20
 
 
 class Stream(Subscribable, Outgoing):
-    """Framing, coalescing and reading over one descriptor. See `core_contract.Stream`.
+    """Framing, gathering and reading over one descriptor. See `Stream` in core/contract.pyi.
 
     `_reading` guards the decoder; the order of locks is `_reading`, `_lock`, the flusher's.
     """
@@ -58,7 +58,7 @@ class Stream(Subscribable, Outgoing):
         self.checksum = checksum
         self.credits = credits
         self._closed = False
-        self._inside = self._left = False  # a thread is in a read; the descriptor is left to it
+        self._inside = self._left = False  # a thread is in a read, which closes the descriptor
         self._prefixes = Prefixes()
         self._reading = threading.Lock()
         self._decoder = Decoder(pool, max_message)
@@ -71,7 +71,7 @@ class Stream(Subscribable, Outgoing):
         return self.fd
 
     def open(self, fd: int, channel: TlsChannel | None = None) -> None:
-        """For a stream made with fd -1: takes the descriptor over and writes what was queued."""
+        """For a stream made with fd -1: takes the descriptor over and writes queued output."""
         self._flusher.check()
         if channel is not None:
             channel.give()
@@ -110,7 +110,7 @@ class Stream(Subscribable, Outgoing):
     @property
     def midway(self) -> bool:
         if not self._reading.acquire(blocking=False):
-            return False  # somebody reads at this moment
+            return False  # another thread reads at this moment
         try:
             return self._failure is None and self._decoder.starving
         finally:
@@ -119,7 +119,7 @@ class Stream(Subscribable, Outgoing):
     # -- receiving
 
     def receive(self) -> list[Frame] | None:
-        """One message or control frame, None: nothing there. Raises ProtocolError, Broken."""
+        """One message or control frame, None: there is none. Raises ProtocolError, Broken."""
         self._flusher.check()
         with self._reading:
             if not self._decoder.messages:
@@ -136,11 +136,11 @@ class Stream(Subscribable, Outgoing):
         return bool(self._decoder.messages) or self._failure is not None
 
     def _next(self) -> tuple[list[Frame], set[int]] | None:
-        """The oldest decoded message and which of its frames a sink placed. Raises the end."""
+        """The oldest decoded message and which of its frames a sink placed. Raises the stream's end."""
         return None if self._oldest() is None else self._decoder.take()
 
     def _oldest(self) -> list[Frame] | None:
-        """The oldest decoded message, which stays here. Raises the end."""
+        """The oldest decoded message, which stays here. Raises the stream's end."""
         messages = self._decoder.messages
         if not messages and self._failure is not None:
             raise self._failure.with_traceback(None)
@@ -158,30 +158,30 @@ class Stream(Subscribable, Outgoing):
             self._flusher.credit(self)
 
     def _pull(self, sink: Sink | None) -> None:
-        """Reads until a message is whole or nothing is there. Only what the sink raises gets out, and
-        that ends the stream if it is a ProtocolError."""
+        """Reads until a message is complete or no byte is left. Only exceptions of the sink get out; they
+        end the stream if they are a ProtocolError."""
         decoder, owner = self._decoder, self._owner_ref()
         while not decoder.messages and self._failure is None and self._owner_ref() is owner:
             try:
                 body = None if decoder.head is None else decoder.body(sink)
-            except ProtocolError as error:  # so says the sink of the header, or there is no memory
+            except ProtocolError as error:  # the sink refuses the header, or there is no memory
                 self._end(error.with_traceback(None))
                 return
             if not self._read(body):
                 return
 
     def _leave_sink(self) -> None:
-        """Moves what is half received out of memory that is the caller's again."""
+        """Moves a half received message out of memory that belongs to the caller again."""
         try:
             self._decoder.unplace()
         except ProtocolError as error:  # there is no memory for it
             self._end(error.with_traceback(None))
-        if self._closed:  # by another thread, which could not drop what was read here
+        if self._closed:  # by another thread, which could not drop the bytes read here
             self._drop_unread()
 
     def _read(self, body: memoryview | None) -> bool:
-        """One read, decoded. False: nothing is there, or the end (see `_failure`). A stream that is closed
-        meanwhile leaves its descriptor to the reader: its number may be another's at once."""
+        """Reads once and decodes. False: no byte is there, or the end (see `_failure`). A stream that is
+        closed meanwhile leaves its descriptor to the reader: its number may be reused at once."""
         with self._lock:
             self._inside = not self._closed
         try:
@@ -229,16 +229,16 @@ class Stream(Subscribable, Outgoing):
             return True
         except BlockingIOError:
             return False
-        except OSError as error:  # without its traceback, which would keep the memory read into
+        except OSError as error:  # without its traceback, which would keep the memory
             if self._channel is not None and error.errno == errno.EPROTO:
-                self._end(ProtocolError("tls", f"what came is no good TLS: {error.strerror}"))
+                self._end(ProtocolError("tls", f"invalid TLS: {error.strerror}"))
                 return False
             self._end(failed(error.with_traceback(None)))
         except ProtocolError as error:
             self._end(error.with_traceback(None))
         except BaseException as error:
-            # Interrupted between the system's answer and our account of it: better a stream that
-            # ends than one that lost some bytes in silence.
+            # Interrupted between the system call and the update of the decoder: the stream ends, since it may
+            # have lost some bytes.
             self._end(interrupted(error))
             raise
         return False
@@ -270,13 +270,13 @@ class Stream(Subscribable, Outgoing):
                 self._socket.close()
                 return
             self._left = True
-            with suppress(OSError):  # the peer was quicker
+            with suppress(OSError):  # the peer was faster
                 self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> int:
-        """Idempotent, at once, no waiting. How many queued messages were lost."""
+        """Idempotent, at once, no waiting. Returns how many queued messages were lost."""
         if self._flusher.generation != fork.generation:
-            # The parent's locks may be held for ever in this process; its selectors are ours as well.
+            # The parent's locks may be held for ever in this process; it shares the selectors too.
             if self._socket is not None:
                 self._socket.close()
             return 0
@@ -292,7 +292,7 @@ class Stream(Subscribable, Outgoing):
             while self._queue:
                 self._leave(self._queue.popleft(), self.broken)
             self._finished = [item for item in self._finished if item[0] not in unsent]
-        if self._reading.acquire(blocking=False):  # else whoever reads does it
+        if self._reading.acquire(blocking=False):  # else the reading thread does it
             self._drop_unread()
             self._reading.release()
         if self.carrier is not None:

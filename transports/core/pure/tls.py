@@ -1,7 +1,7 @@
-"""TLS 1.3 over a descriptor by Python's own `ssl`. Contract: `core_contract.TlsContext`, `TlsChannel`.
+"""TLS 1.3 over a descriptor by Python's `ssl`. Contract: `TlsContext`, `TlsChannel` in core/contract.pyi.
 
-As in the compiled core, OpenSSL never touches the descriptor, and a read with room for SPILL leaves neither
-plain bytes nor a whole record behind: what epoll says of the descriptor is true of the channel.
+As in the compiled core, OpenSSL never touches the descriptor. A read with room for SPILL leaves neither plain
+bytes nor a whole record behind, so epoll's events of the descriptor are valid for the channel.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ from typing import Any
 from transfer.transports.errors import InternalError, SecurityError
 from transfer.transports.handshake.first_record import record_size
 
-#: room that a read needs so that nothing is left behind: a whole record, and what follows
+#: room that a read needs to leave nothing behind: a whole record, and the bytes after it
 SPILL = 32 * 1024
 _SEAL = 64 * 1024
 _PREFIX, _LARGEST = 5, 16 * 1024 + 256
 _HANDSHAKE = b"\x16"
 _MAX_HANDSHAKE = 64 * 1024
-#: with the hellos behind it: all that somebody may send of whom nobody knows yet who he is
+#: the most bytes of an unauthenticated peer, hellos included
 _MAX_STRANGE = 256 * 1024
-#: of answers to those who ask for new keys, as long as there is nothing else to say
-_MAX_ASIDE = 64 * 1024
-#: bytes of records without data, one behind the other: new keys without end
+#: bytes of replies to key updates, while there is nothing else to send
+_MAX_REPLIES = 64 * 1024
+#: bytes of consecutive records without data: endless key updates
 _MAX_BARREN = 128 * 1024
-#: reads in a row that bring no data
+#: consecutive reads without data
 _MAX_IDLE = 16
 _VERIFY = {"none": ssl.CERT_NONE, "optional": ssl.CERT_OPTIONAL, "required": ssl.CERT_REQUIRED}
 
 
 def openssl_version() -> str:
-    """Which OpenSSL it uses: Python's own."""
+    """The version of OpenSSL: the one of Python."""
     return ssl.OPENSSL_VERSION
 
 
 class TlsContext:
-    """What one side shows and asks for. Raises SecurityError for files that cannot be used."""
+    """The credentials and requirements of one side. Raises SecurityError for files that cannot be used."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TlsChannel:
         self._fd = fd
         self._lock = threading.Lock()
         self._came, self._goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-        # The zone of a link-local address is this machine's word for an interface, and in no certificate.
+        # The zone of a link-local address names an interface of this machine, and is in no certificate.
         name = server_name.partition("%")[0] or None
         try:
             self._object = context.context.wrap_bio(
@@ -112,14 +112,14 @@ class TlsChannel:
             )
         except (ValueError, TypeError) as error:
             raise SecurityError(f"{server_name!r} is no name that a certificate could have") from error
-        self._record = bytearray()  # ciphertext of a record that is not whole
+        self._record = bytearray()  # ciphertext of an incomplete record
         self._staged = b""
         self._unsent = memoryview(b"")
         self._exact = True
         self._drained = self._ended = False
         self._taken = 0
-        self._aside = 0
-        self._barren = 0  # bytes that came since the last data
+        self._replies = 0
+        self._barren = 0  # bytes received since the last data
         self._why = ""
 
     # -- the handshake
@@ -140,7 +140,7 @@ class TlsChannel:
         return self.flush()
 
     def _more(self) -> bool:
-        """Reads what the record at hand lacks. False: nothing is there."""
+        """Reads the missing bytes of the current record. False: there are none."""
         try:
             data = self._pull(0)
         except BlockingIOError:
@@ -157,14 +157,14 @@ class TlsChannel:
         return OSError(errno.EPROTO, why)
 
     def _failed(self, error: Exception) -> OSError:
-        """Says why to the peer, as TLS does, and what to raise."""
+        """Sends the reason to the peer, as TLS does; returns the error to raise."""
         verified = getattr(error, "verify_message", "")
         reason = (getattr(error, "reason", None) or "the peer broke the TLS protocol").lower()
         self._why = f"the peer's certificate is refused: {verified}" if verified else reason.replace("_", " ")
         try:
             self.flush()
         except OSError:
-            pass  # nobody is there to be told
+            pass  # the peer is gone
         return OSError(errno.EPROTO, self._why)
 
     def _check(self) -> None:
@@ -172,7 +172,7 @@ class TlsChannel:
             raise OSError(errno.EPROTO, self._why)
 
     def give(self) -> None:
-        """A stream takes it over: all that came must have been taken."""
+        """A stream takes it over: all received bytes must have been taken."""
         self._check()
         if self.pending or self._record or self._came.pending:
             raise OSError(errno.EPROTO, "the peer sent more than its part of the handshake")
@@ -206,7 +206,7 @@ class TlsChannel:
         return count
 
     def recvmsg_into(self, buffers: Sequence[Any]) -> tuple[int]:
-        """As a socket's; together they have room for SPILL."""
+        """As a socket's; the buffers have room for SPILL in total."""
         whole = memoryview(bytearray(sum(len(buffer) for buffer in buffers)))
         count = self._read(whole)
         begin = 0
@@ -220,7 +220,7 @@ class TlsChannel:
         self._check()
         self._drained = False
         done = idle = 0
-        # Who asks for new keys without end does not keep us: the descriptor stays readable.
+        # Endless key updates do not block this thread: the descriptor stays readable.
         while done < len(view) and not self._ended and (idle < _MAX_IDLE or self._exact):
             got = self._decrypt(view[done:])
             idle = 0 if got else idle + 1
@@ -235,7 +235,7 @@ class TlsChannel:
             except OSError:
                 if not done:
                     raise
-                break  # it is told with the next read
+                break  # the next read reports it
             if not data:
                 self._ended = True
         if not done and not self._ended:
@@ -247,15 +247,15 @@ class TlsChannel:
         try:
             with self._lock:
                 while done < len(view) and (self._came.pending or self._object.pending()):
-                    said = self._goes.pending
+                    before = self._goes.pending
                     count = int(self._object.read(len(view) - done, view[done:]))
                     self._ended = not count
                     done += count
                     self._barren = 0
         except ssl.SSLWantReadError:
-            self._aside += self._goes.pending - said
-            if self._aside > _MAX_ASIDE:
-                raise self._refused("the peer asks for new keys again and again") from None
+            self._replies += self._goes.pending - before
+            if self._replies > _MAX_REPLIES:
+                raise self._refused("the peer requests new keys again and again") from None
         except ssl.SSLZeroReturnError:
             self._ended = True
         except ssl.SSLError as error:
@@ -265,8 +265,8 @@ class TlsChannel:
         return done
 
     def _pull(self, most: int) -> bytes:
-        """Reads once: what the record at hand lacks, and up to `most` bytes. Whole records go to OpenSSL.
-        Raises BlockingIOError."""
+        """Reads once: the missing bytes of the current record, and up to `most` bytes. Whole records go to
+        OpenSSL. Raises BlockingIOError."""
         need = self._missing()
         if self.done and self._barren > _MAX_BARREN:
             raise self._refused(f"more than {_MAX_BARREN} bytes of records without data")
@@ -276,7 +276,7 @@ class TlsChannel:
         self._taken += len(data)
         self._barren += len(data)
         if self._exact and self._taken > _MAX_STRANGE:
-            raise self._refused(f"more than {_MAX_STRANGE} bytes of a peer that did not say who it is")
+            raise self._refused(f"more than {_MAX_STRANGE} bytes of an unauthenticated peer")
         self._record += data
         hello = not self.done and self.context.server and self._record[:1] == _HANDSHAKE
         if hello and not record_size(self._record):
@@ -288,7 +288,7 @@ class TlsChannel:
         return data
 
     def _missing(self) -> int:
-        """Bytes until the record at hand is whole."""
+        """Bytes until the current record is complete."""
         have = len(self._record)
         if have < _PREFIX:
             return _PREFIX - have
@@ -297,7 +297,7 @@ class TlsChannel:
         return max(0, int.from_bytes(self._record[3:5], "big") + _PREFIX - have)
 
     def _is_record(self) -> bool:
-        """What is here may be the begin of one."""
+        """The received bytes may be the start of a record."""
         if len(self._record) < _PREFIX:
             return True
         size = int.from_bytes(self._record[3:5], "big")
@@ -316,7 +316,7 @@ class TlsChannel:
         self._check()
         if not self.flush():
             raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-        taken = self._aside = 0
+        taken = self._replies = 0
         try:
             with self._lock:
                 for buffer in buffers:
@@ -331,7 +331,7 @@ class TlsChannel:
         try:
             self.flush()
         except OSError:
-            pass  # it is encrypted, and cannot be taken back: the next write tells
+            pass  # it is encrypted, and cannot be taken back: the next write reports it
         return taken
 
     def flush(self) -> bool:
@@ -353,13 +353,13 @@ class TlsChannel:
             with self._lock:
                 self._object.unwrap()
         except (ssl.SSLError, OSError):
-            pass  # the peer's own farewell is not waited for
+            pass  # it does not wait for the peer's end of TLS
         try:
             self.flush()
         except OSError:
             pass
 
-    # -- who is there
+    # -- the identities
 
     @property
     def alpn(self) -> str:

@@ -1,4 +1,4 @@
-"""Whose turn it is on a REQ or a REP, for many threads."""
+"""The state of the dialogue of a REQ or a REP, for many threads."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from transfer.transports.errors import StateError
 
 
 class Turn(turn.Turn):
-    """The state with a lock around each step, and one more for each side, of which one thread at a time
-    is inside. Thread-safe. The compiled core's needs no first lock: it has the interpreter's."""
+    """The state with a lock around each step, and one more for each side, which one thread at a time may
+    hold. Thread-safe. The compiled core's needs no first lock: the GIL makes each step atomic."""
 
     __slots__ = ("_holders", "_lock", "_sides")
 
     def __init__(self) -> None:
         super().__init__()
-        # Reentrant: the end of an object that a step lets go may run Python that ends up here.
+        # Reentrant: dropping an object in a step may run Python code that calls this class.
         self._lock = threading.RLock()
         self._sides = threading.Lock(), threading.Lock()
         self._holders = [0, 0]
 
     def enter(self, side: int, seconds: float) -> bool:
-        """Takes a side; see `core_contract.Turn`."""
+        """Takes a side; see `Turn` in core/contract.pyi."""
         me = threading.get_ident()
-        # `map`: no handler of a signal runs between the lock and the note of its holder.
+        # `map`: no signal handler runs between taking the lock and recording its holder.
         [taken] = map(self._sides[side].acquire, (False,))
         if not taken:
             if self._holders[side] == me:
@@ -40,7 +40,8 @@ class Turn(turn.Turn):
         return taken
 
     def leave(self, side: int) -> None:
-        """Gives a side back, if it is this thread's: who was interrupted in this call calls again."""
+        """Releases a side, if this thread has it: a caller that was interrupted in this method calls
+        again."""
         if self._holders[side] == threading.get_ident():
             self._holders[side] = 0
             self._sides[side].release()
@@ -61,9 +62,9 @@ class Turn(turn.Turn):
         with self._lock:
             return super().gives_up()
 
-    def was_asked(self, stream: Any, number: int, simple: bool) -> None:
+    def request_received(self, stream: Any, number: int, simple: bool) -> None:
         with self._lock:
-            super().was_asked(stream, number, simple)
+            super().request_received(stream, number, simple)
 
     def closes(self, stream: Any) -> bool:
         with self._lock:
