@@ -189,7 +189,7 @@ class Debt:
     def leave_it_to_others(self) -> None:
         """A thousand of them that try ten times a second are a core's work, and each warns of its wait."""
         self.tries = False
-        self.heir._links.said.waits = True
+        self.heir._links.warned.waits = True
         for connector in self._connectors:
             connector.rarely(_RARELY)
 
