@@ -70,7 +70,7 @@ class Pattern:
     #: True: every call needs this object (an order of calls, an envelope); False: the core alone handles
     #: the common case
     ordered: ClassVar[bool] = False
-    #: the receiving side reports how much it consumed, so that the sender can count the messages of a lost peer
+    #: the receiving side reports how much it consumed, so that the sender can count what a lost peer had
     confirms: ClassVar[bool] = False
     #: received messages are requests, which are useless when their peer is lost
     answers: ClassVar[bool] = False

@@ -32,8 +32,8 @@ class FrameSender(Protocol):
     decides by `copy_threshold`, False holds the memory and returns a tracker. Returns as `send`. The socket
     compresses.
 
-    `_send_known`: sends a tensor that resembles one given to `_note_known`, as `_send_outframes` would without
-    topic and tracker; False: nothing was sent. `_note_known`: records how a tensor was exported whose memory
+    `_send_known`: sends a tensor that resembles one given to `_note_known`, as `_send_outframes` without topic
+    and tracker; False: nothing was sent. `_note_known`: records how a tensor was exported whose memory
     is sent without a copy.
     """
 
@@ -79,8 +79,8 @@ class TensorMethods:
     ) -> Any:
         """Sends one tensor: numpy, torch, CuPy, or any object with DLPack or the buffer protocol.
 
-        Dense memory (C, Fortran or any other order of axes) of 64 KiB or more is sent without a copy. A tensor
-        on a device is copied through host memory, except with `copy=False` where every peer's transport
+        Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy. A tensor on
+        a device is copied through host memory, except with `copy=False` where every peer's transport
         takes device pointers.
 
         Args:

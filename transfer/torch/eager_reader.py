@@ -28,8 +28,9 @@ with comes_with("torch", __name__):
 
 @dataclass(slots=True)
 class RunSummary:
-    """The counts of one run. `rows` are those given to the training loop, `sent_rows` those that Spark reports
-    as sent: the two are equal, or the iteration has raised. Bytes are those of the columns."""
+    """The counts of one run. `rows` are those given to the training loop, `sent_rows` those that Spark sent
+    by
+    its own count: the two are equal, or the iteration has raised. Bytes are those of the columns."""
 
     run: str = ""
     rows: int = 0
@@ -132,7 +133,7 @@ class EagerReader:
             return self._hand_out(rest)
         if rest is not None:
             self._current.dropped_rows = len(next(iter(rest.values())))
-        self._close_books()
+        self._check_counts()
         return None
 
     def _hand_out(self, batch: Batch) -> Any:

@@ -55,7 +55,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         dataset = StreamDataset("run://spool:5570/digits", 256, epochs=3, shuffle=7)
         loader = DataLoader(dataset, batch_size=None, num_workers=2)
 
-    One iteration yields all remaining epochs: `for batch in loader` is the whole training. To iterate epoch by
+    One iteration yields all remaining epochs: `for batch in loader` is the whole training. To go epoch by
     epoch, as with a sampler, call `dataset.set_epoch(epoch)` before each `for batch in loader`, with `epochs`
     the number of them. Iterating after the end raises UsageError.
 
@@ -209,7 +209,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self._stream, self._open_here = stream, True
 
     def _check_run(self, info: RunInfo) -> None:
-        """Checks that all epochs and workers read the run that was opened first, not a later one of its name."""
+        """Checks that all epochs and workers read the run that was opened first."""
         if not self._run_id.any():
             self._run_id.copy_(torch.tensor(list(bytes.fromhex(info.run_id)), dtype=torch.uint8))
         check_run(info.name, info.run_id, bytes(self._run_id.tolist()).hex())

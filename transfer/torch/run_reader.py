@@ -115,7 +115,7 @@ class RunReader:
                 if isinstance(message, Rows):
                     if self._take(arrays, message):
                         return arrays
-                elif self._book(arrays, message):
+                elif self._record(arrays, message):
                     return None
         except Again:
             raise
@@ -177,7 +177,7 @@ class RunReader:
         (run, job), self._doubted = self._doubted, None
         self._over[run, job] = None  # raised once
         raise UsageError(
-            f"run {run} was received completely, and then another job sent other rows under its name: they were "
+            f"run {run} was received completely, then another job sent other rows under its name: they were "
             "dropped, although Spark reports them as written",
             hint="Write them again under another name, or with no name. The next iteration continues.",
         )

@@ -81,7 +81,7 @@ class ShardedStream(StreamDataset[BatchT]):
             checked_numbers(None, None, None, rank, world_size)
             index, size, seat = rank, world_size, (rank, world_size)
         else:
-            seat = _own_rank()
+            seat = _current_rank()
             index, size = seat if mesh is None else share_of(mesh, mesh_dim)
         super().__init__(url, batch_size, rank=index, world_size=size, seat=seat, **options)
         #: this rank's share of the rows: (index, number of shares)

@@ -57,8 +57,8 @@ class StreamDataset(RunDataset[BatchT]):
         Broken: the run failed in Spark.
         Again, Closed: see above.
 
-    Use it with `DataLoader(dataset, batch_size=None, num_workers=0)` or without a DataLoader. Not thread-safe,
-    except that another thread may call `close`.
+    Use it with `DataLoader(dataset, batch_size=None, num_workers=0)` or without a DataLoader. Not
+    thread-safe, except that another thread may call `close`.
     """
 
     @overload
@@ -101,7 +101,7 @@ class StreamDataset(RunDataset[BatchT]):
         self.endpoint = self._eager.endpoint
 
     def __iter__(self) -> Iterator[BatchT]:
-        """Yields the batches of all remaining epochs; if it listens, those of the current or the next run."""
+        """Yields the batches of all remaining epochs; if it listens, of the current or next run."""
         return super().__iter__() if self._eager is None else iter(self._eager)
 
     def close(self) -> None:
@@ -171,7 +171,7 @@ class StreamDataset(RunDataset[BatchT]):
 
     def _listening(self) -> EagerReader:
         if self._eager is None:
-            raise UsageError("a data set of a spool's run receives no messages", hint="`stream` has its counters.")
+            raise UsageError("a data set of a run receives no messages", hint="`stream` has its counters.")
         return self._eager
 
 
