@@ -24,7 +24,7 @@ def spool(tmp_path):
 @pytest.fixture
 def faulty(spool, monkeypatch):
     """Changes one bit of so many answers with rows; the changes that it has made."""
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
     left, changed = [0], []
 
     def send(identity, arrays, meta):
@@ -38,8 +38,8 @@ def faulty(spool, monkeypatch):
             changed.append(name)
         return answer(identity, arrays, meta)
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", send)
-    monkeypatch.setattr(spool._desk, "_answer", send)
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", send)
+    monkeypatch.setattr(spool._handler, "_answer", send)
 
     def change(count):
         left[0] = count
@@ -94,12 +94,12 @@ def test_the_origin_of_rows_has_one_too(spool, faulty):
 
 def test_rows_without_a_checksum_are_not_taken(spool, monkeypatch):
     write(spool.endpoint, "run", [[10]])
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
 
     def without(identity, arrays, meta):
         return answer(identity, arrays, {name: value for name, value in meta.items() if name != "crc"})
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", without)
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", without)
     with pytest.raises(ProtocolError, match="changed on their way"):
         ask(spool.endpoint, Read(run="run", begin=0, end=5))
 

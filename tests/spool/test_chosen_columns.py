@@ -96,13 +96,13 @@ def test_a_stream_is_sent_its_columns_alone(spool, monkeypatch, shuffle):
     """In the order that the whole rows have: another choice of columns does not shuffle otherwise."""
     write(spool.endpoint, "run", [[100, 100], [100]], WIDE)
     sent = []
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
 
     def noting(identity, arrays, meta):
         sent.append(arrays)
         return answer(identity, arrays, meta)
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", noting)
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", noting)
     with RowStream(spool.url("run"), 32, columns=("id",), shuffle=shuffle, group="a") as stream:
         ids = np.concatenate([batch["id"] for batch in stream])
     assert {name for arrays in sent for name in arrays} == {"id"}

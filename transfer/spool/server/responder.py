@@ -1,4 +1,4 @@
-"""Answers of a few words to requests: at once, or when the log has committed what they say."""
+"""Sends short answers to requests: at once, or when the log has committed what they report."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Answer = Callable[[bytes, "Arrays", dict[str, Any]], Sent | None]
 
 
 class Responder:
-    """Any thread."""
+    """Sends short answers. Any thread."""
 
     def __init__(self, answer: Answer, committer: GroupCommitter) -> None:
         self._answer = answer
@@ -30,5 +30,5 @@ class Responder:
     def respond_when_committed(
         self, sequence: int, identity: bytes, request: Ask, meta: Callable[[], dict[str, Any]]
     ) -> None:
-        """Answers when all up to this record is on the disk. meta: what it says then."""
+        """Answers when all records up to this one are on the disk. meta: makes the answer then."""
         self._committer.when_committed(sequence, lambda: self.respond(identity, request, meta()))
