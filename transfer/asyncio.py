@@ -387,7 +387,9 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
         left = None if deadline is None else deadline - loop.time()
         if ready or (left is not None and left <= 0):
             return ready
-        signalled = all(not hasattr(thing, "_fd_signals") or thing._fd_signals(bits) for thing, bits in entries)
+        signalled = all(
+            not hasattr(thing, "_fd_signals") or thing._fd_signals(bits) for thing, bits in entries
+        )
         if not signalled:
             left = pause if left is None else min(pause, left)
             pause = min(2 * pause, _LATER)

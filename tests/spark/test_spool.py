@@ -357,7 +357,7 @@ def test_a_stream_needs_a_spool_and_a_name(spark, spool, tmp_path):
     feed(spark, tmp_path, 1)
     for url, options, text in [
         (spool.url(), {}, "needs a name for its run"),
-        ("tcp://127.0.0.1:9", {"delivery": "eager"}, "cannot be delivered eagerly"),
+        ("tcp://127.0.0.1:9", {"delivery": "eager"}, "eager delivery does not support streams"),
         (spool.url("x"), {"ragged": "nothing"}, "'ragged' names 'nothing'"),
     ]:
         with pytest.raises(Exception, match=text):

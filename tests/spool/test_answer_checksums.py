@@ -64,7 +64,7 @@ def test_a_trainer_is_told_of_the_second_time(spool, faulty):
     faulty(1 << 20)
     with (
         RowStream(spool.url("run"), 20, timeout=10.0) as stream,
-        pytest.raises(ProtocolError, match="changed on their way") as caught,
+        pytest.raises(ProtocolError, match="corrupted in transit") as caught,
     ):
         list(stream)
     assert caught.value.reason == "checksum"
@@ -79,7 +79,7 @@ def test_a_read_asks_once_more(spool, faulty):
     assert meta["crc"] == checksum(arrays)
     assert len(changed) == 1
     faulty(2)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, Read(run="run", begin=0, end=5))
 
 
@@ -88,7 +88,7 @@ def test_the_origin_of_rows_has_one_too(spool, faulty):
     request = Explain(run="run", epoch=0, seed=None, begin=0, end=10)
     assert ask(spool.endpoint, request)[0]["row"].tolist() == list(range(10))
     faulty(2)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, request)
 
 
@@ -100,7 +100,7 @@ def test_rows_without_a_checksum_are_not_taken(spool, monkeypatch):
         return answer(identity, arrays, {name: value for name, value in meta.items() if name != "crc"})
 
     monkeypatch.setattr(spool._handler.readers._rows, "_answer", without)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, Read(run="run", begin=0, end=5))
 
 

@@ -214,7 +214,7 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(tmp_path, monkeypatch):
         answer = receive(line, timeout)
         if between and "run_id" not in answer[1]:  # not of the look at the run
             between.pop()()
-            raise Broken("the spool went away")
+            raise Broken("the spool closed the connection")
         return answer
 
     with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:

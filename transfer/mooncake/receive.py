@@ -36,8 +36,8 @@ class Receiving(Settings):
     _dispatcher: Dispatcher
     #: held by one call of `recv...` at a time
     _receiving: threading.Lock
-        #: received and not delivered (wrong form for `recv...`, or the callback was removed), the oldest
-        #: first
+    #: received and not delivered (wrong form for `recv...`, or the callback was removed), the oldest
+    #: first
     _unread: deque[Incoming]
     #: of a REQ
     _requests: Requests | None

@@ -45,7 +45,16 @@ class Request:
     """
 
     __slots__ = (
-        "asked", "deadline", "done", "error", "gone", "number", "patience", "reply", "on_done", "wake",
+        "asked",
+        "deadline",
+        "done",
+        "error",
+        "gone",
+        "number",
+        "on_done",
+        "patience",
+        "reply",
+        "wake",
     )  # fmt: skip
 
     def __init__(self, patience: Patience, on_done: Callable[[Request], object] | None = None) -> None:

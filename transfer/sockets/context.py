@@ -250,7 +250,7 @@ class Context(Strict):
 
     @property
     def metrics_port(self) -> int | None:
-        """The port on which metrics are served, also where `metrics_port` was 0; None: they are not served."""
+        """The port of the metrics, also where `metrics_port` was 0; None: they are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property

@@ -56,7 +56,7 @@ def check_fit(schema: StructType, layouts: Sequence[Layout]) -> None:
             raise OptionError(
                 f"column {field.name!r} of the run is {ours.simpleString()}, and the schema has "
                 f"{field.dataType.simpleString()}",
-                hint="Read it with that type and cast it afterwards; without .schema(…) Spark uses the run's.",
+                hint="Read it with that type and cast it then; without .schema(…) Spark uses the run's.",
             )
         if layout.nulls and not field.nullable:
             raise OptionError(f"column {field.name!r} of the run may be null, but not in the schema")

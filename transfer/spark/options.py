@@ -121,7 +121,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     if if_complete not in IF_COMPLETE:
         raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
     if if_complete == "skip" and delivery == "eager":
-        raise OptionError("if_complete=skip needs a spool: with delivery=eager only data sets know their runs")
+        raise OptionError("if_complete=skip needs a spool: delivery=eager keeps no record of runs")
     compression = found.get("compression", "").lower()
     if compression not in ("", "none", "lz4"):
         raise OptionError(f"compression is 'lz4' or 'none', not {compression!r}")

@@ -80,7 +80,7 @@ class RunReader(DataSourceReader):
         self._schema = schema
 
     def partitions(self) -> list[RowRange]:
-        """Plans the tasks. Raises UsageError (run not complete), OptionError (no such run or column), Again."""
+        """Plans the tasks. Raises UsageError (not complete), OptionError (no such run or column), Again."""
         options = self._options
         link = _link(options)
         try:

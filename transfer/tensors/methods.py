@@ -32,8 +32,8 @@ class FrameSender(Protocol):
     decides by `copy_threshold`, False holds the memory and returns a tracker. Returns as `send`. The socket
     compresses.
 
-    `_send_known`: sends a tensor that resembles one given to `_note_known`, as `_send_outframes` without topic
-    and tracker; False: nothing was sent. `_note_known`: records how a tensor was exported whose memory
+    `_send_known`: sends a tensor that resembles one given to `_note_known`, like `_send_outframes` without
+    topic and tracker; False: nothing was sent. `_note_known`: records how a tensor was exported whose memory
     is sent without a copy.
     """
 

@@ -61,9 +61,7 @@ class RunClient:
         self._doubted: set[Any] = set()  # numbers of requests whose answers were corrupted
         self._due = 0
         self._number = 1 << 32  # distinct from the numbers of the link's requests
-        self._away: float | None = (
-            None  # when the run ceased to be open: no spool, or no answer yet
-        )
+        self._away: float | None = None  # when the run ceased to be open: no spool, or no answer yet
         self._closed = threading.Event()
 
     def open(

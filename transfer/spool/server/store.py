@@ -388,6 +388,5 @@ def _gone(run: str, run_id: str, found: RunRecord | None) -> Broken:
     now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
     return Broken(
         f"run {run}, {run_id}, was deleted: {now}",
-        hint="a run that was written again has other rows: read it from its first row, "
-        "without a saved state",
+        hint="a run that was written again has other rows: read it from its first row, without a saved state",
     )
