@@ -1,5 +1,4 @@
-"""The ways from a DataFrame to a trainer that are compared. Each brings all rows once, and says what it
-took."""
+"""The compared ways from a DataFrame to a trainer. Each delivers all rows once, and returns its times."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ from bench.spark.trainer import BATCH, Read, Trainer, consume
 
 
 class Took(NamedTuple):
-    """Seconds: processor time of all, and of all but the trainer; until the first batch, until the last."""
+    """Seconds: processor time of all processes, without the trainer; until the first and the last batch."""
 
     cpu: float
     sink: float
@@ -24,7 +23,7 @@ class Took(NamedTuple):
 
 
 class Scene:
-    """What all ways share: Spark with a DataFrame in its memory, a spool of its own process, a trainer."""
+    """The common parts: Spark with a DataFrame in its memory, a spool in a separate process, a trainer."""
 
     def __init__(self, spark: Any, frame: Any, rows: int, spool: str, folder: Path) -> None:
         self.spark = spark
@@ -35,8 +34,8 @@ class Scene:
         self.trainer = Trainer()
 
     def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> Took:
-        """The trainer reads what `write(endpoint)` writes. early: from the beginning, else when all is
-        written."""
+        """Lets the trainer read what `write(endpoint)` writes. early: from the beginning, else after the
+        end."""
         endpoint = self.trainer.start(source, argument)
         before, begin = self._used(), time.monotonic()
         if early:
@@ -50,13 +49,13 @@ class Scene:
         return Took(used, used - trainer, read.first - begin, read.last - begin)
 
     def check(self, read: Read) -> None:
-        """Every row came once: the first value of each is its number."""
+        """Checks that every row arrived once: the first value of each is its number."""
         wanted = self.rows, self.rows * (self.rows - 1) / 2
         if (read.rows, read.total) != wanted:
             raise AssertionError(f"{read.rows:,} rows with the sum {read.total:,}, not {wanted}")
 
     def _used(self) -> tuple[float, float]:
-        """Of all processes, and of the trainer."""
+        """Returns the seconds of all processes, and of the trainer."""
         return cpu.used(), cpu.used_by(self.trainer.pid)
 
     def close(self) -> None:
@@ -88,12 +87,12 @@ def parquet(scene: Scene) -> Took:
 
 
 def null_sink(scene: Scene) -> Took:
-    """An Arrow writer that throws its batches away: what Spark itself takes to hand them to Python."""
+    """An Arrow writer that drops its batches: Spark's own cost of handing them to Python."""
     return _alone(lambda: scene.frame.write.format("bench_null").mode("append").save())
 
 
 def sink_alone(scene: Scene, delivery: str) -> Took:
-    """The spool's sink with nobody who reads: as `by_spool`, without the trainer."""
+    """The spool's sink without a reader: as `by_spool`, without the trainer."""
     from transfer.spark import write
 
     url = f"{scene.spool}/{uuid.uuid4().hex}"
@@ -104,7 +103,7 @@ def sink_alone(scene: Scene, delivery: str) -> Took:
 
 
 def to_arrow(scene: Scene) -> Took:
-    """All rows on the driver, as Arrow, and from there as tensors in this process."""
+    """Collects all rows on the driver as Arrow, and converts them to tensors in this process."""
 
     def batches() -> Iterator[Any]:
         import torch
@@ -117,7 +116,7 @@ def to_arrow(scene: Scene) -> Took:
 
 
 def to_pandas(scene: Scene) -> Took:
-    """The same with pandas, whose columns of arrays are objects: stacked to a matrix."""
+    """As `to_arrow` with pandas, whose columns of arrays are objects: stacked to a matrix."""
 
     def batches() -> Iterator[Any]:
         import numpy as np
