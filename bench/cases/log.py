@@ -1,7 +1,7 @@
 """Durable appends, 64 in flight: the log, a bare file, and Redis Streams with a sync for every pipeline.
 
-The measuring process writes the log and the file; Redis is a server behind a socket, as its users have it. All
-of them write to the same disk.
+The measuring process writes the log and the file; Redis is a server behind a socket, as its users have it.
+All of them write to the same disk.
 """
 
 from __future__ import annotations

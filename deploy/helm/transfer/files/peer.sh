@@ -1,5 +1,5 @@
 # WHERE-TO-LISTEN
-# The other side of `helm test`: answers requests, receives, and lets itself be measured. Three programs in one
+# The other side of `helm test`: answers requests, receives, and serves measurements. Three programs in one
 # container, since each container would need a device of its own; if one of them ends, all do.
 transfer rep --bind "tcp://$1:5591" --quiet &
 transfer pull --bind "tcp://$1:5592" --quiet --raw >/dev/null &
