@@ -55,7 +55,7 @@ def _processor() -> str:
 
 def _core() -> str:
     try:
-        with warnings.catch_warnings():  # the word "pure" says the same as the warning
+        with warnings.catch_warnings():  # the word "pure" replaces the warning
             warnings.simplefilter("ignore")
             from transfer.transports import core
     except ImportError:

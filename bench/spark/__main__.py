@@ -13,7 +13,7 @@ from typing import Any
 
 from bench import machine
 from bench.spark.service import Service
-from bench.spark.ways import WAYS, Scene, Took
+from bench.spark.ways import WAYS, Scene, WayTimes
 from bench.stats import Spread, ratio
 
 #: (what, ours, theirs, quantity, target: at least, or at most if negative)
@@ -39,7 +39,7 @@ def main() -> int:
     if "toPandas" in ways and importlib.util.find_spec("pandas") is None:
         print("no pandas here: toPandas is skipped", file=sys.stderr)
         ways.remove("toPandas")
-    took: dict[str, list[Took]] = {way: [] for way in ways}
+    took: dict[str, list[WayTimes]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="transfer-bench-", dir=arguments.folder) as folder:
         scene, close = _scene(arguments, Path(folder))
         try:
@@ -91,7 +91,7 @@ def _scene(arguments: argparse.Namespace, folder: Path) -> tuple[Scene, Any]:
     return scene, close
 
 
-def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
+def _report(arguments: argparse.Namespace, took: dict[str, list[WayTimes]]) -> str:
     lines = [
         (
             f"{arguments.rows:,} rows × {arguments.width} float32, {arguments.partitions} partitions, "
@@ -102,7 +102,7 @@ def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for way, found in took.items():
-        spreads = (Spread.of([getattr(one, name) for one in found]) for name in Took._fields)
+        spreads = (Spread.of([getattr(one, name) for one in found]) for name in WayTimes._fields)
         cells = (f"{one.median:.2f} ({one.low:.2f}–{one.high:.2f})" for one in spreads)
         lines.append(f"| {way} | {' | '.join(cells)} |")
     lines += ["", "| what | way | wanted | measured | |", "| --- | --- | --- | --- | --- |"]
@@ -121,7 +121,7 @@ def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
     return "\n".join(lines)
 
 
-def _words(took: Took) -> str:
+def _words(took: WayTimes) -> str:
     return f"CPU {took.cpu:6.2f} s   first {took.first:6.2f} s   last {took.last:6.2f} s"
 
 

@@ -13,7 +13,7 @@ from bench.spark import cpu
 from bench.spark.trainer import BATCH, Read, Trainer, consume
 
 
-class Took(NamedTuple):
+class WayTimes(NamedTuple):
     """Seconds: processor time of all processes, without the trainer; until the first and the last batch."""
 
     cpu: float
@@ -33,7 +33,7 @@ class Scene:
         self.folder = folder
         self.trainer = Trainer()
 
-    def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> Took:
+    def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> WayTimes:
         """Lets the trainer read what `write(endpoint)` writes. early: from the beginning, else after the
         end."""
         endpoint = self.trainer.start(source, argument)
@@ -46,7 +46,7 @@ class Scene:
         read = self.trainer.end()
         self.check(read)
         used, trainer = (now - then for now, then in zip(self._used(), before, strict=True))
-        return Took(used, used - trainer, read.first - begin, read.last - begin)
+        return WayTimes(used, used - trainer, read.first - begin, read.last - begin)
 
     def check(self, read: Read) -> None:
         """Checks that every row arrived once: the first value of each is its number."""
@@ -62,7 +62,7 @@ class Scene:
         self.trainer.close()
 
 
-def by_spool(scene: Scene, delivery: str) -> Took:
+def by_spool(scene: Scene, delivery: str) -> WayTimes:
     from transfer.spark import write
 
     url = f"{scene.spool}/{uuid.uuid4().hex}"
@@ -72,13 +72,13 @@ def by_spool(scene: Scene, delivery: str) -> Took:
         _delete(url)
 
 
-def eager(scene: Scene) -> Took:
+def eager(scene: Scene) -> WayTimes:
     from transfer.spark import write
 
     return scene.read("eager", "", lambda at: write(scene.frame, at, delivery="eager"), early=True)
 
 
-def parquet(scene: Scene) -> Took:
+def parquet(scene: Scene) -> WayTimes:
     folder = scene.folder / "parquet"
     try:
         return scene.read("parquet", str(folder), scene.frame.write.parquet, early=False)
@@ -86,12 +86,12 @@ def parquet(scene: Scene) -> Took:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def null_sink(scene: Scene) -> Took:
+def null_sink(scene: Scene) -> WayTimes:
     """An Arrow writer that drops its batches: Spark's own cost of handing them to Python."""
     return _alone(lambda: scene.frame.write.format("bench_null").mode("append").save())
 
 
-def sink_alone(scene: Scene, delivery: str) -> Took:
+def sink_alone(scene: Scene, delivery: str) -> WayTimes:
     """The spool's sink without a reader: as `by_spool`, without the trainer."""
     from transfer.spark import write
 
@@ -102,7 +102,7 @@ def sink_alone(scene: Scene, delivery: str) -> Took:
         _delete(url)
 
 
-def to_arrow(scene: Scene) -> Took:
+def to_arrow(scene: Scene) -> WayTimes:
     """Collects all rows on the driver as Arrow, and converts them to tensors in this process."""
 
     def batches() -> Iterator[Any]:
@@ -115,7 +115,7 @@ def to_arrow(scene: Scene) -> Took:
     return _alone(lambda: scene.check(consume(batches())))
 
 
-def to_pandas(scene: Scene) -> Took:
+def to_pandas(scene: Scene) -> WayTimes:
     """As `to_arrow` with pandas, whose columns of arrays are objects: stacked to a matrix."""
 
     def batches() -> Iterator[Any]:
@@ -127,12 +127,12 @@ def to_pandas(scene: Scene) -> Took:
     return _alone(lambda: scene.check(consume(batches())))
 
 
-def _alone(work: Callable[[], object]) -> Took:
+def _alone(work: Callable[[], object]) -> WayTimes:
     before, begin = cpu.used(), time.monotonic()
     work()
     last = time.monotonic() - begin
     used = cpu.used() - before
-    return Took(used, used, last, last)
+    return WayTimes(used, used, last, last)
 
 
 def _delete(url: str) -> None:
@@ -148,7 +148,7 @@ def _delete(url: str) -> None:
         link.close()
 
 
-WAYS: dict[str, Callable[[Scene], Took]] = {
+WAYS: dict[str, Callable[[Scene], WayTimes]] = {
     "committed": lambda scene: by_spool(scene, "committed"),
     "partition": lambda scene: by_spool(scene, "partition"),
     "eager": eager,

@@ -210,8 +210,8 @@ def _running(image: Image) -> Iterator[str]:
         _holds(code == 0, f"the second one ended with {code}")
         yield "the next one on its volume had the message"
     with Container(image.root, image.settings, volumes, ["pull", "-b", _HERE]) as container:
-        _holds(not container.healthy(), "the check says yes without a broker")
-        yield "without a broker its check says no"
+        _holds(not container.healthy(), "the check passes without a broker")
+        yield "without a broker its check fails"
         code = container.stop(20)
         _holds(code == 130, f"`transfer pull` ended with {code} after {image.settings.stop_signal}")
         yield f"{image.settings.stop_signal} ended `transfer pull` as process 1 with status 130, as Ctrl-C"

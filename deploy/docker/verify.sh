@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image and proves it, without a container engine's daemon or a registry: buildah executes the
-# Dockerfile on a Debian that debootstrap makes, and the result runs in namespaces of its own.
+# Dockerfile on a Debian that debootstrap makes, and the result runs in new namespaces.
 set -euo pipefail
 
 usage() {

@@ -42,7 +42,7 @@ class Forwarding:
     def routes(self) -> dict[bytes, int]:
         """Returns, for a ROUTER, the identities of its peers and how many messages wait for each.
 
-        Peers without an identity of their own have a generated one. Raises NotSupported.
+        Peers that set no identity have a generated one. Raises NotSupported.
         """
         streams: dict[bytes, Any] = {**self._router().routes()}
         return {identity: stream.queued for identity, stream in streams.items()}

@@ -33,7 +33,7 @@ _log = logging.getLogger("transfer.spark")
 
 #: seconds for which a failed job tries to reach a receiver without rows of it
 _ABORT_TIMEOUT = 2.0
-#: seconds for a connection for rows, before the spool is asked for its port again
+#: seconds for a connection for rows, before the client requests the spool's port again
 _CONNECT = 5.0
 #: seconds after which a sending task checks whether its job continues
 _LOOK_EVERY = 1.0
@@ -229,7 +229,7 @@ class SpoolWrite:
     def _sender(self, link: ReconnectingClient) -> SocketSender | None:
         """Connects to the spool's port for rows. None: the run is complete already.
 
-        A restarted spool may use another port, so it is asked for the port again and again.
+        A restarted spool may use another port, so each attempt requests it again.
         """
         deadline = time.monotonic() + self.options.connect_timeout
         while True:

@@ -59,7 +59,7 @@ class RowRange(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class PlannedRun:
     """A run as it is planned with. first: the first stored row. row_bytes: about the size of a row."""
 
     state: str
@@ -120,7 +120,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._link: ReconnectingClient | None = None
-        self._seen: Seen | None = None
+        self._seen: PlannedRun | None = None
         self._run_id = ""  # of the run that this query reads; "": not known yet
         self._member = False  # whether the group is known to the spool
         self._target: int | None = None
@@ -219,7 +219,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._other(begin)
         return visible
 
-    def _columns(self) -> Seen:
+    def _columns(self) -> PlannedRun:
         """Returns the run with its columns, which never change once it has rows."""
         if self._seen is None:
             assert self._link is not None
@@ -299,11 +299,11 @@ def read_schema(options: ReadOptions) -> StructType:
     return schema_of(seen.layouts)
 
 
-def inspect(link: ReconnectingClient, run: str) -> Seen:
+def inspect(link: ReconnectingClient, run: str) -> PlannedRun:
     """Requests all that planning needs. Raises OptionError: there is no such run."""
     _, answer = link.ask(InspectRun(run=run))
     layouts = from_json(answer["columns"])
-    return Seen(
+    return PlannedRun(
         answer["state"],
         answer["kind"],
         answer["first"],
@@ -316,7 +316,7 @@ def inspect(link: ReconnectingClient, run: str) -> Seen:
     )
 
 
-def ranges(seen: Seen, begin: int, end: int, partitions: int = 0) -> list[RowRange]:
+def ranges(seen: PlannedRun, begin: int, end: int, partitions: int = 0) -> list[RowRange]:
     """Splits rows [begin, end) evenly into `partitions` non-empty parts; 0: parts of about 64 MiB."""
     rows = end - begin
     count = min(rows, partitions or -(-rows * seen.row_bytes // PARTITION_BYTES))
@@ -354,7 +354,7 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
         link.close()
 
 
-def _nothing(seen: Seen) -> RowRange:
+def _nothing(seen: PlannedRun) -> RowRange:
     """Returns an empty partition: Spark requires at least one."""
     return RowRange(0, 0, seen.run_id, seen.layouts)
 

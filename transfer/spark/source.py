@@ -39,7 +39,7 @@ _OF_QUERIES = ("checkpointlocation", "queryname")
 
 
 @dataclass
-class Sent(WriterCommitMessage):
+class TaskResult(WriterCommitMessage):
     """The result of a task for the commit. A plain dataclass, since Spark pickles it.
 
     job: of a stream's batch. cause: why its rows cannot travel. Such a task succeeds for Spark, which would
@@ -57,9 +57,9 @@ class TransferWriter(DataSourceArrowWriter):
     def __init__(self, plan: Write) -> None:
         self.plan = plan
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
         """Sends one partition; returns when the receiver has stored or consumed it."""
-        return _sent(self.plan, iterator, current_task()[0])
+        return _send_partition(self.plan, iterator, current_task()[0])
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Commits the job. If it raises, Spark calls `abort` and fails the job."""
@@ -77,14 +77,14 @@ class TransferStreamWriter(DataSourceStreamArrowWriter):
     def __init__(self, plan: SpoolWrite) -> None:
         self._plan = plan
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
         """Sends one partition of a batch; returns when the spool has it on its disk."""
         task, job = current_task()
         if not job:
             raise NotSupported(
                 "this Spark does not report the streaming query to its tasks", hint="use PySpark 4.1 to 4.3"
             )
-        return _sent(replace(self._plan, job=job), iterator, task, job)
+        return _send_partition(replace(self._plan, job=job), iterator, task, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
         """Commits a batch. Spark repeats it after a restart; a committed batch is not committed again."""
@@ -168,24 +168,24 @@ def current_task() -> tuple[Task, str]:
     return Task(task.partitionId(), number, task.attemptNumber()), f"{query}/{batch}"
 
 
-def _sent(plan: Write, iterator: Iterator[RecordBatch], task: Task, job: str = "") -> Sent:
+def _send_partition(plan: Write, iterator: Iterator[RecordBatch], task: Task, job: str = "") -> TaskResult:
     try:
-        return Sent(plan.send(iterator, task), job)
+        return TaskResult(plan.send(iterator, task), job)
     except NotATensor as error:
-        return Sent(None, job, refusal(error))
+        return TaskResult(None, job, refusal(error))
 
 
 def _check(messages: list[WriterCommitMessage | None]) -> None:
     """Raises the error of the first refused task."""
     for message in messages:
-        if isinstance(message, Sent) and message.cause is not None:
+        if isinstance(message, TaskResult) and message.cause is not None:
             raise raised(message.cause)
 
 
 def _receipts(messages: list[WriterCommitMessage | None]) -> list[Receipt]:
-    return [m.receipt for m in messages if isinstance(m, Sent) and m.receipt is not None]
+    return [m.receipt for m in messages if isinstance(m, TaskResult) and m.receipt is not None]
 
 
 def _jobs(messages: list[WriterCommitMessage | None]) -> list[str]:
     """Returns the job of these messages; empty if no task has named one."""
-    return list(dict.fromkeys(m.job for m in messages if isinstance(m, Sent)))
+    return list(dict.fromkeys(m.job for m in messages if isinstance(m, TaskResult)))

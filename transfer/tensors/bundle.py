@@ -264,7 +264,7 @@ def _unpack(meta: bytes) -> BundleHeader:
     if index_bytes > MAX_INDEX or metadata_bytes > MAX_METADATA:
         raise ProtocolError("too_large", f"a bundle with {index_bytes + metadata_bytes} bytes of description")
     if len(inline) != (index_bytes if where == _INLINE else 0):
-        raise ProtocolError("tensor", "the index of a bundle has another length than its header says")
+        raise ProtocolError("tensor", "the index of a bundle has another length than in its header")
     if where == _INLINE:
         return BundleHeader(_index(inline), 0, metadata_bytes)
     return BundleHeader(None, index_bytes, metadata_bytes)

@@ -127,7 +127,7 @@ def is_extended(meta: bytes) -> bool:
     if length >= EXTENDED_MIN and EXTENDED_LENGTH.unpack_from(meta)[0] == length:
         return True
     if length != TENSOR_HEADER_SIZE:
-        raise ProtocolError("tensor", f"a tensor header of {length} bytes that says something else")
+        raise ProtocolError("tensor", f"a tensor header of {length} bytes with another length in it")
     return False
 
 

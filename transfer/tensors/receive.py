@@ -377,4 +377,4 @@ def _expect_bundle(meta: bytes | None) -> BundleHeader:
 
 
 def _other_header(entry: Entry) -> ProtocolError:
-    return ProtocolError("tensor", f"the frame of {entry.name!r} has another header than the index says")
+    return ProtocolError("tensor", f"the frame of {entry.name!r} has another header than in the index")

@@ -240,7 +240,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         epoch, epochs = whole("epoch", epoch), self._options["epochs"]
         if epoch < 0 or (epochs is not None and epoch >= epochs):
             raise OptionError(
-                f"epoch {epoch} is none of the {epochs} epochs", hint="`epochs=` says how many there are."
+                f"epoch {epoch} is none of the {epochs} epochs", hint="`epochs=` sets their number."
             )
         self._only = epoch
 

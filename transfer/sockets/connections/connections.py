@@ -60,7 +60,7 @@ class Connections(Dialer):
         if address.is_directory:
             raise AddressError(
                 f"{endpoint} can be connected to, not bound",
-                hint="bind tcp://*:port; announce() tells a registry of it, and a service of Kubernetes DNS",
+                hint="bind tcp://*:port; announce() registers it, and a service of Kubernetes DNS",
             )
         check_begin(address, self.pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)

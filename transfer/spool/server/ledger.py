@@ -53,7 +53,7 @@ class Attempt:
     kept: bool = False
 
 
-class Taken(NamedTuple):
+class VisibleAttempt(NamedTuple):
     """The attempt whose rows of a partition became visible at its end, and their counts."""
 
     job: str
@@ -139,7 +139,7 @@ class Run:
         self.visible_bytes = 0
         #: in mode "partition": the attempt with a partition's visible rows. A stream has each partition once
         #: a job
-        self._taken: dict[tuple[str, int], Taken] = {}
+        self._taken: dict[tuple[str, int], VisibleAttempt] = {}
 
     @property
     def staged_bytes(self) -> int:
@@ -378,7 +378,7 @@ class Run:
         for attempt in attempts:
             assert attempt.ended is not None
             key = self._key(name, attempt.partition)
-            self._taken[key] = Taken(name, attempt.number, attempt.rows, attempt.ended.crc)
+            self._taken[key] = VisibleAttempt(name, attempt.number, attempt.rows, attempt.ended.crc)
         if attempts:
             self._show(name, job, attempts)
 

@@ -12,7 +12,7 @@ from transfer.spool.server.run_record import RunRecord
 _MOST_UNSENT = 64 << 20
 
 
-class Sent(Protocol):
+class PendingAnswer(Protocol):
     """An answer in transit. done: its memory is free again."""
 
     @property
@@ -26,7 +26,7 @@ class Taker:
 
     waiting: deque[Any] = field(default_factory=deque)
     busy: bool = False
-    unsent: deque[tuple[Sent, int]] = field(default_factory=deque)
+    unsent: deque[tuple[PendingAnswer, int]] = field(default_factory=deque)
 
     def lags(self) -> bool:
         """Whether it has too many unread answers: it gets no more until it reads them."""

@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.log.group_committer import GroupCommitter
 from transfer.spool.format.protocol import Ask
-from transfer.spool.server.reader import Sent
+from transfer.spool.server.reader import PendingAnswer
 
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
 
 #: sends (identity, arrays, metadata); None: the connection is gone
-Answer = Callable[[bytes, "Arrays", dict[str, Any]], Sent | None]
+Answer = Callable[[bytes, "Arrays", dict[str, Any]], PendingAnswer | None]
 
 
 class Responder:

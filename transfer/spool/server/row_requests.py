@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
     from transfer.spool.format.rows import Arrays
     from transfer.spool.server.answers import Answers
-    from transfer.spool.server.reader import Sent
+    from transfer.spool.server.reader import PendingAnswer
     from transfer.spool.server.run_record import VisibleState
     from transfer.spool.server.store import Store
 
@@ -38,7 +38,7 @@ class RowRequests:
         self,
         store: Store,
         answers: Answers,
-        answer: Callable[[bytes, Arrays, dict[str, Any]], Sent | None],
+        answer: Callable[[bytes, Arrays, dict[str, Any]], PendingAnswer | None],
         faults: PeerFaults,
         delivered: Callable[[Reader, protocol.Fetch, VisibleState], None],
     ) -> None:

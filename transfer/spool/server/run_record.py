@@ -112,7 +112,7 @@ class RunRecord:
         return f"{_LINEAGE_TOPIC}{self.number}"
 
 
-class Booked(NamedTuple):
+class PendingState(NamedTuple):
     """What is visible of a run when this record is on the disk, and which frames are unneeded then."""
 
     sequence: int

@@ -128,17 +128,17 @@ class Spool:
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         try:
-            self._asked = self.context.socket(transfer.ROUTER)
+            self._socket = self.context.socket(transfer.ROUTER)
             # The request handler limits each reader's unread answers; a limit here would drop answers.
-            self._asked.sndhwm = self._asked.sndhwm_bytes = 0
-            self._asked.maxmsgsize = MAX_REQUEST
-            self._requests = MessageReceiver(self._asked, take_bundle_from, self.faults)
-            self._asked.bind(endpoint)
-            self.endpoint: str = self._asked.last_endpoint
-            self._pushed = self.context.socket(transfer.PULL)
+            self._socket.sndhwm = self._socket.sndhwm_bytes = 0
+            self._socket.maxmsgsize = MAX_REQUEST
+            self._requests = MessageReceiver(self._socket, take_bundle_from, self.faults)
+            self._socket.bind(endpoint)
+            self.endpoint: str = self._socket.last_endpoint
+            self._row_socket = self.context.socket(transfer.PULL)
             host = self.endpoint.rpartition(":")[0]
-            self._pushed.bind(rows_endpoint or f"{host}:0")
-            self.rows_endpoint: str = self._pushed.last_endpoint
+            self._row_socket.bind(rows_endpoint or f"{host}:0")
+            self.rows_endpoint: str = self._row_socket.last_endpoint
             self._committer = GroupCommitter(
                 self.store.log, "transfer-spool-sync", self._committed, self._failed
             )
@@ -169,7 +169,7 @@ class Spool:
     @property
     def connections(self) -> int:
         """Number of connected clients: those with requests, and tasks that send rows."""
-        return len(self._asked.peers()) + len(self._pushed.peers())
+        return len(self._socket.peers()) + len(self._row_socket.peers())
 
     @property
     def security(self) -> Security:
@@ -247,7 +247,7 @@ class Spool:
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _receive_rows(self) -> None:
-        receiver = MessageReceiver(self._pushed, take_bundle, self.faults)
+        receiver = MessageReceiver(self._row_socket, take_bundle, self.faults)
         while not self._closing.is_set():
             try:
                 received = receiver.next()
@@ -322,7 +322,7 @@ class Spool:
 
     def _serve_requests(self) -> None:
         poller = transfer.Poller()
-        poller.register(self._asked, transfer.POLLIN)
+        poller.register(self._socket, transfer.POLLIN)
         poller.register(self._wake, transfer.POLLIN)
         due = time.monotonic() + _TICK
         pause = _TICK
@@ -335,7 +335,7 @@ class Spool:
                 pause = self._handler.readers.serve_waiting()
                 if time.monotonic() >= due:
                     due = time.monotonic() + _TICK
-                    self._handler.tick({peer.identity for peer in self._asked.peers()})
+                    self._handler.tick({peer.identity for peer in self._socket.peers()})
             except Closed:
                 return
             except Exception as error:  # noqa: BLE001 - of the periodic work: the next run may succeed
@@ -376,7 +376,7 @@ class Spool:
     def _answer(self, identity: bytes, arrays: Arrays, meta: dict[str, Any]) -> Any:
         """Sends an answer; returns its tracker. None: the client is gone, or sent no hello. Any thread."""
         try:
-            return self._asked.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
+            return self._socket.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
         except (Closed, NotSupported):
             return None
 

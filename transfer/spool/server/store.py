@@ -31,7 +31,7 @@ from transfer.spool.server.ledger import Attempt, Run
 from transfer.spool.server.recovery import recover
 from transfer.spool.server.replay import keep_attempt, layouts_of
 from transfer.spool.server.run_log import RunLog, integer_columns
-from transfer.spool.server.run_record import Booked, RunRecord, VisibleState, group_key, run_key
+from transfer.spool.server.run_record import PendingState, RunRecord, VisibleState, group_key, run_key
 from transfer.transports.errors import Broken, LogFull, OptionError, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Store:
         else:
             self.log = where
         self._runs = RunLog(self.log, self.lock)
-        self._booked: deque[Booked] = deque()
+        self._pending_states: deque[PendingState] = deque()
         #: the time of day, from a clock that no program sets
         self.now: Callable[[], float] = lambda: steady_clock.unix_ns() / 1e9
         try:
@@ -125,7 +125,7 @@ class Store:
                 if new or job in entry.aborted:
                     entry.aborted = [one for one in entry.aborted if one != job]
                     self._runs.put(entry)
-                self._book(entry, self._booked[-1].sequence if self._booked else None)
+                self._record(entry, self._pending_states[-1].sequence if self._pending_states else None)
             entry.touched = self.now()
             return wanted
 
@@ -172,7 +172,7 @@ class Store:
             return None
         sequence = self._runs.append(entry, message)
         self._runs.discard(entry, entry.run.end(message))
-        self._book(entry, sequence)
+        self._record(entry, sequence)
         return sequence
 
     def commit(
@@ -206,7 +206,7 @@ class Store:
                 except LogFull:
                     pass  # it is committed; without an index a restart reads all of its events
             entry.sequence = sequence
-            self._book(entry, sequence, unneeded)
+            self._record(entry, sequence, unneeded)
             return sequence, False
 
     def abort(self, run: str, job: str) -> int | None:
@@ -222,7 +222,7 @@ class Store:
                 sequence = self._runs.put(entry)
             entry.active.pop(job, None)
             self._runs.discard(entry, entry.run.abort(job))
-            self._book(entry, sequence)
+            self._record(entry, sequence)
             return sequence
 
     def expire(self, entry: RunRecord, job: str, age: float) -> None:
@@ -236,26 +236,26 @@ class Store:
         """Appends an empty record and returns its sequence, to wait for all records before it."""
         return self.log.put(b"room", b"")
 
-    def _book(self, entry: RunRecord, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
+    def _record(self, entry: RunRecord, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
         """Makes the recorded state visible when this record is on the disk; None: at once."""
-        booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
+        pending = PendingState(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
         if sequence is None:
-            self._show(booked)
+            self._show(pending)
         else:
-            self._booked.append(booked)
+            self._pending_states.append(pending)
 
     def kept(self, sequence: int) -> None:
         """Makes visible what was recorded up to this record, which is on the disk."""
         with self.lock:
-            while self._booked and self._booked[0].sequence <= sequence:
-                self._show(self._booked.popleft())
+            while self._pending_states and self._pending_states[0].sequence <= sequence:
+                self._show(self._pending_states.popleft())
 
-    def _show(self, booked: Booked) -> None:
-        entry = booked.entry
-        entry.seen = VisibleState(booked.rows, booked.state)
-        if booked.unneeded and self.entries.get(entry.run.name) is entry:
+    def _show(self, pending: PendingState) -> None:
+        entry = pending.entry
+        entry.seen = VisibleState(pending.rows, pending.state)
+        if pending.unneeded and self.entries.get(entry.run.name) is entry:
             with suppress(LogFull):  # else the next start frees the space
-                self._runs.discard(entry, booked.unneeded)
+                self._runs.discard(entry, pending.unneeded)
                 if entry.state == SEALED:
                     entry.tidy = True
                     self._runs.put(entry)
