@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from tests.spark.pushing import SCHEMA, job, push, send
 from transfer.spark import run_reader as reading
 from transfer.spark.options import ReadOptions, parse_read_options
-from transfer.spark.run_reader import RunReader, RunStream, PlannedRun, ranges, read_schema
+from transfer.spark.run_reader import PlannedRun, RunReader, RunStream, ranges, read_schema
 from transfer.spool import Spool
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
