@@ -175,7 +175,7 @@ class SocketOptions:
 
         Args:
             option: a name ("rcvtimeo", in any case) or ZeroMQ's number.
-            value: its value; see docs for the type of each.
+            value: its new value, of the option's type.
 
         Raises:
             OptionError: there is no such option, or it cannot have this value.

@@ -193,7 +193,8 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     def connect(self, addr: str) -> Binding:
         """Starts to connect to an endpoint and returns at once; a lost connection is made again.
 
-        With `?policy=require` in the endpoint it blocks until the handshake is complete.
+        With the policy `require`, for instance by `?policy=require` in the endpoint, it blocks until the
+        handshake is complete.
 
         Args:
             addr: the endpoint, for instance "tcp://node7:5555".
@@ -203,8 +204,8 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
         Raises:
             AddressError: the endpoint is not valid.
-            Again: with `?policy=require`, the handshake was not complete in time.
-            Fatal: with `?policy=require`, the peers have no such transport in common.
+            Again: with the policy `require`, the handshake was not complete in time.
+            Fatal: with the policy `require`, the peers have no such transport in common.
         """
         self._check_usable()
         self.context.start()
