@@ -8,7 +8,7 @@ from typing import Any
 
 import transfer.sockets.socket
 from transfer.sockets.binding import Binding
-from transfer.sockets.socket import _text
+from transfer.sockets.endpoints import _text
 from transfer.transports import core, registry
 from transfer.transports.address import parse
 from transfer.transports.arguments import text, whole
