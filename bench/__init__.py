@@ -1,4 +1,4 @@
-"""Speed, measured against others in the same minute on the same machine. See docs/benchmarks.md.
+"""Speed, compared with other libraries in the same minute on the same machine. See docs/benchmarks.md.
 
 python -m bench                       every case, as a table
 python -m bench --numbers             the project's targets: measured, hit or missed

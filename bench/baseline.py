@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-#: a ratio that moved by less than this is noise, whatever the spreads say
+#: a ratio that moved by less than this is noise, whatever its spread
 TOLERANCE = 0.10
 
 Key = tuple[str, str, int, str]

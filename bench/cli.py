@@ -25,14 +25,14 @@ REPEAT = 5
 def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(prog="python -m bench", description="Ratios against other libraries.")
     again: dict[str, Any] = {"action": "append", "default": []}
-    made.add_argument("--case", **again, choices=list(MODULES), help="may be given again, as the next two")
+    made.add_argument("--case", **again, choices=list(MODULES), help="may be repeated, like the next two")
     made.add_argument("--size", **again, help="64B, 1KiB, 64KiB, 1MiB, 64MiB …")
     made.add_argument("--peer", **again, choices=[*PEERS, "iperf3"], help="ours is transfer")
     made.add_argument(
         "--transport",
         **again,
         choices=TRANSPORTS,
-        help="ours over this one too, in every case it has over tcp",
+        help="measure transfer over this transport, too, in every case over tcp",
     )
     made.add_argument("--repeat", type=int, default=REPEAT, help="rounds for each peer (default %(default)s)")
     made.add_argument("--quick", action="store_true", help="fewer messages and 2 rounds: shows that it runs")
@@ -42,7 +42,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument(
         "--markdown", type=Path, metavar="FILE", help="the tables; into the place of a document"
     )
-    made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json file: what got slower")
+    made.add_argument("--baseline", type=Path, metavar="FILE", help="an earlier --json file to compare with")
     made.add_argument(
         "--from", **again, dest="saved", type=Path, metavar="FILE", help="show --json files, run nothing"
     )
@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0 when everything asked for was measured or skipped with its reason, 1 when a run failed."""
+    """Returns 0 when everything was measured or skipped with its reason, 1 when a run failed."""
     from rich.console import Console
 
     chosen = parser().parse_args(arguments)
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _measure(
     works: Sequence[Work], where: dict[str, Any], chosen: argparse.Namespace, console: Console
 ) -> list[LineUp]:
-    """Runs the works. With `--json` each line-up is in the file as soon as it is done."""
+    """Runs the works. With `--json` each line-up is written as soon as it is done."""
     repeat = min(chosen.repeat, 2) if chosen.quick else chosen.repeat
     line_ups: list[LineUp] = []
     with console.status("") as status:
@@ -90,7 +90,7 @@ def _measure(
 
 
 def _saved(paths: Sequence[Path]) -> tuple[list[LineUp], dict[str, Any]]:
-    """The line-ups of some files together, and the machine of the last. Later files replace earlier."""
+    """Returns the line-ups of some files, and the machine of the last. Later files replace earlier ones."""
     found: dict[tuple[str, str, int, tuple[str, ...]], LineUp] = {}
     where: dict[str, Any] = {}
     for path in paths:
@@ -109,7 +109,7 @@ def _show(
     chosen: argparse.Namespace,
     console: Console,
 ) -> None:
-    """The tables on the console, and the files that were asked for."""
+    """Prints the tables, and writes the requested files."""
     console.print(machine.one_line(where), highlight=False)
     console.print(report.table(line_ups))
     if rows:

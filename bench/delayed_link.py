@@ -1,7 +1,7 @@
-"""Two network namespaces joined by a link that delays, made here and removed at the end.
+"""Two network namespaces joined by a link with a delay, made here and removed at the end.
 
-With `tc netem` where the kernel has it; else by a delay line of ours: a process that carries packets
-from one TUN device to another, each a little later.
+It uses `tc netem` where the kernel has it; else a delay line: a process that carries packets from one TUN
+device to another, each a little later.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ QUEUE = 5000
 class DelayedLink:
     """A context manager. `names` are the two namespaces, `addresses` those of their ends.
 
-    Raises Skipped when not root, or when a tool or the kernel lacks what is needed.
+    Raises Skipped without root, or when a tool or the kernel lacks a function.
     """
 
     addresses = ("10.201.7.1", "10.201.7.2")
@@ -64,11 +64,11 @@ class DelayedLink:
         self._remove()
 
     def inside(self, end: int) -> tuple[str, ...]:
-        """The words before a command that make it run in that namespace."""
+        """Returns the beginning of a command line that runs a command in that namespace."""
         return ("ip", "netns", "exec", self.names[end])
 
     def wait_for_listener(self, end: int, port: int) -> None:
-        """Until somebody listens on that port in that namespace."""
+        """Waits until a program listens on that port in that namespace."""
         deadline = time.monotonic() + PATIENCE
         while time.monotonic() < deadline:
             done = subprocess.run(
@@ -80,7 +80,7 @@ class DelayedLink:
             if any(f":{port:04X} " in line and " 0A " in line for line in done.stdout.splitlines()):
                 return
             time.sleep(0.02)
-        raise Failed(f"nobody listens on port {port}")
+        raise Failed(f"no program listens on port {port}")
 
     def _check(self) -> None:
         if os.geteuid() != 0:
@@ -94,7 +94,7 @@ class DelayedLink:
             for name in self.names:
                 _run("ip", "netns", "add", name)
                 _run("ip", "-n", name, "link")
-        except Failed as error:  # a container without the right, a root that is no mount point
+        except Failed as error:  # a container without the privilege, a root that is no mount point
             raise Skipped(f"no network namespaces here: {error}") from error
 
     def _with_netem(self) -> None:
@@ -140,7 +140,7 @@ class DelayedLink:
 
 
 def _run(*command: str) -> None:
-    """Runs a tool; Failed with its own words."""
+    """Runs a tool. Raises Failed with its error output."""
     done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
     if done.returncode != 0:
         raise Failed(f"{' '.join(command)}: {done.stderr.strip()}")
@@ -156,7 +156,7 @@ def run_delay_line(
 
 
 def _open_tun(namespace: str, address: str) -> int:
-    """A TUN device inside the namespace; its packets are read and written here, outside of it."""
+    """Opens a TUN device inside the namespace; its packets are read and written outside of it."""
     descriptor = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     device = f"bench{os.getpid() % 100000}{address[-1]}"
     fcntl.ioctl(descriptor, TUNSETIFF, struct.pack("16sH22x", device.encode(), IFF_TUN_NO_PI))
@@ -184,7 +184,7 @@ def carry(left: int, right: int, delay: float) -> None:
 
 
 def _packets(source: int) -> list[bytes]:
-    """A few packets that wait, not all: the other direction must not starve."""
+    """Reads a few waiting packets, not all: the other direction must not starve."""
     found: list[bytes] = []
     try:
         while len(found) < 16:

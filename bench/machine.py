@@ -1,4 +1,4 @@
-"""What the numbers were measured on: without it they say nothing."""
+"""Describes the machine of the numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PACKAGES = (
 
 
 def describe() -> dict[str, Any]:
-    """The machine, the versions, and which core of ours is in use."""
+    """Returns the machine, the versions, and which core of `transfer` is in use."""
     return {
         "when": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "processor": _processor(),
@@ -39,7 +39,7 @@ def describe() -> dict[str, Any]:
 
 
 def one_line(machine: dict[str, Any]) -> str:
-    """For the head of a table or a plot."""
+    """Returns one line for the head of a table or a plot."""
     return (
         f"{machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"{machine['system']}, {machine['python']}, core {machine['core']}, load {machine['load']}"
@@ -55,7 +55,7 @@ def _processor() -> str:
 
 def _core() -> str:
     try:
-        with warnings.catch_warnings():  # the word "pure" says what the warning would
+        with warnings.catch_warnings():  # the word "pure" replaces the warning
             warnings.simplefilter("ignore")
             from transfer.transports import core
     except ImportError:

@@ -1,4 +1,4 @@
-"""A run as Markdown, also right into a document that has a place for it."""
+"""A run as Markdown, possibly inside a document that has a place for it."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bench.numbers import Row
 from bench.peers import OURS
 from bench.run import LineUp
 
-#: what stands between these lines of a document is replaced by the run
+#: the run replaces the text between these lines of a document
 BEGIN = "<!-- run: written by `python -m bench --markdown` -->"
 END = "<!-- end of the run -->"
 
 
 def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any]) -> str:
-    """The machine, the targets if they were judged, and a row for each peer."""
+    """Returns the machine, the targets if they were judged, and a row for each peer."""
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     parts = [f"{where['when'][:10]}, revision {where['revision']}. {machine.one_line(where)}. {versions}."]
     if rows:
@@ -34,7 +34,7 @@ def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def write(path: Path, text: str) -> None:
-    """Replaces the run in a document that has a place for it, else writes the file anew."""
+    """Replaces the run in a document that has a place for it, else writes a new file."""
     if path.exists():
         document = path.read_text(encoding="utf-8")
         before, begin, rest = document.partition(BEGIN)

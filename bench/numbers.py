@@ -1,4 +1,4 @@
-"""The project's targets: what is divided by what, and the bound. `python -m bench --numbers`."""
+"""The project's targets: which ratios, and their bounds. `python -m bench --numbers`."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ TARGETS = (
     _at_most("last of a burst ÷ lone, p99", "burst_tail", "64B", 1.3, "p99_ratio", "×"),
     _at_most("64 MiB received and dropped, growth", "memory", "64MiB", 3, "grown_messages", "messages"),
     Target("dict of 12 × 64 KiB", "tensors", "12×64KiB", 1.5, "pyzmq"),
-    _at_most("REQ/REP p99.9 beside 64 MiB ÷ idle", "req_rep_beside", "64B", 10, "slowdown", "×"),
+    _at_most("REQ/REP p99.9 during 64 MiB ÷ idle", "req_rep_under_load", "64B", 10, "slowdown", "×"),
     Target("UCX over TCP, PUSH→PULL 64 B", "ucx_push_pull", "64B", 1, "ucxx", ours="transfer-ucx"),
     Target("UCX over TCP, PUSH→PULL 1 MiB", "ucx_push_pull", "1MiB", 1, "ucxx", ours="transfer-ucx"),
     Target(
@@ -122,7 +122,7 @@ TARGETS = (
         )
         for label in ("1MiB", "64MiB", "1GiB", "4GiB")
     ),
-    # The same as above by what a context takes by itself for peers on one host.
+    # The same as above by the transport that a context chooses for peers on one host.
     Target(
         "same host, REQ/REP 64 B, median",
         "req_rep",
@@ -157,7 +157,7 @@ TARGETS = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A target and what became of it. `verdict` is hit, missed, or not measured with the reason."""
+    """A target and its result. `verdict` is hit, missed, or not measured with the reason."""
 
     target: Target
     measured: Spread | None
@@ -167,7 +167,7 @@ class Row:
 
 
 def works_for(targets: Iterable[Target], quick: bool) -> list[Work]:
-    """The line-ups that the targets need, each with no more peers than are needed."""
+    """Returns the line-ups that the targets need, each with only the needed peers."""
     needed: dict[tuple[str, str, int], tuple[Work, list[str]]] = {}
     for target in targets:
         work = _work_of(target, quick)
@@ -177,7 +177,7 @@ def works_for(targets: Iterable[Target], quick: bool) -> list[Work]:
 
 
 def _work_of(target: Target, quick: bool) -> Work:
-    """The line-up where both peers of the target stand."""
+    """Returns the line-up with both peers of the target."""
     for work in case_named(target.case).works(quick):
         # a quick run opens fewer connections under another label
         same = work.label == target.label or target.case == "connections"
@@ -187,12 +187,12 @@ def _work_of(target: Target, quick: bool) -> Work:
 
 
 def _stands_in(work: Work, peer: str) -> bool:
-    """Whether the work has it, or has ours, of which it is a variant."""
+    """Whether the work has the peer, or has `transfer`, of which it is a variant."""
     return peer in work.peers or (peer.startswith(f"{OURS}-") and OURS in work.peers)
 
 
 def judge(targets: Iterable[Target], line_ups: Sequence[LineUp]) -> list[Row]:
-    """A row for each target, in order."""
+    """Returns a row for each target, in order."""
     return [_judge(target, line_ups) for target in targets]
 
 

@@ -1,4 +1,4 @@
-"""The ratios of a run as a picture."""
+"""Draws the ratios of a run."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ COLOURS = {"pyzmq": "#4477aa", "raw": "#888888", "pynng": "#66ccee", "mooncake":
 
 
 def advantage(line_up: LineUp, peer: str) -> Spread | None:
-    """How many times better ours is, also where the smaller number is the better one."""
+    """Returns how many times better `transfer` is, also where the smaller number is the better one."""
     ratio = line_up.ratio(peer)
     if ratio is None or line_up.metric.higher_is_better:
         return ratio
@@ -25,7 +25,7 @@ def advantage(line_up: LineUp, peer: str) -> Spread | None:
 
 
 def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
-    """A bar for each peer, on a logarithmic axis; whiskers reach from the lowest to the highest round."""
+    """Draws a bar for each peer, on a logarithmic axis; whiskers show the lowest and the highest round."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -38,7 +38,7 @@ def draw(path: Path, line_ups: Sequence[LineUp], head: str) -> None:
         if not peer.startswith(OURS) and (spread := advantage(line_up, peer)) is not None
     ]
     if not bars:
-        raise ValueError("nothing to draw: no line-up has ours beside another peer")
+        raise ValueError("nothing to draw: no line-up has ours and another peer")
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(bars)), layout="constrained")
     rows = range(len(bars))
     axes.barh(

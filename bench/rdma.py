@@ -1,14 +1,14 @@
-"""Measures the rdma transport beside what is below it, in one machine: `python -m bench.rdma`.
+"""Compares the rdma transport with the layers below it, in one machine: `python -m bench.rdma`.
 
-| case | ours | beside it |
+| case | ours | compared with |
 |---|---|---|
 | 64 bytes and back | two streams, asleep on their completion channels | bare pyverbs; ib_send_lat |
 | 64 bytes, one way | as many as the high-water marks let, several to a buffer | ib_send_bw |
 | 64 KiB to 16 MiB | announced from a registered region, or from the pool | bare READs; ib_read_bw |
 | silence | the processor time of a connected end | |
 
-In the virtual machine of `make test-rdma` the times are those of an emulator; the ratios are fair, and
-the cases take turns, so that a busy host slows all alike.
+In the virtual machine of `make test-rdma` the times are those of an emulator. The ratios are fair, and the
+cases take turns, so that a busy host slows all of them.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ from transfer.transports.reactor import READABLE, Reactor
 Pipe = Any
 
 
-# --- bare pyverbs: what the seam does, and nothing else ----------------------------------------------
+# --- plain pyverbs: the calls of the transport's lowest layer, and nothing else -----------------------
 
 
 class Bare:
-    """One queue pair with a buffer, driven by hand through the driver's own calls."""
+    """One queue pair with a buffer, used directly through the driver's calls."""
 
     def __init__(self, link: Pipe, size: int) -> None:
         route = choose_route()
@@ -120,7 +120,7 @@ def bare_round_trips(link: Pipe, count: int, first: bool) -> list[int]:
 
 
 def bare_reads(link: Pipe, size: int, count: int, first: bool) -> list[float]:
-    """Bytes a second of READs in the chunk and window that the transport uses."""
+    """Returns bytes per second of READs, with the chunk and window of the transport."""
     bare = Bare(link, max(size, 1 << 16))
     speeds = []
     if first:
@@ -157,7 +157,7 @@ def bare_reads(link: Pipe, size: int, count: int, first: bool) -> list[float]:
 
 
 class End:
-    """One stream of ours, with a reactor as a context has one."""
+    """One stream of `transfer`, with a reactor as in a context."""
 
     def __init__(self, link: Pipe, connection: Any, connecting: bool) -> None:
         from transfer.transports.handshake.choice import Choice
@@ -178,11 +178,11 @@ class End:
             link.send(upgrade.offer())
             upgrade.finish(link.recv())
         self.stream = upgrade.made(connection.detach()).stream
-        self.reactor.register(self.stream.fd, READABLE, self.beside)
+        self.reactor.register(self.stream.fd, READABLE, self._on_control)
         self.poller = select.epoll()
         self.poller.register(self.stream.wait_fds[0], select.EPOLLIN)
 
-    def beside(self, events: int) -> None:
+    def _on_control(self, events: int) -> None:
         try:
             self.stream.beside_ready()
         except Broken:
@@ -225,7 +225,7 @@ def our_round_trips(link: Pipe, count: int, first: bool, connection: Any) -> lis
 
 
 def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[float]:
-    """Messages of 64 bytes a second, one way, until the last one is in the receiver's hands."""
+    """Returns messages of 64 bytes per second, one way, until the receiver has the last one."""
     end = End(link, connection, first)
     message = [(0, 0, None, None, bytes(64))]
     speeds = []
@@ -249,9 +249,9 @@ def our_messages(link: Pipe, count: int, first: bool, connection: Any) -> list[f
 def our_payloads(
     link: Pipe, size: int, count: int, pooled: bool, first: bool, connection: Any
 ) -> list[tuple[float, int]]:
-    """Bytes a second, from the first announcement to the last message in the receiver's hands, and how
-    often either side registered memory meanwhile. pooled: from memory that the transport registered
-    itself, a slab of its pool; else from the user's, registered before."""
+    """Returns bytes per second, from the first announcement until the receiver has the last message, and how
+    often either side registered memory meanwhile. pooled: from memory that the transport registered, a slab
+    of its pool; else from the user's memory, registered before."""
     end = End(link, connection, first)
     domain = end.domains.get()
     speeds = []
@@ -285,7 +285,7 @@ def our_payloads(
 
 
 def counted(device: Any) -> list[int]:
-    """Gets one entry for each piece of memory that the device is told of from now on."""
+    """Returns a list that gets one entry for each registration of memory from now on."""
     calls: list[int] = []
     register = type(device).register
 
@@ -298,7 +298,7 @@ def counted(device: Any) -> list[int]:
 
 
 def our_idleness(link: Pipe, seconds: float, first: bool, connection: Any) -> list[float]:
-    """The share of a core that a connected, silent end takes."""
+    """Returns the share of a core that a connected, idle end takes."""
     end = End(link, connection, first)
     link.send("there")
     link.recv()
@@ -316,7 +316,7 @@ def our_idleness(link: Pipe, seconds: float, first: bool, connection: Any) -> li
 
 
 def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
-    """Runs both sides in processes of their own; what the side with something to tell returned."""
+    """Runs both sides in separate processes; returns the result of the side that has one."""
     context = multiprocessing.get_context("fork")  # before any verbs object exists
     one, other = context.Pipe()
     connections: tuple[Any, Any] = (None, None)
@@ -338,16 +338,16 @@ def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
     for connection in connections:
         if connection is not None:
             connection.close()
-    told = dict(results.get() for _ in processes)
+    outcomes = dict(results.get() for _ in processes)
     for process in processes:
         process.join(60)
     one.close()
     other.close()
-    return told[True] or told[False]
+    return outcomes[True] or outcomes[False]
 
 
 def perftest(*command: str) -> str:
-    """A pair of perftest's programs on this device; the last line of figures, or ""."""
+    """Runs a pair of perftest's programs on this device; returns the last line of figures, or ""."""
     if not shutil.which(command[0]):
         return ""
     route = choose_route()
@@ -371,7 +371,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="times that the cases take turns")
     parser.add_argument("--count", type=int, default=500, help="round trips of a run")
     parser.add_argument("--sizes", type=int, nargs="*", default=[64 << 10, 1 << 20, 16 << 20])
-    parser.add_argument("--bytes", type=int, default=32 << 20, help="of one bandwidth run")
+    parser.add_argument("--bytes", type=int, default=32 << 20, help="bytes of one bandwidth run")
     parser.add_argument("--idle", type=float, default=10.0, help="seconds of silence")
     asked = parser.parse_args()
     report: dict[str, Any] = {"cpus": os.cpu_count(), "round_trip_us": {}, "bytes_per_s": {}}
@@ -392,10 +392,10 @@ def main() -> int:
     for _ in range(asked.rounds):
         rate = play(our_messages, 10 * asked.count, tcp=True)[0]
         line = perftest("ib_send_bw", "-s", "64", "-n", str(10 * asked.count)).split()
-        beside = 1e6 * float(line[4]) if len(line) > 4 else float("nan")
+        perftest_rate = 1e6 * float(line[4]) if len(line) > 4 else float("nan")
         report["messages_per_s"]["ours"].append(rate)
-        report["messages_per_s"]["ib_send_bw"].append(beside)
-        print(f"64 B one way: ours {rate:.0f} messages/s, ib_send_bw {beside:.0f}", flush=True)
+        report["messages_per_s"]["ib_send_bw"].append(perftest_rate)
+        print(f"64 B one way: ours {rate:.0f} messages/s, ib_send_bw {perftest_rate:.0f}", flush=True)
     registrations: dict[tuple[str, int], int] = {}
     for size in asked.sizes:
         count = max(2, asked.bytes // size)

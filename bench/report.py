@@ -1,4 +1,4 @@
-"""Results as a table for people and as JSON for programs."""
+"""Results as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -23,21 +23,21 @@ FORMAT = 1
 
 
 def number(value: float) -> str:
-    """Three digits that matter, no exponent."""
+    """Formats three significant digits, without an exponent."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.3g}"
 
 
 def times(spread: Spread | None) -> str:
-    """A ratio with how far its rounds lay apart: `6.1 × (5.8–6.4)`."""
+    """Formats a ratio with the spread of its rounds: `6.1 × (5.8–6.4)`."""
     if spread is None:
         return ""
     return f"{number(spread.median)} × ({number(spread.low)}–{number(spread.high)})"
 
 
 def table(line_ups: Sequence[LineUp]) -> Table:
-    """One row for each peer of each line-up; the last column is ours divided by that peer's."""
+    """Makes one row for each peer of each line-up; the last column is ours divided by that peer's."""
     from rich.table import Table
 
     shown = Table(header_style="bold")
@@ -54,14 +54,14 @@ def table(line_ups: Sequence[LineUp]) -> Table:
 
 
 def peer_cells(line_up: LineUp) -> list[tuple[str, ...]]:
-    """The cells of each peer's row; the case stands in the first one only."""
+    """Returns the cells of each peer's row; only the first one has the case."""
     work = line_up.work
     leads = [(work.case, work.label, f"{work.count:,}")] + [("", "", "")] * (len(work.peers) - 1)
     return [(*lead, peer, *_cells(line_up, peer)) for lead, peer in zip(leads, work.peers, strict=True)]
 
 
 def number_cells(row: Row) -> tuple[str, ...]:
-    """What was aimed at and what was measured."""
+    """Returns the target and the result."""
     target, measured = row.target, row.measured
     found = "–"
     if measured:
@@ -97,7 +97,7 @@ def _cells(line_up: LineUp, peer: str) -> tuple[str, ...]:
 
 
 def _cpu(line_up: LineUp, peer: str) -> str:
-    """CPU seconds of all processes: by GB for large payloads, by million messages for small ones."""
+    """Formats the CPU seconds of all processes: per GB for large payloads, else per million messages."""
     key, unit = ("cpu_s_per_m", "s/M") if line_up.work.copies else ("cpu_s_per_gb", "s/GB")
     spread = line_up.spread(peer, key)
     return f"{number(spread.median)} {unit}" if spread else ""
@@ -111,7 +111,7 @@ def _also(line_up: LineUp, peer: str, metrics: Sequence[Metric]) -> list[str]:
 def as_json(
     line_ups: Sequence[LineUp], machine: dict[str, Any], numbers: Sequence[Any] = ()
 ) -> dict[str, Any]:
-    """Everything that was measured: samples, medians, ratios, what was skipped and why."""
+    """Returns all results: samples, medians, ratios, skipped peers with the reason."""
     return {
         "format": FORMAT,
         "machine": machine,
@@ -136,7 +136,7 @@ def write_json(path: Path, document: dict[str, Any]) -> None:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The document that `write_json` wrote. Raises ValueError if it is not one of ours."""
+    """Reads a document of `write_json`. Raises ValueError if it is not one."""
     document: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     if document.get("format") != FORMAT:
         raise ValueError(f"{path} is no result of this bench (format {document.get('format')!r})")
@@ -144,7 +144,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def line_ups_of(document: dict[str, Any]) -> list[LineUp]:
-    """The line-ups as they were measured."""
+    """Restores the line-ups."""
     found = []
     for saved in document["line_ups"]:
         work = Work(**{**saved["work"], "peers": tuple(saved["work"]["peers"])})

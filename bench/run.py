@@ -1,4 +1,4 @@
-"""Runs line-ups: every peer once, then every peer again, so that noise meets them all alike."""
+"""Runs line-ups: every peer once, then every peer again, so that noise affects all of them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LineUp:
         return self.case.metric(self.work)
 
     def values(self, peer: str, key: str) -> list[float]:
-        """The number `key` of each round; empty when the peer has none."""
+        """Returns the number `key` of each round; empty when the peer has none."""
         return [sample[key] for sample in self.samples.get(peer, []) if key in sample]
 
     def spread(self, peer: str, key: str) -> Spread | None:
@@ -36,17 +36,17 @@ class LineUp:
         return Spread.of(values) if values else None
 
     def ratio(self, peer: str, ours: str = OURS, key: str | None = None) -> Spread | None:
-        """Ours divided by that peer's, round by round."""
+        """Returns ours divided by that peer's, round by round."""
         key = self.metric.key if key is None else key
         return ratio(self.values(ours, key), self.values(peer, key))
 
     def lost(self, peer: str) -> int:
-        """Messages that did not arrive, over all rounds."""
+        """Returns the messages that did not arrive, over all rounds."""
         return int(sum(self.values(peer, "lost")))
 
 
 def run_line_up(work: Work, repeat: int, progress: Progress) -> LineUp:
-    """`repeat` rounds over the peers of `work`. A peer that cannot run is left out, with the reason."""
+    """Runs `repeat` rounds over the peers of `work`. A peer that cannot run is skipped, with the reason."""
     case = case_named(work.case)
     line_up = LineUp(case, work)
     for turn in range(repeat):
@@ -73,9 +73,9 @@ def select(
     quick: bool,
     transports: Iterable[str] = (),
 ) -> list[Work]:
-    """The works that match; an empty choice means all. Raises KeyError for an unknown case.
+    """Returns the matching works; an empty choice means all. Raises KeyError for an unknown case.
 
-    transports: ours goes over these too, wherever it goes over tcp.
+    transports: `transfer` also uses these, in every case over tcp.
     """
     wanted_sizes = {plain(size) for size in sizes}
     wanted_peers = frozenset(peers)
@@ -99,12 +99,12 @@ def select(
 
 
 def _candidates(work: Work) -> tuple[str, ...]:
-    """The peers of the work; where ours stands, its variants may be asked for by name."""
+    """Returns the peers of the work; if it has `transfer`, its variants may be named, too."""
     variants = [peer for peer in PEERS if peer.startswith(OURS) and peer not in work.peers]
     return (*work.peers, *(variants if OURS in work.peers else ()))
 
 
 def plain(size: str) -> str:
-    """A size as it is compared: `64 KiB`, `64kib` and `64KB` are one, and so are `64` and `64B`."""
+    """Normalizes a size: `64 KiB`, `64kib` and `64KB` are one, and so are `64` and `64B`."""
     word = size.lower().replace(" ", "").replace("×", "x").replace("kb", "kib").replace("mb", "mib")
     return f"{word}b" if word.isdigit() else word

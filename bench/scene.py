@@ -1,7 +1,7 @@
-"""Starts the processes of one measurement with spawn: a hub, and spokes that talk to it.
+"""Starts the processes of one measurement with spawn: a hub, and spokes that connect to it.
 
-The hub binds, so it sends its address to each spoke. The pipes between them carry only that, the
-word to begin and the reply at the end; what is measured goes through the peer's own sockets.
+The hub binds, so it sends its address to each spoke. The pipes between them carry only that, the start and
+the reply at the end; the peer's sockets carry the measured messages.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ CLONE_NEWNET = 0x40000000
 
 
 class Link:
-    """A pipe to the other side whose waits end."""
+    """A pipe to the other side with bounded waits."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
-    def tell(self, word: Any) -> None:
+    def send(self, word: Any) -> None:
         self._connection.send(word)
 
-    def hear(self, patience: float = PATIENCE) -> Any:
-        """What the other side told next; Failed if it stays silent or is gone."""
+    def receive(self, patience: float = PATIENCE) -> Any:
+        """Returns the next word of the other side. Raises Failed if it stays silent or is gone."""
         if not self._connection.poll(patience):
-            raise Failed(f"the other process said nothing for {patience:.0f} s")
+            raise Failed(f"the other process sent nothing for {patience:.0f} s")
         try:
             return self._connection.recv()
         except EOFError:
@@ -45,7 +45,7 @@ class Link:
 
 
 class Clock:
-    """Wall and CPU seconds of this process (all its threads) since it was made."""
+    """Wall and CPU seconds of this process (all its threads) since this object was made."""
 
     def __init__(self) -> None:
         self._cpu = cpu_seconds()
@@ -57,7 +57,7 @@ class Clock:
 
 
 def cpu_seconds() -> float:
-    """User and system seconds of this process, from getrusage."""
+    """Returns the user and system seconds of this process, from getrusage."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
@@ -65,7 +65,7 @@ def cpu_seconds() -> float:
 def play(
     hub: Hub, spoke: Spoke, peer: str, work: Work, patience: float = 4 * PATIENCE
 ) -> tuple[Outcome, list[Outcome]]:
-    """(what the hub returned, what each spoke returned).
+    """Returns (the hub's result, each spoke's result).
 
     Raises Skipped if a library is missing, Failed if a process failed or `patience` seconds passed.
     `work.params["netns"]` may name the network namespaces of the hub and of the spokes.
@@ -103,7 +103,7 @@ def play(
 
 
 def _collect(readers: list[Connection], patience: float) -> list[Outcome]:
-    """One outcome from each process, in order. The first one that failed ends it for all."""
+    """Returns one outcome of each process, in order. The first failure ends all of them."""
     outcomes: dict[int, Outcome] = {}
     deadline = time.monotonic() + patience
     while len(outcomes) < len(readers):
@@ -117,7 +117,7 @@ def _collect(readers: list[Connection], patience: float) -> list[Outcome]:
             try:
                 kind, value = readers[index].recv()
             except EOFError:
-                raise Failed("a process of the benchmark died without a word") from None
+                raise Failed("a process of the benchmark died without an error") from None
             if kind == "skipped":
                 raise Skipped(value)
             if kind == "failed":
@@ -127,7 +127,7 @@ def _collect(readers: list[Connection], patience: float) -> list[Outcome]:
 
 
 def _end(process: Any) -> None:
-    """Lets the process go by itself, then makes it."""
+    """Waits for the end of the process, then kills it."""
     if process.pid is None:
         return
     process.join(5.0)
@@ -138,10 +138,10 @@ def _end(process: Any) -> None:
 
 
 def _act(function: Any, peer: str, work: Work, ends: Any, result: Connection, place: str | None) -> None:
-    """The main function of each process: enters its namespace, plays its part, reports.
+    """The main function of each process: enters its namespace, runs its part, reports.
 
-    It leaves by `_exit` once the result is out: some peers' libraries crash or hang in their
-    own tear-down, which is not what is measured.
+    It leaves by `_exit` after the result: some peers' libraries crash or hang in their tear-down, which is
+    not measured.
     """
     try:
         raise_descriptor_limit()
@@ -151,7 +151,7 @@ def _act(function: Any, peer: str, work: Work, ends: Any, result: Connection, pl
         report: tuple[str, Any] = ("done", function(peer, work, links))
     except (ImportError, Skipped) as reason:
         report = ("skipped", str(reason))
-    except BaseException:  # noqa: BLE001 (whatever it was, the parent must hear of it)
+    except BaseException:  # noqa: BLE001 (the parent must get every error)
         report = ("failed", traceback.format_exc(limit=8))
     result.send(report)
     result.close()
@@ -159,7 +159,7 @@ def _act(function: Any, peer: str, work: Work, ends: Any, result: Connection, pl
 
 
 def raise_descriptor_limit() -> None:
-    """As many descriptors as this process may have."""
+    """Raises the limit of descriptors as far as this process may."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -9,7 +9,7 @@ from statistics import median
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile: a value that was really measured. `values` must not be empty."""
+    """Returns the nearest-rank percentile: a measured value. `values` must not be empty."""
     ordered = sorted(values)
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[min(len(ordered), max(1, rank)) - 1]
@@ -17,7 +17,7 @@ def percentile(values: Sequence[float], percent: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The median of a few runs, and how far they lay apart."""
+    """The median of a few runs, and their range."""
 
     median: float
     low: float
@@ -29,12 +29,12 @@ class Spread:
 
     @property
     def percent(self) -> float:
-        """(highest − lowest) in percent of the median."""
+        """The range (highest − lowest) in percent of the median."""
         return 100 * (self.high - self.low) / self.median if self.median else 0.0
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> Spread | None:
-    """ours ÷ theirs, run by run: run n of both lies in the same moment of the machine's life.
+    """Returns ours ÷ theirs, run by run: run n of both is at the same time.
 
     None when a run is missing, or when theirs is 0.
     """

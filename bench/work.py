@@ -1,4 +1,4 @@
-"""What is measured: plain data, so that it can travel to a spawned process and into JSON."""
+"""The description of a measurement: plain data, so that it can travel to a process and into JSON."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 KIB = 1024
 MIB = 1024 * KIB
 
-#: from this size on payloads are sent and received without a copy, by every peer that can
+#: payloads from this size on are sent and received without a copy, by every peer that can
 COPY_BELOW = 64 * KIB
 
-#: no wait in a benchmark is longer than this, in seconds
+#: the longest wait in a benchmark, in seconds
 PATIENCE = 60.0
 
 
@@ -21,7 +21,7 @@ class Work:
     """One line-up: the same messages for each of `peers`, so that their results can be divided.
 
     `size` is bytes for each message, `count` the messages in the timed part, `warmup` those before it.
-    `spokes` is how many processes stand opposite the first one. `params` belongs to the case.
+    `spokes` is the number of processes connected to the first one. `params` belongs to the case.
     """
 
     case: str
@@ -35,7 +35,7 @@ class Work:
 
     @property
     def copies(self) -> bool:
-        """Whether this size goes the copying way (`copy=True`)."""
+        """Whether payloads of this size are copied (`copy=True`)."""
         return self.size < COPY_BELOW
 
 
@@ -45,7 +45,7 @@ Sample = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """Which number of a sample stands in the table and is divided for ratios."""
+    """The number of a sample that the table shows and ratios divide."""
 
     key: str
     unit: str
@@ -59,28 +59,28 @@ MEDIAN_MICROSECONDS = Metric("median_us", "µs", False)
 
 
 def by_size(work: Work) -> Metric:
-    """Messages for small payloads, bytes for large ones."""
+    """Returns messages for small payloads, bytes for large ones."""
     return MESSAGES_PER_SECOND if work.copies else GIGABYTES_PER_SECOND
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A family of measurements. `measure` runs one peer once, in processes of its own."""
+    """A family of measurements. `measure` runs one peer once, in separate processes."""
 
     name: str
     about: str
     works: Callable[[bool], list[Work]]
     measure: Callable[[Work, str], Sample]
     metric: Callable[[Work], Metric] = by_size
-    #: further numbers of the samples that the table shows
+    #: further numbers of the samples in the table
     also: tuple[Metric, ...] = ()
-    #: whether it makes sense by every transport
+    #: whether it can run over every transport
     any_transport: bool = True
 
 
 class Skipped(Exception):
-    """This cannot be measured here; the text is the reason, shown in the table."""
+    """The measurement is impossible here; the text is the reason, shown in the table."""
 
 
 class Failed(Exception):
-    """A process of the benchmark died or fell silent; the text is its last words."""
+    """A process of the benchmark died or is silent; the text is its last output."""

@@ -1,7 +1,7 @@
-"""The ZeroMQ modes as pure state: who gets this message, what is legal now.
+"""The messaging patterns of ZeroMQ as pure state: which peer gets a message, and which call is legal now.
 
-No sockets, no threads, no clocks: peers are opaque, frames are only looked at. `transfer.sockets.socket`
-drives these classes; the compiled core does the common case by the same rules.
+No sockets, threads or clocks: peers are opaque, and frames are only read. `transfer.sockets.socket` drives
+these classes; the compiled core handles the common case by the same rules.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Pure models of the core's distributors. The compiled ones are tested against them."""
+"""Pure models of the core's distributors; tests compare the compiled ones with them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ P = TypeVar("P")
 
 
 class RoundRobin(Generic[P]):
-    """One peer after the other; who is full is skipped and loses no turn for it."""
+    """One peer after the other. A full peer is skipped and does not lose its turn."""
 
     def __init__(self, peers: Iterable[P] = ()) -> None:
         self._peers: list[P] = list(peers)
@@ -27,7 +27,7 @@ class RoundRobin(Generic[P]):
             self._next = 0
 
     def pick(self, has_room: Callable[[P], bool] = lambda peer: True) -> P | None:
-        """The next peer with room, or None when all are full or nobody is there."""
+        """Returns the next peer with room, or None if there is none."""
         count = len(self._peers)
         for step in range(count):
             index = (self._next + step) % count
@@ -41,7 +41,7 @@ class RoundRobin(Generic[P]):
 
 
 class FanOut(Generic[P]):
-    """Every peer whose filter matches; a full one misses the message and that is counted."""
+    """Every peer whose filter matches. A full peer misses the message, which is counted."""
 
     def __init__(self) -> None:
         self._peers: dict[P, Callable[[bytes], bool]] = {}
@@ -56,7 +56,7 @@ class FanOut(Generic[P]):
         del self._peers[peer]
 
     def pick(self, topic: bytes, has_room: Callable[[P], bool] = lambda peer: True) -> list[P]:
-        """Who gets a message of this topic."""
+        """Returns the peers that get a message of this topic."""
         wanted = [peer for peer, matches in self._peers.items() if matches(topic)]
         if not wanted:
             self.dropped_no_peer += 1
@@ -68,7 +68,7 @@ class FanOut(Generic[P]):
 
 
 class FairQueue(Generic[P]):
-    """Takes from each peer that has something, in turn."""
+    """Takes from each peer that has a message, in turn."""
 
     def __init__(self) -> None:
         self._turn: RoundRobin[P] = RoundRobin()
@@ -80,10 +80,10 @@ class FairQueue(Generic[P]):
         self._turn.detach(peer)
 
     def pick(self, has_message: Callable[[P], bool]) -> P | None:
-        """Whose message is next."""
+        """Returns the peer whose message is next."""
         return self._turn.pick(has_message)
 
     def drain(self, has_message: Callable[[P], bool]) -> Iterator[P]:
-        """Peers in their order until none has anything."""
+        """Yields peers in order until none has a message."""
         while (peer := self.pick(has_message)) is not None:
             yield peer

@@ -8,14 +8,14 @@ from transfer.transports.errors import HandshakeError
 
 
 class Pair(Pattern):
-    """A second peer is refused as long as the first is there."""
+    """Refuses a second peer as long as the first one is connected."""
 
     socket_type = SocketType.PAIR
     peer_types = frozenset({SocketType.PAIR})
     send_mode = SendMode.ROUND_ROBIN
     receive_mode = ReceiveMode.FAIR
     confirms = True
-    #: for an error's text
+    #: hint of the error
     one_to_one = "a PAIR is one to one; use PUSH/PULL or ROUTER/DEALER for more peers"
 
     def check(self, socket_type: int, identity: bytes = b"") -> None:

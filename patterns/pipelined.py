@@ -1,7 +1,7 @@
 """REQ and REP with many requests open at once, each matched to its reply by its number.
 
-On the wire they are what REQ and REP are (`patterns/req_rep.py`): a peer cannot tell. `current.number` says
-which request a send is about; where threads send, each has its own (`threading.local`).
+On the wire they are REQ and REP (`patterns/req_rep.py`); a peer sees no difference. `current.number` is the
+number of the request that a send is about; where threads send, each has a separate one (`threading.local`).
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from transfer.transports.turn import Turn
 
 
 class PipelinedRequester(Pattern):
-    """Sends requests without waiting for the replies to those before.
+    """Sends requests without waiting for the replies to earlier ones.
 
-    open: the peer that has each open request, by its number; None: it is on its way to one. failed: requests
-    that no reply can come to, and why; who drives this takes them out. turn: counts round trips.
+    open: the peer of each open request, by its number; None: no peer has it yet. failed: the error of each
+    request that cannot have a reply; the caller removes them. turn: counts round trips.
     """
 
     socket_type = SocketType.REQ
@@ -51,14 +51,14 @@ class PipelinedRequester(Pattern):
         self._load: dict[Peer, int] = {}
 
     def begin(self) -> int:
-        """The number of a new request, which is the current one."""
-        number = next(self._numbers) | CORRELATED  # a ROUTER shows it in its envelope, and gives it back
+        """Starts a new request, which becomes the current one, and returns its number."""
+        number = next(self._numbers) | CORRELATED  # a ROUTER shows it in its envelope and returns it
         self.open[number] = None
         self.current.number = number
         return number
 
     def forget(self, number: int) -> bool:
-        """The request is not open any more: its reply would be a late one. False: it was not."""
+        """Closes a request: a later reply is dropped. False: it was not open."""
         peer = self.open.pop(number, self)
         if peer is self:
             return False
@@ -67,7 +67,7 @@ class PipelinedRequester(Pattern):
         return True
 
     def has_room(self, most: int) -> bool:
-        """Whether fewer than `most` requests for each peer are open. 0: there is always room."""
+        """Whether fewer than `most` requests are open for each peer. 0: no limit."""
         return not most or len(self.open) < most * max(1, len(self.peers))
 
     def preferred(self) -> Iterable[Peer]:
@@ -92,14 +92,14 @@ class PipelinedRequester(Pattern):
         self.has(peer, self.current.number)
 
     def has(self, peer: Peer, number: int) -> None:
-        """This peer was sent that request."""
-        if number not in self.open:  # the reply was quicker than this line
+        """Records that this peer was sent that request."""
+        if number not in self.open:  # the reply arrived before this line
             return
         self.open[number] = peer
         if peer in self._load:
             self._load[peer] += 1
-        else:  # it went meanwhile
-            self._fail(number, Broken("the peer went before it could answer"))
+        else:  # the peer is gone already
+            self._fail(number, Broken("the peer disconnected before it could reply"))
 
     def moved(self, peer: Peer, frames: Sequence[OutFrame]) -> None:
         self.has(peer, frames[0][1])
@@ -143,9 +143,9 @@ class PipelinedRequester(Pattern):
 
 
 class PipelinedReplier(Pattern):
-    """Receives requests before those received before are answered.
+    """Receives further requests before earlier ones are answered.
 
-    open: who waits for each answer: the peer, its number there, and the envelope of a DEALER.
+    open: for each request the peer, its number there, and the envelope of a DEALER.
     """
 
     socket_type = SocketType.REP
@@ -164,7 +164,7 @@ class PipelinedReplier(Pattern):
         return bool(self.open)
 
     def admit(self, peer: Peer, frames: Sequence[InFrame]) -> Admitted | None:
-        """The request becomes the current one."""
+        """Makes the request the current one."""
         envelope: Sequence[OutFrame] = ()
         theirs = frames[0].sequence
         if self.peers.get(peer) is SocketType.DEALER:
@@ -192,6 +192,6 @@ class PipelinedReplier(Pattern):
         self.open.pop(self.current.number, None)
 
     def gone(self, peer: Peer | None = None) -> None:
-        """The requester went before its reply was sent: dropped and counted."""
+        """Drops and counts a reply whose requester disconnected."""
         if self.open.pop(self.current.number, None) is not None:
             self.drop("requester_gone")

@@ -1,8 +1,8 @@
-"""PUB and SUB: subscriptions travel to the publisher, filter there, and are acknowledged.
+"""PUB and SUB: the publisher receives, applies and acknowledges subscriptions.
 
 On the wire a subscription is a control frame: kind (1 byte), a number chosen by the subscriber
 (4 bytes), the prefix. The publisher answers SUBSCRIBED with that number, so that the subscriber
-knows when it can miss nothing any more.
+knows from when on it receives every message.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from transfer.transports.core.wire import MAX_CONTROL, MAX_TOPIC, Control, Socke
 from transfer.transports.errors import ProtocolError, UsageError
 
 _ORDER = struct.Struct("<BI")
-#: bytes of a subscription: a control frame has room for so many
+#: bytes of a subscription that fit into a control frame
 MAX_PREFIX = MAX_CONTROL - _ORDER.size
-#: of one peer, and their bytes: each costs memory here
+#: subscriptions of one peer, and their bytes: each takes memory
 MAX_SUBSCRIPTIONS, MAX_SUBSCRIBED = 100_000, 16 << 20
 
 
@@ -38,7 +38,7 @@ def decode_order(data: bytes) -> tuple[int, int, bytes]:
 
 
 class Publisher(Pattern):
-    """Gives a message to every peer with a matching subscription; never blocks."""
+    """Sends a message to every peer with a matching subscription; never blocks."""
 
     socket_type = SocketType.PUB
     peer_types = frozenset({SocketType.SUB})
@@ -58,7 +58,7 @@ class Publisher(Pattern):
         return super().detach(peer)
 
     def subscribe(self, peer: Peer, prefix: bytes) -> bool:
-        """The peer wants what begins with the prefix. False: it has too many subscriptions."""
+        """Adds a subscription of the peer. False: it has too many."""
         known = self._subscriptions.get(peer)
         if known is None or len(known) >= MAX_SUBSCRIPTIONS or known.nbytes + len(prefix) > MAX_SUBSCRIBED:
             return False
@@ -66,22 +66,22 @@ class Publisher(Pattern):
         return True
 
     def unsubscribe(self, peer: Peer, prefix: bytes) -> bool:
-        """One subscription less. False if there was none."""
+        """Removes one subscription of the peer. False: there was none."""
         known = self._subscriptions.get(peer)
         return known is not None and known.remove(prefix)
 
     def wanting(self, topic: bytes) -> int:
-        """How many peers subscribe to messages of this topic."""
+        """The number of peers that subscribe to messages of this topic."""
         return sum(known.matches(topic) for known in self._subscriptions.values())
 
     @property
     def ready(self) -> int:
-        """How many peers have told a subscription."""
+        """The number of peers with a subscription."""
         return sum(1 for known in self._subscriptions.values() if len(known))
 
 
 class Subscriber(Pattern):
-    """Tells each publisher its subscriptions, and checks again what arrives."""
+    """Sends its subscriptions to each publisher, and filters received messages again."""
 
     socket_type = SocketType.SUB
     peer_types = frozenset({SocketType.PUB})
@@ -103,7 +103,7 @@ class Subscriber(Pattern):
         return super().detach(peer)
 
     def introduce(self, peer: Peer) -> list[bytes]:
-        """The control frames that tell a new peer all subscriptions."""
+        """Returns the control frames that send a new peer all subscriptions."""
         return [self._order(peer, prefix) for prefix in self.subscriptions]
 
     def subscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
@@ -114,23 +114,23 @@ class Subscriber(Pattern):
         return [(peer, self._order(peer, prefix)) for peer in self.peers]
 
     def unsubscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
-        """Takes a subscription back. Raises UsageError if there is none."""
+        """Removes a subscription. Raises UsageError if there is none."""
         if not self.subscriptions.remove(prefix):
             raise UsageError(f"{prefix!r} is not subscribed")
         return [(peer, encode_order(Control.UNSUBSCRIBE, 0, prefix)) for peer in self.peers]
 
     def acknowledged(self, peer: Peer, number: int) -> None:
-        """The publisher holds the subscription of this number."""
+        """Records that the publisher has the subscription of this number."""
         if peer in self._waiting:
             self._waiting[peer].discard(number)
 
     def is_held(self, peer: Peer) -> bool:
-        """The publisher holds all our subscriptions."""
+        """Whether the publisher has all subscriptions."""
         return not self._waiting.get(peer, {0})
 
     @property
     def ready(self) -> int:
-        """How many publishers hold all our subscriptions."""
+        """The number of publishers that have all subscriptions."""
         if not len(self.subscriptions):
             return 0
         return sum(1 for missing in self._waiting.values() if not missing)

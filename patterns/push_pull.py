@@ -1,4 +1,4 @@
-"""PUSH and PULL: each message to one of the pullers, in turn."""
+"""PUSH and PULL: each message goes to one of the pullers, in turn."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from transfer.transports.core.wire import SocketType
 
 
 class Pusher(Pattern):
-    """Round robin that skips full and dead peers. Blocks when there is nobody with room."""
+    """Round robin that skips full and dead peers. Blocks while no peer has room."""
 
     socket_type = SocketType.PUSH
     peer_types = frozenset({SocketType.PULL})
@@ -15,7 +15,7 @@ class Pusher(Pattern):
 
 
 class Puller(Pattern):
-    """Fair receive, and credits back to the pushers."""
+    """Receives fairly, and sends credits back to the pushers."""
 
     socket_type = SocketType.PULL
     peer_types = frozenset({SocketType.PUSH})

@@ -1,4 +1,4 @@
-"""REQ and REP: one request, its own answer, no other.
+"""REQ and REP: one request, then its reply.
 
 On the wire a request carries its number in the header's sequence field and no envelope, and the
 reply carries the same number. A DEALER as the requester's peer writes ZeroMQ's envelope itself
@@ -25,13 +25,13 @@ from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, MessageRefused, StateError
 from transfer.transports.turn import Turn
 
-#: set in the number of a request whose sender wants it in the envelope that a ROUTER shows
-#: (ZeroMQ's REQ_CORRELATE); below the sign bit, so that every language can hold it
+#: set in the number of a request whose sender wants it in the envelope that a ROUTER shows (ZeroMQ's
+#: REQ_CORRELATE); below the sign bit, so that every language can represent it
 CORRELATED = 1 << 62
 
 
 class Requester(Pattern):
-    """Sends a request, then waits for its reply. The peer's death fails the request at once."""
+    """Sends a request, then waits for its reply. The loss of the peer fails the request at once."""
 
     socket_type = SocketType.REQ
     peer_types = frozenset({SocketType.REP, SocketType.ROUTER})
@@ -42,13 +42,13 @@ class Requester(Pattern):
 
     def __init__(self) -> None:
         super().__init__()
-        #: the core takes the common turn by itself and writes here what it did
+        #: the core takes the common turn alone and writes its steps here
         self.turn: Turn = Turn()
         self._next = 0
 
     @property
     def waiting(self) -> int:
-        """Number of the request that waits for its reply; 0: none does."""
+        """The number of the request that waits for its reply; 0: none does."""
         return self.turn.number
 
     @waiting.setter
@@ -57,7 +57,7 @@ class Requester(Pattern):
 
     @property
     def peer(self) -> Peer | None:
-        """Who has the open request."""
+        """The peer that has the open request."""
         peer: Peer | None = self.turn.stream
         return peer
 
@@ -67,7 +67,7 @@ class Requester(Pattern):
 
     @property
     def failure(self) -> BaseException | None:
-        """Why no reply can come any more."""
+        """The error if no reply can arrive any more."""
         return self.turn.failure
 
     @failure.setter
@@ -76,7 +76,7 @@ class Requester(Pattern):
 
     @property
     def relaxed(self) -> bool:
-        """A new request may replace one that was never answered."""
+        """Whether a new request may replace an unanswered one."""
         return self.turn.relaxed
 
     @relaxed.setter
@@ -85,7 +85,7 @@ class Requester(Pattern):
 
     @property
     def correlate(self) -> bool:
-        """The number is shown in a ROUTER's envelope."""
+        """Whether a ROUTER's envelope shows the number."""
         return self.turn.mark == CORRELATED
 
     @correlate.setter
@@ -99,7 +99,7 @@ class Requester(Pattern):
         return bool(self.waiting)
 
     def begin(self) -> int:
-        """The number of the request about to be sent. Raises StateError while one waits."""
+        """Returns the number of the request to send. Raises StateError while another one waits."""
         if self.turn.number and not self.turn.relaxed:
             raise StateError(
                 "this REQ waits for the reply to its last request",
@@ -117,8 +117,8 @@ class Requester(Pattern):
 
     def sent(self, peer: Peer, now: int = 0) -> None:
         self.turn.asks(peer, self._next, now)
-        if peer not in self.peers:  # it went between the write and this line
-            self.turn.fails(peer, Broken("the peer went before it could answer"))
+        if peer not in self.peers:  # it disconnected after the write
+            self.turn.fails(peer, Broken("the peer disconnected before it could reply"))
 
     def expect(self) -> None:
         if not self.waiting:
@@ -128,7 +128,7 @@ class Requester(Pattern):
             raise MessageRefused(failure.reason, hint=failure.hint) from failure
         if failure is not None:
             raise Broken(
-                "the peer went before it answered this request",
+                "the peer disconnected before it replied to this request",
                 hint="send it again if it may be done twice; resend = True does so by itself",
             ) from failure
 
@@ -143,7 +143,7 @@ class Requester(Pattern):
         return None
 
     def readmit(self, frames: Admitted, state: Any) -> bool:
-        if self.waiting != _number_of(frames):  # a new request took the place of its one
+        if self.waiting != _number_of(frames):  # a new request replaced this one
             self.drop("late_reply")
             return False
         self.waiting = 0
@@ -170,7 +170,7 @@ class Requester(Pattern):
 
 
 class Replier(Pattern):
-    """Receives a request, then sends the reply to that requester and nobody else."""
+    """Receives a request, then sends the reply to that requester only."""
 
     socket_type = SocketType.REP
     peer_types = frozenset({SocketType.REQ, SocketType.DEALER})
@@ -181,13 +181,13 @@ class Replier(Pattern):
 
     def __init__(self) -> None:
         super().__init__()
-        #: the core takes the common turn by itself and writes here what it did
+        #: the core takes the common turn alone and writes its steps here
         self.turn: Turn = Turn()
         self._envelope: tuple[OutFrame, ...] = ()
 
     @property
     def peer(self) -> Peer | None:
-        """Who gets the reply."""
+        """The peer that gets the reply."""
         peer: Peer | None = self.turn.stream
         return peer
 
@@ -211,7 +211,7 @@ class Replier(Pattern):
         else:
             self._envelope = ()
             number = frames[0].sequence
-        # An envelope is the pattern's business.
+        # The pattern handles an envelope, not the core.
         self.turn.request_received(peer, number, simple=not self._envelope)
         return frames
 
@@ -221,7 +221,7 @@ class Replier(Pattern):
         return asked
 
     def readmit(self, frames: Admitted, state: Any) -> bool:
-        # Another request may have been received and answered meanwhile.
+        # Another request may have been received and answered since.
         peer, number, self._envelope = state
         self.turn.request_received(peer, number, simple=not self._envelope)
         return True
@@ -237,20 +237,20 @@ class Replier(Pattern):
             self.turn.closes(self.peer)
             self.drop("requester_gone")
             return None, frames
-        if not self.turn.simple:  # the core does not take away the envelope of an earlier request
+        if not self.turn.simple:  # the core does not remove the envelope of an earlier request
             return self.peer, [*self._envelope, *frames]
         number = self.turn.number
         return self.peer, [(flags, number, topic, meta, data) for flags, _, topic, meta, data in frames]
 
     def sent(self, peer: Peer, now: int = 0) -> None:
-        # The next request may be received once the turn is closed, and brings its own envelope.
+        # The next request, with its envelope, may be received once the turn is closed.
         self._envelope = ()
         self.turn.closes(peer)
 
     def gone(self, peer: Peer | None = None) -> None:
-        """The requester went while its reply was being sent: dropped and counted.
+        """Drops and counts a reply whose requester disconnected.
 
-        None: whoever has asked last.
+        peer: None for the requester of the last request.
         """
         if self.turn.closes(self.peer if peer is None else peer):
             self.drop("requester_gone")
@@ -262,8 +262,8 @@ def _number_of(frames: Admitted) -> int:
 
 
 def cut_envelope(frames: Sequence[InFrame]) -> tuple[tuple[OutFrame, ...], Sequence[InFrame]]:
-    """A DEALER's envelope as it travels back, and what is behind it: parts up to the first empty one that has
-    a part behind it. No envelope: it has none."""
+    """Splits a message into a DEALER's envelope, as it is sent back, and the rest. The envelope ends with the
+    first empty part that another part follows; without such a part it is empty."""
     for index in range(len(frames) - 1):
         if len(frames[index].data) == 0:
             cut = index + 1

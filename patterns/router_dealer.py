@@ -26,7 +26,7 @@ from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Unroutable, UsageError, not_a_buffer
 
 _NUMBER = struct.Struct("<Q")
-#: more than messages can wait in the core when their peer goes
+#: more than the messages that can wait in the core when their peer disconnects
 MAX_DEPARTED = 64
 
 
@@ -56,7 +56,7 @@ class Router(Pattern):
         self._by_identity: dict[bytes, Peer] = {}
         #: number of the last request of each REQ peer
         self._requests: dict[Peer, int] = {}
-        #: identities of the last peers that went: what they sent may still be read
+        #: identities of the last disconnected peers, whose messages may still be read
         self._departed: dict[Peer, tuple[bytes, SocketType]] = {}
         self._count = 0
 
@@ -71,7 +71,7 @@ class Router(Pattern):
         return replaced
 
     def detach(self, peer: Peer) -> bool:
-        # Other threads route and admit meanwhile: it is among the departed before it is not there any more.
+        # Other threads route and admit: the peer is added to the departed before it is removed.
         identity = self._identities.get(peer)
         if identity is not None:
             self._departed[peer] = identity, self.peers[peer]
@@ -92,7 +92,7 @@ class Router(Pattern):
         self._identities[heir] = self._identities[peer]
 
     def routes(self) -> dict[bytes, Peer]:
-        """The peers that can be sent to, by identity. Any thread."""
+        """Returns the peers that messages can be sent to, by identity. Any thread."""
         return self._by_identity.copy()
 
     def may_send(self) -> bool:
@@ -125,7 +125,7 @@ class Router(Pattern):
         identity = _identity_of(frames[0][4])
         peer = self._by_identity.get(identity)
         kind = None if peer is None else self.peers.get(peer)
-        if peer is None or kind is None:  # never there, or going at this moment
+        if peer is None or kind is None:  # unknown, or disconnecting at this moment
             if self.mandatory:
                 raise Unroutable(
                     f"no peer has the identity {identity!r}",
@@ -138,7 +138,7 @@ class Router(Pattern):
         return peer, frames[1:]
 
     def _answer(self, peer: Peer, frames: Sequence[OutFrame]) -> Sequence[OutFrame]:
-        """Turns the envelope that `admit` made back into the header's number."""
+        """Converts the envelope that `admit` made back into the header's number."""
         number = self._requests.get(peer, 0)
         if len(frames) > 2 and len(frames[0][4]) == _NUMBER.size and not len(frames[1][4]):
             (number,) = _NUMBER.unpack(bytes(frames[0][4]))
@@ -152,7 +152,7 @@ class Router(Pattern):
 
 
 def _identity_of(given: Any) -> bytes:
-    """The first part of a message, a Frame too. Raises ArgumentError: `bytes` of a number would be zeros."""
+    """Returns the first part of a message. Raises ArgumentError: `bytes` of a number would be zeros."""
     try:
         return given if type(given) is bytes else bytes(getattr(given, "buffer", None) or memoryview(given))
     except TypeError:

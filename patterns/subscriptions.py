@@ -1,4 +1,4 @@
-"""What was subscribed, and how often. What matches a message is the core's business."""
+"""Subscribed prefixes and their counts. The core matches messages against them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 
 class Subscriptions:
-    """Prefixes, each with how often it was added (ZeroMQ counts them, so we do). nbytes: of all of them, each
+    """Prefixes, each with its count (ZeroMQ counts subscriptions). nbytes: the length of all of them, each
     once."""
 
     __slots__ = ("_counts", "_total", "nbytes")
@@ -23,7 +23,7 @@ class Subscriptions:
             self.nbytes += len(prefix)
 
     def remove(self, prefix: bytes) -> bool:
-        """Takes away one addition. False if it was not there."""
+        """Removes one subscription. False: there was none."""
         count = self._counts.get(prefix, 0)
         if count == 0:
             return False
@@ -36,11 +36,11 @@ class Subscriptions:
         return True
 
     def matches(self, topic: bytes) -> bool:
-        """Whether the topic begins with one of them: a look for each of its beginnings."""
+        """Whether the topic begins with one of the prefixes: one look-up for each of its beginnings."""
         return any(topic[:length] in self._counts for length in range(len(topic) + 1))
 
     def __iter__(self) -> Iterator[bytes]:
-        """Every prefix, as often as it was added. Another thread may add and remove some meanwhile."""
+        """Yields every prefix as often as it was added. Another thread may add and remove some."""
         for prefix, count in list(self._counts.items()):
             for _ in range(count):
                 yield prefix

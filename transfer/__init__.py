@@ -1,6 +1,6 @@
-"""Moves tensors between processes with ZeroMQ's patterns, at the speed of the socket.
+"""transfer moves tensors between processes with ZeroMQ's messaging patterns.
 
-Everything here is loaded when it is first used; importing starts and changes nothing.
+Importing this package loads no submodule and starts no thread; each name is loaded on first use.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ __all__ = [*_WHERE]
 
 def __getattr__(name: str) -> Any:
     if name in _WHERE:
-        with _undivided():  # threads may be the first to ask, while another one forks
+        with _undivided():  # one thread may load the module while another one forks
             value = getattr(importlib.import_module(_WHERE[name]), name)
         globals()[name] = value
         return value

@@ -1,11 +1,11 @@
-"""Sockets whose waiting calls are coroutines; names and semantics of `zmq.asyncio`.
+"""Sockets whose blocking calls are coroutines, with the names and semantics of `zmq.asyncio`.
 
-Every call first tries without waiting, so a busy socket costs one coroutine and no trip through the
-event loop. Where it must wait, the loop watches a descriptor; nothing runs in other threads. A
-cancelled call loses nothing: a message is taken only by the call that returns it.
+Every call first tries without waiting, so a busy socket costs one coroutine and no pass of the event
+loop. Where a call must wait, the loop watches a descriptor; no other thread runs. A cancelled call loses no
+message: only the call that returns a message takes it.
 """
 
-# A coroutine never overrides a plain method by the rules of types; here that is the point.
+# Types forbid a coroutine that overrides a plain method; this module does so on purpose.
 # mypy: disable-error-code="override"
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from transfer.transports.errors import Again
 
 T = TypeVar("T")
 
-#: calls that succeed at once before the loop gets a turn: others must not starve
+#: calls that succeed at once before the loop runs other tasks, which must not starve
 _TURN = 256
-#: seconds: first and longest pause between two tries where no descriptor tells of room
+#: seconds: first and longest pause between two tries where no descriptor signals room
 _SOON, _LATER = 0.0005, 0.02
 
 
 class Readiness:
-    """Who awaits input on one socket. The loop's reader stays on while messages keep coming."""
+    """The tasks that await input on one socket. The loop's reader stays on while messages keep arriving."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
         self.loop = loop
@@ -46,7 +46,7 @@ class Readiness:
         self._idle = 0
 
     async def wait(self) -> None:
-        """Returns when it is worth another try; several waiters wake one after the other."""
+        """Returns when another try may succeed; several waiters wake one after the other."""
         waiter = self.loop.create_future()
         self._waiters.append(waiter)
         self._idle = 0
@@ -57,7 +57,7 @@ class Readiness:
             await waiter
         except asyncio.CancelledError:
             if waiter.done() and not waiter.cancelled():
-                self._ready()  # this wake-up was somebody else's then
+                self._ready()  # the wake-up goes to the next waiter
             raise
         finally:
             if not waiter.done():
@@ -69,14 +69,14 @@ class Readiness:
             if not waiter.done():
                 waiter.set_result(None)
                 return
-        # The one that was woken reads in this very turn of the loop; only when nobody came back
-        # the second time the descriptor is let go.
+        # The task that was woken reads in this pass of the loop. Only when no task waits the second time,
+        # the loop stops watching.
         self._idle += 1
         if self._idle > 1:
             self.close()
 
     def close(self) -> None:
-        """The descriptor is not watched any more; whoever waits looks again."""
+        """Stops watching the descriptor; every waiter tries again."""
         if self._watched:
             self._watched = False
             if not self.loop.is_closed():
@@ -88,7 +88,11 @@ class Readiness:
 
 
 class AsyncMethods(SocketMethods):
-    """The waiting methods of a socket as coroutines. Use it from one event loop at a time."""
+    """A socket whose blocking methods are coroutines. Use it from one event loop at a time.
+
+    Each coroutine takes the arguments of the method of the same name of `transfer.Socket`, returns and raises
+    the same.
+    """
 
     if TYPE_CHECKING:
         _sync_send: Callable[..., Any]
@@ -99,7 +103,7 @@ class AsyncMethods(SocketMethods):
     # -- receiving -----------------------------------------------------------------------------
 
     async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """As `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
+        """Receives one part, as `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
         row = self._in_a_row
         row[0] += 1
         if row[0] > _TURN:
@@ -113,32 +117,32 @@ class AsyncMethods(SocketMethods):
         return await self._when_readable(functools.partial(self._sync_recv, DONTWAIT, copy))
 
     async def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """As `Socket.recv_multipart`."""
+        """Receives all parts of one message, as `Socket.recv_multipart`."""
         return await self._receive_by(super().recv_multipart, flags, copy=copy)
 
     async def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
-        """As `Socket.recv_string`."""
+        """Receives one part as text, as `Socket.recv_string`."""
         decoder_of(encoding)
         return bytes(await self.recv(flags)).decode(encoding)
 
     async def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
-        """As `Socket.recv_json`."""
+        """Receives one part of JSON, as `Socket.recv_json`."""
         decode = decoder(kwargs)
         return decode(await self.recv(flags))
 
     async def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
-        """As `Socket.recv_into`."""
+        """Receives one part into memory of the caller, as `Socket.recv_into`."""
         target = room_in(buffer, nbytes)
         return self._pour(await self.recv(flags, copy=False), target)
 
     async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
-        """As `Socket.recv_tensor`."""
+        """Receives one tensor, as `Socket.recv_tensor`."""
         return await self._receive_by(super().recv_tensor, flags, out=out, like=like)
 
     async def recv_tensors(
         self, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """As `Socket.recv_tensors`."""
+        """Receives a dict of tensors and its metadata, as `Socket.recv_tensors`."""
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
@@ -163,7 +167,7 @@ class AsyncMethods(SocketMethods):
                 return await self._try_when_readable(call)
         except TimeoutError:
             try:
-                return call()  # the message may have come in this very moment
+                return call()  # the message may have arrived in the moment of the timeout
             except Again as error:
                 raise self._links.explained(error) from None
 
@@ -195,7 +199,7 @@ class AsyncMethods(SocketMethods):
     # -- sending -------------------------------------------------------------------------------
 
     async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """As `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
+        """Sends one part, as `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
         row = self._in_a_row
         row[0] += 1
         if row[0] > _TURN:
@@ -213,15 +217,15 @@ class AsyncMethods(SocketMethods):
     async def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Any:
-        """As `Socket.send_multipart`."""
+        """Sends several parts as one message, as `Socket.send_multipart`."""
         return await self._send_by(super().send_multipart, msg_parts, flags=flags, copy=copy, track=track)
 
     async def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
-        """As `Socket.send_string`."""
+        """Sends a text as one part, as `Socket.send_string`."""
         await self.send(encoded(u, encoding), flags, copy)
 
     async def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
-        """As `Socket.send_json`."""
+        """Sends an object as JSON, as `Socket.send_json`."""
         await self.send(json_of(obj, kwargs), flags)
 
     async def send_tensor(
@@ -233,7 +237,7 @@ class AsyncMethods(SocketMethods):
         copy: bool | None = None,
         track: bool = False,
     ) -> Any:
-        """As `Socket.send_tensor`."""
+        """Sends one tensor, as `Socket.send_tensor`."""
         return await self._send_by(
             super().send_tensor, tensor, flags=flags, topic=topic, copy=copy, track=track
         )
@@ -247,7 +251,7 @@ class AsyncMethods(SocketMethods):
         flags: int = 0,
         track: bool = False,
     ) -> Any:
-        """As `Socket.send_tensors`."""
+        """Sends a dict of tensors and metadata, as `Socket.send_tensors`."""
         return await self._send_by(
             super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, track=track
         )
@@ -281,12 +285,12 @@ class AsyncMethods(SocketMethods):
             waiting.close()
 
     async def _until_room(self, pause: float) -> None:
-        """Until a full connection takes bytes again, or the pause is over (no peer is there, or
-        one without a descriptor)."""
+        """Waits until a full connection has room, at most for the pause. There may be no peer, or one without
+        a descriptor."""
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
         fds = [fd for fd in (getattr(stream, "fd", -1) for stream in self._streams()) if fd >= 0]
-        # Two tasks may wait on one socket, and a loop has one writer for each descriptor.
+        # Two tasks may wait on one socket, and a loop allows one writer for each descriptor.
         fds = [fd for fd in fds if fd not in self._watched_for_room and _watch(loop, fd, ready)]
         self._watched_for_room.update(fds)
         timer = loop.call_later(pause, _wake, ready)
@@ -298,43 +302,52 @@ class AsyncMethods(SocketMethods):
                 loop.remove_writer(fd)
                 self._watched_for_room.discard(fd)
         if not timer.when() <= loop.time():
-            # The kernel has room and the queue in front of it is still full: let the flusher run.
+            # The kernel has room and the queue in front of it is full: let the flusher run.
             await asyncio.sleep(0)
 
     @functools.cached_property
     def _in_a_row(self) -> list[int]:
-        """How many calls succeeded at once. A list: to set an attribute of a socket takes longer."""
+        """The number of calls that succeeded at once. In a list, which is faster to set than an attribute."""
         return [0]
 
     @functools.cached_property
     def _watched_for_room(self) -> set[int]:
         return set()
 
-    # -- the rest ------------------------------------------------------------------------------
+    # -- polling, peers, closing ---------------------------------------------------------------
 
     async def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
-        """As `Socket.poll`; `timeout` in milliseconds."""
+        """Waits until the socket is ready, as `Socket.poll`; `timeout` in milliseconds."""
         ready = await wait([(self, events_of(flags))], timeout)
         return ready[0][1] if ready else 0
 
     async def peers_ready(self, n: int = 1, timeout: float | None = 30.0) -> None:
-        """As `Socket.wait_for_peers`, without blocking the loop."""
+        """Waits until `n` peers are connected, as `Socket.wait_for_peers`, without blocking the loop.
+
+        Args:
+            n: number of peers.
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            Again: fewer peers are connected in time.
+            Closed: the socket is closed.
+        """
         n, timeout = whole(n, "n"), seconds(timeout)
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, functools.partial(self.wait_for_peers, n, timeout))
 
     def close(self, linger: float | None = None) -> int:
-        """As `Socket.close`. It waits for at most `linger` ms, also in an event loop."""
+        """Closes the socket, as `Socket.close`. It blocks the event loop for at most `linger` ms."""
         known, self._readiness = self._readiness, None
         if known is not None:
-            known.close()  # before its descriptor is; the waiting calls see the closed socket later
+            known.close()  # before its descriptor is closed; waiting calls find the closed socket later
         return super().close(linger)
 
 
 def _watch(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Future[None]) -> bool:
     try:
         loop.add_writer(fd, _wake, ready)
-    except OSError:  # its connection was lost meanwhile
+    except OSError:  # the connection was lost
         return False
     return True
 
@@ -344,19 +357,19 @@ def _wake(future: asyncio.Future[None]) -> None:
         future.set_result(None)
 
 
-# --- several at once --------------------------------------------------------------------------
+# --- several sockets --------------------------------------------------------------------------
 
 
 async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
-    """The entries (socket, descriptor or object with fileno; bits) that are ready, as the
-    `wait` of `transfer.sockets.poller`. timeout: milliseconds, None or negative: endless."""
+    """Returns the entries (socket, descriptor or object with fileno; bits) that are ready, as
+    `transfer.sockets.poller.wait`. timeout: milliseconds, None or negative waits without limit."""
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
     ready = await _look(entries)
     if ready or timeout == 0:
         return ready
     if not entries and deadline is None:
-        await asyncio.sleep(0)  # a loop of such polls lets others run
+        await asyncio.sleep(0)  # a loop of such polls lets other tasks run
         return ready
     waiting = [LongWait(loop, thing) for thing, _ in entries if isinstance(thing, AsyncMethods)]
     try:
@@ -374,8 +387,10 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
         left = None if deadline is None else deadline - loop.time()
         if ready or (left is not None and left <= 0):
             return ready
-        told = all(not hasattr(thing, "_tells") or thing._tells(bits) for thing, bits in entries)
-        if not told:
+        signalled = all(
+            not hasattr(thing, "_fd_signals") or thing._fd_signals(bits) for thing, bits in entries
+        )
+        if not signalled:
             left = pause if left is None else min(pause, left)
             pause = min(2 * pause, _LATER)
         await _any_input(entries, left)
@@ -388,14 +403,14 @@ async def _look(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
 
 
 async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> None:
-    """Until one of them may have become ready, or the time is over."""
+    """Waits until one of the entries may be ready, or the time is over."""
     loop = asyncio.get_running_loop()
     woken = loop.create_future()
     fds = []
     tasks = []
     for thing, bits in entries:
         if isinstance(thing, AsyncMethods):
-            if bits & POLLIN and thing._tells(POLLIN):
+            if bits & POLLIN and thing._fd_signals(POLLIN):
                 tasks.append(loop.create_task(thing._input().wait()))
                 tasks[-1].add_done_callback(lambda _: _wake(woken))
             continue
@@ -420,23 +435,23 @@ async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> N
 
 
 class Poller(_Poller):
-    """As `transfer.Poller`, with a coroutine for `poll`."""
+    """`transfer.Poller` with a coroutine `poll`."""
 
     async def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        """As `transfer.Poller.poll`."""
+        """Waits until a registered socket is ready, as `transfer.Poller.poll`; `timeout` in milliseconds."""
         return await wait(self.sockets, timeout)
 
 
 @functools.cache
 def socket_class(core: Any) -> type[AsyncMethods]:
-    """The Socket of this module over a core."""
+    """Makes the Socket class of this module over a core."""
     base = core.SocketBase
     names = {"__module__": __name__, "_sync_send": base.send, "_sync_recv": base.recv}
     return type("Socket", (AsyncMethods, base), names)
 
 
 class Context(_Context):
-    """A context whose sockets are those of this module."""
+    """A `transfer.Context` that makes the sockets of this module."""
 
     def _socket_class(self) -> type:
         return socket_class(self.core)

@@ -1,6 +1,6 @@
 """`python -m bench.broker [--case NAME …] [--rounds 5] [--quick] [--folder DIR] [--json FILE]`.
 
-The broker and what it is compared with, in turns.
+The broker and the servers it is compared with, in turns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def measure(case: Case, rounds: int, *, quick: bool, folder: Path) -> dict[str, list[Sample] | str]:
-    """By peer: its samples, or why there are none. The rounds go A B A B."""
+    """Returns by peer: its samples, or why there are none. The rounds go A B A B."""
     found: dict[str, list[Sample] | str] = {peer.name: [] for peer in case.peers}
     for number in range(rounds):
         for peer in case.peers:
@@ -43,13 +43,13 @@ def measure(case: Case, rounds: int, *, quick: bool, folder: Path) -> dict[str, 
 
 
 def _last_words(reason: Exception) -> str:
-    """One line: what it says, or the end of a traceback."""
+    """Returns one line: the text of an error, or the end of a traceback."""
     lines = [line for line in str(reason).splitlines() if line.strip() and "  hint: " not in line]
     return lines[-1].strip() if lines else type(reason).__name__
 
 
 def _once(peer: Peer, folder: Path, *, quick: bool) -> Sample:
-    """On a folder of its own, which is removed."""
+    """Runs a peer once, on a new folder, which is removed."""
     path = Path(tempfile.mkdtemp(prefix="bench-broker-", dir=folder))
     try:
         return peer.run(Place(path, quick))
@@ -58,15 +58,15 @@ def _once(peer: Peer, folder: Path, *, quick: bool) -> Sample:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """0; 1 when something could not be measured."""
+    """Returns 0; 1 when something could not be measured."""
     parser = argparse.ArgumentParser(prog="python -m bench.broker", description=__doc__)
     names = [case.name for case in CASES]
     parser.add_argument("--case", action="append", choices=names, help="only this one; repeat it")
-    parser.add_argument("--rounds", type=int, default=5, help="of each (5)")
-    parser.add_argument("--quick", action="store_true", help="few messages: shows only that all of it runs")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build", help="on the disk that is measured")
-    parser.add_argument("--json", type=Path, help="write all samples there")
-    parser.add_argument("--list", action="store_true", help="what there is, without running it")
+    parser.add_argument("--rounds", type=int, default=5, help="rounds for each peer (5)")
+    parser.add_argument("--quick", action="store_true", help="few messages: shows only that all cases run")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build", help="a folder on the disk to measure")
+    parser.add_argument("--json", type=Path, help="write all samples to this file")
+    parser.add_argument("--list", action="store_true", help="list the cases, without running them")
     asked = parser.parse_args(arguments)
     if asked.list:
         for case in CASES:

@@ -1,4 +1,4 @@
-"""What a case of the broker's benchmarks is: peers that do the same, and what is wanted of ours."""
+"""A case of the broker's benchmarks: peers that do the same work, and the goal for the broker."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-#: one run of one peer: numbers by name
+#: the result of one run of one peer: numbers by name
 Sample = dict[str, float]
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
     """Where a run happens. folder: an empty one on the disk that is measured. quick: few messages, which show
-    only that it runs."""
+    only that the case runs."""
 
     folder: Path
     quick: bool
 
     def count(self, full: int, quick: int) -> int:
-        """So many messages."""
+        """Returns the number of messages."""
         return quick if self.quick else full
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """One way to do the same. family: of several ways with the same one, the better of a round counts."""
+    """One way to do the work. family: of several ways with the same one, the better of a round counts."""
 
     name: str
     family: str
@@ -34,8 +34,8 @@ class Peer:
 
 @dataclass(frozen=True, slots=True)
 class Goal:
-    """What is wanted of the family "transfer": `key` of its samples, divided by that of the family `against`
-    (of the case `of`, if not this one), or alone; at least, or at most, `limit`."""
+    """The goal of the family "transfer": `key` of its samples, divided by that of the family `against` (of
+    the case `of`, if not this one), or alone; at least, or at most, `limit`."""
 
     key: str
     limit: float
@@ -47,7 +47,7 @@ class Goal:
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """key, unit: which number of the samples stands in the table, the higher the better unless `lower`."""
+    """key, unit: the number of the samples in the table, the higher the better unless `lower`."""
 
     name: str
     about: str

@@ -1,4 +1,4 @@
-"""The cases, and what is wanted in each."""
+"""The cases and their goals."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _cycle(cycle: tuple[int, int, int, int, int], place: Place) -> Cycle:
 
 
 def _peers(*cycle: int) -> tuple[Peer, ...]:
-    """All of them, with (size, messages, messages if it is quick, in flight)."""
+    """Returns all peers, with (size, messages, messages of a quick run, in flight)."""
     size, full, quick, in_flight = cycle
     what = (size, full, quick, in_flight, 1)
     apart, together = (own_cycle.consume, own_cycle.publish), (own_cycle.together,)
@@ -66,7 +66,7 @@ def _redis_read(place: Place) -> Sample:
     return catch_up.measure_redis(place, _cycle(_READ, place))
 
 
-#: (size, messages, messages if it is quick, in flight, topics)
+#: (size, messages, messages of a quick run, in flight, topics)
 _READ = (KIB, 200_000, 2_000, 1000, 1)
 _IDLE = Goal("rss_mb", 500 * MIB / 1e6, "MB", at_least=False)
 _EACH = (own_cycle.consume, own_cycle.publish_each)

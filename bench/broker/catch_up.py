@@ -13,13 +13,13 @@ from transfer.broker.bench.processes import Processes, Stage
 from transfer.broker.bench.target import started
 from transfer.broker.clients.native import BrokerClient
 
-#: messages that one call fetches of Redis, and that may be out to a consumer
+#: messages that one call fetches from Redis, and that a consumer may have in flight
 _AT_ONCE = 1000
 _PATIENCE_MS = 20_000
 
 
 def measure_ours(place: Place, cycle: Cycle, part: Part) -> Sample:
-    """Publishes all; then measures the reading."""
+    """Publishes all messages; then measures the reading."""
     with Processes() as crew:
         target = started(crew, place.folder, transient=())
         with BrokerClient(target.requests) as client:
@@ -36,12 +36,12 @@ def measure_ours(place: Place, cycle: Cycle, part: Part) -> Sample:
 
 
 def measure_redis(place: Place, cycle: Cycle) -> Sample:
-    """The same of Redis."""
+    """As `measure_ours`, with Redis."""
     return measure_server(place, cycle, (xread,), redis_server)
 
 
 def subscribe(stage: Stage, address: str | int, cycle: Cycle) -> tuple[float, float]:
-    """A SUB."""
+    """Reads with a SUB."""
     import transfer
 
     _, endpoint = str(address).split()
@@ -56,7 +56,7 @@ def subscribe(stage: Stage, address: str | int, cycle: Cycle) -> tuple[float, fl
 
 
 def consume(stage: Stage, address: str | int, cycle: Cycle) -> tuple[float, float]:
-    """A consumer of a new group, which acknowledges."""
+    """Reads with a consumer of a new group, which acknowledges."""
     endpoint, _ = str(address).split()
     with BrokerClient(endpoint) as client:
         begin(stage)
@@ -71,7 +71,7 @@ def consume(stage: Stage, address: str | int, cycle: Cycle) -> tuple[float, floa
 
 
 def xread(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """XADD of all, then XREAD from 0."""
+    """Adds all messages with XADD, then reads them with XREAD from 0."""
     client, (stream,) = redis_cycle.connected(port), cycle.topic_names
     for _ in range(0, cycle.count, _AT_ONCE):
         redis_cycle.add(client, stream, cycle.payload, _AT_ONCE)

@@ -1,7 +1,7 @@
-"""Durable publish → consume → acknowledge: who plays it with whom, and how long it takes.
+"""Durable publish → consume → acknowledge: the processes of a run, and how long it takes.
 
-A peer is a module with three parts for processes: `publish`, `consume`, `together` (both in one process),
-each called with (stage, address, Cycle). They say `ready`, wait for the word, and return (begin, end).
+A peer is a module with three functions for processes: `publish`, `consume`, `together` (both in one process),
+each called with (stage, address, Cycle). They report `ready`, wait for the start, and return (begin, end).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from transfer.broker.bench.usage import of_process
 #: seconds that one run may take
 LONGEST = 300.0
 
-#: plays until all messages are done; (when it began, when it ended)
+#: runs until all messages are done; returns (begin, end)
 Part = Callable[[Stage, str | int, "Cycle"], tuple[float, float]]
 
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """size: bytes of a message. in_flight: messages that are not acknowledged yet, at most."""
+    """size: bytes of a message. in_flight: unacknowledged messages, at most."""
 
     size: int
     count: int
@@ -36,7 +36,7 @@ class Cycle:
 
     @property
     def payload(self) -> bytes:
-        """Bytes that do not pack."""
+        """Bytes that do not compress."""
         return os.urandom(self.size)
 
     @property
@@ -46,13 +46,13 @@ class Cycle:
 
 
 def begin(stage: Stage) -> None:
-    """Says that everything is ready, and waits until all others are."""
+    """Reports that this process is ready, and waits until all others are."""
     stage.tell("ready")
     stage.hear()
 
 
 def measure_ours(place: Place, cycle: Cycle, parts: tuple[Part, ...]) -> Sample:
-    """The broker in a process of its own."""
+    """Measures the broker, in a separate process."""
     with Processes() as crew:
         target = started(crew, place.folder, transient=())
         target.begin()
@@ -70,7 +70,7 @@ def measure_server(
     parts: tuple[Part, ...],
     server: Callable[[Path], AbstractContextManager[Server]],
 ) -> Sample:
-    """Another server."""
+    """Measures another server."""
     with server(place.folder) as running, Processes() as crew:
         before = of_process(running.pid).cpu
         seconds = play(crew, parts, running.port, cycle)
@@ -80,9 +80,9 @@ def measure_server(
 
 
 def play(crew: Processes, parts: tuple[Part, ...], address: str | int, cycle: Cycle) -> float:
-    """Seconds from the first publish until everything is acknowledged."""
+    """Returns the seconds from the first publish until everything is acknowledged."""
     members = []
-    for part in parts:  # one after the other: consumers make what publishers need
+    for part in parts:  # one after the other: consumers make groups that publishers need
         members.append(crew.add(part, address, cycle))
         members[-1].hear(PATIENCE)
     for member in members:
@@ -92,7 +92,7 @@ def play(crew: Processes, parts: tuple[Part, ...], address: str | int, cycle: Cy
 
 
 def sample(cycle: Cycle, seconds: float, cpu: float) -> Sample:
-    """What a run was. cpu: seconds of the broker's processor."""
+    """Returns the sample of a run. cpu: seconds of the broker's processor."""
     return {
         "seconds": seconds,
         "msg_s": cycle.count / seconds,

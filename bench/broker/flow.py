@@ -1,6 +1,6 @@
-"""TTP on topics that keep nothing: how much goes through for each second of the broker's processor.
+"""TTP on topics without storage: throughput for each second of the broker's processor.
 
-Publishers keep step with subscribers by pipes beside the broker, so that nothing is dropped.
+Publishers keep step with subscribers by pipes that bypass the broker, so that nothing is dropped.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
 from transfer.broker.protocols.ttp import HEADER_SIZE, Kind, encode_head
 
 TOPIC = "bench"
-#: frames that a flooding publisher gives to the system at once
+#: frames that a flooding publisher gives to the kernel at once
 _AT_ONCE = 64
 TRANSIENT = (pattern(Grammar.EXACT, TOPIC),)
 Address = tuple[str, int]
@@ -34,7 +34,7 @@ Address = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """size: bytes of a message. in_flight: messages that some subscriber has not yet."""
+    """size: bytes of a message. in_flight: messages that some subscriber does not have yet."""
 
     size: int
     count: int
@@ -45,7 +45,7 @@ class Flow:
 
     @property
     def payload(self) -> Any:
-        """Bytes that do not pack, or nothing but zeros that take no memory."""
+        """Bytes that do not compress, or zeros that take no memory."""
         if self.hollow:
             return mmap.mmap(-1, self.size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         return os.urandom(self.size)
@@ -56,7 +56,7 @@ Receive = Callable[[Stage, Address, Flow, Connection], tuple[float, float]]
 
 
 def measure(place: Place, flow: Flow, publish: Publish, receive: Receive) -> Sample:
-    """One publisher, some subscribers, the broker: each a process."""
+    """Measures one publisher, some subscribers, and the broker, each in a process."""
     with Processes() as crew:
         target = started(crew, place.folder, TRANSIENT)
         sample = _measure(crew, target, flow, publish, receive)
@@ -95,7 +95,7 @@ def _measure(crew: Processes, target: Started, flow: Flow, publish: Publish, rec
 
 
 def publish(stage: Stage, address: Address, flow: Flow, lines: list[Connection]) -> tuple[float, float]:
-    """By the client, one call for each; (when it began, when the last byte was with the system)."""
+    """Publishes by the client, one call for each message; returns (begin, when the kernel had all bytes)."""
     with TtpClient(*address, name="bench") as client:
         payload, pace = flow.payload, Pace(lines, flow.in_flight, flow.subscribers)
         begin(stage)
@@ -104,12 +104,12 @@ def publish(stage: Stage, address: Address, flow: Flow, lines: list[Connection])
             pace.take(PATIENCE)
             client.publish(TOPIC, payload)
         end = time.monotonic()
-        client.subscribe("nothing")  # answered behind all that was published
+        client.subscribe("nothing")  # answered after all published messages
         return begun, end
 
 
 def flood(stage: Stage, address: Address, flow: Flow, lines: list[Connection]) -> tuple[float, float]:
-    """By a plain socket, many messages with one call."""
+    """Publishes by a plain socket, many messages with one call."""
     frame = encode_head(Kind.PUBLISH, TOPIC.encode(), size=flow.size) + flow.payload
     many, pace = memoryview(frame * _AT_ONCE), Pace(lines, flow.in_flight, flow.subscribers)
     with closing(Source(address)) as source:
@@ -125,7 +125,7 @@ def flood(stage: Stage, address: Address, flow: Flow, lines: list[Connection]) -
 
 
 def receive(stage: Stage, address: Address, flow: Flow, line: Connection) -> tuple[float, float]:
-    """By the client; (when the first message came, when the last did)."""
+    """Receives by the client; returns (time of the first message, time of the last)."""
     steps = Steps({0: line}, _every(flow))
     first = 0.0
     with TtpClient(*address, name="bench") as client:
@@ -141,19 +141,19 @@ def receive(stage: Stage, address: Address, flow: Flow, line: Connection) -> tup
 
 
 def drain(stage: Stage, address: Address, flow: Flow, line: Connection) -> tuple[float, float]:
-    """By a plain socket, without looking at the messages; (when the first payload byte came, the end)."""
+    """Receives by a plain socket, without parsing; returns (time of the first payload byte, end)."""
     steps, first = Steps({0: line}, _every(flow)), 0.0
-    size, told = frame_size(TOPIC, flow.size), 0
+    size, reported = frame_size(TOPIC, flow.size), 0
     with closing(Drain(address, TOPIC)) as one:
         begin(stage)
         for received in one.until(size * flow.count):
             if not first and received > size - flow.size:
                 first = time.monotonic()
-            while told < received // size:
+            while reported < received // size:
                 steps.took(0)
-                told += 1
-        if (one.received - size * flow.count) % HEADER_SIZE:  # what is more are heartbeats
-            raise Failed(f"{one.received} bytes came")
+                reported += 1
+        if (one.received - size * flow.count) % HEADER_SIZE:  # the rest are heartbeats
+            raise Failed(f"{one.received} bytes arrived")
     return first, time.monotonic()
 
 
@@ -162,7 +162,7 @@ def _every(flow: Flow) -> int:
 
 
 def small(place: Place) -> Flow:
-    """1 KiB, one to one; 4 MiB of them are on their way at most."""
+    """1 KiB, one to one; at most 4 MiB in flight."""
     return Flow(1 << 10, place.count(200_000, 20_000), 4096)
 
 

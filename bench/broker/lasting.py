@@ -1,4 +1,4 @@
-"""What a broker has to carry: a long log when it starts, and connections that say nothing."""
+"""The permanent load of a broker: a long log at its start, and idle connections."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ _TOPICS = 100
 
 
 def recovery(place: Place, total: int = 10_000_000_000, size: int = 64 * KIB) -> Sample:
-    """A log is written through a broker, which is then killed. Another one opens it, from the disk. total,
-    size: bytes of the log and of a message."""
+    """Writes a log through a broker, which is then killed; another one opens it, from the disk. total, size:
+    bytes of the log and of a message."""
     if place.quick:
         total //= 20
     with Processes() as crew:
@@ -63,7 +63,7 @@ def _write(stage: Stage, endpoint: str, total: int, size: int) -> None:
 
 
 def _forget(folder: Path) -> None:
-    """The system drops what it has of these files in memory."""
+    """Drops the kernel's cached pages of these files."""
     for path in folder.rglob("*"):
         if path.is_file():
             fd = os.open(path, os.O_RDONLY)
@@ -74,12 +74,12 @@ def _forget(folder: Path) -> None:
 
 
 def idle_ttp(place: Place) -> Sample:
-    """Connections of TTP, each with a subscription."""
+    """Measures connections of TTP, each with a subscription."""
     return _idle(place, "ttp")
 
 
 def idle_own(place: Place) -> Sample:
-    """DEALERs of transfer's own front, over TCP as from other machines."""
+    """Measures DEALERs of transfer's native front, over TCP as from other machines."""
     return _idle(place, "own")
 
 
@@ -125,7 +125,7 @@ def _connect_ttp(stage: Stage, address: tuple[str, int], count: int) -> None:
 
 def _connect_own(stage: Stage, endpoint: str, count: int) -> None:
     _raise_limit()
-    os.environ["TRANSFER_LOCAL"] = "off"  # of this process, which ends with this
+    os.environ["TRANSFER_LOCAL"] = "off"  # only for this process, which ends afterwards
     with transfer.Context() as context, ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(BrokerClient(endpoint, context=context))
@@ -134,6 +134,6 @@ def _connect_own(stage: Stage, endpoint: str, count: int) -> None:
 
 
 def _raise_limit() -> None:
-    """As many descriptors as this process, and those that it starts, may have."""
+    """Raises the limit of descriptors for this process and those that it starts."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

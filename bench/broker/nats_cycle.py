@@ -15,12 +15,12 @@ _PATIENCE = 30.0
 
 
 def publish(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """Publishes without waiting, with so many acknowledgements missing at most."""
+    """Publishes without waiting, with a limited number of missing acknowledgements."""
     return asyncio.run(_publish(stage, port, cycle))
 
 
 def consume(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """Fetches so many, and acknowledges each."""
+    """Fetches several messages, and acknowledges each."""
     return asyncio.run(_consume(stage, port, cycle))
 
 

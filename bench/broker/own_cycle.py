@@ -1,4 +1,4 @@
-"""The cycle through the broker's own front, by its client. See `bench.broker.cycle`."""
+"""The cycle through the broker's native front, by its client. See `bench.broker.cycle`."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _GROUP = "bench"
 
 
 def publish(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, float]:
-    """Publishes all, with so many in flight: the half of them with one call, where they are small."""
+    """Publishes all messages, with so many in flight; small ones half of that with one call."""
     burst = max(1, cycle.in_flight // 2) if cycle.size < MIB else 1
     return _publish(stage, str(endpoint), cycle, burst)
 
 
 def publish_each(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, float]:
-    """The same with a call for each message."""
+    """As `publish`, with a call for each message."""
     return _publish(stage, str(endpoint), cycle, 1)
 
 
@@ -46,7 +46,7 @@ def _publish(stage: Stage, endpoint: str, cycle: Cycle, burst: int) -> tuple[flo
 
 
 def consume(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, float]:
-    """Consumes and acknowledges all."""
+    """Consumes and acknowledges all messages."""
     with BrokerClient(str(endpoint)) as client:
         consumers = _consumers(client, cycle)
         begin(stage)
@@ -64,7 +64,7 @@ def consume(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, flo
 
 
 def together(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, float]:
-    """So many, and so many again: published, consumed, acknowledged."""
+    """Publishes, consumes and acknowledges batch after batch."""
     with BrokerClient(str(endpoint)) as client:
         (consumer,) = _consumers(client, cycle)
         payload, topic = cycle.payload, cycle.topic_names[0]

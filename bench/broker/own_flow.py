@@ -1,4 +1,4 @@
-"""One large message by the broker's own front: in pieces into it, and in pieces out of it."""
+"""One large message through the broker's native front, in pieces both ways."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.protocols.native import Join, Op, decode, encode, encode_deliveries, encode_join
 from transfer.broker.protocols.native_pieces import PIECE, decode_place, encode_place
 
-#: topics that keep their messages begin so
+#: the beginning of the topics that are stored
 _KEPT = f"{TOPIC}-kept"
-#: bytes that the consumer asks for ahead
+#: bytes that the consumer requests ahead
 _AHEAD = 8 * PIECE
 
 
 def passing(place: Place) -> Sample:
-    """It is not kept: a subscriber of TTP has its first bytes before the last are sent."""
+    """Measures an unstored message: a subscriber of TTP has its first bytes before the last are sent."""
     what = flow.tensor(place)
     with Processes() as crew:
         target = started(crew, place.folder, flow.TRANSIENT)
@@ -44,7 +44,7 @@ def passing(place: Place) -> Sample:
 
 
 def kept(place: Place) -> Sample:
-    """It is kept, then fetched by a consumer of a group."""
+    """Measures a message that is stored, then fetched by a consumer of a group."""
     what = flow.tensor(place)
     with Processes() as crew:
         target = started(crew, place.folder, transient=())
@@ -65,7 +65,7 @@ def kept(place: Place) -> Sample:
 
 
 def _played(target: Started, members: list[Member]) -> float:
-    """Seconds from the word to the end of the last one."""
+    """Returns the seconds from the start to the end of the last process."""
     for member in members:
         member.hear(PATIENCE)
     target.begin()
@@ -79,8 +79,8 @@ def _played(target: Started, members: list[Member]) -> float:
 def publish(
     stage: Stage, endpoint: str, what: Flow, topic: str, line: Connection | None
 ) -> tuple[float, float]:
-    """By the client; (when it began, when the last byte was with the system). line: where a subscriber tells
-    what it has, which nobody has to wait for here."""
+    """Publishes by the client; returns (begin, when the kernel had all bytes). line: a subscriber reports its
+    progress there, which is not read here."""
     with BrokerClient(endpoint, timeout=LONGEST) as client:
         payload = what.payload
         begin(stage)
@@ -92,7 +92,7 @@ def publish(
 
 
 def fetch(stage: Stage, endpoint: str, what: Flow, topic: str) -> None:
-    """By a plain DEALER, which lets go of each range: this process has no room for the whole."""
+    """Receives by a plain DEALER, which drops each range: this process has no room for the whole message."""
     with transfer.Context() as context, context.socket(transfer.DEALER) as dealer:
         dealer.identity = b"b" + os.urandom(7)
         dealer.rcvtimeo = int(PATIENCE * 1000)
@@ -113,7 +113,7 @@ def fetch(stage: Stage, endpoint: str, what: Flow, topic: str) -> None:
                 asked = came + _AHEAD
                 dealer.send(encode_place(Op.FETCH, 1, place._replace(position=asked)))
         if came != what.size:
-            raise Failed(f"{came} bytes came")
+            raise Failed(f"{came} bytes arrived")
         body = encode_deliveries([(place.offset, place.attempt, 0)])
         dealer.send(encode(Op.ACK, 1, body))
         while decode(bytes(dealer.recv_frames()[0].data)).op is not Op.ACKED:

@@ -1,4 +1,4 @@
-"""TTP by plain sockets, as light as it can be: what is measured with it is the broker."""
+"""TTP by plain sockets, as light as possible, so that the broker is the bottleneck."""
 
 from __future__ import annotations
 
@@ -10,39 +10,39 @@ from bench.work import Failed
 from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
 
 _BUFFER = 1 << 20
-#: where the kind stands in a header
+#: the position of the kind in a header
 _KIND_AT = 6
-#: seconds behind which a receiver tells the broker that it is there, which answers
+#: seconds after which a receiver sends the broker a heartbeat, which is answered
 _BEAT = 30.0
 _PATIENCE = 60.0
 
 
 def _asked(connection: socket.socket, topic: str) -> None:
-    """Subscribes, and waits for the answer, which nothing else must come before."""
+    """Subscribes, and waits for the answer, which must be the first message."""
     connection.sendall(encode_head(Kind.SUBSCRIBE, topic.encode(), flags=WANTED, stream_id=1))
     answer = connection.recv(HEADER_SIZE, socket.MSG_WAITALL)
     if len(answer) != HEADER_SIZE or answer[_KIND_AT] != Kind.ACK:
-        raise Failed(f"no ACK came, but {answer!r}")
+        raise Failed(f"no ACK, but {answer!r}")
 
 
 class Source:
-    """A publisher of ready frames."""
+    """A publisher of prepared frames."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._socket = socket.create_connection(address, _PATIENCE)
 
     def send(self, frames: memoryview) -> None:
-        """All of it."""
+        """Sends all bytes."""
         self._socket.sendall(frames)
 
     def close(self) -> None:
-        """Ends the connection when the broker has read all of it."""
+        """Ends the connection when the broker has read all bytes."""
         with self._socket:
             _asked(self._socket, "nothing")
 
 
 class Drain:
-    """A subscriber that counts bytes. Raises TimeoutError when nothing comes, ConnectionError at the end."""
+    """A subscriber that counts bytes. Raises TimeoutError (nothing arrives), ConnectionError (the end)."""
 
     def __init__(self, address: tuple[str, int], topic: str) -> None:
         self.received = 0
@@ -56,7 +56,7 @@ class Drain:
             raise
 
     def until(self, nbytes: int) -> Iterator[int]:
-        """Receives until so many bytes came in all; how many they are so far."""
+        """Receives until so many bytes have arrived in all; yields their number so far."""
         while self.received < nbytes:
             got = self._socket.recv_into(self._buffer)
             if not got:
@@ -73,5 +73,5 @@ class Drain:
 
 
 def frame_size(topic: str, nbytes: int) -> int:
-    """Bytes of a PUBLISH."""
+    """Returns the bytes of a PUBLISH."""
     return HEADER_SIZE + len(topic) + nbytes

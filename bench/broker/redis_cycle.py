@@ -14,7 +14,7 @@ _BLOCK_MS = 1000
 
 
 def publish(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """XADD, in pipelines of so many as may be in flight."""
+    """Adds with XADD, in pipelines of as many as may be in flight."""
     client, (stream,), payload = connected(port), cycle.topic_names, cycle.payload
     begin(stage)
     begun, left = time.monotonic(), cycle.count
@@ -26,7 +26,7 @@ def publish(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
 
 
 def consume(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """XREADGROUP of so many, and one XACK for them."""
+    """Reads several with XREADGROUP, and acknowledges them with one XACK."""
     client, (stream,) = connected(port), cycle.topic_names
     client.xgroup_create(stream, _GROUP, mkstream=True)
     begin(stage)
@@ -37,7 +37,7 @@ def consume(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
 
 
 def together(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]:
-    """So many, and so many again: added, read, acknowledged."""
+    """Adds, reads and acknowledges batch after batch."""
     client, (stream,), payload = connected(port), cycle.topic_names, cycle.payload
     client.xgroup_create(stream, _GROUP, mkstream=True)
     begin(stage)
@@ -53,7 +53,7 @@ def together(stage: Stage, port: str | int, cycle: Cycle) -> tuple[float, float]
 
 
 def add(client: Any, stream: str, payload: bytes, count: int) -> None:
-    """XADD, in one pipeline."""
+    """Adds with XADD, in one pipeline."""
     if count == 1:
         client.xadd(stream, {"p": payload})
         return
@@ -73,7 +73,7 @@ def _take(client: Any, stream: str, most: int) -> int:
 
 
 def connected(port: str | int) -> Any:
-    """A client."""
+    """Returns a client."""
     from redis import Redis
 
     return Redis(HOST, int(port), protocol=2)

@@ -1,4 +1,4 @@
-"""What a run found, as tables and as JSON."""
+"""The results of a run, as tables and as JSON."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.report import number
 from bench.stats import Spread, ratio
 from transfer.cli.tables import show_table
 
-#: by case and peer; a text says why it was not measured
+#: by case and peer; a text is the reason why it was not measured
 Found = Mapping[str, Mapping[str, Sequence[Sample] | str]]
 
 _PEERS = ("case", "peer", "median", "low", "high", "unit", "broker µs/msg")
@@ -21,7 +21,7 @@ _OURS = "transfer"
 
 
 def peer_rows(case: Case, found: Found) -> list[tuple[str, ...]]:
-    """One row for each peer."""
+    """Returns one row for each peer."""
     rows = []
     for peer in case.peers:
         samples = found[case.name].get(peer.name, "not run")
@@ -37,7 +37,7 @@ def peer_rows(case: Case, found: Found) -> list[tuple[str, ...]]:
 
 
 def goal_rows(case: Case, cases: Mapping[str, Case], found: Found) -> list[tuple[str, ...]]:
-    """One row for each goal that can be judged."""
+    """Returns one row for each goal that can be judged."""
     rows = []
     for goal in case.goals:
         measured = _measured(case, goal, cases, found)
@@ -61,7 +61,7 @@ def _measured(case: Case, goal: Goal, cases: Mapping[str, Case], found: Found) -
 
 
 def _best(case: Case, family: str, goal: Goal, found: Found) -> list[float]:
-    """Of each round, the better one of all peers of a family."""
+    """Returns for each round the better one of all peers of a family."""
     runs = []
     for peer in case.peers:
         samples = found.get(case.name, {}).get(peer.name, "not run")
@@ -72,7 +72,7 @@ def _best(case: Case, family: str, goal: Goal, found: Found) -> list[float]:
 
 
 def show(cases: Sequence[Case], found: Found) -> None:
-    """Both tables on standard output."""
+    """Prints both tables."""
     by_name = {case.name: case for case in cases}
     done = [case for case in cases if case.name in found]
     rows = [row for case in done for row in peer_rows(case, found)]
@@ -82,7 +82,7 @@ def show(cases: Sequence[Case], found: Found) -> None:
 
 
 def write(file: Path, machine: Mapping[str, Any], cases: Sequence[Case], found: Found) -> None:
-    """All samples and verdicts as JSON."""
+    """Writes all samples and verdicts as JSON."""
     by_name = {case.name: case for case in cases}
     goals = [
         dict(zip(_GOALS, row, strict=True))

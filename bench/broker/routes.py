@@ -1,9 +1,8 @@
-"""`python -m bench.broker.routes [--counts N …] [--shapes NAME …] [--probes N]`: what a lookup of one
-route costs.
+"""`python -m bench.broker.routes [--counts N …] [--shapes NAME …] [--probes N]`: the cost of a lookup of one
+route.
 
-Routes of one shape, added in random order; then random topics that each have a route. Every case runs in
-a process of its own, so that memory is its own, too; collection of garbage is off, as long-lived tables
-are frozen in use.
+Routes of one shape, added in random order; then random topics that each have a route. Every case runs in a
+separate process, for its memory, with garbage collection off, as long-lived tables are frozen in use.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from bench import machine
 from transfer.broker.core.routes import Route, RouteTable, RouteType
 from transfer.broker.core.topic_patterns import Kind, pattern
 
-#: microseconds that a lookup may take on average
+#: the target: microseconds of a lookup on average
 WANTED = 5.0
 ROUNDS = 3
 
@@ -40,7 +39,7 @@ SHAPES: dict[str, Callable[[int], str]] = {
 @dataclass(frozen=True, slots=True)
 class Found:
     """microseconds: of one lookup on average, the best of some rounds. steps: at most, and on average.
-    megabytes: what the table takes. build: seconds."""
+    megabytes: the memory of the table. build: seconds."""
 
     microseconds: float
     most_steps: int
@@ -75,14 +74,14 @@ def measure(shape: str, count: int, probes: int) -> Found:
 
 def _lookups(table: RouteTable, topics: list[str]) -> float:
     direct = table.direct
-    start = time.thread_time()  # of the processor: nothing here waits, and others may run beside it
+    start = time.thread_time()  # of the processor: nothing here waits, and other processes may run
     for topic in topics:
         direct("", topic)
     return time.thread_time() - start
 
 
 def _resident() -> float:
-    """Megabytes of this process."""
+    """Returns the megabytes of this process."""
     pages = int(Path("/proc/self/statm").read_text().split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
 
@@ -95,9 +94,9 @@ def _elsewhere(shape: str, count: int, probes: int) -> Found:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.broker.routes", description=__doc__)
-    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 100_000, 1_000_000], help="of routes")
+    parser.add_argument("--counts", type=int, nargs="+", default=[1000, 100_000, 1_000_000], help="routes")
     parser.add_argument(
-        "--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="which; all if not said"
+        "--shapes", nargs="+", choices=[*SHAPES], default=[*SHAPES], help="shapes to measure (all)"
     )
     parser.add_argument("--probes", type=int, default=200_000, help="lookups in a round (200000)")
     parser.add_argument("--one", nargs=3, help=argparse.SUPPRESS)

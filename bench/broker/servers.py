@@ -1,4 +1,4 @@
-"""The servers that are measured beside the broker, each on a folder and a port of its own."""
+"""The servers that the broker is compared with, each on a separate folder and port."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """A server that runs."""
+    """A running server."""
 
     port: int
     pid: int
 
 
 def versions() -> dict[str, str]:
-    """Of the servers that are installed, as they tell it."""
+    """Returns the versions of the installed servers."""
     return {
         name: subprocess.run([name, "--version"], capture_output=True, text=True, check=False).stdout.strip()
         for name in ("redis-server", "nats-server")
@@ -35,7 +35,7 @@ def versions() -> dict[str, str]:
 
 @contextmanager
 def redis_server(folder: Path) -> Iterator[Server]:
-    """Redis that syncs its file before it answers."""
+    """Runs Redis, which syncs its file before it answers."""
     port = _free_port()
     with _running(
         port,
@@ -47,7 +47,7 @@ def redis_server(folder: Path) -> Iterator[Server]:
 
 @contextmanager
 def nats_server(folder: Path) -> Iterator[Server]:
-    """NATS with JetStream in files. It syncs them every two minutes, not for each message."""
+    """Runs NATS with JetStream in files. It syncs them every two minutes, not for each message."""
     port = _free_port()
     file = folder / "nats.conf"
     file.write_text(
@@ -66,7 +66,7 @@ def _running(port: int, *command: str) -> Iterator[Server]:
         deadline = time.monotonic() + PATIENCE
         while not _answers(port):
             if time.monotonic() > deadline or process.poll() is not None:
-                raise Failed(f"{command[0]} did not begin")
+                raise Failed(f"{command[0]} did not start")
             time.sleep(0.02)
         yield Server(port, process.pid)
     finally:

@@ -14,7 +14,7 @@ MODULES = {
     "tls_connections": "tls",
     "asyncio": "async_stream",
     "req_rep": "roundtrip",
-    "req_rep_beside": "beside",
+    "req_rep_under_load": "under_load",
     "interface_push": "interface",
     "interface_request": "interface",
     "interface_futures": "futures",
@@ -36,6 +36,6 @@ MODULES = {
 
 
 def case_named(name: str) -> Case:
-    """The case of that name. KeyError for a name that is not in MODULES."""
+    """Returns the case of that name. Raises KeyError for a name that is not in MODULES."""
     cases: dict[str, Case] = import_module(f"bench.cases.{MODULES[name]}").CASES
     return cases[name]

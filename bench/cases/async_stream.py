@@ -15,14 +15,14 @@ from bench.work import PATIENCE, Case, Failed, Sample, Work
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     async def run() -> Outcome:
         channel = peer_named(peer).open_async(Role.PULL, work)
-        links[0].tell(channel.address)
+        links[0].send(channel.address)
         await _receive_all(channel, work.warmup, work.size)
         clock = Clock()
-        links[0].tell("warm")
+        links[0].send("warm")
         await _receive_all(channel, work.count, work.size)
-        links[0].tell("done")
+        links[0].send("done")
         outcome = clock.stop()
-        await _heard(links[0], "over")
+        await _wait_for(links[0], "over")
         return {"received": work.count, "bytes": work.count * work.size, **outcome}
 
     return asyncio.run(_bounded(run()))
@@ -30,17 +30,17 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
     async def run() -> Outcome:
-        channel = peer_named(peer).open_async(Role.PUSH, work, link.hear())
+        channel = peer_named(peer).open_async(Role.PUSH, work, link.receive())
         send, payload = channel.send, bytes(work.size)
         for _ in range(work.warmup):
             await send(payload)
-        await _heard(link, "warm")
+        await _wait_for(link, "warm")
         clock = Clock()
         for _ in range(work.count):
             await send(payload)
-        await _heard(link, "done")
+        await _wait_for(link, "done")
         outcome = clock.stop()
-        link.tell("over")
+        link.send("over")
         return outcome
 
     return asyncio.run(_bounded(run()))
@@ -50,8 +50,8 @@ async def _bounded(work: Coroutine[Any, Any, Outcome]) -> Outcome:
     return await asyncio.wait_for(work, 2 * PATIENCE)
 
 
-async def _heard(link: Link, word: str) -> None:
-    """Waits beside the loop: queued messages may need it to get out."""
+async def _wait_for(link: Link, word: str) -> None:
+    """Waits in another thread: queued messages may need the loop to be sent."""
     await asyncio.get_running_loop().run_in_executor(None, expect, link, word)
 
 

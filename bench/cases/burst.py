@@ -1,7 +1,7 @@
 """How late the last message of a burst is while its sender computes, against a lone message.
 
-Each message carries the sender's CLOCK_MONOTONIC, which is one clock for all processes of a machine.
-A core that waits for the sender's next call to flush would hold the last one back for a whole second.
+Each message carries the sender's CLOCK_MONOTONIC, which is one clock for all processes of a machine. A core
+that waits for the sender's next call to flush would delay the last message by a whole second.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from bench.scene import Link, Outcome, play
 from bench.stats import percentile
 from bench.work import Case, Metric, Sample, Work
 
-#: seconds that the sender computes after a lone message: far more than it needs to arrive
+#: seconds that the sender computes after a lone message: far more than the message needs
 LONE_COMPUTE = 0.05
 STAMP = struct.Struct("<Q")
 
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
-    """Each round: a burst, then a lone message; how many nanoseconds the last of each was on its way."""
+    """Each round: a burst, then a lone message; returns the nanoseconds that the last of each needed."""
     channel = peer_named(peer).open(Role.PULL, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     burst, rounds = work.params["burst"], work.count
     recv = channel.recv
     late: dict[str, list[int]] = {"burst": [], "lone": []}
-    links[0].tell("warm")
+    links[0].send("warm")
     for _ in range(rounds):
         for kind, messages in (("burst", burst), ("lone", 1)):
             for _ in range(messages):
@@ -40,7 +40,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
-    channel = peer_named(peer).open(Role.PUSH, work, link.hear())
+    channel = peer_named(peer).open(Role.PUSH, work, link.receive())
     channel.ready(1)
     expect(link, "warm")
     send, rest, pack = channel.send, bytes(work.size - STAMP.size), STAMP.pack
@@ -48,10 +48,10 @@ def sender(peer: str, work: Work, link: Link) -> Outcome:
         for messages in (work.params["burst"], 1):
             for _ in range(messages):
                 send(pack(monotonic_ns()) + rest)
-            # the receiver slept through the second after the burst when the lone message comes; what
-            # stands before a burst does not matter to its last message
+            # the receiver sleeps through the second after the burst when the lone message arrives; messages
+            # before a burst do not affect its last message
             compute(work.params["compute"] if messages > 1 else LONE_COMPUTE)
-    link.tell("over")
+    link.send("over")
     return {}
 
 

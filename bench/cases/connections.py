@@ -13,13 +13,13 @@ from bench.work import Case, Failed, Metric, Sample, Work
 
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
-    """One message from each connection proves that it is there; the resident set is read after."""
+    """One message from each connection proves that it exists; the resident set is read afterwards."""
     channel = peer_named(peer).open(Role.PULL, work)
     gc.collect()
     before = resident()
     clock = Clock()
     for link in links:
-        link.tell(channel.address)
+        link.send(channel.address)
     seen = {bytes(channel.recv()) for _ in range(work.count)}
     if len(seen) != work.count:
         raise Failed(f"{len(seen)} different senders instead of {work.count}")
@@ -28,14 +28,14 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     seen.clear()
     after = resident()
     for link in links:
-        link.tell("over")
+        link.send("over")
     return {"grown": after - before, **outcome}
 
 
 def senders(peer: str, work: Work, link: Link) -> Outcome:
     """This process's share of the connections, a socket each; all stay open until the end."""
     library = peer_named(peer)
-    address = link.hear()
+    address = link.receive()
     share = work.count // work.spokes
     channels: list[Channel] = []
     for number in range(share):

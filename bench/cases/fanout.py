@@ -1,4 +1,4 @@
-"""One publisher, eight subscribers in processes of their own; all must receive all."""
+"""One publisher, eight subscribers in separate processes; all must receive all messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def publisher(peer: str, work: Work, links: list[Link]) -> Outcome:
     """Sends without any limit of its queues, then waits for the reply of every subscriber."""
     channel = peer_named(peer).open(Role.PUB, work)
     for link in links:
-        link.tell(channel.address)
+        link.send(channel.address)
     for link in links:
         expect(link, "connected")
     channel.ready(len(links))
@@ -32,33 +32,33 @@ def publisher(peer: str, work: Work, links: list[Link]) -> Outcome:
         expect(link, "done")
     outcome = clock.stop()
     for link in links:
-        link.tell("over")
+        link.send("over")
     return outcome
 
 
 def subscriber(peer: str, work: Work, link: Link) -> Outcome:
-    """Counts what arrives; a message that is missing is told, not waited for endlessly."""
+    """Counts received messages; reports a missing message instead of waiting endlessly."""
     library = peer_named(peer)
-    channel = library.open(Role.SUB, work, link.hear())
+    channel = library.open(Role.SUB, work, link.receive())
     channel.ready(1)
-    link.tell("connected")
+    link.send("connected")
     _receive(channel.recv, work.warmup, library.silence)
     clock = Clock()
-    link.tell("warm")
+    link.send("warm")
     received, nbytes = _receive(channel.recv, work.count, library.silence)
-    link.tell("done")
+    link.send("done")
     outcome = clock.stop()
     expect(link, "over")
     return {"received": received, "bytes": nbytes, **outcome}
 
 
 def _receive(recv: Any, count: int, silence: tuple[type[BaseException], ...]) -> tuple[int, int]:
-    """(messages, bytes) until `count` arrived, or the socket's own time-out says that no more come."""
+    """Returns (messages, bytes) until `count` arrived, or the socket's timeout expired."""
     received = nbytes = 0
     while received < count:
         try:
             message = recv()
-        except silence:  # what did not arrive is counted as lost
+        except silence:  # missing messages count as lost
             break
         received += 1
         nbytes += length(message)
@@ -76,7 +76,7 @@ def metric(_: Work) -> Metric:
 
 def works(quick: bool) -> list[Work]:
     count = 8 if quick else 30
-    # a subscriber that misses a message says so after this many seconds of silence
+    # a subscriber with a missing message reports it after this many seconds of silence
     params = {"high_water": 0, "patience": 10.0}
     peers = ("transfer", "pyzmq", "pynng")
     return [Work("pub_fanout", "10MiB", 10 * MIB, count, 2, peers, SUBSCRIBERS, params)]

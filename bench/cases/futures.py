@@ -1,6 +1,6 @@
-"""A thousand requests of one event loop, to a REP whose callbacks sleep, and some of them to a dead peer.
+"""A thousand requests of one event loop, to a REP whose callbacks sleep; some of them go to a dead peer.
 
-The ideal time is that of the answered ones on all callback threads, without anything else.
+The ideal time is that of the answered requests on all callback threads, without any overhead.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transfer import ZmqInterface
 
 
 def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
-    """Tells two addresses: of the one that answers, and of one that only takes requests."""
+    """Reports two addresses: of a peer that answers, and of one that only takes requests."""
     with ZmqInterface() as interface:
         interface.initialize({"thread_count": work.params["threads"]})
         answers, dead = interface.socket("REP"), interface.socket("REP")
@@ -28,13 +28,13 @@ def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
         answers.set_receive_callback(answer)
         for socket in (answers, dead):
             socket.bind(f"tcp://{host_of(work)}:0")
-            links[0].tell(socket.get_bound_endpoint())
+            links[0].send(socket.get_bound_endpoint())
         expect(links[0], "over")
     return {}
 
 
 async def ask(interface: ZmqInterface, work: Work, answers: int, dead: int) -> float:
-    """Seconds until all that are answered are, while those to the dead peer are open."""
+    """Returns the seconds until all answered requests are done, while those to the dead peer are open."""
     lost = [interface.request_async(dead, b"lost") for _ in range(work.params["dead"])]
     begun = time.perf_counter()
     words = [b"%d" % number for number in range(work.count)]
@@ -51,10 +51,10 @@ def requester(peer: str, work: Work, link: Link) -> Outcome:
         sockets = []
         for _ in range(2):
             sockets.append(interface.create_socket("REQ"))
-            interface.connect(sockets[-1], link.hear())
+            interface.connect(sockets[-1], link.receive())
         interface.request(sockets[0], b"warm")
         took = asyncio.run(ask(interface, work, *sockets))
-        link.tell("over")
+        link.send("over")
     return {"seconds": took}
 
 

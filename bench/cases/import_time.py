@@ -1,4 +1,4 @@
-"""What `import` costs beside an empty interpreter."""
+"""The cost of `import`, compared with an empty interpreter."""
 
 from __future__ import annotations
 

@@ -18,20 +18,20 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     if peer not in INTERFACES:
         return stream.receiver(peer, work, links)
     channel = peer_named(peer).open(Role.PULL, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     arrivals: Any = channel.socket
     arrivals.wait(work.warmup, work.size)
     clock = Clock()
-    links[0].tell("warm")
+    links[0].send("warm")
     nbytes = arrivals.wait(work.count, work.size)
-    links[0].tell("done")
+    links[0].send("done")
     outcome = clock.stop()
     expect(links[0], "over")
     return {"received": work.count, "bytes": nbytes, **outcome}
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
-    channel = peer_named(peer).open(Role.PUSH, work, link.hear())
+    channel = peer_named(peer).open(Role.PUSH, work, link.receive())
     channel.ready(1)
     return sending_side(channel, work, bytes(work.size), link)
 
@@ -45,8 +45,8 @@ def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
     if peer not in INTERFACES:
         return roundtrip.replier(peer, work, links)
     channel = peer_named(peer).open(Role.REP, work)
-    links[0].tell(channel.address)
-    links[0].tell("warm")
+    links[0].send(channel.address)
+    links[0].send("warm")
     clock = Clock()
     expect(links[0], "over")
     return clock.stop()

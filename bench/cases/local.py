@@ -1,4 +1,4 @@
-"""Between two processes of one host: shared memory beside our TCP, a copy, and what one writes by hand."""
+"""Between two processes of one host: shared memory compared with TCP, a copy, and hand-written code."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _pair(peer: str, work: Work, role: Role, address: str = "") -> Channel:
 
 def answering(peer: str, work: Work, links: list[Link]) -> Outcome:
     channel = _pair(peer, work, Role.PAIR_BOUND)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     for _ in range(work.warmup + work.count):
         tensor = channel.socket.recv_tensor()
@@ -75,8 +75,8 @@ def answering(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def sharing(peer: str, work: Work, link: Link) -> Outcome:
-    """From before the send to the answer of the other side, which has the tensor then."""
-    channel = _pair(peer, work, Role.PAIR, link.hear())
+    """Measures from before the send to the answer of the receiver, which has the tensor then."""
+    channel = _pair(peer, work, Role.PAIR, link.receive())
     channel.ready(1)
     tensor = channel.socket.context.empty(work.size, "uint8")
     tensor[:: 4 * KIB] = 1
@@ -90,7 +90,7 @@ def sharing(peer: str, work: Work, link: Link) -> Outcome:
         assert answer == b"here"
         tracker.wait(10)
     outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return {"took": took[work.warmup :], **outcome}
 
 
@@ -113,7 +113,7 @@ def _resting(channel: Channel) -> Outcome:
 
 def idle_hub(peer: str, work: Work, links: list[Link]) -> Outcome:
     channel = peer_named(peer).open(Role.PULL, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     length = len(channel.recv())
     assert length == work.size
@@ -121,7 +121,7 @@ def idle_hub(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def idle_spoke(peer: str, work: Work, link: Link) -> Outcome:
-    channel = peer_named(peer).open(Role.PUSH, work, link.hear())
+    channel = peer_named(peer).open(Role.PUSH, work, link.receive())
     channel.ready(1)
     channel.send(bytes(work.size))
     return _resting(channel)

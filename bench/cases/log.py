@@ -1,7 +1,7 @@
 """Durable appends, 64 in flight: the log, a bare file, and Redis Streams with a sync for every pipeline.
 
-The log and the file are written by the process that measures; Redis is a server behind a socket, as its
-users have it. All of them write to the same disk.
+The measuring process writes the log and the file; Redis is a server behind a socket, as its users have it.
+All of them write to the same disk.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Append = Callable[[int], object]
 
 @contextmanager
 def folder() -> Iterator[Path]:
-    """On the disk of this repository, since /tmp may be memory."""
+    """Makes a folder on the disk of this repository, since /tmp may be memory."""
     (ROOT / "build").mkdir(exist_ok=True)
     path = Path(tempfile.mkdtemp(prefix="bench-log-", dir=ROOT / "build"))
     try:
@@ -52,7 +52,7 @@ def ours(path: Path, record: bytes) -> Iterator[Append]:
 
 @contextmanager
 def bare(path: Path, record: bytes) -> Iterator[Append]:
-    """One write and one sync for all that are in flight."""
+    """One write and one sync for all records in flight."""
     fd = os.open(path / "file", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
 
     def append(count: int) -> None:
@@ -79,7 +79,7 @@ def redis(path: Path, record: bytes) -> Iterator[Append]:
         deadline = time.monotonic() + PATIENCE
         while not socket.exists():
             if time.monotonic() > deadline or server.poll() is not None:
-                raise Failed("redis-server did not begin")
+                raise Failed("redis-server did not start")
             time.sleep(0.01)
 
         def append(count: int) -> None:
@@ -107,7 +107,7 @@ def measure(work: Work, peer: str) -> Sample:
             append(IN_FLIGHT)
         seconds, cpu = perf_counter() - begin, cpu_seconds() - cpu
     sample = {"seconds": seconds, "msg_s": work.count / seconds}
-    # A server's processor time is not seen from here.
+    # A server's processor time is not visible here.
     return sample if peer == "redis" else {**sample, "cpu_s": cpu, "cpu_s_per_M": cpu / work.count * 1e6}
 
 

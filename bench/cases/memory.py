@@ -1,4 +1,4 @@
-"""A thousand large messages received and dropped: what stays resident in the receiver."""
+"""A thousand large messages received and dropped: the resident memory of the receiver."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def resident() -> int:
-    """Bytes of this process that are in memory now."""
+    """Returns the bytes of this process that are in memory now."""
     with open("/proc/self/statm", "rb") as file:
         return int(file.read().split()[1]) * PAGE
 
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
-    """The growth counts from before the first message, to the highest point and to the end."""
+    """Measures growth from before the first message, to the highest point and to the end."""
     channel = peer_named(peer).open(Role.PULL, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     before = highest = resident()
     clock = Clock()
-    links[0].tell("warm")
+    links[0].send("warm")
     for _ in range(work.count):
         message = channel.recv()
         if len(message) != work.size:
@@ -33,7 +33,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
         # while the message is still held: the highest point counts
         highest = max(highest, resident())
         del message
-    links[0].tell("done")
+    links[0].send("done")
     outcome = clock.stop()
     expect(links[0], "over")
     grown = {"peak_growth": highest - before, "end_growth": resident() - before}
@@ -41,7 +41,7 @@ def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
-    channel = peer_named(peer).open(Role.PUSH, work, link.hear())
+    channel = peer_named(peer).open(Role.PUSH, work, link.receive())
     channel.ready(1)
     return sending_side(channel, work, bytes(work.size), link)
 
@@ -64,7 +64,7 @@ def metric(_: Work) -> Metric:
 
 def works(quick: bool) -> list[Work]:
     count = 60 if quick else 1_000
-    # the queues are limited alike, so that a slow reader is not what is measured
+    # the queues have the same limits, so that a slow reader does not affect the result
     params = {"high_water": 4}
     return [Work("memory", "64MiB", 64 * MIB, count, 0, ("transfer", "pyzmq"), 1, params)]
 

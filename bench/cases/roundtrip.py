@@ -15,11 +15,11 @@ from bench.work import MEDIAN_MICROSECONDS, Case, Metric, Sample, Work
 
 def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
     channel = peer_named(peer).open(Role.REP, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     echo(channel.recv, channel.send, work.warmup)
     clock = Clock()
-    links[0].tell("warm")
+    links[0].send("warm")
     echo(channel.recv, channel.send, work.count)
     outcome = clock.stop()
     expect(links[0], "over")
@@ -27,7 +27,7 @@ def replier(peer: str, work: Work, links: list[Link]) -> Outcome:
 
 
 def requester(peer: str, work: Work, link: Link) -> Outcome:
-    channel = peer_named(peer).open(Role.REQ, work, link.hear())
+    channel = peer_named(peer).open(Role.REQ, work, link.receive())
     channel.ready(1)
     payload = bytes(work.size)
     round_trips(channel.send, channel.recv, payload, work.warmup)
@@ -35,7 +35,7 @@ def requester(peer: str, work: Work, link: Link) -> Outcome:
     clock = Clock()
     took = round_trips(channel.send, channel.recv, payload, work.count)
     outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return {"took": took, **outcome}
 
 

@@ -9,21 +9,21 @@ from bench.work import KIB, MIB, Case, Sample, Work
 
 SMALL = ("transfer", "pyzmq")
 LARGE = ("transfer", "raw", "pyzmq")
-#: a thousand times slower than the fastest at 64 B: they stand in a line-up with fewer messages
+#: a thousand times slower than the fastest at 64 B: these run in line-ups with fewer messages
 SLOW = ("transfer", "pynng", "gloo", "mooncake")
 
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     role = Role.PULL if work.case != "pair" else Role.PAIR_BOUND
     channel = peer_named(peer).open(role, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     return receiving_side(channel, work, links[0])
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
     role = Role.PUSH if work.case != "pair" else Role.PAIR
-    channel = peer_named(peer).open(role, work, link.hear())
+    channel = peer_named(peer).open(role, work, link.receive())
     channel.ready(1)
     return sending_side(channel, work, bytes(work.size), link)
 

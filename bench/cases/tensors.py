@@ -33,13 +33,13 @@ def _payload(work: Work) -> Any:
 
 def receiver(peer: str, work: Work, links: list[Link]) -> Outcome:
     channel = _open(peer, Role.PULL, work)
-    links[0].tell(channel.address)
+    links[0].send(channel.address)
     channel.ready(1)
     return receiving_side(channel, work, links[0])
 
 
 def sender(peer: str, work: Work, link: Link) -> Outcome:
-    channel = _open(peer, Role.PUSH, work, link.hear())
+    channel = _open(peer, Role.PUSH, work, link.receive())
     channel.ready(1)
     return sending_side(channel, work, _payload(work), link)
 

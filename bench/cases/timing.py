@@ -1,4 +1,4 @@
-"""What the throughput cases share: the loops, the handshake around them, and the sums at the end."""
+"""The common part of the throughput cases: the loops, the handshake around them, the sums at the end."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from bench.work import Failed, Sample, Work
 
 
 def length(message: Any) -> int:
-    """Bytes of a received message, frame, array, or dict of arrays."""
+    """Returns the bytes of a received message, frame, array, or dict of arrays."""
     if isinstance(message, dict):
         return sum(length(value) for value in message.values())
     size = getattr(message, "nbytes", None)
@@ -19,14 +19,14 @@ def length(message: Any) -> int:
 
 
 def receive_all(recv: Callable[[], Any], count: int, size: int) -> int:
-    """Receives `count` messages, one call each; how many bytes they had if all are as long as the last.
+    """Receives `count` messages, one call each; returns their bytes, if all are as long as the last.
 
-    Raises Failed with the number that did arrive when one is missing.
+    Raises Failed, with the number of received messages, when one is missing.
     """
     done = 0
     message: Any = None
     try:
-        for done in range(count):  # noqa: B007 (told in the error)
+        for done in range(count):  # noqa: B007 (named in the error)
             message = recv()
     except Exception as error:
         raise Failed(f"only {done} of {count} messages arrived: {error!r}") from error
@@ -46,7 +46,7 @@ def sending_side(channel: Channel, work: Work, payload: Any, link: Link) -> Outc
         send(payload)
     expect(link, "done")
     outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return outcome
 
 
@@ -54,19 +54,19 @@ def receiving_side(channel: Channel, work: Work, link: Link) -> Outcome:
     """The other half of `sending_side`. CPU seconds count from the end of the warm-up."""
     receive_all(channel.recv, work.warmup, work.size)
     clock = Clock()
-    link.tell("warm")
+    link.send("warm")
     nbytes = receive_all(channel.recv, work.count, work.size)
-    link.tell("done")
+    link.send("done")
     outcome = clock.stop()
     expect(link, "over")
     return {"received": work.count, "bytes": nbytes, **outcome}
 
 
 def expect(link: Link, word: str) -> None:
-    """The next word of the other side must be this one."""
-    heard = link.hear()
-    if heard != word:
-        raise Failed(f"expected {word!r} from the other side, got {heard!r}")
+    """Receives the next word of the other side, which must be this one."""
+    word_received = link.receive()
+    if word_received != word:
+        raise Failed(f"expected {word!r} from the other side, got {word_received!r}")
 
 
 def throughput(work: Work, sender: Outcome, receivers: list[Outcome]) -> Sample:

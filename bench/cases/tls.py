@@ -1,5 +1,5 @@
-"""Mutual TLS 1.3 and a token: PUSH to PULL beside the same without and beside Python's own TLS sockets, and
-how many connections a core can let in."""
+"""Mutual TLS 1.3 and a token: PUSH to PULL compared with the same without TLS and with Python's TLS sockets,
+and how many connections a core can accept."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def with_certificates(work: Work, folder: str) -> Work:
 
 
 def set_security(work: Work) -> None:
-    """Before our library is asked for a context: it reads the environment."""
+    """Sets the environment, which `transfer` reads when it makes a context."""
     for name in ("cert", "key"):
         os.environ[f"TRANSFER_TLS_{name.upper()}"] = work.params[name]
     os.environ["TRANSFER_TLS_CA"] = work.params["authority"]
@@ -54,7 +54,7 @@ def connection_works(quick: bool) -> list[Work]:
 
 
 def measure_connections(work: Work, peer: str) -> Sample:
-    """Of the accepting process, which has one core at most: its Python shares one GIL."""
+    """Measures the accepting process, which uses one core at most: its Python has one GIL."""
     with tempfile.TemporaryDirectory() as folder:
         received, sent = play(receiver, senders, peer, with_certificates(work, folder))
     count = sum(outcome["connections"] for outcome in sent)
@@ -76,7 +76,7 @@ CASES = {
     ),
     "tls_connections": Case(
         "tls_connections",
-        "connections let in by mutual TLS 1.3 and a token, for each CPU second",
+        "connections accepted by mutual TLS 1.3 and a token, for each CPU second",
         connection_works,
         measure_connections,
         connections_metric,

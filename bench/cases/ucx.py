@@ -1,4 +1,4 @@
-"""UCX over TCP: our ucx transport beside ucxx by asyncio, ucxx by its lowest loop, and ucx_perftest."""
+"""UCX over TCP: the ucx transport, ucxx by asyncio, ucxx by its lowest loop, and ucx_perftest."""
 
 from __future__ import annotations
 
@@ -39,22 +39,22 @@ def sender(peer: str, work: Work, link: Link) -> Outcome:
 
 
 def _open(peer: str, role: Role, work: Work, link: Link, *, binds: bool) -> Channel:
-    """An open end whose peer is there."""
+    """Opens an end and waits for its peer."""
     found = peer_named(peer)
     if peer == "transfer-ucx":
-        channel = found.open(role, work, "" if binds else link.hear())
+        channel = found.open(role, work, "" if binds else link.receive())
         if binds:
-            link.tell(channel.address)
+            link.send(channel.address)
     else:
         channel = found.open(role, work)
-        link.tell(channel.address)
-        channel.socket(link.hear())
+        link.send(channel.address)
+        channel.socket(link.receive())
     channel.ready(1)
     return channel
 
 
 def _flushed(channel: Channel, work: Work, link: Link) -> Outcome:
-    """As `sending_side`, for a send whose last requests somebody must finish before the pipe is heard."""
+    """As `sending_side`, for a send whose last requests must be finished before it waits for the pipe."""
     send: Any = channel.send
     payload = bytes(work.size)
     for count, word in ((work.warmup, "warm"), (work.count, "done")):
@@ -64,19 +64,19 @@ def _flushed(channel: Channel, work: Work, link: Link) -> Outcome:
         send.flush()
         expect(link, word)
         outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return outcome
 
 
 def _asyncio(role: Role, work: Work, link: Link, part: Any) -> Outcome:
     async def run() -> Outcome:
-        outcome = by_asyncio(role, work, link.tell, link.hear, lambda *calls: part(work, link, *calls))
+        outcome = by_asyncio(role, work, link.send, link.receive, lambda *calls: part(work, link, *calls))
         return await asyncio.wait_for(outcome, 2 * PATIENCE)
 
     return asyncio.run(run())
 
 
-async def _heard(link: Link, word: str) -> None:
+async def _wait_for(link: Link, word: str) -> None:
     await asyncio.get_running_loop().run_in_executor(None, expect, link, word)
 
 
@@ -84,14 +84,14 @@ async def _receiving(work: Work, link: Link, send: Any, recv: Any) -> Outcome:
     for _ in range(work.warmup):
         await recv()
     clock = Clock()
-    link.tell("warm")
+    link.send("warm")
     for _ in range(work.count):
         message = await recv()
     if len(message) != work.size:
         raise Failed(f"a message of {len(message)} bytes")
-    link.tell("done")
+    link.send("done")
     outcome = clock.stop()
-    await _heard(link, "over")
+    await _wait_for(link, "over")
     return {"received": work.count, "bytes": work.count * work.size, **outcome}
 
 
@@ -101,9 +101,9 @@ async def _sending(work: Work, link: Link, send: Any, recv: Any) -> Outcome:
         clock = Clock()
         for _ in range(count):
             await send(payload)
-        await _heard(link, word)
+        await _wait_for(link, word)
         outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return outcome
 
 
@@ -141,7 +141,7 @@ def requester(peer: str, work: Work, link: Link) -> Outcome:
     clock = Clock()
     took = round_trips(channel.send, channel.recv, payload, work.count)
     outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return {"took": took, **outcome}
 
 
@@ -150,7 +150,7 @@ async def _replying(work: Work, link: Link, send: Any, recv: Any) -> Outcome:
     for _ in range(work.warmup + work.count):
         await send(await recv())
     outcome = clock.stop()
-    await _heard(link, "over")
+    await _wait_for(link, "over")
     return outcome
 
 
@@ -164,7 +164,7 @@ async def _asking(work: Work, link: Link, send: Any, recv: Any) -> Outcome:
         await recv()
         took.append(perf_counter_ns() - begin)
     outcome = clock.stop()
-    link.tell("over")
+    link.send("over")
     return {"took": took[work.warmup :], **outcome}
 
 
@@ -180,7 +180,7 @@ def measure_round_trip(work: Work, peer: str) -> Sample:
 
 
 def _perftest(work: Work, test: str) -> Sample:
-    """The program that comes with ucxx's UCX. It polls without sleeping: its CPU is that of two cores."""
+    """Runs the program of ucxx's UCX. It polls without sleeping: its CPU is that of two cores."""
     try:
         import libucx
     except ImportError as error:
@@ -209,7 +209,7 @@ def _perftest(work: Work, test: str) -> Sample:
 
 
 def _read_perftest(text: str, test: str) -> Sample:
-    """Its last line: count, percentile, average and overall µs, average and overall MB/s and messages/s."""
+    """Parses its last line: count, percentile, average and overall µs, the same in MB/s, messages/s."""
     words = text.strip().splitlines()[-1].replace("[", " ").replace("]", " ").split()
     values = [float(word) for word in words if word.replace(".", "", 1).isdigit()]
     if test == "tag_lat":  # half a round trip

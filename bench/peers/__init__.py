@@ -1,4 +1,4 @@
-"""The programs that are compared, one file each, found by name. Nothing foreign is imported here."""
+"""The compared programs, one file each, found by name. No foreign library is imported here."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ PEERS: dict[str, tuple[str, str, dict[str, object]]] = {
     "shared_memory": ("shared", "Shared", {}),
 }
 
-#: what may carry ours in every case where ours stands, besides tcp
+#: transports for `transfer` in every case that has it, in addition to tcp
 TRANSPORTS = ("local", "ucx", "rdma")
 
-#: what the tables call ours, and ratios divide by the others
+#: the name of `transfer` in the tables; ratios divide it by the others
 OURS = "transfer"
 
 
 def peer_named(name: str) -> Peer:
-    """The peer of that name. Raises ImportError when its library is missing."""
+    """Returns the peer of that name. Raises ImportError when its library is missing."""
     module, kind, arguments = PEERS[name]
     peer: Peer = getattr(import_module(f"bench.peers.{module}"), kind)(**arguments)
     return peer

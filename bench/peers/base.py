@@ -1,4 +1,4 @@
-"""What a peer of a benchmark provides: channels whose `send` and `recv` the timed loop calls bare."""
+"""The interface of a benchmark's peer: channels whose `send` and `recv` the timed loop calls directly."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Role(Enum):
 
 
 def nothing(*_: Any) -> None:
-    """For a channel that has nothing to wait for, or nothing to close."""
+    """Does nothing, for a channel without a wait or a close."""
 
 
 def unsupported(*_: Any) -> Any:
@@ -37,14 +37,14 @@ def unsupported(*_: Any) -> Any:
 class Channel:
     """One open end.
 
-    `send` and `recv` are the library's own calls where possible: whatever is wrapped around them
-    would be measured too. A `recv` returns something with a length in bytes, or the tensors.
+    `send` and `recv` are the library's functions where possible: wrappers would be measured, too. A `recv`
+    returns an object with a length in bytes, or the tensors.
     """
 
     address: str = ""
     send: Callable[[Any], Any] = unsupported
     recv: Callable[[], Any] = unsupported
-    #: blocks until so many peers are there (subscriptions included)
+    #: blocks until so many peers are connected (subscriptions included)
     ready: Callable[[int], None] = nothing
     close: Callable[[], None] = nothing
     #: the library's socket, for cases that need more than send and recv
@@ -52,18 +52,18 @@ class Channel:
 
 
 class Peer(ABC):
-    """A library under measurement. Made in the process that uses it."""
+    """A measured library. Made in the process that uses it."""
 
     name: str
-    #: what a `recv` raises when nothing came in time
+    #: errors of a `recv` after its timeout
     silence: tuple[type[BaseException], ...] = (TimeoutError,)
 
     @abstractmethod
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
         """Binds to `work.params["host"]` (default 127.0.0.1), or connects to `address`.
 
-        Messages are bytes of `work.size`. For sizes of 64 KiB and more without copies, where the
-        library can. Raises Skipped for a role that it does not have.
+        Messages are bytes of `work.size`; sizes of 64 KiB or more go without copies if the library can do
+        that. Raises Skipped for a role that it does not have.
         """
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
@@ -80,7 +80,7 @@ class Peer(ABC):
 
 
 def use_bare(channel: Channel, work: Work) -> Channel:
-    """A socket's own send and recv, without copies where the work asks for that (pyzmq's names)."""
+    """A socket's send and recv, without copies where the work requires that (pyzmq's names)."""
     socket = channel.socket
     if work.copies:
         channel.send, channel.recv = socket.send, socket.recv
@@ -91,7 +91,7 @@ def use_bare(channel: Channel, work: Work) -> Channel:
 
 
 def patience_of(work: Work) -> float:
-    """Seconds that a send or recv of this work may wait."""
+    """Returns the seconds that a send or recv of this work may wait."""
     seconds: float = work.params.get("patience", PATIENCE)
     return seconds
 

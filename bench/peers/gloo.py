@@ -1,4 +1,4 @@
-"""gloo through torch.distributed: send and recv of a tensor whose shape both sides know."""
+"""gloo through torch.distributed: send and recv of a tensor with a known shape."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Gloo(Peer):
     name = "gloo"
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:
-        """Bytes are sent as the uint8 tensor over them, received into one tensor again and again."""
+        """Sends bytes as a uint8 tensor over them, and receives into one tensor again and again."""
         if role not in (Role.PUSH, Role.PULL):
             raise Skipped("gloo: only send and recv between two ranks are comparable")
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -52,7 +52,7 @@ class Gloo(Peer):
         tensor: Any = None
 
         def send(data: Any) -> None:
-            # the same object is sent over and over, so it is made a tensor once
+            # the same object is sent again and again, so it is converted to a tensor once
             nonlocal last, tensor
             if data is not last:
                 last, tensor = data, torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -1,4 +1,4 @@
-"""`ZmqInterface`, as programs of Mooncake's communicator call it: sends by call, receives by callback."""
+"""`ZmqInterface`, as programs of Mooncake's communicator use it: calls send, callbacks receive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bench.work import PATIENCE, Failed, Work
 
 
 class Arrivals:
-    """Counts what a callback gets, one message or a list of them at a time; another thread waits."""
+    """Counts messages of a callback, one or a list at a time; another thread waits."""
 
     def __init__(self) -> None:
         self._count = self._wanted = 0
@@ -23,14 +23,14 @@ class Arrivals:
         self._last = message["data"]
         self._count += 1
         if self._count == self._wanted:
-            self._tell()
+            self._notify()
 
     def many(self, messages: list[dict[str, Any]]) -> None:
-        for message in messages:  # as a program would look at each
+        for message in messages:  # as a program would read each
             self.one(message)
 
     def wait(self, count: int, size: int) -> int:
-        """Until so many messages more came; their bytes. Raises Failed."""
+        """Waits for so many more messages; returns their bytes. Raises Failed."""
         with self._there:
             self._wanted += count
             if not self._there.wait_for(lambda: self._count >= self._wanted, PATIENCE):
@@ -39,19 +39,19 @@ class Arrivals:
             raise Failed(f"a message of {len(self._last)} bytes arrived instead of {size}")
         return count * size
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         with self._there:
             self._there.notify_all()
 
 
 class Interface(Peer):
     """batch: the receiver's callback gets lists of messages. A channel's `send` of a REQ is `request`, which
-    returns the reply. A REP answers in its callback. The `socket` of a PULL's channel is its `Arrivals`."""
+    returns the reply. A REP replies in its callback. The `socket` of a PULL's channel is its `Arrivals`."""
 
     name = "interface"
 
     def __init__(self, batch: bool = False) -> None:
-        os.environ["TRANSFER_LOCAL"] = "off"  # the others of its line-ups go over TCP
+        os.environ["TRANSFER_LOCAL"] = "off"  # the other peers of its line-ups use TCP
         self._batch = batch
 
     def open(self, role: Role, work: Work, address: str = "") -> Channel:

@@ -1,7 +1,7 @@
 """Mooncake's RpcInterface over TCP: `send_data` is a call that returns when the other side has it.
 
-`send_data_async` of the released package aborts in its own Python binding (a reference taken
-without the GIL), so the blocking call is what can be compared.
+`send_data_async` of the released package aborts in its Python binding (a reference taken without the GIL), so
+the blocking call is compared.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Mooncake(Peer):
 
 
 def _silence_log() -> None:
-    """It logs four lines for each message, and takes no setting for it: that would be measured too."""
+    """Silences its log: it logs four lines for each message, which would be measured, too."""
     loaded = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     for path in {line.split()[-1] for line in loaded if "libglog" in line}:
         ctypes.c_int32.in_dll(ctypes.CDLL(path), "_ZN3fLI17FLAGS_minloglevelE").value = 3
 
 
 def _free_port(host: str) -> int:
-    """A port that was free a moment ago: the interface cannot tell which one it was given."""
+    """Returns a port that was free a moment ago: the interface cannot report a chosen one."""
     with sockets.create_server((host, 0)) as probe:
         port: int = probe.getsockname()[1]
     return port

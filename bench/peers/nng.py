@@ -59,7 +59,7 @@ class Nng(Peer):
         return Channel(address=address, ready=ready, close=socket.close, socket=socket)
 
     def _queue(self, socket: Any, role: Role) -> None:
-        """As many messages as the others queue (nng's default is none), or nng's most for PUB and SUB."""
+        """Queues as many messages as the other peers (nng's default: none); nng's maximum for PUB, SUB."""
         if role is Role.SUB:
             socket.subscribe(b"")
             socket.recv_buffer_size = LONGEST
@@ -70,5 +70,5 @@ class Nng(Peer):
 
 
 def _port(listener: Any) -> int:
-    """The port that the kernel gave."""
+    """Returns the port that the kernel chose."""
     return int(str(listener.local_address).rsplit(":", 1)[1])

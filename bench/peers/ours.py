@@ -1,4 +1,4 @@
-"""Our own sockets, through the public API and with its defaults."""
+"""The sockets of `transfer`, through the public API and with its defaults."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ KINDS = {
 
 
 def set_ucx_transports(work: Work) -> None:
-    """Before UCX is loaded: it reads its environment once."""
+    """Sets the environment of UCX, which reads it once when it is loaded."""
     os.environ["UCX_TLS"] = work.params.get("tls", "tcp")
     os.environ.setdefault("UCX_LOG_LEVEL", "error")
 
 
 class Transfer(Peer):
-    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `pure` takes the Python core.
+    """`spin_us` > 0 lets a receiver spin so long before it sleeps; `pure` uses the Python core.
 
-    transport: what carries it, and nothing else does: tcp, local, ucx, rdma. secure: by mutual TLS.
+    transport: the only transport to use: tcp, local, ucx, rdma. secure: by mutual TLS.
     """
 
     name = "transfer"
@@ -37,7 +37,7 @@ class Transfer(Peer):
     def __init__(
         self, spin_us: int = 0, pure: bool = False, transport: str = "tcp", secure: bool = False
     ) -> None:
-        # Both ends are on one host: without this it would be shared memory that is compared.
+        # Both ends are on one host: without this it would use shared memory.
         os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
         if transport in ("ucx", "rdma"):
             os.environ["TRANSFER_PROTOCOL"] = transport

@@ -1,4 +1,4 @@
-"""pyzmq, as its guide uses it: default limits, `copy=False` for large payloads; and zmq.asyncio."""
+"""pyzmq, as in its guide: default limits, `copy=False` for large payloads; and zmq.asyncio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ KINDS = {
     Role.PULL: zmq.PULL,
     Role.REQ: zmq.REQ,
     Role.REP: zmq.REP,
-    # XPUB is PUB with subscriptions that can be read, so that the start can wait for all of them
+    # XPUB is PUB with readable subscriptions, so that the start can wait for all of them
     Role.PUB: zmq.XPUB,
     Role.SUB: zmq.SUB,
     Role.PAIR: zmq.PAIR,
@@ -34,14 +34,14 @@ class Pyzmq(Peer):
     def open_async(self, role: Role, work: Work, address: str = "") -> Channel:
         import zmq.asyncio
 
-        # its time-outs arm a timer in the loop for every call that waits; users do without
+        # its timeouts start a timer in the loop for every waiting call; users do without
         socket = zmq.asyncio.Context().socket(KINDS[role])
         channel = self._place(socket, work, address)
         channel.send, channel.recv = socket.send, socket.recv
         return channel
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
-        """The recipe of the guide: a small header (msgspec) and the array as second part."""
+        """The guide's recipe: a small header (msgspec) and the array as the second part."""
         import msgspec
         import numpy
 
@@ -103,7 +103,7 @@ class Pyzmq(Peer):
         if work.case == "connections":
             socket.setsockopt(zmq.BACKLOG, 4096)
         if role is Role.PUB:
-            # else only the first of several equal subscriptions is told
+            # else only the first of several equal subscriptions is reported
             socket.setsockopt(zmq.XPUB_VERBOSE, 1)
         if role is Role.SUB:
             socket.setsockopt(zmq.SUBSCRIBE, b"")

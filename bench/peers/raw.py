@@ -1,4 +1,4 @@
-"""Bare blocking sockets in Python with a fixed receive buffer: what the kernel allows, no messages."""
+"""Plain blocking sockets in Python with a fixed receive buffer: the kernel's limit, without messages."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Raw(Peer):
         raise Skipped("raw sockets have no subscriptions")
 
     def open_tensor(self, role: Role, work: Work, address: str = "") -> Channel:
-        """The bytes of the array, received over and over into one buffer."""
+        """Receives the bytes of the array into one buffer again and again."""
         return self.open(role, work, address)
 
     def _bound(self, work: Work) -> Channel:
@@ -46,7 +46,7 @@ class Raw(Peer):
 
     def _channel(self, connection: socket.socket, work: Work, address: str) -> Channel:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        # a time-out would make the descriptor non-blocking and add a poll to every call
+        # a timeout would make the descriptor non-blocking and add a poll to every call
         connection.settimeout(None)
         return Channel(
             address=address,

@@ -1,4 +1,4 @@
-"""Python's own TLS sockets, blocking, with a fixed receive buffer."""
+"""Python's TLS sockets, blocking, with a fixed receive buffer."""
 
 from __future__ import annotations
 

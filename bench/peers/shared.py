@@ -1,4 +1,4 @@
-"""For the local cases: what one writes by hand over multiprocessing.shared_memory."""
+"""For the cases on one host: hand-written code over multiprocessing.shared_memory."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 from bench.peers.base import Channel, Peer, Role, nothing
 from bench.work import Skipped, Work
 
-#: payloads that are under way at a time
+#: payloads in flight at a time
 SLOTS = 2
 
 
 class Shared(Peer):
-    """What one writes by hand: arrays are copied into shared memory of SLOTS places, a Unix socket tells
-    of them, and the receiver gets a view that is good until it receives again."""
+    """Hand-written code: arrays are copied into shared memory with SLOTS places, a Unix socket announces
+    them, and the receiver gets a view that is valid until it receives again."""
 
     name = "shared_memory"
 
@@ -40,7 +40,7 @@ class Shared(Peer):
 
         def ready(_: int) -> None:
             connection = listener.accept()
-            memory.unlink()  # both have it mapped: nothing is left, however they end
+            memory.unlink()  # both have it mapped: nothing is left however they end
             channel.socket.append(connection)
             held: list[int] = []
 

@@ -1,7 +1,7 @@
 """UCX for the cases of bench/cases/ucx.py: ucxx by asyncio, ucxx by its lowest loop.
 
-All of them meet by an address that travels on the benchmark's own pipes. `UCX_TLS` is set for the
-process before UCX is loaded. ucxx runs in blocking progress mode, as its users do who care for CPU.
+All of them exchange addresses through the benchmark's pipes. `UCX_TLS` is set for the process before UCX is
+loaded. ucxx runs in blocking progress mode, as its users do that need little CPU.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from bench.peers.base import Channel, Peer, Role, nothing
 from bench.peers.ours import set_ucx_transports
 from bench.work import PATIENCE, Work
 
-#: requests under way in the lowest loop, as in ucxx's own benchmarks
+#: requests in flight in the lowest loop, as in ucxx's own benchmarks
 WINDOW = 16
 
 
 class Low(Peer):
-    """Tag messages on the worker's own calls: progress, arm, epoll. One peer, fixed sizes."""
+    """Tag messages with the worker's calls: progress, arm, epoll. One peer, fixed sizes."""
 
     name = "ucxx-low"
 
@@ -81,7 +81,7 @@ def _sender(endpoint: Any, tag: Any, wait: Callable[[Any], None], array: Any, wi
 
 
 def _receiver(endpoint: Any, tag: Any, wait: Callable[[Any], None], array: Any, size: int) -> Any:
-    """A fresh buffer for each message, as a library has to give."""
+    """Receives into a new buffer for each message, as a library must."""
 
     def recv() -> Any:
         memory = bytearray(size)
@@ -94,7 +94,11 @@ def _receiver(endpoint: Any, tag: Any, wait: Callable[[Any], None], array: Any, 
 
 
 async def by_asyncio(
-    role: Role, work: Work, tell: Callable[[Any], None], hear: Callable[[], Any], part: Callable[..., Any]
+    role: Role,
+    work: Work,
+    report: Callable[[Any], None],
+    receive: Callable[[], Any],
+    part: Callable[..., Any],
 ) -> Any:
     """Runs `part(send, recv)`, a coroutine, over a connected ucxx endpoint in blocking mode."""
     set_ucx_transports(work)
@@ -110,13 +114,13 @@ async def by_asyncio(
             await over.wait()
 
         listener = ucxx.create_listener(handler)
-        tell(listener.port)
+        report(listener.port)
         endpoint = await asyncio.wait_for(met, PATIENCE)
         try:
             return await part(*_calls(endpoint, work))
         finally:
             over.set()
-    port = hear()
+    port = receive()
     endpoint = await ucxx.create_endpoint("127.0.0.1", port)
     return await part(*_calls(endpoint, work))
 

@@ -1,2 +1,1 @@
-"""Measures the way from a DataFrame into a trainer beside the ways that people use today: `python -m
-bench.spark`."""
+"""Compares ways from a DataFrame into a trainer, also those in use today: `python -m bench.spark`."""

@@ -13,10 +13,10 @@ from typing import Any
 
 from bench import machine
 from bench.spark.service import Service
-from bench.spark.ways import WAYS, Scene, Took
+from bench.spark.ways import WAYS, Scene, WayTimes
 from bench.stats import Spread, ratio
 
-#: (what, ours, theirs, quantity, wanted: at least, or at most if negative)
+#: (what, ours, theirs, quantity, target: at least, or at most if negative)
 TARGETS = (
     ("CPU against Parquet", "parquet", "committed", "cpu", 2.5),
     ("last row against Parquet", "parquet", "committed", "last", 2.5),
@@ -37,9 +37,9 @@ def main() -> int:
     arguments = _arguments()
     ways = [way for way in WAYS if way in arguments.ways]
     if "toPandas" in ways and importlib.util.find_spec("pandas") is None:
-        print("no pandas here: toPandas is left out", file=sys.stderr)
+        print("no pandas here: toPandas is skipped", file=sys.stderr)
         ways.remove("toPandas")
-    took: dict[str, list[Took]] = {way: [] for way in ways}
+    took: dict[str, list[WayTimes]] = {way: [] for way in ways}
     with tempfile.TemporaryDirectory(prefix="transfer-bench-", dir=arguments.folder) as folder:
         scene, close = _scene(arguments, Path(folder))
         try:
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def _scene(arguments: argparse.Namespace, folder: Path) -> tuple[Scene, Any]:
-    """Spark with the DataFrame in its memory, and a spool on the same disk as the Parquet files."""
+    """Starts Spark with the DataFrame in its memory, and a spool on the same disk as the Parquet files."""
     from bench.spark.null import NullSource
     from transfer.spark.session import local_session
     from transfer.spark.writer import register
@@ -91,7 +91,7 @@ def _scene(arguments: argparse.Namespace, folder: Path) -> tuple[Scene, Any]:
     return scene, close
 
 
-def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
+def _report(arguments: argparse.Namespace, took: dict[str, list[WayTimes]]) -> str:
     lines = [
         (
             f"{arguments.rows:,} rows × {arguments.width} float32, {arguments.partitions} partitions, "
@@ -102,7 +102,7 @@ def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
         "| --- | --- | --- | --- | --- |",
     ]
     for way, found in took.items():
-        spreads = (Spread.of([getattr(one, name) for one in found]) for name in Took._fields)
+        spreads = (Spread.of([getattr(one, name) for one in found]) for name in WayTimes._fields)
         cells = (f"{one.median:.2f} ({one.low:.2f}–{one.high:.2f})" for one in spreads)
         lines.append(f"| {way} | {' | '.join(cells)} |")
     lines += ["", "| what | way | wanted | measured | |", "| --- | --- | --- | --- | --- |"]
@@ -121,7 +121,7 @@ def _report(arguments: argparse.Namespace, took: dict[str, list[Took]]) -> str:
     return "\n".join(lines)
 
 
-def _words(took: Took) -> str:
+def _words(took: WayTimes) -> str:
     return f"CPU {took.cpu:6.2f} s   first {took.first:6.2f} s   last {took.last:6.2f} s"
 
 
@@ -131,9 +131,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=64, help="float32 values in a row (64)")
     parser.add_argument("--partitions", type=int, default=8)
     parser.add_argument("--repeat", type=int, default=5, help="rounds that count (5)")
-    parser.add_argument("--warm", type=int, default=1, help="rounds before them, that do not (1)")
-    parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="which; all if not said")
-    parser.add_argument("--folder", type=Path, help="for the spool and the files; the system's temporary one")
+    parser.add_argument("--warm", type=int, default=1, help="earlier rounds that do not count (1)")
+    parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="ways to measure (all)")
+    parser.add_argument("--folder", type=Path, help="folder of the spool and the files (a temporary one)")
     parser.add_argument("--json", type=Path, help="all samples, as a file")
     return parser.parse_args()
 

@@ -9,17 +9,17 @@ _TICK = os.sysconf("SC_CLK_TCK")
 
 
 def used() -> float:
-    """Seconds so far, of this process, of all below it that run, and of those below that have ended."""
+    """Returns the seconds so far of this process, its running descendants, and those that have ended."""
     return sum(_of(pid) for pid in [os.getpid(), *below(os.getpid())]) / _TICK
 
 
 def used_by(pid: int) -> float:
-    """Seconds of one process so far."""
+    """Returns the seconds of one process so far."""
     return _of(pid) / _TICK
 
 
 def below(pid: int) -> list[int]:
-    """All processes that descend from one."""
+    """Returns all descendants of a process."""
     found = []
     for task in _list(Path(f"/proc/{pid}/task")):
         try:
@@ -32,7 +32,7 @@ def below(pid: int) -> list[int]:
 
 
 def _of(pid: int) -> int:
-    """Ticks: user, system, and those of its children that it has waited for."""
+    """Returns ticks: user, system, and those of its children that it has waited for."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

@@ -1,4 +1,4 @@
-"""A data source that throws its batches away. Spark's workers import it by this name."""
+"""A data source that drops its batches. Spark's workers import it by this name."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""How fast a run is read that lies in the spool: `python -m bench.spark.reading`; needs no Spark.
+"""The speed of reading a run from the spool: `python -m bench.spark.reading`; needs no Spark.
 
-Rows of 64 float32, dense and ragged (32 to 96 of them), in order and shuffled, in batches of 256, which are
-not looked at. CPU is that of the reader and of the spool. `TRANSFER_LOCAL=off` reads over TCP.
+Rows of 64 float32, dense and ragged (32 to 96 of them), in order and shuffled, in batches of 256 that are not
+read. CPU is that of the reader and of the spool. `TRANSFER_LOCAL=off` reads over TCP.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ def frame(kind: str) -> dict[str, np.ndarray]:
 
 
 def read(url: str, seed: int | None) -> tuple[float, float]:
-    """Seconds, and seconds of processor time, for an epoch."""
+    """Returns the seconds, and seconds of processor time, of an epoch."""
     client = RunClient(url)
     cpu, begin, rows = used(), time.monotonic(), 0
     with RowStream(client, BATCH, epochs=1, shuffle=seed, group=f"{seed} {begin}") as stream:
         for batch in stream:
             rows += len(batch["x"]) if "x" + OFFSETS not in batch else len(batch["x" + OFFSETS]) - 1
-    assert rows, "no rows came"
+    assert rows, "no rows arrived"
     return time.monotonic() - begin, used() - cpu
 
 

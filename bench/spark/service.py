@@ -1,4 +1,4 @@
-"""The spool: a process of its own."""
+"""The spool in a separate process."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ _PATIENCE = 60
 
 
 class Service:
-    """A spool on a folder, at free ports or at those given. `url` names it; `pid` is its process."""
+    """A spool on a folder, on free ports or the given ones. `url` is its address; `pid` is its process."""
 
     def __init__(self, folder: Path, endpoint: str = "tcp://127.0.0.1:0", rows: str | None = None) -> None:
         spawn = multiprocessing.get_context("spawn")
         self._link, theirs = spawn.Pipe()
         self._process = spawn.Process(target=_work, args=(str(folder), endpoint, rows, theirs), daemon=True)
         self._process.start()
-        theirs.close()  # so that its end is told by ours
+        theirs.close()  # so that the end of the process closes the pipe
         if not self._link.poll(_PATIENCE):
             raise AssertionError("the spool did not start")
         self.url, self.endpoint, self.rows_endpoint = self._link.recv()

@@ -1,4 +1,4 @@
-"""What is not a race: waiting, memory, recovery. `python -m bench.spark.steady`; needs no Spark.
+"""Waiting, memory and recovery. `python -m bench.spark.steady`; needs no Spark.
 
 | what | how |
 |---|---|
@@ -37,18 +37,18 @@ STEP = 0.01
 
 
 def fill(url: str, rows: int) -> None:
-    """A run of random rows."""
+    """Writes a run of random rows."""
     values = np.random.default_rng(0).random((FRAME, WIDTH), np.float32)
     send(url, Layout("x", "dense", "float32", (WIDTH,)), {"x": values}, rows)
 
 
 def send(url: str, layout: Layout, frame: dict[str, np.ndarray], rows: int) -> None:
-    """A run of so many rows, one frame again and again, as a task would send it."""
+    """Sends a run of so many rows, one frame again and again, as a task does."""
     address = parse(url)
     link = ReconnectingClient(address.endpoint)
     names = {"run": address.run, "job": "job"}
-    _, told = link.ask(Declare(**names, delivery="committed", kind="batch"))
-    endpoint = f"{address.endpoint.rpartition(':')[0]}:{told['port']}"
+    _, declared = link.ask(Declare(**names, delivery="committed", kind="batch"))
+    endpoint = f"{address.endpoint.rpartition(':')[0]}:{declared['port']}"
     sender = SocketSender(endpoint, parse_options({"endpoint": endpoint, "delivery": "eager"}))
     layouts = json.dumps(row_layouts.to_json([layout]))
     attempt = Attempt(sender, address.run, "job", 0, 0, columns=layouts)
@@ -63,7 +63,7 @@ def send(url: str, layout: Layout, frame: dict[str, np.ndarray], rows: int) -> N
 
 
 def resident(pid: int) -> float:
-    """MiB of a process that are its own: not pages of files, which the system takes back when it wants."""
+    """Returns the private MiB of a process, without pages of files, which the kernel can reclaim."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
         if line.startswith("RssAnon"):
             return int(line.split()[1]) / 1024

@@ -1,5 +1,5 @@
-"""The trainer: a process of its own that takes batches of tensors, and tells when the first and the last
-came."""
+"""The trainer: a separate process that takes batches of tensors, and reports when the first and the last
+arrived."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Link = Any
 
 
 class Read(NamedTuple):
-    """first, last: when the first batch was there and all were, by the system's monotonic clock. total: the
-    sum of the first column, which tells whether every row came."""
+    """first, last: times of the first batch and of the last, by the system's monotonic clock. total: the sum
+    of the first column, which shows whether every row arrived."""
 
     first: float
     last: float
@@ -25,7 +25,7 @@ class Read(NamedTuple):
 
 
 class Trainer:
-    """A process that reads when it is told to. Several reads, one after the other."""
+    """A process that reads on request, several times in turn."""
 
     def __init__(self) -> None:
         spawn = multiprocessing.get_context("spawn")
@@ -38,12 +38,12 @@ class Trainer:
         self._link.recv()
 
     def start(self, source: str, argument: str) -> str:
-        """Begins to read from one of `SOURCES`; what whoever writes has to know (an endpoint)."""
+        """Starts to read from one of `SOURCES`; returns what the writer needs (an endpoint)."""
         self._link.send((source, argument))
         return str(self._link.recv())
 
     def go(self) -> None:
-        """What `start` did not begin yet begins: a reader of files, when they are there."""
+        """Starts a reader of files, when they are complete."""
         self._link.send("go")
 
     def end(self) -> Read:
@@ -68,12 +68,12 @@ def _work(link: Link) -> None:
         source, argument = asked
         try:
             link.send(tuple(consume(SOURCES[source](argument, link))))
-        except Exception as error:  # noqa: BLE001 - told to the other side
+        except Exception as error:  # noqa: BLE001 - reported to the other side
             link.send(error)
 
 
 def consume(batches: Iterable[Any]) -> Read:
-    """Takes all batches, and looks at each row of them."""
+    """Takes all batches, and reads each row of them."""
     first, rows, total = 0.0, 0, 0.0
     for batch in batches:
         if not rows:
@@ -105,7 +105,7 @@ def _eager(_: str, link: Link) -> Iterator[Any]:
 
 
 def _parquet(folder: str, link: Link) -> Iterator[Any]:
-    """As it is done by hand: Arrow reads the files in pieces, on all cores, and torch takes their values."""
+    """Reads as hand-written code does: Arrow reads the files in pieces, on all cores, for torch."""
     import torch
     from pyarrow import dataset
 

@@ -1,5 +1,4 @@
-"""The ways from a DataFrame to a trainer that are compared. Each brings all rows once, and says what it
-took."""
+"""The compared ways from a DataFrame to a trainer. Each delivers all rows once, and returns its times."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from bench.spark import cpu
 from bench.spark.trainer import BATCH, Read, Trainer, consume
 
 
-class Took(NamedTuple):
-    """Seconds: processor time of all, and of all but the trainer; until the first batch, until the last."""
+class WayTimes(NamedTuple):
+    """Seconds: processor time of all processes, without the trainer; until the first and the last batch."""
 
     cpu: float
     sink: float
@@ -24,7 +23,7 @@ class Took(NamedTuple):
 
 
 class Scene:
-    """What all ways share: Spark with a DataFrame in its memory, a spool of its own process, a trainer."""
+    """The common parts: Spark with a DataFrame in its memory, a spool in a separate process, a trainer."""
 
     def __init__(self, spark: Any, frame: Any, rows: int, spool: str, folder: Path) -> None:
         self.spark = spark
@@ -34,9 +33,9 @@ class Scene:
         self.folder = folder
         self.trainer = Trainer()
 
-    def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> Took:
-        """The trainer reads what `write(endpoint)` writes. early: from the beginning, else when all is
-        written."""
+    def read(self, source: str, argument: str, write: Callable[[str], object], *, early: bool) -> WayTimes:
+        """Lets the trainer read what `write(endpoint)` writes. early: from the beginning, else after the
+        end."""
         endpoint = self.trainer.start(source, argument)
         before, begin = self._used(), time.monotonic()
         if early:
@@ -47,23 +46,23 @@ class Scene:
         read = self.trainer.end()
         self.check(read)
         used, trainer = (now - then for now, then in zip(self._used(), before, strict=True))
-        return Took(used, used - trainer, read.first - begin, read.last - begin)
+        return WayTimes(used, used - trainer, read.first - begin, read.last - begin)
 
     def check(self, read: Read) -> None:
-        """Every row came once: the first value of each is its number."""
+        """Checks that every row arrived once: the first value of each is its number."""
         wanted = self.rows, self.rows * (self.rows - 1) / 2
         if (read.rows, read.total) != wanted:
             raise AssertionError(f"{read.rows:,} rows with the sum {read.total:,}, not {wanted}")
 
     def _used(self) -> tuple[float, float]:
-        """Of all processes, and of the trainer."""
+        """Returns the seconds of all processes, and of the trainer."""
         return cpu.used(), cpu.used_by(self.trainer.pid)
 
     def close(self) -> None:
         self.trainer.close()
 
 
-def by_spool(scene: Scene, delivery: str) -> Took:
+def by_spool(scene: Scene, delivery: str) -> WayTimes:
     from transfer.spark import write
 
     url = f"{scene.spool}/{uuid.uuid4().hex}"
@@ -73,13 +72,13 @@ def by_spool(scene: Scene, delivery: str) -> Took:
         _delete(url)
 
 
-def eager(scene: Scene) -> Took:
+def eager(scene: Scene) -> WayTimes:
     from transfer.spark import write
 
     return scene.read("eager", "", lambda at: write(scene.frame, at, delivery="eager"), early=True)
 
 
-def parquet(scene: Scene) -> Took:
+def parquet(scene: Scene) -> WayTimes:
     folder = scene.folder / "parquet"
     try:
         return scene.read("parquet", str(folder), scene.frame.write.parquet, early=False)
@@ -87,13 +86,13 @@ def parquet(scene: Scene) -> Took:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def null_sink(scene: Scene) -> Took:
-    """An Arrow writer that throws its batches away: what Spark itself takes to hand them to Python."""
+def null_sink(scene: Scene) -> WayTimes:
+    """An Arrow writer that drops its batches: Spark's own cost of handing them to Python."""
     return _alone(lambda: scene.frame.write.format("bench_null").mode("append").save())
 
 
-def sink_alone(scene: Scene, delivery: str) -> Took:
-    """The spool's sink with nobody who reads: as `by_spool`, without the trainer."""
+def sink_alone(scene: Scene, delivery: str) -> WayTimes:
+    """The spool's sink without a reader: as `by_spool`, without the trainer."""
     from transfer.spark import write
 
     url = f"{scene.spool}/{uuid.uuid4().hex}"
@@ -103,8 +102,8 @@ def sink_alone(scene: Scene, delivery: str) -> Took:
         _delete(url)
 
 
-def to_arrow(scene: Scene) -> Took:
-    """All rows on the driver, as Arrow, and from there as tensors in this process."""
+def to_arrow(scene: Scene) -> WayTimes:
+    """Collects all rows on the driver as Arrow, and converts them to tensors in this process."""
 
     def batches() -> Iterator[Any]:
         import torch
@@ -116,8 +115,8 @@ def to_arrow(scene: Scene) -> Took:
     return _alone(lambda: scene.check(consume(batches())))
 
 
-def to_pandas(scene: Scene) -> Took:
-    """The same with pandas, whose columns of arrays are objects: stacked to a matrix."""
+def to_pandas(scene: Scene) -> WayTimes:
+    """As `to_arrow` with pandas, whose columns of arrays are objects: stacked to a matrix."""
 
     def batches() -> Iterator[Any]:
         import numpy as np
@@ -128,12 +127,12 @@ def to_pandas(scene: Scene) -> Took:
     return _alone(lambda: scene.check(consume(batches())))
 
 
-def _alone(work: Callable[[], object]) -> Took:
+def _alone(work: Callable[[], object]) -> WayTimes:
     before, begin = cpu.used(), time.monotonic()
     work()
     last = time.monotonic() - begin
     used = cpu.used() - before
-    return Took(used, used, last, last)
+    return WayTimes(used, used, last, last)
 
 
 def _delete(url: str) -> None:
@@ -149,7 +148,7 @@ def _delete(url: str) -> None:
         link.close()
 
 
-WAYS: dict[str, Callable[[Scene], Took]] = {
+WAYS: dict[str, Callable[[Scene], WayTimes]] = {
     "committed": lambda scene: by_spool(scene, "committed"),
     "partition": lambda scene: by_spool(scene, "partition"),
     "eager": eager,

@@ -1,4 +1,4 @@
-"""Debian's slim base image, made here by debootstrap: a registry is not needed, nor asked.
+"""Debian's slim base image, made by debootstrap, without a registry.
 
 It is kept in a folder, and imported into buildah's storage for each build.
 """
@@ -13,12 +13,12 @@ from pathlib import Path
 from deploy.docker.machine import KEYRING, RELEASE, Report, Unable, sources
 from deploy.docker.steps import run_step
 
-#: what Debian's slim image leaves out of every package
+#: folders that Debian's slim image removes from every package
 _SLIM = ("doc", "groff", "info", "linda", "lintian", "locale", "man")
 
 
 def base_root(cache: Path, report: Report) -> Path:
-    """The folder with Debian as its slim image has it: made once in `cache`, then kept.
+    """Returns the folder with Debian's slim image: made once in `cache`, then kept.
 
     Raises Unable, StepFailed.
     """
@@ -30,7 +30,7 @@ def base_root(cache: Path, report: Report) -> Path:
     if shutil.which("debootstrap") is None:
         raise Unable("debootstrap is not installed here: apt-get install debootstrap")
     if not KEYRING.exists():
-        raise Unable(f"{KEYRING} is not here: apt-get install debian-archive-keyring")
+        raise Unable(f"{KEYRING} is missing: apt-get install debian-archive-keyring")
     report(f"base: debootstrap of {RELEASE} (once, then kept in {cache})")
     shutil.rmtree(root, ignore_errors=True)
     root.mkdir(parents=True)
@@ -47,7 +47,7 @@ def base_root(cache: Path, report: Report) -> Path:
 
 
 def import_base(buildah: list[str], root: Path, name: str, log: Path) -> None:
-    """Makes an image of the folder in buildah's storage. Raises StepFailed."""
+    """Imports the folder as an image into buildah's storage. Raises StepFailed."""
     env = dict(os.environ)
     made = subprocess.run([*buildah, "from", "scratch"], capture_output=True, text=True, env=env, check=True)
     container = made.stdout.strip()
@@ -56,7 +56,7 @@ def import_base(buildah: list[str], root: Path, name: str, log: Path) -> None:
 
 
 def _make_slim(root: Path) -> None:
-    """As the slim image is: dpkg leaves documents out, and those that came are gone."""
+    """Makes it slim: dpkg skips documents, and installed ones are removed."""
     rules = [f"path-exclude /usr/share/{name}/*" for name in _SLIM]
     rules.insert(1, "path-include /usr/share/doc/*/copyright")
     (root / "etc/dpkg/dpkg.cfg.d/docker").write_text("\n".join(rules) + "\n")
@@ -69,7 +69,7 @@ def _make_slim(root: Path) -> None:
 
 
 def _remove_traces(root: Path) -> None:
-    """What debootstrap took over from this machine, and its downloads."""
+    """Removes what debootstrap copied from this machine, and its downloads."""
     for name in ("etc/resolv.conf", "etc/hostname", "etc/apt/sources.list"):
         (root / name).unlink(missing_ok=True)
     for folder in ("var/cache/apt/archives", "var/lib/apt/lists", "var/log"):

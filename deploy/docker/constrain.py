@@ -1,10 +1,10 @@
-"""Writes constraints.txt and build-constraints.txt: version and hashes of all that the image installs by pip,
-and of what builds it.
+"""Writes constraints.txt and build-constraints.txt: versions and hashes of all packages that pip installs in
+the image, and of the build's packages.
 
-    python3.11 deploy/docker/constrain.py            from what pip finds newest now, on the machine's index
-    python3.11 deploy/docker/constrain.py --check    only tells whether that would change something
+    python3.11 deploy/docker/constrain.py            with the newest versions on the machine's index
+    python3.11 deploy/docker/constrain.py --check    only reports whether that would change something
 
-Needs Python 3.11 on Linux, as in the image, since other ones may need other packages.
+Needs Python 3.11 on Linux, as in the image, since other versions may need other packages.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 FILE = Path(__file__).with_name("constraints.txt")
 BUILD_FILE = Path(__file__).with_name("build-constraints.txt")
-#: the machines that images are made for, and the wheels that Debian 12 there takes
+#: the machines that images are made for, and the wheels that Debian 12 accepts there
 MACHINES = ("x86_64", "aarch64")
 _GLIBC = ("2_36", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17")
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
-#: what the build installs to build with; pyproject.toml names the first two
+#: the packages of the build; pyproject.toml names the first two
 TOOLS = ("setuptools>=77", "Cython>=3.1", "wheel")
 _HEAD = """\
 # Made by deploy/docker/constrain.py; tests/deploy/test_image.py compares it with pyproject.toml.
@@ -33,7 +33,7 @@ _HEAD = """\
 
 
 def wanted(dockerfile: str) -> list[str]:
-    """What the image installs: ourselves with the Dockerfile's EXTRAS."""
+    """Returns the requirements of the image: transfer with the Dockerfile's EXTRAS."""
     extras = re.search(r"^ARG EXTRAS=(\S+)$", dockerfile, re.MULTILINE)
     if extras is None:
         raise SystemExit("the Dockerfile has no ARG EXTRAS=...")
@@ -41,13 +41,13 @@ def wanted(dockerfile: str) -> list[str]:
 
 
 def resolved(requirements: Sequence[str]) -> dict[str, str]:
-    """The version of each distribution that pip would install for these, ourselves left out."""
+    """Returns the version of each distribution that pip would install for these, without transfer."""
     found = _asked(*requirements)
     return {name: one["metadata"]["version"] for name, one in found.items() if name != "tensor-transfer"}
 
 
 def hashes(pins: dict[str, str], machine: str) -> dict[str, str]:
-    """SHA-256 of the wheel that pip takes for each on such a machine."""
+    """Returns the SHA-256 of the wheel that pip takes for each on such a machine."""
     tags = [f"manylinux_{version}_{machine}" for version in _GLIBC] + [f"manylinux2014_{machine}", "any"]
     options = [f"--platform={tag}" for tag in tags] + [f"--abi={abi}" for abi in ("cp311", "abi3", "none")]
     options += ["--python-version=3.11", "--implementation=cp", "--only-binary=:all:", "--no-deps"]
@@ -56,7 +56,7 @@ def hashes(pins: dict[str, str], machine: str) -> dict[str, str]:
 
 
 def _asked(*arguments: str) -> dict[str, dict[str, Any]]:
-    """What pip would install, by name."""
+    """Returns what pip would install, by name."""
     command = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "--quiet"]
     command += ["--dry-run", "--ignore-installed", "--report", "-", *arguments]
     answer = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600)
@@ -65,7 +65,7 @@ def _asked(*arguments: str) -> dict[str, dict[str, Any]]:
 
 
 def text_of(pins: dict[str, str]) -> str:
-    """The file."""
+    """Returns the text of the file."""
     known = [hashes(pins, machine) for machine in MACHINES]
     lines = []
     for name, version in sorted(pins.items()):
@@ -77,12 +77,12 @@ def text_of(pins: dict[str, str]) -> str:
 
 
 def main() -> int:
-    """Writes the file, or compares."""
+    """Writes the files, or compares them."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--check", action="store_true", help="change nothing; exit code 1: it would")
     asked = parser.parse_args()
     if sys.version_info[:2] != (3, 11) or sys.platform != "linux":
-        parser.error("this has to be Python 3.11 on Linux")
+        parser.error("this needs Python 3.11 on Linux")
     texts = {FILE: text_of(resolved(wanted(DOCKERFILE.read_text()))), BUILD_FILE: text_of(resolved(TOOLS))}
     if asked.check:
         return int(any(not file.exists() or file.read_text() != text for file, text in texts.items()))

@@ -1,5 +1,5 @@
-"""Runs a finished root as a container engine would: as the image's user, process 1 of its own namespaces,
-the file system read-only but for the volumes and /tmp, a network that leads nowhere."""
+"""Runs a finished root as a container engine does: as the image's user, process 1 of new namespaces, the file
+system read-only except for the volumes and /tmp, a network without a route."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Self
 from deploy.docker.image import Settings
 from deploy.docker.namespaces import entering, inside, joining
 
-#: seconds for a command beside it
+#: seconds for a command in the running container
 _LIMIT = 60
 
 
 class ProofFailed(Exception):
-    """Something is not as it has to be."""
+    """A check of the image has failed."""
 
 
 class Container:
-    """A running image. arguments: behind the entry point, instead of its CMD. volumes: where they lie."""
+    """A running image. arguments: after the entry point, instead of CMD. volumes: their folders here."""
 
     def __init__(
         self, root: Path, settings: Settings, volumes: Mapping[str, Path], arguments: Sequence[str] = ()
@@ -44,20 +44,20 @@ class Container:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # With process 1 everything in its namespace ends. It does not die with unshare: the kernel forgets
-        # that wish when a process changes its user.
+        # With process 1 everything in its namespace ends. It does not die with unshare: the kernel drops that
+        # setting when a process changes its user.
         for number in self._children():
             os.kill(number, signal.SIGKILL)
         self._process.kill()
         self._process.wait(_LIMIT)
 
     @property
-    def said(self) -> str:
-        """What it, and those before it on this root, wrote."""
+    def output(self) -> str:
+        """The output of this container and of earlier ones on this root."""
         return self._log.read_text(errors="replace")
 
     def start(self, *command: str, env: Mapping[str, str] | None = None) -> subprocess.Popen[str]:
-        """Begins a command beside it; the caller waits for its end."""
+        """Starts a command in the container; the caller waits for its end."""
         settings = self._settings
         return subprocess.Popen(
             joining(self._first(), self._root, command, user=settings.user, folder=settings.workdir),
@@ -66,11 +66,11 @@ class Container:
         )  # fmt: skip
 
     def run(self, *command: str, env: Mapping[str, str] | None = None, code: int | None = 0) -> str:
-        """What a command beside it answers. Raises ProofFailed if it ends otherwise than by `code`."""
+        """Returns a command's output. Raises ProofFailed if it ends with another status than `code`."""
         return self.ended(self.start(*command, env=env), code, " ".join(command)[:80])
 
     def ended(self, process: subprocess.Popen[str], code: int | None, name: str) -> str:
-        """The same for one that was started."""
+        """As `run`, for a started command."""
         try:
             output, errors = process.communicate(timeout=_LIMIT)
         except subprocess.TimeoutExpired as error:
@@ -82,42 +82,42 @@ class Container:
         return output
 
     def healthy(self) -> bool:
-        """What the image's own check says."""
+        """Whether the image's health check passes."""
         process = self.start(*self._settings.health)
         self.ended(process, None, "the health check")
         return process.returncode == 0
 
     def await_health(self, seconds: float) -> float:
-        """Waits until it is healthy: how long that took. Raises ProofFailed."""
+        """Waits until it is healthy; returns the seconds. Raises ProofFailed."""
         begun = time.monotonic()
         while not self.healthy():
             if self._process.poll() is not None or time.monotonic() > begun + seconds:
-                raise ProofFailed(f"not healthy within {seconds} s; it said:\n{self.said}")
+                raise ProofFailed(f"not healthy within {seconds} s; its output:\n{self.output}")
             time.sleep(0.2)
         return time.monotonic() - begun
 
     def stop(self, seconds: float) -> int:
-        """Its status after the image's stop signal. Raises ProofFailed if it goes on."""
+        """Sends the image's stop signal; returns the exit status. Raises ProofFailed if it continues."""
         os.kill(self._first(), getattr(signal, self._settings.stop_signal))
         try:
             return self._process.wait(seconds)
         except subprocess.TimeoutExpired as error:
-            raise ProofFailed(f"still there {seconds} s after {self._settings.stop_signal}") from error
+            raise ProofFailed(f"still running {seconds} s after {self._settings.stop_signal}") from error
 
     def _children(self) -> list[int]:
-        """Process 1 as this machine numbers it, if it is there."""
+        """Returns process 1 as this machine numbers it, if it exists."""
         number = self._process.pid
         if self._process.poll() is not None:
             return []
         return [int(word) for word in Path(f"/proc/{number}/task/{number}/children").read_text().split()]
 
     def _first(self) -> int:
-        """Its process 1, as this machine numbers it. Raises ProofFailed if it has ended."""
+        """Returns its process 1, as this machine numbers it. Raises ProofFailed if it has ended."""
         deadline = time.monotonic() + 10
         while time.monotonic() < deadline and self._process.poll() is None:
             for number in self._children():
-                # Before, it is still the shell that makes its mounts.
+                # Before that it is still the shell that makes its mounts.
                 if os.readlink(f"/proc/{number}/root") == str(inside(self._root, "/")):
                     return number
             time.sleep(0.02)
-        raise ProofFailed(f"it has ended, or never began; it said:\n{self.said}")
+        raise ProofFailed(f"it has ended, or never started; its output:\n{self.output}")

@@ -1,7 +1,7 @@
 """Builds the image's targets with buildah, which needs neither a daemon nor a registry.
 
-Each RUN is isolated by chroot: a machine in a container of its own can do that too. What a step needs to
-know of this machine (mirrors, proxies, certificates) is mounted while the step runs, and does not stay.
+chroot isolates each RUN, which also works on a machine inside a container. A step gets this machine's
+mirrors, proxies and certificates by mounts, which do not stay in the image.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _BASE = "localhost/debian-slim"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """An image's settings, as its configuration has them."""
+    """An image's settings, from its configuration."""
 
     env: dict[str, str]
     labels: dict[str, str]
@@ -36,7 +36,7 @@ class Settings:
 
 
 class Builder:
-    """buildah with a storage of its own below `place`, which it leaves there."""
+    """buildah with a separate storage below `place`, which stays there."""
 
     def __init__(self, place: Path, given: Given, report: Report) -> None:
         self._place, self._given, self._report = place, given, report
@@ -45,11 +45,11 @@ class Builder:
         self._log = place / "build.log"
 
     def import_base(self, root: Path) -> None:
-        """The base that the targets are built on. Raises StepFailed."""
+        """Imports the base of the targets. Raises StepFailed."""
         import_base(self._buildah, root, _BASE, self._log)
 
     def build(self, context: Path, target: str) -> None:
-        """Builds a target of the Dockerfile; stages that are built already are taken. Raises StepFailed."""
+        """Builds a target of the Dockerfile; built stages are reused. Raises StepFailed."""
         command = [
             *self._buildah, "bud", "--isolation", "chroot", "--format", "docker", "--layers", "--pull=never",
             "--build-arg", f"BASE={_BASE}", "--target", target, "--tag", _name(target),
@@ -57,18 +57,18 @@ class Builder:
         ]  # fmt: skip
         for inside, path in self._mounts().items():
             command += ["--volume", f"{path}:{inside}:ro"]
-        # Arguments that every Dockerfile knows: they are in no image, and in no layer's key.
+        # Arguments that every Dockerfile has: they are in no image, and in no layer's key.
         for name in self._given.proxies:
             command += ["--build-arg", name]
         run_step([*command, str(context)], {**os.environ, **self._given.proxies}, self._log)
         self._report(f"{target}: built")
 
     def root(self, target: str) -> Path:
-        """The folder with a built target's files, of a container of its own."""
+        """Returns the folder with a built target's files, of a new container."""
         return Path(self._output("mount", self._output("from", "--pull=never", _name(target))))
 
     def settings(self, target: str) -> Settings:
-        """A built target's settings."""
+        """Returns a built target's settings."""
         config = json.loads(self._output("inspect", "--type", "image", _name(target)))["Docker"]["config"]
         return Settings(
             env=dict(text.split("=", 1) for text in config["Env"]),
@@ -84,7 +84,7 @@ class Builder:
         )
 
     def _mounts(self) -> dict[str, Path]:
-        """What a step sees of this machine, by its path in the step's root."""
+        """Returns what a step sees of this machine, by its path in the step's root."""
         folder = self._place / "machine"
         folder.mkdir(exist_ok=True)
         mounts = dict(self._given.binds)

@@ -1,7 +1,6 @@
-"""How this machine reaches Debian's packages and Python's: asked of apt and pip when it is needed.
+"""How this machine reaches Debian's packages and Python's, from the settings of apt and pip.
 
-What a step of the build is given of it is there while the step runs, by mounts and variables, and never
-becomes part of an image.
+A build step gets them by mounts and variables while it runs; they never become part of an image.
 """
 
 from __future__ import annotations
@@ -19,30 +18,30 @@ from urllib.parse import urlsplit
 
 RELEASE = "bookworm"
 KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
-#: the settings of pip that say where packages are, and how they are reached
+#: pip's settings for the location of packages, and the access to it
 _PIP = frozenset(
     {"index-url", "extra-index-url", "find-links", "no-index", "trusted-host", "cert", "client-cert", "proxy"}
     | {"timeout", "default-timeout", "retries", "constraint"}
 )
 _PROXIES = ("http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY")
 _AUTHORITIES = ("SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "PIP_CERT")
-#: where a step finds the machine's certificates
+#: the path of the machine's certificates in a step
 _BUNDLE = "/run/machine/authorities.pem"
 _LIMIT = 60
 
 
 class Unable(Exception):
-    """Something that is needed here is not."""
+    """A required program or setting is missing here."""
 
 
-#: takes a line that says how far the work is
+#: takes a line about the progress
 Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What a step gets. proxies: variables; binds: what of this machine it sees read-only, by the path in its
-    root; files: texts that lie there in the meantime."""
+    """What a step gets. proxies: variables; binds: what it sees of this machine read-only, by the path in its
+    root; files: texts that are there meanwhile."""
 
     proxies: Mapping[str, str]
     binds: Mapping[str, Path]
@@ -50,12 +49,12 @@ class Given:
 
 
 def sources() -> tuple[str, list[str]]:
-    """(the mirror of the release, lines of sources.list) as apt is configured here. Raises Unable."""
+    """Returns (the mirror of the release, lines of sources.list), from apt's settings. Raises Unable."""
     fields = ("ORIGIN", "REPO_URI", "CODENAME", "COMPONENT")
     form = "|".join(f"$({name})" for name in fields)
-    said = _asked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"])
+    listed = _asked(["apt-get", "indextargets", "--format", form, "Created-By: Packages"])
     mirror, lines = "", []
-    for line in said.splitlines():
+    for line in listed.splitlines():
         origin, address, codename, component = line.split("|")
         if origin == "Debian" and component == "main" and codename.startswith(RELEASE):
             lines.append(f"deb [signed-by={KEYRING}] {address} {codename} {component}")
@@ -66,7 +65,7 @@ def sources() -> tuple[str, list[str]]:
 
 
 def given() -> Given:
-    """All of it. Raises Unable."""
+    """Returns all of it. Raises Unable."""
     proxies = {name: os.environ[name] for name in _PROXIES if os.environ.get(name)}
     binds = {"/etc/resolv.conf": Path("/etc/resolv.conf"), "/etc/hosts": Path("/etc/hosts")}
     binds = {inside: path for inside, path in binds.items() if path.exists()}
@@ -88,7 +87,7 @@ def given() -> Given:
 
 
 def _apt_options() -> Iterator[str]:
-    """The options of apt that say how to reach a mirror."""
+    """Returns apt's options for the access to a mirror."""
     wanted = re.compile(r'Acquire::https?::(?:Proxy|Verify|CaInfo|[\w.]+::Proxy)\S* ".+";', re.IGNORECASE)
     for line in _asked(["apt-config", "dump"]).splitlines():
         if wanted.fullmatch(line) and "CaInfo" not in line:
@@ -96,13 +95,13 @@ def _apt_options() -> Iterator[str]:
 
 
 def _pip() -> dict[str, str]:
-    """pip's settings, from its files and variables; later ones count."""
+    """Returns pip's settings, from its files and variables; later ones win."""
     try:
-        said = _asked([sys.executable, "-m", "pip", "config", "list"])
+        listed = _asked([sys.executable, "-m", "pip", "config", "list"])
     except Unable:
-        said = ""  # a machine without pip has no settings of it
+        listed = ""  # a machine without pip has no such settings
     found: dict[str, str] = {}
-    for line in said.splitlines():
+    for line in listed.splitlines():
         key, _, value = line.partition("=")
         section, _, name = key.rpartition(".")
         if name in _PIP and (name not in found or section == ":env:"):
@@ -111,9 +110,9 @@ def _pip() -> dict[str, str]:
 
 
 def _local(value: str) -> Iterator[Path]:
-    """The folders and files of this machine that a setting names."""
+    """Returns the folders and files of this machine that a setting names."""
     for word in value.split():
-        # An index refers to files beside it.
+        # An index refers to files in its folder.
         path = Path(urlsplit(word).path).parent if word.startswith("file:") else Path(word)
         if path.is_absolute() and path.exists():
             yield path

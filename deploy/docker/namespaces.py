@@ -1,4 +1,4 @@
-"""Runs commands in the root of a file system as a container engine does: in namespaces of their own."""
+"""Runs commands in the root of a file system as a container engine does: in new namespaces."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _DEVICES = ("null", "zero", "full", "random", "urandom", "tty")
 def entering(
     root: Path, command: Sequence[str], *, user: str, folder: str, writable: Mapping[str, Path | None]
 ) -> list[str]:
-    """The command line that runs a command in a root, as process 1 of namespaces of its own.
+    """Returns the command line that runs a command in a root, as process 1 of new namespaces.
 
-    The root is read-only. writable: folders that are not, with the folder of this machine that lies there
-    (None: memory). The network leads nowhere. The environment is the caller's: nothing is added.
+    The root is read-only. writable: folders that are writable, with the folder of this machine for each
+    (None: memory). The network has no route. The environment is the caller's, unchanged.
     """
     quoted, tool = shlex.quote, _tool
     lines = ["set -e", f"{tool('mount')} --rbind {quoted(str(root))} {quoted(str(root))}"]
@@ -34,7 +34,7 @@ def entering(
     lines.append(f"{tool('mkdir')} {shm}; {mount} -t tmpfs -o mode=1777,size=64m shm {shm}")
     lines.append(f"{mount} -t proc -o nosuid,nodev,noexec proc {at['/proc']}")
     lines.append(f"{mount} -t sysfs -o ro,nosuid,nodev,noexec sysfs {at['/sys']}")
-    # An interface beside the loopback, as a pod has one; it leads nowhere.
+    # An interface in addition to the loopback, as in a pod; it has no route.
     address = tool("ip")
     lines.append(f"{address} link set lo up; {address} link add eth0 type veth peer name nowhere")
     lines.append(f"{address} address add 192.0.2.1/24 dev eth0; {address} link set eth0 up")
@@ -53,15 +53,15 @@ def entering(
 
 
 def joining(process: int, root: Path, command: Sequence[str], *, user: str, folder: str) -> list[str]:
-    """The command line that runs a command in the namespaces of process 1 of an `entering`, as an engine's
-    exec does."""
+    """Returns the command line that runs a command in the namespaces of process 1 of an `entering`, as an
+    engine's exec does."""
     spaces = ["--mount", "--pid", "--ipc", "--uts", "--net"]
     entry = _entry(root, command, user, folder)
     return [_tool("nsenter"), "--target", str(process), *spaces, "--", *entry]
 
 
 def inside(root: Path, path: str) -> Path:
-    """The place in this machine's files of a path in a root."""
+    """Returns the path in this machine's files of a path in a root."""
     return root / os.path.normpath(path).lstrip("/")
 
 
@@ -71,7 +71,7 @@ def _entry(root: Path, command: Sequence[str], user: str, folder: str) -> list[s
 
 
 def _tool(name: str) -> str:
-    """A program of this machine by its whole path: PATH is the image's."""
+    """Returns the full path of a program of this machine: PATH is the image's."""
     found = shutil.which(name)
     if found is None:
         raise Unable(f"{name} is not installed here")

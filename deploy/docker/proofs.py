@@ -1,4 +1,4 @@
-"""What has to be true of a finished image: of its files, and of what it does when it runs."""
+"""The checks of a finished image: of its files, and of its behaviour when it runs."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from deploy.docker.container import Container, ProofFailed
 from deploy.docker.image import Settings
 from deploy.docker.namespaces import inside
 
-#: bytes that the tcp image may have beyond its base
+#: bytes of the tcp image in addition to its base, at most
 TCP_LIMIT = 200 * 10**6
 _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3", "curl", "wget", "git")
-#: beginnings of what only the rdma image has
+#: beginnings of paths that only the rdma image has
 _RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "pyverbs", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
 _PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
 _OWN = tuple(_PACKAGES + name for name in ("transfer", "pyspark_transfer"))
-#: where only the build leaves something
+#: folders that only the build writes to
 _PASSING = ("var/lib/apt/lists/", "var/cache/apt/archives/", "root/", "tmp/", "source", "wheels", "tools")
 _PYTHON = "/opt/transfer/bin/python3"
 _HERE = "tcp://127.0.0.1:7001"
@@ -75,7 +75,7 @@ print("pyverbs of", pyverbs.device.__file__)
 
 @dataclass(frozen=True, slots=True)
 class Image:
-    """A finished root with its settings; base: the root that it began with; room: for its volumes."""
+    """A finished root with its settings; base: the root of its base; room: for its volumes."""
 
     name: str
     root: Path
@@ -85,7 +85,7 @@ class Image:
 
 
 def prove(image: Image, report: Callable[[str], None]) -> None:
-    """All of it. Raises ProofFailed with the first thing that is wrong."""
+    """Runs all checks. Raises ProofFailed with the first one that fails."""
     for check in (_settings, _sizes, _files, _contents):
         for line in check(image):
             report(f"{image.name}: {line}")
@@ -94,7 +94,7 @@ def prove(image: Image, report: Callable[[str], None]) -> None:
 
 
 def size(root: Path) -> int:
-    """Bytes of all files; one with several names counts once."""
+    """Returns the bytes of all files; a file with several names counts once."""
     seen: set[int] = set()
     total = 0
     for status in _each(root).values():
@@ -164,7 +164,7 @@ def _contents(image: Image) -> Iterator[str]:
     _holds(bool(rdma) == (image.name == "rdma"), f"of RDMA there is {rdma[:5]}")
     left = [one for one in names if one.startswith(_PASSING) and names[one] not in ("lock", "partial")]
     _holds(not left, f"left behind: {left[:5]}")
-    # Empty ones are where a step's mounts were.
+    # Empty ones are the mount points of a step.
     for place in ("etc/pip.conf", "etc/xdg/pip", "etc/apt/apt.conf.d/99machine", "run/machine"):
         files = [path for path in (image.root / place, *(image.root / place).rglob("*")) if path.is_file()]
         _holds(not any(map(os.path.getsize, files)), f"of the machine that built it: {place}")
@@ -179,7 +179,7 @@ def _running(image: Image) -> Iterator[str]:
     volume = image.room / image.name
     shutil.rmtree(volume, ignore_errors=True)
     volume.mkdir(parents=True)
-    # As the folder in the image is, which an engine copies into a new volume.
+    # With the owner of the folder in the image, which an engine copies into a new volume.
     like = (image.root / "data").stat()
     os.chown(volume, like.st_uid, like.st_gid)
     volume.chmod(stat.S_IMODE(like.st_mode))
@@ -189,9 +189,9 @@ def _running(image: Image) -> Iterator[str]:
         user = container.run("/usr/bin/id", "-u").strip()
         yield f"the broker is healthy {took:.1f} s after its start, as user {user}"
         yield from _is_shut(container)
-        told = json.loads(container.run("transfer", "version", "--json"))
-        _holds("native" in json.dumps(told), f"the core is not the compiled one: {told}")
-        yield f"transfer version: {json.dumps(told)}"
+        version = json.loads(container.run("transfer", "version", "--json"))
+        _holds("native" in json.dumps(version), f"the core is not the compiled one: {version}")
+        yield f"transfer version: {json.dumps(version)}"
         yield from _messages(container)
         container.run(_PYTHON, "-c", _PUBLISH)
         if image.name == "rdma":
@@ -201,7 +201,7 @@ def _running(image: Image) -> Iterator[str]:
             )
             yield f"a tensor with TRANSFER_PROTOCOL=ucx, by {sent}"
         code = container.stop(20)
-        _holds(code == 0, f"{image.settings.stop_signal}: status {code}; it said:\n{container.said}")
+        _holds(code == 0, f"{image.settings.stop_signal}: status {code}; its output:\n{container.output}")
         yield f"{image.settings.stop_signal} ended it with status 0"
     with Container(image.root, image.settings, volumes) as container:
         container.await_health(60)
@@ -210,16 +210,16 @@ def _running(image: Image) -> Iterator[str]:
         _holds(code == 0, f"the second one ended with {code}")
         yield "the next one on its volume had the message"
     with Container(image.root, image.settings, volumes, ["pull", "-b", _HERE]) as container:
-        _holds(not container.healthy(), "the check says yes without a broker")
-        yield "without a broker its check says no"
+        _holds(not container.healthy(), "the check passes without a broker")
+        yield "without a broker its check fails"
         code = container.stop(20)
         _holds(code == 130, f"`transfer pull` ended with {code} after {image.settings.stop_signal}")
         yield f"{image.settings.stop_signal} ended `transfer pull` as process 1 with status 130, as Ctrl-C"
-    _holds("Traceback" not in container.said, f"it said:\n{container.said}")
+    _holds("Traceback" not in container.output, f"its output:\n{container.output}")
 
 
 def _is_shut(container: Container) -> Iterator[str]:
-    """What a process of the image may do."""
+    """Checks the permissions of a process of the image."""
     for place in ("/", "/opt/transfer", "/etc", "/usr/bin", "/dev"):
         container.run("/bin/sh", "-c", f": > {place}/new", code=2)
     for place in ("/data", "/tmp", "/dev/shm"):
@@ -250,26 +250,26 @@ def _messages(container: Container) -> Iterator[str]:
 
 
 def _tensor(container: Container, env: dict[str, str]) -> str:
-    """Which transport brought it."""
+    """Returns the transport that carried it."""
     pull = container.start(_PYTHON, "-c", _RECEIVE, env=env)
     transport = container.run(_PYTHON, "-c", _SEND, env=env).strip()
     output = container.ended(pull, 0, "the receiver").strip()
-    _holds(output == _TENSOR, f"the tensor came as {output}, and was {_TENSOR}")
+    _holds(output == _TENSOR, f"the tensor arrived as {output}, and was {_TENSOR}")
     return transport
 
 
 def _linked(files: list[Path]) -> set[str]:
     found: set[str] = set()
     for file in files:
-        said = subprocess.run(
+        dump = subprocess.run(
             ["readelf", "-d", str(file)], capture_output=True, text=True, check=True, timeout=60
         )
-        found |= {line.partition("[")[2].rstrip("]") for line in said.stdout.splitlines() if "NEEDED" in line}
+        found |= {line.partition("[")[2].rstrip("]") for line in dump.stdout.splitlines() if "NEEDED" in line}
     return found
 
 
 def _each(root: Path) -> dict[str, os.stat_result]:
-    """What there is below a root, by its path there."""
+    """Returns everything below a root, by its path there."""
     found: dict[str, os.stat_result] = {}
     for place, folders, names in os.walk(root):
         for name in (*folders, *names):

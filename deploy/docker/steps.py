@@ -1,4 +1,4 @@
-"""Runs one step of a build: its output goes to a file, whose last lines are the error's text."""
+"""Runs one step of a build: its output goes to a file, whose last lines are the text of an error."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class StepFailed(Exception):
 
 
 def run_step(command: Sequence[str], env: Mapping[str, str], log: Path) -> None:
-    """Raises StepFailed."""
+    """Runs a step. Raises StepFailed."""
     with log.open("ab") as output:
         try:
             subprocess.run(

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Builds the image and proves it, without a container engine's daemon or a registry: buildah executes the
-# Dockerfile on a Debian that debootstrap makes, and the result runs in namespaces of its own.
+# Dockerfile on a Debian that debootstrap makes, and the result runs in new namespaces.
 set -euo pipefail
 
 usage() {
@@ -16,7 +16,7 @@ verify.sh [--target tcp|rdma|all] [--context DIR] [--keep] [--fresh] [--engine d
 
 Needs root, buildah, debootstrap, util-linux, iproute2 and Python 3.11 or newer. Debian's packages and Python's come from where
 this machine's apt and pip are set to.
-Exit code: 0 all is as it has to be, 1 something is not, 2 it cannot be told here.
+Exit code: 0 all checks pass, 1 a check fails, 2 this machine cannot run the checks.
 TEXT
 }
 

@@ -1,12 +1,11 @@
-"""The main job, small enough to watch: Spark writes a real data set, and a PyTorch training loop reads it.
+"""The main job in small: Spark writes a real data set, and a PyTorch training loop reads it.
 
     python -m examples.spark_to_torch [--epochs N] [--workers N] [--output FILE] [--json]
 
-The handwritten digits of UCI (1,797 images of 8 x 8, carried by scikit-learn) are written as Parquet. One
-Spark job reads them and writes them with `format("transfer")` into a spool, which this process has of its
-own; then Spark ends, and the training loop reads them from the spool as tensors, in another order in each
-epoch. It fails when a row is lost or doubled, and when the network knows fewer than 95 % of the test images
-at the end.
+The handwritten digits of UCI (1,797 images of 8 x 8, included in scikit-learn) are written as Parquet. One
+Spark job reads them and writes them with `format("transfer")` into a spool in this process. Then Spark ends,
+and the training loop reads them from the spool as tensors, in another order in each epoch. The demo fails if
+a row is lost or doubled, and if the network recognizes fewer than 95 % of the test images at the end.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ __all__ = ["main"]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the demo. 0 when all went well, 1 with one clear line when it did not, 130 after Ctrl-C."""
+    """Runs the demo. Returns 0 on success, 1 with a one-line error on failure, 130 after Ctrl-C."""
     arguments = _parser().parse_args(argv)
     try:
         return _run(arguments)
@@ -38,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    # Java first: looking takes a moment, importing all the rest takes seconds.
+    # Java first: the check takes a moment, importing the rest takes seconds.
     from transfer.spark.session import check_java
 
     check_java()
@@ -58,7 +57,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if problem:
         return _complain(problem, 1)
     if not arguments.json:
-        print(f"ok: each row once in each epoch, and {result.accuracy:.1%} of the test images are known")
+        print(f"ok: each row once in each epoch, and {result.accuracy:.1%} of the test images are recognized")
     return 0
 
 
@@ -72,8 +71,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="spark_to_torch",
         description="Spark writes the UCI handwritten digits, and a PyTorch training loop reads them.",
     )
-    parser.add_argument("--epochs", type=_positive, default=8, help="how often all is read (default 8)")
-    parser.add_argument("--workers", type=_positive, default=2, help="Spark tasks at a time (default 2)")
+    parser.add_argument("--epochs", type=_positive, default=8, help="number of epochs (default 8)")
+    parser.add_argument("--workers", type=_positive, default=2, help="parallel Spark tasks (default 2)")
     parser.add_argument(
         "--output",
         type=Path,

@@ -26,7 +26,7 @@ class Digits:
 
 
 def load() -> Digits:
-    """The digits in a fixed random order, the first `TEST_IMAGES` of them for the test."""
+    """Returns the digits in a fixed random order, the first `TEST_IMAGES` of them for the test."""
     import numpy as np
     from sklearn.datasets import load_digits
 
@@ -38,9 +38,9 @@ def load() -> Digits:
 
 
 def write_parquet(digits: Digits, folder: Path, files: int = 4) -> int:
-    """The training part in several files with the columns id, image and label; returns the rows.
+    """Writes the training part to several files with the columns id, image and label; returns the rows.
 
-    `id` numbers the rows from 0, so that the other end can tell which arrived.
+    `id` numbers the rows from 0, so that the receiver can check which rows have arrived.
     """
     import numpy as np
     import pyarrow as pa

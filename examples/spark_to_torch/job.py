@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 WANTED_ACCURACY = 0.95
 COLUMNS = ("id", "image", "label")
 RUN = "digits"
-#: of the shuffle
+#: seed of the shuffle
 _SEED = 7
-#: Spark takes a configuration without an appender for none, and uses its own
+#: without an appender Spark would use its default configuration
 _NO_LOG = """\
 rootLogger.level = off
 rootLogger.appenderRef.err.ref = err
@@ -50,7 +50,7 @@ class DemoOptions:
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What Spark wrote, as the spool has it. seconds: of Spark's job."""
+    """The rows that Spark wrote, by the spool's count. seconds: of Spark's job."""
 
     rows: int
     frames: int
@@ -62,7 +62,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class Epoch:
-    """What one epoch brought. waited: seconds of `seconds` in which the training loop had no rows."""
+    """The counts of one epoch. waited: seconds of `seconds` in which the training loop had no rows."""
 
     number: int
     loss: float
@@ -86,14 +86,14 @@ class DemoResult:
         return self.epochs[-1].accuracy if self.epochs else 0.0
 
     def problem(self) -> str:
-        """Why this run is no success, or "". Lost and doubled rows have raised before."""
+        """Why this run failed, or "". Lost and doubled rows have raised before."""
         if self.accuracy < WANTED_ACCURACY:
-            return f"the network knows {self.accuracy:.1%} of the test images, wanted: {WANTED_ACCURACY:.0%}"
+            return f"the network recognizes {self.accuracy:.1%} of the images, wanted: {WANTED_ACCURACY:.0%}"
         return ""
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives the progress of the demo."""
 
     def say(self, text: str) -> None: ...
     def begin(self, epoch: int, epochs: int, rows: int) -> None: ...
@@ -102,9 +102,9 @@ class Watcher(Protocol):
 
 
 def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
-    """The whole demo. Raises ProtocolError when a row is lost or doubled, Broken when Spark fails."""
-    # Matrices this small gain nothing from more threads, and torch's spin while others need the
-    # cores: on two busy ones an epoch took thirty times as long.
+    """Runs the whole demo. Raises ProtocolError when a row is lost or doubled, Broken when Spark fails."""
+    # Matrices this small gain nothing from more threads, and torch's threads spin while others need the
+    # cores: on two busy cores an epoch took thirty times as long.
     torch.set_num_threads(1)
     data = digits.load()
     with ExitStack() as stack:
@@ -128,7 +128,7 @@ def run_demo(options: DemoOptions, watcher: Watcher) -> DemoResult:
 
 
 def _write(workers: int, folder: Path, url: str, watcher: Watcher) -> Written:
-    """One Spark job. What it wrote is visible when it is committed, as a whole."""
+    """Runs one Spark job. Its rows become visible together, at the commit."""
     with _session(workers, folder) as spark:
         frame = spark.read.parquet(str(folder / "digits" / "*.parquet"))
         watcher.say(f"Spark writes to {url}")
@@ -152,7 +152,7 @@ def _train(
     epochs: int,
     watcher: Watcher,
 ) -> Iterator[Epoch]:
-    """Each epoch has all rows in an order of its own; after it the spool is told that they are done with."""
+    """Trains epoch by epoch, each with all rows in another order, and acknowledges each epoch."""
     trainer = Trainer(epochs)
     test = torch.from_numpy(data.test_images), torch.from_numpy(data.test_labels)
     stream = dataset.stream
@@ -161,18 +161,18 @@ def _train(
         before = stream.rows, stream.batches, stream.bytes, time.monotonic(), stream.waited_seconds
         loss = trainer.train(dataset.one_epoch(), rows, watcher.batch)
         after = stream.rows, stream.batches, stream.bytes, time.monotonic(), stream.waited_seconds
-        dataset.acknowledge()  # where a training of your own has saved its checkpoint
+        dataset.acknowledge()  # a real training saves its checkpoint before this call
         counts = (late - early for early, late in zip(before, after, strict=True))
         yield Epoch(number, loss, trainer.accuracy(*test), *counts)  # type: ignore[arg-type]
 
 
 @contextmanager
 def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
-    # Spark's own words on stderr would run through the progress bars; what fails comes as an exception.
+    # Spark's messages on stderr would disturb the progress bars; failures are reported as exceptions.
     quiet = folder / "log4j2.properties"
     quiet.write_text(_NO_LOG)
     conf = {
-        # Java's own temporary files too, so that all of them go with the folder.
+        # Java's temporary files, too, so that all of them are removed with the folder.
         "spark.driver.extraJavaOptions": f"-Dlog4j2.configurationFile=file:{quiet} -Djava.io.tmpdir={folder}",
         "spark.sql.warehouse.dir": str(folder / "warehouse"),
         "spark.local.dir": str(folder),
@@ -182,7 +182,7 @@ def _session(workers: int, folder: Path) -> Iterator[SparkSession]:
 
 
 def _cause(error: Exception) -> str:
-    """The line of Spark's report that says what happened: ours if there is one, else the first."""
+    """Returns the line of Spark's report with the cause: one of `transfer` if possible, else the first."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     named = [line for line in lines if line.startswith("transfer.transports.errors.")]
     return named[-1] if named else next(iter(lines), type(error).__name__)

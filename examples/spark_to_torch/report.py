@@ -1,4 +1,4 @@
-"""What the demo shows: progress while it runs; a table, a plot file or JSON at the end."""
+"""The output of the demo: progress while it runs; a table, a plot file or JSON at the end."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CAPTION = "received: each row once an epoch. waited: time without rows"
 
 
 class Progress:
-    """A bar for each epoch. Use as a context manager."""
+    """A progress bar for each epoch. Use it as a context manager."""
 
     def __init__(self, *, to_stderr: bool = False) -> None:
         self._bars = rich_progress.Progress(
@@ -57,7 +57,7 @@ class Progress:
 
 
 def as_dict(result: DemoResult) -> dict[str, Any]:
-    """The result for programs; sizes in bytes, times in seconds, accuracy 0 to 1."""
+    """Returns the result for programs; sizes in bytes, times in seconds, accuracy 0 to 1."""
     written = result.written
     return {
         "url": result.url,
@@ -92,7 +92,7 @@ def as_dict(result: DemoResult) -> dict[str, Any]:
 
 
 def print_tables(result: DemoResult) -> None:
-    """What Spark wrote, and the table of epochs with their sum. Fits 80 columns."""
+    """Prints what Spark wrote, and the table of epochs with their sum. Fits 80 columns."""
     console = Console()
     run = result.written
     console.print(
@@ -123,7 +123,7 @@ def print_tables(result: DemoResult) -> None:
 
 
 def plot(result: DemoResult, path: Path) -> None:
-    """Accuracy by epoch, and how fast the rows came, as an image file."""
+    """Plots the accuracy of each epoch, and the rate of rows, to an image file."""
     import matplotlib as mpl
 
     mpl.use("Agg")

@@ -1,4 +1,4 @@
-"""The training side: a small network, and the check that an epoch brought each row once."""
+"""The training side: a small network, and the check that an epoch has each row once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ class Trainer:
         rows: int,
         on_batch: Callable[[int, float], None],
     ) -> float:
-        """One epoch over (id, image, label); the mean loss. Raises ProtocolError unless the ids are
-        0 … rows - 1, each once. `on_batch` is told the rows and the loss of each batch."""
+        """Trains one epoch over (id, image, label); returns the mean loss. Raises ProtocolError unless the
+        ids are 0 … rows - 1, each once. Calls `on_batch` with the rows and the loss of each batch."""
         seen = torch.zeros(rows, dtype=torch.int64)
         total, count = 0.0, 0
         self._network.train()
@@ -48,7 +48,7 @@ class Trainer:
         return total / max(count, 1)
 
     def accuracy(self, images: Tensor, labels: Tensor) -> float:
-        """The share of images whose label the network says, 0 to 1."""
+        """Returns the share of images that the network recognizes, 0 to 1."""
         self._network.eval()
         with torch.no_grad():
             right = self._network(images).argmax(1) == labels
@@ -56,7 +56,7 @@ class Trainer:
 
 
 def check_rows(seen: Tensor) -> None:
-    """`seen[i]` says how often row i arrived. Raises ProtocolError unless each is 1."""
+    """Checks `seen`, which has how often each row arrived. Raises ProtocolError unless each is 1."""
     lost = (seen == 0).nonzero().flatten().tolist()
     doubled = (seen > 1).nonzero().flatten().tolist()
     if lost:
@@ -64,5 +64,5 @@ def check_rows(seen: Tensor) -> None:
     if doubled:
         raise ProtocolError(
             "doubled_rows",
-            f"{len(doubled)} of {len(seen)} rows came more than once, the first is {doubled[0]}",
+            f"{len(doubled)} of {len(seen)} rows arrived more than once, the first is {doubled[0]}",
         )

@@ -180,10 +180,10 @@ def test_in_the_wrong_order(spool):
                 call()
     client = RunClient(spool.url("one"))
     for call in (lambda: client.acknowledge(0, 0, []), lambda: client.collect(1)):
-        with pytest.raises(UsageError, match=r"not open|nothing was asked"):
+        with pytest.raises(UsageError, match=r"not open|no request is open"):
             call()
     client.close()
-    with pytest.raises(UsageError, match="nothing was read"):
+    with pytest.raises(UsageError, match="has read nothing"):
         RunDataset(spool.url("one"), 4).acknowledge()
 
 

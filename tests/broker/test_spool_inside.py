@@ -134,7 +134,7 @@ def test_a_spool_whose_thread_ends_is_not_alive(tmp_path, monkeypatch):
         raise SystemExit("out of luck")
 
     with running(tmp_path, spool=FREE, http=0) as broker:
-        monkeypatch.setattr("transfer.spool.server.server.Spool._hear", fails)
+        monkeypatch.setattr("transfer.spool.server.server.Spool._receive_requests", fails)
         until(lambda: broker.spool_failure is not None, True)
         (problem,) = problems(broker)
         assert problem.startswith("the spool has failed: the spool's thread desk has ended: SystemExit")

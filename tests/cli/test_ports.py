@@ -11,7 +11,7 @@ import pytest
 from tests.ports import free_ports
 from transfer.broker.config.options import BY_NAME, default_of
 from transfer.certificates import Authority
-from transfer.spool.format.address import DEFAULT_PORT, rows_beside
+from transfer.spool.format.address import DEFAULT_PORT, default_rows_endpoint
 
 _PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
 HERE = "127.0.0.1"
@@ -89,7 +89,7 @@ def test_a_spool_listens_at_the_ports_of_the_table_and_no_others(start, tmp_path
 def test_the_defaults_of_a_broker(row):
     port, option, above = row
     default = default_of(BY_NAME[option])
-    place = rows_beside(default) if above else str(default or "none")
+    place = default_rows_endpoint(default) if above else str(default or "none")
     assert port == place.rpartition(":")[2]
 
 

@@ -188,12 +188,12 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
 _BAD_THREAD = """
 import pathlib, sys
 from transfer.spool import Spool
-hear, flag = Spool._hear, pathlib.Path(sys.argv.pop())
+receive, flag = Spool._receive_requests, pathlib.Path(sys.argv.pop())
 def bad(self):
     if flag.exists():
         raise SystemExit("out of luck")
-    hear(self)
-Spool._hear = bad
+    receive(self)
+Spool._receive_requests = bad
 from transfer.cli import main
 main(sys.argv[1:])
 """

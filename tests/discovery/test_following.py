@@ -165,7 +165,7 @@ def test_nobody_is_there_yet(context, names, pods):
     push = context.socket(PUSH, sndtimeo=300)
     push.connect(f"dns://{NAME}:{pods.port}")
     until(lambda: push._links.counts.get("looked_up:done"))
-    with pytest.raises(Again, match=r"nobody is listed for dns://pods\.test"):
+    with pytest.raises(Again, match=r"no peer is listed for dns://pods\.test"):
         push.send(b"x")
     push.sndtimeo = 10_000
     pods.start(2)

@@ -178,7 +178,7 @@ def test_an_endpoint_that_nobody_serves(context):
         lambda: push.wait_for_peers(1, 0.05),
     ):
         error = refused(Again, call)
-        assert "nobody serves tcp://127.0.0.1:1" in str(error)
+        assert "no peer listens at tcp://127.0.0.1:1" in str(error)
         assert "tried for" in str(error)
 
 

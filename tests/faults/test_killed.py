@@ -245,5 +245,5 @@ def test_waits_on_the_dead_have_an_end_by_default(context):
     assert 0 < context.socket(REQ).rcvtimeo <= 30_000
     req = context.socket(REQ, sndtimeo=50)
     req.connect("tcp://127.0.0.1:1")
-    with pytest.raises(Again, match=r"nobody serves tcp://127\.0\.0\.1:1"):
+    with pytest.raises(Again, match=r"no peer listens at tcp://127\.0\.0\.1:1"):
         req.send(b"x")

@@ -103,7 +103,7 @@ def test_a_server_that_falls_silent_in_its_reply(context):
             client.send(b"question")
             asked = read_frame(bare)
             speak(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1).encode()[:-3])
-            with pytest.raises(Broken, match="before it answered") as caught:
+            with pytest.raises(Broken, match="before it replied") as caught:
                 client.recv()
             assert isinstance(caught.value.__cause__, ProtocolError)
             assert caught.value.__cause__.reason == "stalled"

@@ -232,7 +232,7 @@ def test_unconfirmed_messages_are_counted_when_the_peer_goes(context, sample):
 def test_reconnects_are_counted(context, sample):
     push = context.socket(transfer.PUSH)
     push.reconnect_ivl, push.reconnect_ivl_max = 1, 5
-    with plain.socket() as taken:  # a port that nobody serves
+    with plain.socket() as taken:  # a port that no peer listens at
         taken.bind(("127.0.0.1", 0))
         push.connect(f"tcp://127.0.0.1:{taken.getsockname()[1]}")
         eventually(lambda: (sample("transfer_reconnects_total", socket="PUSH") or 0) >= 2)

@@ -166,7 +166,7 @@ def test_a_lost_peer_fails_its_request_once():
     assert not req.fail("q", Broken("q"))
     assert req.fail("p", Broken("p"))
     req.detach("p")
-    with pytest.raises(Broken, match="before it answered") as caught:
+    with pytest.raises(Broken, match="before it replied") as caught:
         req.expect()
     assert str(caught.value.__cause__) == "p"
     with pytest.raises(StateError):

@@ -54,7 +54,7 @@ def test_a_run_url_makes_a_run_dataset():
         ):
             with pytest.raises(UsageError, match="listens"):
                 use()
-    with pytest.raises(UsageError, match="not received"):
+    with pytest.raises(UsageError, match="receives no messages"):
         _ = dataset.progress
     for url, option in ((URL, "verify"), ("tcp://127.0.0.1:0", "epochs")):
         with pytest.raises(OptionError, match=f"no option '{option}'"):
@@ -210,7 +210,7 @@ def test_state_and_acknowledgement_without_workers():
         dataset.load_state_dict(state)
         with pytest.raises(OptionError, match="another seed"):
             next(iter(dataset))
-        with pytest.raises(UsageError, match="nothing was read"):
+        with pytest.raises(UsageError, match="has read nothing"):
             dataset.acknowledge()
         with pytest.raises(OptionError, match="no state of a RunDataset"):
             dataset.load_state_dict({"some": "thing"})
@@ -337,7 +337,7 @@ def test_ranks_of_a_mesh_that_differ_in_other_dimensions_have_the_same_rows(proc
 
 def test_ranks_may_be_told_and_must_be_known():
     assert ShardedStream(URL, 4, rank=1, world_size=3).share == (1, 3)
-    with pytest.raises(UsageError, match="not initialised"):
+    with pytest.raises(UsageError, match="not initialized"):
         ShardedStream(URL, 4)
     with pytest.raises(OptionError, match="together"):
         ShardedStream(URL, 4, rank=1)

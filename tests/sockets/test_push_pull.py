@@ -113,7 +113,7 @@ def test_a_full_peer_is_skipped_and_loses_nothing(context):
 def test_a_push_without_peers_says_whom_it_tried(context):
     push = context.socket(PUSH, sndtimeo=300)
     push.connect("tcp://127.0.0.1:1")
-    with pytest.raises(Again, match=r"nobody serves tcp://127\.0\.0\.1:1 yet: tried for") as caught:
+    with pytest.raises(Again, match=r"no peer listens at tcp://127\.0\.0\.1:1 yet: tried for") as caught:
         push.send(b"x")
     assert "hint" in str(caught.value)
 

@@ -79,7 +79,7 @@ def test_the_death_of_the_peer_fails_the_request(context):
     assert rep.recv() == b"x"
     waiting = Thread(req.recv)
     rep.close(0)
-    with pytest.raises(Broken, match="before it answered"):
+    with pytest.raises(Broken, match="before it replied"):
         waiting.finish()
     assert req.poll(0, transfer.POLLIN) == 0
 

@@ -38,7 +38,7 @@ def test_strangers_at_a_socket(caplog):
             with socket.create_connection(place, 10) as stranger:
                 stranger.sendall(b"GET / HTTP/1.1\r\n\r\n" * 4)
                 until(lambda stranger=stranger: is_over(stranger), "the end")
-        lines = [line for line in caplog.records if "was not let in" in line.getMessage()]
+        lines = [line for line in caplog.records if "was refused" in line.getMessage()]
     assert [line.levelname for line in lines] == ["WARNING", *10 * ["INFO"]]
 
 

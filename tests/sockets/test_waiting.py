@@ -252,7 +252,7 @@ def test_a_monitor_may_be_closed_before_its_socket(context):
 def test_wait_for_peers_says_what_it_waits_for(context):
     sub = context.socket(SUB)
     sub.bind(TCP)
-    with pytest.raises(Again, match=r"0 of 2 peers after 0\.1 s: nobody has connected"):
+    with pytest.raises(Again, match=r"0 of 2 peers after 0\.1 s: no peer has connected"):
         sub.wait_for_peers(2, 0.1)
 
 

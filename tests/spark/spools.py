@@ -187,7 +187,7 @@ def main(folder, endpoint, harm):
     spool = Spool(folder, endpoint)
     kind, _, count = harm.partition(":")
     left = int(count or 1)
-    answer, receive = spool._desk._responder._answer, spool.store.receive
+    answer, receive = spool._handler._responder._answer, spool.store.receive
 
     def answer_or_die(identity, arrays, meta):
         if kind == "commit" and "done" in meta and "rows" in meta:
@@ -202,7 +202,7 @@ def main(folder, endpoint, harm):
                 _die()
         return receive(message, arrays)
 
-    spool._desk._responder._answer = answer_or_die
+    spool._handler._responder._answer = answer_or_die
     spool.store.receive = receive_or_die
     print(spool.endpoint, flush=True)
     threading.Event().wait()

@@ -77,7 +77,7 @@ def test_columns_of_the_users_choice(spark, spool):
         ("nothing", {}, None, "there is no run 'nothing'"),
         ("staged", {}, None, "run staged has no rows yet"),
         ("grows", {}, None, "run grows is a stream, which is never complete"),
-        ("staged", {}, "id long", "run staged is open, and only a sealed run is read whole"),
+        ("staged", {}, "id long", "run staged is open, and only a sealed run can be read completely"),
     ],
     ids=["schema", "option", "run", "columns", "stream", "open"],
 )

@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from tests.spark.pushing import SCHEMA, job, push, send
 from transfer.spark import run_reader as reading
 from transfer.spark.options import ReadOptions, parse_read_options
-from transfer.spark.run_reader import RunReader, RunStream, Seen, ranges, read_schema
+from transfer.spark.run_reader import PlannedRun, RunReader, RunStream, ranges, read_schema
 from transfer.spool import Spool
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
@@ -125,7 +125,7 @@ def test_options_that_are_refused(given, text):
 @pytest.mark.parametrize("partitions", [0, 1, 3, 200])
 @pytest.mark.parametrize("row_bytes", [1, reading.PARTITION_BYTES // 10, 2 * reading.PARTITION_BYTES])
 def test_ranges_are_whole_even_and_none_is_empty(begin, end, partitions, row_bytes):
-    seen = Seen("sealed", "batch", begin, end, 1.0, (), row_bytes, frozenset())
+    seen = PlannedRun("sealed", "batch", begin, end, 1.0, (), row_bytes, frozenset())
     found = ranges(seen, begin, end, partitions)
     assert [row for part in found for row in range(part.begin, part.end)] == list(range(begin, end))
     lengths = [part.end - part.begin for part in found] or [1]

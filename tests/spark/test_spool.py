@@ -223,7 +223,7 @@ def test_refused_on_the_driver_before_any_task(spark, spool):
 
 def test_a_spool_whose_port_for_rows_cannot_be_reached(spark, tmp_path):
     with Spool(tmp_path / "spool") as spool:
-        spool._desk.writers._port = 9
+        spool._handler.writers._port = 9
         with pytest.raises(Exception, match=r"its port for rows does not: tcp://127.0.0.1:9"):
             write(frame_of(spark, 10, 1), spool.url("one"), ragged="r", connect_timeout=3)
         assert runs_of(spool)["one"]["state"] == "failed"
@@ -357,7 +357,7 @@ def test_a_stream_needs_a_spool_and_a_name(spark, spool, tmp_path):
     feed(spark, tmp_path, 1)
     for url, options, text in [
         (spool.url(), {}, "needs a name for its run"),
-        ("tcp://127.0.0.1:9", {"delivery": "eager"}, "cannot be delivered eagerly"),
+        ("tcp://127.0.0.1:9", {"delivery": "eager"}, "eager delivery does not support streams"),
         (spool.url("x"), {"ragged": "nothing"}, "'ragged' names 'nothing'"),
     ]:
         with pytest.raises(Exception, match=text):

@@ -155,7 +155,7 @@ def test_a_loser_that_goes_on_after_the_commit(spark, spool, tmp_path, delivery)
     url = spool.url(f"late {delivery}")
     write_faulty(frame_of(spark, ROWS).select("id", "x"), url, tmp_path, kind="late", delivery=delivery)
     assert ids_in(url) == ("sealed", [*range(ROWS)])
-    assert "is not there" in (tmp_path / "loser").read_text()
+    assert "is missing" in (tmp_path / "loser").read_text()
     assert runs_of(spool)[f"late {delivery}"]["stray_frames"] > 0
 
 

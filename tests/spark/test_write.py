@@ -188,7 +188,7 @@ def test_a_job_that_never_starts_ends_the_iteration_too(spark, dataset):
 
 
 def test_nobody_listening_fails_the_job_with_what_to_do(spark):
-    with pytest.raises(Exception, match=r"nobody listens at tcp://127.0.0.1:9") as caught:
+    with pytest.raises(Exception, match=r"no peer listens at tcp://127.0.0.1:9") as caught:
         write(frame_of(spark, 10, 1), "tcp://127.0.0.1:9", columns=["id"], connect_timeout=0.2)
     assert "Start the training process first" in str(caught.value)
 

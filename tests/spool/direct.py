@@ -164,14 +164,14 @@ class DirectLine:
 
     def send(self, request, arrays):
         if self._life != self._spool.lives:
-            raise Broken("the spool went away")
+            raise Broken("the spool closed the connection")
         if isinstance(request, Fetch):
             self.fetches[request.id] = request
         self._spool.put(self._identity, request, arrays)
 
     def receive(self, timeout):
         if self._life != self._spool.lives:
-            raise Broken("the spool went away")
+            raise Broken("the spool closed the connection")
         if not self._inbox:
             self._spool.serve()
         if not self._inbox:

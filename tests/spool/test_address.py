@@ -6,15 +6,15 @@ import pytest
 
 from tests.broker.running import running
 from transfer import cli
-from transfer.spool.format.address import rows_beside
+from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import AddressError
 
 NONE = {"own": None, "ttp": None, "pybroker": None, "rqueue": None}
 
 
 def test_rows_come_in_at_the_next_port():
-    assert rows_beside("tcp://127.0.0.1:5570") == "tcp://127.0.0.1:5571"
-    assert rows_beside("tcp://[::1]:0") == "tcp://[::1]:0"
+    assert default_rows_endpoint("tcp://127.0.0.1:5570") == "tcp://127.0.0.1:5571"
+    assert default_rows_endpoint("tcp://[::1]:0") == "tcp://[::1]:0"
 
 
 @pytest.mark.parametrize("endpoint", ["ipc://@x", "ipc:///tmp/spool", "inproc://x", "dns://spool:5570"])

@@ -24,7 +24,7 @@ def spool(tmp_path):
 @pytest.fixture
 def faulty(spool, monkeypatch):
     """Changes one bit of so many answers with rows; the changes that it has made."""
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
     left, changed = [0], []
 
     def send(identity, arrays, meta):
@@ -38,8 +38,8 @@ def faulty(spool, monkeypatch):
             changed.append(name)
         return answer(identity, arrays, meta)
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", send)
-    monkeypatch.setattr(spool._desk, "_answer", send)
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", send)
+    monkeypatch.setattr(spool._handler, "_answer", send)
 
     def change(count):
         left[0] = count
@@ -64,7 +64,7 @@ def test_a_trainer_is_told_of_the_second_time(spool, faulty):
     faulty(1 << 20)
     with (
         RowStream(spool.url("run"), 20, timeout=10.0) as stream,
-        pytest.raises(ProtocolError, match="changed on their way") as caught,
+        pytest.raises(ProtocolError, match="corrupted in transit") as caught,
     ):
         list(stream)
     assert caught.value.reason == "checksum"
@@ -79,7 +79,7 @@ def test_a_read_asks_once_more(spool, faulty):
     assert meta["crc"] == checksum(arrays)
     assert len(changed) == 1
     faulty(2)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, Read(run="run", begin=0, end=5))
 
 
@@ -88,19 +88,19 @@ def test_the_origin_of_rows_has_one_too(spool, faulty):
     request = Explain(run="run", epoch=0, seed=None, begin=0, end=10)
     assert ask(spool.endpoint, request)[0]["row"].tolist() == list(range(10))
     faulty(2)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, request)
 
 
 def test_rows_without_a_checksum_are_not_taken(spool, monkeypatch):
     write(spool.endpoint, "run", [[10]])
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
 
     def without(identity, arrays, meta):
         return answer(identity, arrays, {name: value for name, value in meta.items() if name != "crc"})
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", without)
-    with pytest.raises(ProtocolError, match="changed on their way"):
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", without)
+    with pytest.raises(ProtocolError, match="corrupted in transit"):
         ask(spool.endpoint, Read(run="run", begin=0, end=5))
 
 

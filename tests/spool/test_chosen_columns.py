@@ -73,7 +73,7 @@ def test_what_no_spool_takes_is_the_callers_mistake(spool):
     """And is not sent."""
     with SpoolAdmin(spool.url()) as admin:
         for ask_for in (lambda: admin.inspect(""), lambda: admin.groups("r" * 256), lambda: admin.inspect(5)):
-            with pytest.raises(UsageError, match="cannot be asked this"):
+            with pytest.raises(UsageError, match="no valid request"):
                 ask_for()
         write(spool.endpoint, "run", [[20]])
         with pytest.raises(UsageError, match="1 to 1024"):
@@ -96,13 +96,13 @@ def test_a_stream_is_sent_its_columns_alone(spool, monkeypatch, shuffle):
     """In the order that the whole rows have: another choice of columns does not shuffle otherwise."""
     write(spool.endpoint, "run", [[100, 100], [100]], WIDE)
     sent = []
-    answer = spool._desk.readers._rows._answer
+    answer = spool._handler.readers._rows._answer
 
     def noting(identity, arrays, meta):
         sent.append(arrays)
         return answer(identity, arrays, meta)
 
-    monkeypatch.setattr(spool._desk.readers._rows, "_answer", noting)
+    monkeypatch.setattr(spool._handler.readers._rows, "_answer", noting)
     with RowStream(spool.url("run"), 32, columns=("id",), shuffle=shuffle, group="a") as stream:
         ids = np.concatenate([batch["id"] for batch in stream])
     assert {name for arrays in sent for name in arrays} == {"id"}

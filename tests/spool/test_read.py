@@ -131,7 +131,7 @@ def test_a_refusal_of_any_class_is_final(spool, monkeypatch):
     try:
         with pytest.raises(Broken, match="not kept any more"):
             link.ask(Read(run="run", begin=0, end=5))
-        with pytest.raises(Broken, match="is not there"):
+        with pytest.raises(Broken, match="is missing"):
             link.ask(Ended(run="run", job="nobody's", partition=0, attempt=0))
         run_id = link.ask(Read(run="run", begin=0, end=0))[1]["run_id"]
         with pytest.raises(UsageError, match="has not opened"):

@@ -112,14 +112,14 @@ def test_a_reader_that_comes_back_waits_for_a_late_answer(tmp_path, monkeypatch,
         reader.open("group")
         reader._link.hang_up()
         reader.request(fetch(0, 10))
-        answer = spool._desk._responder._answer
+        answer = spool._handler._responder._answer
 
         def held(identity, arrays, meta):
             if hold and "layouts" in meta:
                 return late.append((identity, arrays, meta))
             return answer(identity, arrays, meta)
 
-        monkeypatch.setattr(spool._desk._responder, "_answer", held)
+        monkeypatch.setattr(spool._handler._responder, "_answer", held)
         for _ in range(2):
             with pytest.raises(Again):
                 reader.collect(0.5)
@@ -214,7 +214,7 @@ def test_an_end_whose_answer_was_lost_is_asked_for_again(tmp_path, monkeypatch):
         answer = receive(line, timeout)
         if between and "run_id" not in answer[1]:  # not of the look at the run
             between.pop()()
-            raise Broken("the spool went away")
+            raise Broken("the spool closed the connection")
         return answer
 
     with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:

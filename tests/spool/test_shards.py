@@ -47,7 +47,7 @@ class Ranks:
     def gone(self, shards=()):
         """Waits until only readers of these shards are there."""
         deadline = time.monotonic() + 20
-        while {reader.shard for reader in self.spool._desk.readers.leases} != set(shards):
+        while {reader.shard for reader in self.spool._handler.readers.leases} != set(shards):
             assert time.monotonic() < deadline
             time.sleep(0.02)
 

@@ -135,7 +135,7 @@ def test_the_end_is_a_table_a_plot_and_a_verdict(monkeypatch, capsys, tmp_path, 
         assert "sent: 1,437 rows" in out and "run://127.0.0.1:5001/digits, sealed" in out
         assert "2,874" in out and str(plot) in out  # rows a second
         assert ("ok: each row once" in out) is (code == 0)
-    assert ("demo failed: the network knows 94.9%" in err) is (code == 1)
+    assert ("demo failed: the network recognizes 94.9%" in err) is (code == 1)
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_batch_is_a_writable_view_of_what_was_received(dataset):
 
 def test_nobody_listening_is_again_with_what_to_do():
     options = options_for("tcp://127.0.0.1:9", connect_timeout="0.1")
-    with pytest.raises(Again, match=r"nobody listens at tcp://127.0.0.1:9[\s\S]*Start the training"):
+    with pytest.raises(Again, match=r"no peer listens at tcp://127.0.0.1:9[\s\S]*Start the training"):
         SocketSender("tcp://127.0.0.1:9", options)
 
 

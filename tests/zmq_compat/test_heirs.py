@@ -59,7 +59,7 @@ def test_all_is_delivered_when_the_peer_comes_and_nothing_stays(context):
 def test_the_thread_sleeps_while_nothing_happens(context):
     """It looked 20 times a second for each of them; now nothing wakes it but a peer or a deadline."""
     closed_with_something_unsent(context, f"tcp://127.0.0.1:{free_port()}")
-    heirs, looks = context._heirs, []
+    heirs, looks = context._lingering, []
     for debt in list(heirs._all):
         debt.look = lambda look=debt.look: looks.append(1) or look()
     assert not lingering()[0].join(1.0)
@@ -103,7 +103,7 @@ def test_each_linger_ends_by_itself(context):
         push.close(linger)
     (thread,) = lingering()
     thread.join(20)
-    assert not thread.is_alive() and not context._heirs._all
+    assert not thread.is_alive() and not context._lingering._all
 
 
 def test_another_one_tries_when_the_one_that_tried_gave_up(context):
@@ -113,8 +113,8 @@ def test_another_one_tries_when_the_one_that_tried_gave_up(context):
     push.send(b"given up")
     push.close(300)
     closed_with_something_unsent(context, endpoint, 3)
-    first = next(debt for debt in context._heirs._all if debt.tries)
-    while first in context._heirs._all:
+    first = next(debt for debt in context._lingering._all if debt.tries)
+    while first in context._lingering._all:
         lingering()[0].join(0.05)
     pull = context.socket(transfer.zmq.PULL)
     pull.rcvtimeo = 20_000

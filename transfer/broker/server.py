@@ -365,11 +365,15 @@ class Broker:
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
-        from transfer.spool.format.address import rows_beside
+        from transfer.spool.format.address import default_rows_endpoint
         from transfer.spool.server.server import Spool  # needs numpy and msgspec
 
         self.spool = spool = Spool(
-            log, endpoint, rows_beside(endpoint), ages=ages, security=self.context.credentials.security
+            log,
+            endpoint,
+            default_rows_endpoint(endpoint),
+            ages=ages,
+            security=self.context.credentials.security,
         )
         self._owned.callback(spool.close)
         self.endpoints["spool"] = spool.endpoint

@@ -17,7 +17,7 @@ from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
 from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
-from transfer.spool.format.address import rows_beside
+from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import (
     AddressError,
     InternalError,
@@ -53,7 +53,7 @@ def serve(
     Raises InternalError when its log or one of its threads failed: start it again.
     """
     endpoint = _endpoint("--bind", bind)
-    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else rows_beside(endpoint)
+    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else default_rows_endpoint(endpoint)
     ended = Asked()
     with logged(), _ended_by(signal.SIGTERM, ended):
         raise_descriptor_limit()

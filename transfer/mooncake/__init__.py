@@ -1,7 +1,7 @@
-"""The surface of Mooncake's communicator: `from transfer import ZmqInterface, ZmqSocketType`.
+"""The API of Mooncake's communicator: `from transfer import ZmqInterface, ZmqSocketType`.
 
-Programs written for `mooncake.engine` run unchanged; the peers may be sockets of `transfer` too, or
-anybody who speaks plain frames of version 1.
+Programs written for `mooncake.engine` run unchanged. Their peers may also be sockets of `transfer`, or any
+program that sends plain frames of version 1.
 """
 
 from transfer.mooncake.codec import DecodedMessage, DecodedTensor, MessageCodec, MessageHeader

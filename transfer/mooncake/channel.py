@@ -1,4 +1,4 @@
-"""One socket as the Mooncake surface needs it: frames with topics out, messages with sources in."""
+"""One socket as the Mooncake API needs it: sends frames with topics, receives messages with sources."""
 
 from __future__ import annotations
 
@@ -16,51 +16,51 @@ from transfer.transports.arguments import octets, wrong
 from transfer.transports.core.wire import MAX_TOPIC, Flag, SocketType
 from transfer.transports.errors import Again, ArgumentError, Broken, Closed, ProtocolError, TransferError
 
-#: as a plain number: the other takes a microsecond more for each message
+#: as a plain number: the enumeration costs a microsecond more for each message
 _TENSOR = int(Flag.TENSOR)
-#: bytes of one batch, but for its last message
+#: bytes of one batch, not counting its last message
 _BATCH_BYTES = 16 << 20
-#: bytes that are no UTF-8 stay in a topic as escapes, so that nothing of it is lost
+#: bytes that are not UTF-8 stay in a topic as escapes, so that nothing is lost
 _ERRORS = "surrogateescape"
 
 
 class Channel:
-    """Owns a `transfer.Socket`. Thread-safe as that is, except that one thread receives at a time."""
+    """Owns a `transfer.Socket`. Thread-safe as the socket, except that one thread receives at a time."""
 
     def __init__(self, socket: Any) -> None:
         self.socket = socket
-        #: what a message without a topic is published under: nothing, which only "" subscribes
+        #: the topic of a message without one: empty, which only a subscription to "" matches
         self._no_topic = b"" if socket.type is SocketType.PUB else None
-        #: the error of the message that follows those `receive_many` has returned
+        #: the error of the message after those that `receive_many` has returned
         self._pending_error: TransferError | None = None
 
-    # -- out -----------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------
 
     def send(self, parts: Sequence[Any], topic: str | bytes | None = None, flags: int = 0) -> None:
-        """One message. A topic travels in the header, not as a part. Raises Again (with DONTWAIT at once),
-        Broken."""
+        """Sends one message. A topic travels in the header, not as a part. Raises Again (with DONTWAIT at
+        once), Broken."""
         first, *rest = parts
         if topic is None is self._no_topic and not rest and type(first) is bytes:
-            self.socket.send(first, flags)  # the same message, and the core sends it alone
+            self.socket.send(first, flags)  # the same message, sent by the core alone
             return
         frames = [(0, 0, self._topic(topic), None, first), *((0, 0, None, None, part) for part in rest)]
         self.socket._send_outframes(frames, flags)
 
     def send_parts(self, parts: Sequence[Any], topic: str | bytes | None = None, flags: int = 0) -> None:
-        """Parts as they are: without a topic the first of them is what subscriptions match."""
+        """Sends parts unchanged: without a topic, subscriptions match the first part."""
         if topic is None:
             self.socket.send_multipart(parts, flags)
         else:
             self.send(parts, topic, flags)
 
     def send_tensor(self, tensor: Any, topic: str | bytes | None = None, flags: int = 0) -> None:
-        """One tensor. Raises NotATensor, Again, Broken."""
+        """Sends one tensor. Raises NotATensor, Again, Broken."""
         self.socket.send_tensor(tensor, flags, topic=self._topic(topic))
 
     def send_tensors(
         self, tensors: Mapping[str, Any], topic: str | bytes | None = None, flags: int = 0
     ) -> None:
-        """A dict of tensors. Raises as `send_tensor`."""
+        """Sends a dict of tensors. Raises as `send_tensor`."""
         self.socket.send_tensors(tensors, topic=self._topic(topic), flags=flags)
 
     def _topic(self, topic: str | bytes | None) -> bytes | None:
@@ -69,17 +69,17 @@ class Channel:
         try:
             found = topic.encode("utf-8", _ERRORS) if isinstance(topic, str) else octets(topic, "topic")
         except UnicodeEncodeError:
-            raise wrong("topic", topic, "text that UTF-8 can say") from None
+            raise wrong("topic", topic, "text that UTF-8 can encode") from None
         if len(found) > MAX_TOPIC:
             raise ArgumentError(f"a topic of {len(found)} bytes, it has {MAX_TOPIC} at most")
         return found
 
-    # -- in ------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------
 
     def receive(self, timeout: float) -> Incoming:
-        """The next message that makes sense. `timeout` in seconds, negative: endless. Not for REQ and REP.
+        """Returns the next valid message. `timeout` in seconds, negative without limit. Not for REQ and REP.
 
-        Raises Again, Broken, Closed. What makes none ends its connection, as for any socket.
+        Raises Again, Broken, Closed. An invalid message ends its connection, as for any socket.
         """
         self.socket._check_open()
         self.socket._pattern.expect()
@@ -94,15 +94,15 @@ class Channel:
                 timeout = max(0.0, deadline - time.monotonic())
 
     def refused(self, stream: Any, error: TransferError) -> TransferError:
-        """What came makes no sense, and its connection ends; or no sense here. The same error."""
+        """Ends the connection of an invalid message. Returns the same error."""
         if isinstance(error, ProtocolError):
             self.socket._refuse(stream, error)
         return error
 
     def receive_many(self, timeout: float, most: int) -> list[Message]:
-        """All messages that are available: at most `most`, and about `_BATCH_BYTES`.
+        """Returns all available messages: at most `most`, and about `_BATCH_BYTES`.
 
-        Waits up to `timeout` seconds for the first one. Raises as `receive`. Not for REP either.
+        It waits up to `timeout` seconds for the first one. Raises as `receive`. Not for REP either.
         """
         error, self._pending_error = self._pending_error, None
         if error is not None:
@@ -130,7 +130,7 @@ class Channel:
         return found
 
     def understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
-        """What these frames say. Raises ProtocolError for what makes no sense, other errors of tensors."""
+        """Decodes frames. Raises ProtocolError for an invalid message, other errors of tensors."""
         self.socket._links.record_position(stream, frames)
         source = source_of(stream)
         first = frames[0]
@@ -146,18 +146,18 @@ class Channel:
         limit = self.socket.largest_message
         parts = [decompressed(frame, type(frame), limit).bytes for frame in frames]
         if first.topic is None and len(parts) > 1 and self.socket.type is SocketType.SUB:
-            # A publisher that puts its topic into the first part, as ZeroMQ programs do.
+            # The publisher's topic is the first part, as in ZeroMQ programs.
             return Incoming(source, parts[0].decode("utf-8", _ERRORS), parts, split=1)
         return Incoming(source, topic, parts)
 
 
 def source_of(stream: Any) -> str:
-    """Where the peer is."""
+    """Returns the peer's address."""
     return getattr(getattr(stream, "peer", None), "address", "")
 
 
 class _Held:
-    """Frames that were received already, for the code that makes tensors of them."""
+    """Frames that were received already, for the functions that make tensors."""
 
     def __init__(self, frames: Sequence[Any]) -> None:
         self._frames = list(frames)
@@ -166,4 +166,4 @@ class _Held:
         return self._frames
 
     def _unreceive(self, frames: list[Any]) -> None:
-        """It stays with who holds these: nothing was taken from the socket."""
+        """Does nothing: the caller still has the frames, and none came from the socket."""

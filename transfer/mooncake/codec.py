@@ -1,7 +1,7 @@
-"""MessageCodec: the bytes of one message, for programs that read and write a connection of their own.
+"""MessageCodec: the bytes of one message, for programs that read and write a connection themselves.
 
-The format is that of `docs/wire.md`, which a peer may speak without a hello: header of 34 bytes, tensor
-header, topic, data. The sockets do not come here: they have codecs of their own.
+The format is that of `docs/wire.md`, which a peer may use without a hello: header of 34 bytes, tensor header,
+topic, data. The sockets do not use this module: they have other codecs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from transfer.transports.core.wire import (
 )
 from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError
 
-#: what one message of one part that comes as it is may have
+#: the flags of a message of one uncompressed part
 _PLAIN = Flag.TENSOR | Flag.TOPIC | Flag.ACK | Flag.CRC | Flag.EXTENDED
 
 
 @dataclass(frozen=True, slots=True)
 class MessageHeader:
-    """The first 34 bytes. Lengths in bytes; `checksum` counts where `has_checksum`."""
+    """The first 34 bytes. Lengths in bytes; `checksum` is valid if `has_checksum`."""
 
     socket_type: ZmqSocketType
     flags: int
@@ -59,7 +59,7 @@ class MessageHeader:
 
 @dataclass(frozen=True, slots=True)
 class DecodedMessage:
-    """A message. data: a view of what was decoded. nbytes: of the message; the next one begins there."""
+    """A message. data: a view of the input. nbytes: of the message; the next one begins there."""
 
     header: MessageHeader
     topic: str
@@ -69,7 +69,7 @@ class DecodedMessage:
 
 @dataclass(frozen=True, slots=True)
 class DecodedTensor:
-    """A message with a tensor: a numpy array that is a copy, writable."""
+    """A message with a tensor: a writable numpy array, copied."""
 
     header: MessageHeader
     topic: str
@@ -78,7 +78,7 @@ class DecodedTensor:
 
 
 class MessageCodec:
-    """Encodes and decodes whole messages of one part. All methods are static and thread-safe."""
+    """Encodes and decodes complete messages of one part. All methods are static and thread-safe."""
 
     @staticmethod
     def encode_data_message(
@@ -89,8 +89,18 @@ class MessageCodec:
         *,
         checksum: bool = False,
     ) -> bytes:
-        """A message of bytes, text (as UTF-8) or a buffer. sequence_id: that of a request, and of its reply.
-        checksum: with one; only for peers that are known to look at it. Raises ArgumentError, OptionError."""
+        """Encodes bytes, text (as UTF-8) or a buffer.
+
+        Args:
+            socket_type: the sender's type.
+            data: the payload.
+            topic: the topic, or None.
+            sequence_id: the number of a request, and of its reply.
+            checksum: True adds one; only for peers that check it.
+
+        Raises:
+            ArgumentError, OptionError: an argument is not valid.
+        """
         payload = encode_data(data)
         return _encode(socket_type, 0, b"", _flat(payload), topic, sequence_id, checksum)
 
@@ -103,22 +113,22 @@ class MessageCodec:
         *,
         checksum: bool = False,
     ) -> bytes:
-        """A message of a tensor: numpy, torch, anything with DLPack or the buffer protocol. Raises as
-        `encode_data_message`, and NotATensor."""
+        """Encodes a tensor: numpy, torch, or any object with DLPack or the buffer protocol. Arguments and
+        errors as `encode_data_message`; raises NotATensor."""
         flags, meta, data = export(tensor)
         return _encode(socket_type, flags, meta, _flat(data), topic, sequence_id, checksum)
 
     @staticmethod
     def decode_header(data: Any) -> MessageHeader | None:
-        """The header with which `data` (any buffer of bytes) begins; None: more bytes are needed. Raises
-        ProtocolError for what is no message."""
+        """Decodes the header at the beginning of `data` (any buffer). None: more bytes are needed. Raises
+        ProtocolError if it is no message."""
         view = _view(data)
         return None if len(view) < HEADER_SIZE else _header(view)
 
     @staticmethod
     def decode_message(data: Any) -> DecodedMessage | None:
-        """The message with which `data` begins; None: more bytes are needed. A tensor's data are its bytes.
-        Raises ProtocolError: no message, a wrong checksum, one of several parts or compressed."""
+        """Decodes the message at the beginning of `data`. None: more bytes are needed. A tensor's data are
+        its bytes. Raises ProtocolError: no message, a wrong checksum, several parts, or compressed."""
         split = _split(_view(data))
         if split is None:
             return None
@@ -127,7 +137,7 @@ class MessageCodec:
 
     @staticmethod
     def decode_tensor_message(data: Any) -> DecodedTensor | None:
-        """As `decode_message`, for a tensor. Raises NotATensor where it is none."""
+        """As `decode_message`, for a tensor. Raises NotATensor for another message."""
         split = _split(_view(data))
         if split is None:
             return None
@@ -162,7 +172,7 @@ def _encode(
 
 def _flat(data: Any) -> memoryview:
     view = memoryview(data)
-    if not view.nbytes:  # nothing with an empty axis can be cast
+    if not view.nbytes:  # an array with an empty axis cannot be cast
         return memoryview(b"")
     return view.cast("B") if view.c_contiguous else memoryview(view.tobytes("A"))
 
@@ -179,13 +189,13 @@ def _header(view: memoryview) -> MessageHeader:
     if magic != MAGIC:
         raise ProtocolError("magic", "the first bytes are not those of a message")
     if version != VERSION:
-        raise ProtocolError("version", f"a message of version {version}; this side understands {VERSION}")
+        raise ProtocolError("version", f"a message of version {version}; this side supports {VERSION}")
     alone = (flags & Flag.EXTENDED and not flags & Flag.TENSOR) or (topic and not flags & Flag.TOPIC)
     if flags & ~int(_PLAIN) or kind > max(ZmqSocketType) or alone:
         raise ProtocolError(
             "flags",
             f"flags {flags:#04x} of socket type {kind}: control, one part of several, or compressed",
-            hint="a peer that said no hello is sent none of these; sockets read them",
+            hint="peers without a hello receive none of these; sockets read them",
         )
     if topic > MAX_TOPIC:
         raise ProtocolError("length", f"a topic of {topic} bytes")
@@ -193,7 +203,7 @@ def _header(view: memoryview) -> MessageHeader:
 
 
 def _tensor_header_length(view: memoryview, header: MessageHeader) -> int | None:
-    """None: more bytes tell. Raises ProtocolError."""
+    """Returns the length; None: more bytes are needed. Raises ProtocolError."""
     if not header.is_tensor:
         return 0
     if not header.flags & Flag.EXTENDED:
@@ -207,7 +217,7 @@ def _tensor_header_length(view: memoryview, header: MessageHeader) -> int | None
 
 
 def _split(view: memoryview) -> tuple[MessageHeader, bytes, str, memoryview, int] | None:
-    """(header, tensor header, topic, data, where the message ends); None: it is not all there."""
+    """Returns (header, tensor header, topic, data, end of the message); None: more bytes are needed."""
     if len(view) < HEADER_SIZE:
         return None
     header = _header(view)
@@ -220,7 +230,7 @@ def _split(view: memoryview) -> tuple[MessageHeader, bytes, str, memoryview, int
     if len(view) < end:
         return None
     if header.has_checksum and zlib.crc32(view[HEADER_SIZE:end]) != header.checksum:
-        raise ProtocolError("checksum", "the message was damaged: its CRC-32 is another")
+        raise ProtocolError("checksum", "the message is damaged: its CRC-32 differs")
     try:
         topic = bytes(view[start:at]).decode()
     except UnicodeDecodeError as error:

@@ -1,4 +1,4 @@
-"""Calls a socket's callbacks: off the caller's thread, one at a time, whatever they raise."""
+"""Calls a socket's callbacks in a separate thread, one at a time, whatever they raise."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ logger = logging.getLogger("transfer.mooncake")
 Callback = Callable[[dict[str, Any]], object]
 BatchCallback = Callable[[list[dict[str, Any]]], object]
 
-#: how long the thread waits before it looks whether it should end, in seconds
+#: seconds after which the waiting thread checks whether it should end
 TICK = 0.2
 
 
 class Source(Protocol):
-    """Where messages come from, and what a callback that failed leaves behind."""
+    """The source of messages, which also handles those of a failed callback."""
 
     def next_message(self, timeout: float) -> Message:
-        """Waits up to `timeout` seconds. Raises Again, Broken, Closed."""
+        """Waits up to `timeout` seconds for a message. Raises Again, Broken, Closed."""
 
     def next_messages(self, timeout: float, most: int) -> list[Message]:
-        """The same of all that are there, at least one and `most` at the most."""
+        """As `next_message`, for all available messages, at least one and at most `most`."""
 
     def give_back(self, messages: list[Incoming]) -> None:
-        """Puts messages back that have no callback any more: the next receive returns them."""
+        """Puts messages without a callback back: the next receive returns them."""
 
     def abandon(self, request: int) -> None:
-        """The callback ended with an error: a REP must not wait for its reply for ever."""
+        """Gives up a request whose callback failed: a REP must not wait for its reply for ever."""
 
 
 class Dispatcher:
-    """The threads of one socket that receive and call: `at_once` of them, one by default, where messages keep
-    their order. They run while there are callbacks.
+    """The threads of one socket that receive and call: `at_once` of them, by default one, which keeps the
+    order of messages. They run while there are callbacks.
 
     errors: callbacks that raised, and messages that no callback could read.
-    Thread-safe. `stop` may be called from a callback; it then returns before the thread has ended.
+    Thread-safe. A callback may call `stop`, which then returns before the thread has ended.
     """
 
     def __init__(self, source: Source, name: str, at_once: int = 1) -> None:
@@ -51,15 +51,15 @@ class Dispatcher:
         self._name = name
         self._at_once = at_once
         self._callbacks: dict[Form, Callback] = {}
-        #: the callback of data, where it is the only one
+        #: the callback of data, if it is the only one
         self._only_data: Callback | None = None
-        #: gets everything while it is set, and how many messages at once
+        #: gets all messages while it is set, and how many at once
         self._batch: tuple[BatchCallback, int] | None = None
         self._threads: list[threading.Thread] = []
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        #: held by the thread that receives, and until its call is over if one at a time may run: an earlier
-        #: thread may still be in its last callback
+        #: held by the receiving thread, and until its call ends if one may run at a time: an earlier thread
+        #: may still be in its last callback
         self._calling = threading.Lock()
 
     @property
@@ -68,7 +68,7 @@ class Dispatcher:
 
     @property
     def wanted(self) -> bool:
-        """Whether there is anything to call."""
+        """Whether there is a callback."""
         return bool(self._callbacks) or self._batch is not None
 
     def set(self, form: Form, callback: Callback | None) -> None:
@@ -80,7 +80,7 @@ class Dispatcher:
         self._only_data = callbacks.get(Form.DATA) if len(callbacks) == 1 else None
 
     def set_batch(self, callback: BatchCallback | None, most: int) -> None:
-        """As `set`, for a callback that gets everything, many at once."""
+        """As `set`, for a callback that gets all messages, many at once."""
         self._batch = None if callback is None else (callback, most)
 
     def has(self, forms: Iterable[Form]) -> bool:
@@ -88,12 +88,12 @@ class Dispatcher:
         return any(form in self._callbacks for form in forms)
 
     def start(self) -> None:
-        """Begins to receive; does nothing if it runs already."""
+        """Starts to receive; does nothing if it runs already."""
         with self._lock:
             if self._threads:
                 return
             self._stop = threading.Event()
-            run = self._run if self._at_once == 1 else self._run_beside
+            run = self._run if self._at_once == 1 else self._run_concurrently
             self._threads = [
                 threading.Thread(target=run, args=(self._stop,), name=self._name, daemon=True)
                 for _ in range(self._at_once)
@@ -102,11 +102,11 @@ class Dispatcher:
                 thread.start()
 
     def ask_to_stop(self) -> None:
-        """No new callback begins."""
+        """Starts no new callback from now on."""
         self._stop.set()
 
     def stop(self, timeout: float = 5.0) -> None:
-        """Ends the threads after the callbacks that run now, which are waited for. Idempotent."""
+        """Ends the threads after the running callbacks. Idempotent."""
         with self._lock:
             threads, self._threads = self._threads, []
             self._stop.set()
@@ -119,9 +119,9 @@ class Dispatcher:
                 logger.warning("%s: a callback still runs after %g s", self._name, timeout)
 
     def _run(self, stop: threading.Event) -> None:
-        """One call at a time."""
+        """Receives and calls, one call at a time."""
         while not stop.is_set():
-            # Held while it receives, too: an earlier thread delivers what it has received first.
+            # Held while receiving, too: an earlier thread delivers first what it has received.
             if not self._calling.acquire(timeout=TICK):
                 continue
             try:
@@ -131,8 +131,8 @@ class Dispatcher:
             finally:
                 self._calling.release()
 
-    def _run_beside(self, stop: threading.Event) -> None:
-        """One receives at a time, and calls while the next one receives."""
+    def _run_concurrently(self, stop: threading.Event) -> None:
+        """Receives in one thread at a time, and calls while the next thread receives."""
         while not stop.is_set():
             if not self._calling.acquire(timeout=5 * TICK):
                 continue
@@ -144,7 +144,7 @@ class Dispatcher:
             self._deliver_all(messages)
 
     def _received(self, stop: threading.Event) -> list[Message] | None:
-        """What there is to deliver, maybe nothing. None: the socket is closed."""
+        """Returns the messages to deliver, possibly none. None: the socket is closed."""
         batch = self._batch
         try:
             if batch is None:
@@ -162,7 +162,7 @@ class Dispatcher:
         return []
 
     def _deliver_all(self, messages: list[Message]) -> None:
-        """To the callbacks as they are at each moment: other threads and callbacks may change them."""
+        """Delivers to the current callbacks: other threads and callbacks may change them."""
         number, only = 0, self._only_data
         if only is not None and self._batch is None and len(messages) == 1 and type(messages[0]) is dict:
             try:  # the most frequent case without another call
@@ -199,11 +199,11 @@ class Dispatcher:
             self._source.abandon(message.request)
 
     def _call(self, call: Callable[[], object], name: str) -> bool:
-        """False: it raised."""
+        """Calls; returns False if it raised."""
         try:
             call()
         except BaseException as error:  # noqa: BLE001 - logged with its traceback by `_failed`
-            # A service goes on with the next message whatever the user's code did with this one.
+            # A service continues with the next message whatever the user's code did with this one.
             self._failed("%s: the %s callback failed", self._name, name, error=error)
             return False
         return True
@@ -219,11 +219,12 @@ def _as_given(message: Message) -> dict[str, Any]:
 
 
 def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
-    """The callback for a message, and the form that it wants; None if no callback can take it.
+    """Returns the callback for a message and its form; None if no callback can take it.
 
-    Tensors go to the tensor callback, or else to that of data, and messages of several parts to the
-    multipart one. Where several of the others are set, the first that can read the bytes gets them:
-    objects, JSON, text, data. One alone gets everything, readable or not.
+    Tensors go to the tensor callback, or else to that of data; messages of several parts to the multipart
+    one.
+    If several others are set, the first that can read the bytes gets them: objects, JSON, text, data. A
+    single one gets all messages, readable or not.
     """
     if len(callbacks) == 1 and Form.DATA in callbacks:
         return callbacks[Form.DATA], Form.DATA
@@ -247,7 +248,7 @@ def _one(callbacks: dict[Form, Callback], form: Form) -> tuple[Callback, Form] |
 
 
 def _readable(message: Incoming, form: Form) -> bool:
-    if form is Form.PYOBJ:  # never unpickled to find out: protocol 2 and later begin and end so
+    if form is Form.PYOBJ:  # not unpickled for this check: protocol 2 and later begin and end so
         data = message.data
         return data[:1] == b"\x80" and data[-1:] == b"."
     try:

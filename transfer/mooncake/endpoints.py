@@ -1,4 +1,4 @@
-"""Endpoints as Mooncake programs write them: a scheme is optional."""
+"""Endpoints as in Mooncake programs: the scheme is optional."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from transfer.transports.address import parse
 
 
 def complete(endpoint: str, *, rdma: bool = False) -> str:
-    """The endpoint with its scheme: `host:port` means tcp, or rdma if the configuration says so.
+    """Adds a missing scheme: `host:port` means tcp, or rdma with that setting.
 
     Raises AddressError.
     """

@@ -19,17 +19,17 @@ from transfer.transports.errors import Again, Closed
 
 #: seconds: first and longest pause between two tries to send where no peer has room
 _SOON, _LATER = 0.0005, 0.02
-#: seconds that the close of a socket waits until another thread's loop has let go of its descriptor
+#: seconds that closing a socket waits until another thread's loop has released the descriptor
 _LETTING_GO = 1.0
 
-#: seconds between two looks which requests are over, at least
+#: seconds between two checks for expired requests, at least
 _GRAIN = 0.005
 
 Loop = AbstractEventLoop | None
 
 
 class Waiting(NamedTuple):
-    """A call that waits for room. late: makes the result of it when its time is over; None: an error."""
+    """A call that waits for room. late: makes its result after the timeout; None: an error."""
 
     future: Future[Any]
     attempt: Callable[[Future[Any]], None]
@@ -38,7 +38,7 @@ class Waiting(NamedTuple):
 
 
 class Lane:
-    """What one event loop wants of one socket, in order. Only in the loop's thread, but for its making."""
+    """The calls of one event loop on one socket, in order. Used only in the loop's thread once it is made."""
 
     def __init__(self, loop: AbstractEventLoop, requests: Requests | None, fd: int) -> None:
         self.loop = loop
@@ -48,7 +48,7 @@ class Lane:
         self._retry: asyncio.TimerHandle | None = None
         self._pause = _SOON
         self._going = False
-        #: requests that are open, and when the time of the first of them is over
+        #: open requests, and the first deadline among them
         self._open: dict[Request, Future[Any]] = {}
         self._first = math.inf
         self._idle = 0
@@ -56,13 +56,13 @@ class Lane:
         self._watched = False
 
     def call(self, waiting: Waiting) -> None:
-        """Makes the call behind those that wait."""
+        """Makes the call after those that wait."""
         self._waiting.append(waiting)
         if len(self._waiting) == 1:
             self._go()
 
     def _go(self) -> None:
-        if self._going:  # what it does may end other requests, whose ends call this
+        if self._going:  # it may end other requests, which call this again
             return
         self._going = True
         try:
@@ -85,7 +85,7 @@ class Lane:
                         self._pause = min(2 * self._pause, _LATER)
                         return
                     _end(future, error, late)
-                except Exception as error:  # noqa: BLE001 - it is the future's
+                except Exception as error:  # noqa: BLE001 - the future gets it
                     future.set_exception(error)
             self._waiting.popleft()
             self._pause = _SOON
@@ -95,10 +95,10 @@ class Lane:
     def ask(
         self, request: Request, future: Future[Any], send: Send, result: Callable[[Request], Any]
     ) -> None:
-        """Sends a request whose reply is the future's. Raises Again where there is no room for it."""
+        """Sends a request; its reply goes to the future. Raises Again if there is no room for it."""
         assert self._requests is not None
-        if request.tell is None:  # its first try
-            request.tell = partial(self._in_loop, self._answered, future, result)
+        if request.on_done is None:  # its first try
+            request.on_done = partial(self._in_loop, self._answered, future, result)
             request.gone = lambda: future.done() or self.loop.is_closed()
             request.wake = partial(self._in_loop, self._go)
         self._requests.try_to_begin(request, send)
@@ -122,7 +122,7 @@ class Lane:
         if not future.done():
             try:
                 future.set_result(result(request))
-            except Exception as error:  # noqa: BLE001 - it is the future's
+            except Exception as error:  # noqa: BLE001 - the future gets it
                 future.set_exception(error)
         if self._waiting:
             self._go()
@@ -130,13 +130,13 @@ class Lane:
     def _readable(self) -> None:
         assert self._requests is not None
         self._requests.read_now()
-        if not self._open:  # the next one may come at once: only then the descriptor is let go
+        if not self._open:  # the next one may follow at once: only then the descriptor is released
             self._idle += 1
             if self._idle > 1:
                 self._let_go()
 
     def _expire(self) -> None:
-        """Ends requests whose time is over, and those that were cancelled."""
+        """Ends requests that have expired or were cancelled."""
         assert self._requests is not None
         if self._timer is not None:
             self._timer.cancel()
@@ -146,7 +146,7 @@ class Lane:
             if (future.done() or request.deadline <= now) and self._requests.give_up(request):
                 self._open.pop(request, None)
                 if not future.done():
-                    future.set_exception(Again("no reply came in time"))
+                    future.set_exception(Again("no reply arrived in time"))
         self._first = min((request.deadline for request in self._open), default=math.inf)
         if self._first < math.inf:
             self._timer = self.loop.call_later(max(_GRAIN, self._first - now), self._expire)
@@ -157,7 +157,7 @@ class Lane:
             self.loop.remove_reader(self._fd)
 
     def close(self) -> None:
-        """The socket is closed."""
+        """Ends all calls: the socket is closed."""
         self._let_go()
         for timer in (self._timer, self._retry):
             if timer is not None:
@@ -184,9 +184,10 @@ class Futures:
         seconds: float,
         late: Callable[[Again], Any] | None = None,
     ) -> Future[Any]:
-        """A future of the loop (None: the running one), which `attempt` ends, now or later, or raises Again.
+        """Returns a future of the loop (None: the running one). `attempt` ends it, now or later, or raises
+        Again.
 
-        Calls of one loop are made in their order. seconds: how long one may wait for room.
+        Calls of one loop are made in order. seconds: how long a call may wait for room.
         """
         if not isinstance(loop, AbstractEventLoop | None):
             raise wrong("loop", loop, "an event loop of asyncio, or None for the running one")
@@ -214,7 +215,7 @@ class Futures:
             return lane
 
     def close(self) -> None:
-        """Before the socket's descriptors are closed: no loop watches them any more. Idempotent."""
+        """Removes the descriptor from all loops, before it is closed. Idempotent."""
         with self._lock:
             self._closed = True
             lanes, self._lanes = self._lanes, {}

@@ -1,4 +1,4 @@
-"""ZmqInterface: the surface that programs for Mooncake's communicator call."""
+"""ZmqInterface: the API that programs for Mooncake's communicator call."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _PIPELINED: dict[ZmqSocketType, type[Pattern]] = {
 
 
 class ZmqInterface:
-    """Sockets by number. What each call does is told by the method of the same name of `ZmqSocket`.
+    """Sockets by number. Each call does what the method of the same name of `ZmqSocket` does.
 
-    `initialize` may be left out: the first socket does it with the defaults. After `shutdown` (or
-    `term`) it may be initialized again. Thread-safe. A with-statement shuts down.
+    `initialize` is optional: the first socket calls it with the defaults. After `shutdown` (or `term`) it may
+    be initialized again. Thread-safe. A with-statement calls `shutdown`.
     """
 
     def __init__(self) -> None:
@@ -49,9 +49,9 @@ class ZmqInterface:
     # -- life ----------------------------------------------------------------------------------
 
     def initialize(self, config: ZmqConfig | Mapping[str, Any] | None = None) -> bool:
-        """Takes the settings: a ZmqConfig, a dict of the same names, or nothing. True.
+        """Sets the configuration: a ZmqConfig, a dict of its settings, or nothing. Returns True.
 
-        Raises OptionError for unknown names. Sockets made before keep what they have.
+        Raises OptionError for unknown names. Existing sockets keep their settings.
         """
         settings = as_config(config)
         with self._lock:
@@ -59,7 +59,7 @@ class ZmqInterface:
         return True
 
     def shutdown(self) -> None:
-        """Closes every socket, each within its linger, and ends all threads. Idempotent."""
+        """Closes every socket within its linger, and ends all threads. Idempotent."""
         with self._lock:
             sockets, self._sockets = list(self._sockets.values()), {}
             context, self._context = self._context, None
@@ -79,7 +79,7 @@ class ZmqInterface:
     # -- sockets -------------------------------------------------------------------------------
 
     def socket(self, type: Kind) -> ZmqSocket:
-        """A new socket as an object: every call below without the id."""
+        """Makes a socket as an object, with every call below without the id."""
         kind = as_socket_type(type)
         with self._lock:
             if self._config is None:
@@ -93,7 +93,7 @@ class ZmqInterface:
         return made
 
     def create_socket(self, type: Kind) -> int:
-        """A new socket; returns its id. The type is a ZmqSocketType, its number or its name."""
+        """Makes a socket and returns its id. The type is a ZmqSocketType, its number or its name."""
         return self.socket(type).id
 
     def close_socket(self, socket_id: int) -> bool:

@@ -1,7 +1,7 @@
-"""What a message is to its sender and to its receiver: bytes, text, JSON, a pickled object, parts.
+"""The forms of a message: bytes, text, JSON, a pickled object, parts.
 
-Nothing on the wire says which of these a message is (a tensor says so): the receiver's choice of
-callback, or of `recv_...`, decides how it is read.
+The wire does not show which of these a message is, except for a tensor. The receiver decides by its choice of
+callback, or of `recv_...`.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from transfer.transports.errors import ArgumentError, NotATensor, PickleRefused,
 
 
 class Codec(Protocol):
-    """Makes bytes of the program's values, and values of the bytes that come: Protocol Buffers, say."""
+    """Converts the program's values to bytes and back, for instance with Protocol Buffers."""
 
     def encode(self, value: Any) -> Any:
-        """The bytes, or a buffer, that are sent for a value."""
+        """Returns the bytes, or a buffer, to send for a value."""
 
     def decode(self, data: bytes) -> Any:
-        """The value that these bytes are."""
+        """Returns the value of these bytes."""
 
 
 class Form(StrEnum):
@@ -43,9 +43,9 @@ class Form(StrEnum):
 class Incoming:
     """One message as it arrived.
 
-    source: where the peer is. topic: empty if there is none. parts: bytes; a topic of the header is
-    none of them. tensor: the tensor or the dict of tensors, and `is_tensor` tells an absent one from any
-    value. split: how many of the parts are topic and not data. request: a REP's number for it, else 0.
+    source: the peer's address. topic: empty if there is none. parts: bytes, without a topic of the header.
+    tensor: the tensor or the dict of tensors, if `is_tensor`. split: how many of the parts are topic and not
+    data. request: a REP's number for it, else 0.
     """
 
     source: str
@@ -58,7 +58,7 @@ class Incoming:
 
     @property
     def data(self) -> bytes:
-        """All parts behind the topic as one piece of bytes."""
+        """All parts after the topic, joined."""
         return b"".join(self.parts[self.split :])
 
     @property
@@ -67,7 +67,7 @@ class Incoming:
         return self.tensor if self.is_tensor else self.data
 
 
-#: one that arrived, or of a plain one at once what a callback gets: {source, data, topic, and maybe request}
+#: an arrived message, or for a plain one the callback's dict: {source, data, topic, and maybe request}
 Message = Incoming | dict[str, Any]
 
 
@@ -78,19 +78,19 @@ def as_incoming(message: Message) -> Incoming:
     return Incoming(message["source"], message["topic"], (message["data"],), request=request)
 
 
-# --- out --------------------------------------------------------------------------------------
+# --- sending ----------------------------------------------------------------------------------
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether it travels with dtype and shape: what has DLPack, on whatever device, numpy's numbers, and a
-    dict of tensors."""
+    """Whether it travels with dtype and shape: objects with DLPack on any device, numpy's numbers, and dicts
+    of tensors."""
     if type(value) is bytes:  # most messages
         return False
     return isinstance(value, Mapping) or hasattr(value, "__dlpack__") or hasattr(value, "__array_interface__")
 
 
 def encode_data(value: Any) -> Any:
-    """Bytes, or what exports a buffer in one piece; text travels as UTF-8. Raises ArgumentError."""
+    """Returns bytes, or a contiguous buffer; text is encoded as UTF-8. Raises ArgumentError."""
     if type(value) is bytes:
         return value
     if isinstance(value, str):
@@ -105,17 +105,17 @@ def encode_data(value: Any) -> Any:
 
 
 def encode_json(value: Any) -> bytes:
-    """JSON in UTF-8. Raises TypeError or ValueError for what JSON cannot say."""
+    """Encodes JSON in UTF-8. Raises TypeError or ValueError for other objects."""
     return json.dumps(value).encode()
 
 
 def encode_string(value: str) -> bytes:
-    """UTF-8. Raises ArgumentError for anything but text."""
+    """Encodes text as UTF-8. Raises ArgumentError for anything else."""
     return text(value, "text").encode()
 
 
 def encode_pyobj(value: Any) -> bytes:
-    """The pickled object. Raises PickleRefused unless pickle is allowed."""
+    """Pickles an object. Raises PickleRefused unless pickle is allowed."""
     require_pickle()
     return pickle.dumps(value)
 
@@ -124,12 +124,12 @@ def require_pickle() -> None:
     """Raises PickleRefused unless the environment allows pickle."""
     if not pickle_allowed():
         raise PickleRefused(
-            "pickle is off: unpickling runs whatever code the sender chose",
+            "pickle is off: unpickling runs any code that the sender chooses",
             hint="use JSON or tensors; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
         )
 
 
-# --- in ---------------------------------------------------------------------------------------
+# --- receiving --------------------------------------------------------------------------------
 
 
 def as_data(message: Incoming) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def as_tensor(message: Incoming) -> dict[str, Any]:
     if not message.is_tensor:
         raise NotATensor(
             f"a message of {len(message.data)} bytes arrived, which is no tensor",
-            hint="receive it with recv, recv_json or whatever its sender meant; it is still unread",
+            hint="receive it with recv or recv_json, as its sender meant it; it is still unread",
         )
     return {"source": message.source, "tensor": message.tensor, "topic": message.topic}
 
@@ -173,21 +173,21 @@ READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
 
 
 def decoded(message: dict[str, Any], codec: Codec) -> dict[str, Any]:
-    """The same message with the codec's value as its data; a tensor stays one. Raises what the codec does."""
+    """Returns the message with the codec's value as its data; tensors stay. Raises as the codec."""
     return {**message, "data": codec.decode(message["data"])} if "data" in message else message
 
 
 def plainly(message: Incoming) -> dict[str, Any]:
-    """{source, data, topic}, or {source, tensor, topic} of what is a tensor."""
+    """Returns {source, data, topic}, or {source, tensor, topic} for a tensor."""
     return as_tensor(message) if message.is_tensor else as_data(message)
 
 
 def read(message: Incoming, form: Form) -> dict[str, Any]:
-    """The message as a dict in the form wanted.
+    """Returns the message as a dict in the requested form.
 
     A tensor whose receiver wants data is {source, tensor, topic}, so that a program needs one callback.
-    Raises UsageError if it is a tensor and something else is wanted, NotATensor for the opposite,
-    PickleRefused, and ValueError (UnicodeDecodeError, JSONDecodeError) for bytes of another form.
+    Raises UsageError for a tensor where another form is wanted, NotATensor for the opposite, PickleRefused,
+    and ValueError (UnicodeDecodeError, JSONDecodeError) for bytes of another form.
     """
     if message.is_tensor and form is Form.DATA:
         form = Form.TENSOR

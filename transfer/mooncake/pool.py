@@ -1,4 +1,4 @@
-"""Places for a REQ's open requests: so many for each peer, given in the order in which they are asked for."""
+"""Slots for a REQ's open requests: so many for each peer, assigned in the order of the requests."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transfer.patterns import PipelinedRequester
 
 
 class Guest(Protocol):
-    """A request that wants a place."""
+    """A request that needs a slot."""
 
     def is_over(self) -> bool:
-        """Its reply is not wanted any more."""
+        """Whether its reply is not wanted any more."""
 
 
 class Pool:
-    """most: for each peer; 0: any number. Thread-safe."""
+    """most: slots for each peer; 0: any number. Thread-safe."""
 
     def __init__(self, pattern: PipelinedRequester, most: int) -> None:
         self._pattern, self._most = pattern, most
@@ -26,18 +26,18 @@ class Pool:
 
     @property
     def waits(self) -> bool:
-        """Whether a request waits for a place."""
+        """Whether a request waits for a slot."""
         return bool(self._line)
 
     @property
     def first(self) -> Guest | None:
-        """Who has waited longest."""
+        """Returns the request that has waited longest."""
         with self._lock:
             self._pass_over()
             return self._line[0] if self._line else None
 
     def enter(self, guest: Guest) -> int:
-        """The number of its request, which is begun. 0: there is no place, and it stands in line."""
+        """Begins a request and returns its number. 0: there is no slot, and it waits in line."""
         with self._lock:
             if not self._is_next(guest):
                 return 0
@@ -46,12 +46,12 @@ class Pool:
             return self._pattern.begin()
 
     def may_enter(self, guest: Guest) -> bool:
-        """Whether there is a place for it now; else it stands in line."""
+        """Whether there is a slot for it now; else it waits in line."""
         with self._lock:
             return self._is_next(guest)
 
     def leave(self, guest: Guest) -> None:
-        """It does not wait any more. Idempotent."""
+        """Removes it from the line. Idempotent."""
         with self._lock:
             if guest in self._line:
                 self._line.remove(guest)

@@ -1,4 +1,4 @@
-"""The calls of a socket that receive: callbacks, and polling."""
+"""The receiving calls of a socket: callbacks, and polling."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
 
 
 class Receiving(Settings):
-    """Callbacks run in a thread of the socket while polling mode is off; `recv...` fetches messages
-    while it is on."""
+    """Callbacks run in a thread of the socket while polling mode is off; `recv...` returns messages while it
+    is on."""
 
     _dispatcher: Dispatcher
-    #: one call of `recv...` at a time
+    #: held by one call of `recv...` at a time
     _receiving: threading.Lock
-    #: received and not delivered (wrong form for `recv...`, or its callback was removed), the oldest first
+    #: received and not delivered (wrong form for `recv...`, or the callback was removed), the oldest
+    #: first
     _unread: deque[Incoming]
     #: of a REQ
     _requests: Requests | None
@@ -44,10 +45,12 @@ class Receiving(Settings):
     _replies: Replies | None
 
     def set_codec(self, codec: Codec | None) -> bool:
-        """From now on `request`, `reply`, `publish`, `push`, `send` and their `_async` forms take what
-        `codec.encode(value)` makes bytes of, and data arrive as what `codec.decode(data)` makes of them.
-        Tensors go as they are. None: bytes again. It comes before the callbacks. Raises ArgumentError,
-        StateError. True."""
+        """Sets a codec for all further messages. Returns True.
+
+        `request`, `reply`, `publish`, `push`, `send` and their `_async` forms then send
+        `codec.encode(value)`, and received data is `codec.decode(data)`. Tensors are not converted. None
+        removes the codec. Call it before callbacks are set. Raises ArgumentError, StateError.
+        """
         for name in ("encode", "decode"):
             if codec is not None and not callable(getattr(codec, name, None)):
                 raise wrong("codec", codec, "an object with encode(value) and decode(data), or None")
@@ -57,29 +60,30 @@ class Receiving(Settings):
         return True
 
     def subscribe(self, topic: str | bytes = "") -> bool:
-        """Asks for messages whose topic begins with this. True."""
+        """Subscribes to messages whose topic begins with this. Returns True."""
         self._only(ZmqSocketType.SUB)
         self._socket.subscribe(topic)
         return True
 
     def unsubscribe(self, topic: str | bytes = "") -> bool:
-        """Takes one subscription back. Raises UsageError if there is none. True."""
+        """Removes one subscription. Raises UsageError if there is none. Returns True."""
         self._only(ZmqSocketType.SUB)
         self._socket.unsubscribe(topic)
         return True
 
     def set_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {source, data, topic}, off the caller's thread, one at a time; with {source, tensor,
-        topic} where there is a tensor, or a dict of them, and no callback of its own for it."""
+        """Calls back with {source, data, topic}, in another thread, one at a time; with {source, tensor,
+        topic} for a tensor, or a dict of them, without a separate callback."""
         self._set_callback(Form.DATA, callback)
 
     set_subscribe_callback = set_pull_callback = set_receive_callback
 
     def set_batch_receive_callback(self, callback: BatchCallback | None, most: int = 1000) -> None:
-        """Called with a list of what the callback of `set_receive_callback` gets, in their order: all that is
-        there at the moment, at least one, `most` at the most (1 to 100,000), or some 16 MiB of them. For
-        millions of small messages. While it is set it gets everything. Raises NotSupported for REQ and REP,
-        which know turns.
+        """Calls back with a list of the dicts of `set_receive_callback`, in order.
+
+        The list has all available messages: at least one and at most `most` (1 to 100,000), or about 16 MiB.
+        For millions of small messages. While it is set it gets all messages. Raises NotSupported for REQ and
+        REP, whose calls take turns.
         """
         if self.kind in (ZmqSocketType.REQ, ZmqSocketType.REP):
             raise NotSupported(f"a {self.kind.name} has one message at a time", hint="set_receive_callback")
@@ -91,29 +95,29 @@ class Receiving(Settings):
         self._run_callbacks()
 
     def set_tensor_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {source, tensor, topic}: a tensor, or a dict of them."""
+        """Calls back with {source, tensor, topic}: a tensor, or a dict of them."""
         self._set_callback(Form.TENSOR, callback)
 
     def set_multipart_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {frames}."""
+        """Calls back with {frames}."""
         self._set_callback(Form.MULTIPART, callback)
 
     def set_json_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {obj, topic}."""
+        """Calls back with {obj, topic}."""
         self._set_callback(Form.JSON, callback)
 
     def set_string_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {string, topic}."""
+        """Calls back with {string, topic}."""
         self._set_callback(Form.STRING, callback)
 
     def set_pyobj_receive_callback(self, callback: Callback | None) -> None:
-        """Called with {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        """Calls back with {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
         require_pickle()
         self._set_callback(Form.PYOBJ, callback)
 
     @property
     def callback_errors(self) -> int:
-        """Callbacks that raised, and messages that no callback could read."""
+        """Number of callbacks that raised, and of messages that no callback could read."""
         return self._dispatcher.errors
 
     def _receives(self) -> None:
@@ -129,7 +133,7 @@ class Receiving(Settings):
         self._run_callbacks()
 
     def set_polling_mode(self, enabled: bool) -> bool:
-        """On: messages are fetched by `recv...`. Off: callbacks get them. True."""
+        """Switches polling mode. On: `recv...` returns messages. Off: callbacks get them. Returns True."""
         self._polling = bool(enabled)
         self._run_callbacks()
         return True
@@ -143,13 +147,13 @@ class Receiving(Settings):
     # -- polling -------------------------------------------------------------------------------
 
     def recv(self, flags: int = 0) -> dict[str, Any]:
-        """{source, data, topic}, or {source, tensor, topic}. Flag 1 does not wait. Raises Again after the
-        receive time-out."""
+        """Returns {source, data, topic}, or {source, tensor, topic}. Flag 1 does not block. Raises Again
+        after the receive timeout."""
         return self._fetch(Form.DATA, flags)
 
     def recv_tensor(self, flags: int = 0) -> dict[str, Any]:
-        """{source, tensor, topic}; a numpy array, writable, or a dict of them. Raises NotATensor; it is still
-        unread."""
+        """Returns {source, tensor, topic}: a writable numpy array, or a dict of them. Raises NotATensor for
+        another message, which stays unread."""
         return self._fetch(Form.TENSOR, flags)
 
     def recv_multipart(self, flags: int = 0) -> dict[str, Any]:
@@ -157,15 +161,15 @@ class Receiving(Settings):
         return self._fetch(Form.MULTIPART, flags)
 
     def recv_json(self, flags: int = 0) -> dict[str, Any]:
-        """{obj, topic}."""
+        """Returns {obj, topic}."""
         return self._fetch(Form.JSON, flags)
 
     def recv_string(self, flags: int = 0) -> dict[str, Any]:
-        """{string, topic}."""
+        """Returns {string, topic}."""
         return self._fetch(Form.STRING, flags)
 
     def recv_pyobj(self, flags: int = 0) -> dict[str, Any]:
-        """{obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
+        """Returns {obj, topic}. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
         require_pickle()
         return self._fetch(Form.PYOBJ, flags)
 
@@ -175,24 +179,24 @@ class Receiving(Settings):
         with self._receiving:
             if not self._unread:
                 self._unread.append(as_incoming(self._receive(self._receive_timeout(flags))))
-            got = read(self._unread[0], form)  # what it raises leaves the message unread
+            got = read(self._unread[0], form)  # if it raises, the message stays unread
             if form is Form.DATA and self._codec is not None:
                 got = decoded(got, self._codec)
             self._unread.popleft()
             return got
 
     def _take_unread(self, most: int = 1) -> list[Incoming]:
-        """Messages that were received and not delivered, the oldest first."""
+        """Takes messages that were received and not delivered, the oldest first."""
         with self._receiving:
             return [self._unread.popleft() for _ in range(min(most, len(self._unread)))]
 
     def give_back(self, messages: list[Incoming]) -> None:
-        """Puts messages back that have no callback any more: the next receive returns them."""
+        """Puts messages without a callback back: the next receive returns them."""
         with self._receiving:
-            self._unread.extendleft(reversed(messages))  # they are older than those
+            self._unread.extendleft(reversed(messages))  # they are older than the others
 
     def _receive_timeout(self, flags: int) -> float:
-        """Seconds to wait, negative: endless."""
+        """Returns the seconds to wait, negative without limit."""
         if flags_of(flags) & DONTWAIT:
             return 0.0
         if self.kind is ZmqSocketType.REQ:
@@ -214,11 +218,11 @@ class Receiving(Settings):
         return self._take_unread()[0] if self._unread else self._receive(timeout)
 
     def next_messages(self, timeout: float, most: int) -> list[Message]:
-        """As `next_message`, all that are there."""
+        """As `next_message`, for all available messages."""
         return list(self._take_unread(most)) or self._channel.receive_many(timeout, most)
 
     def abandon(self, request: int) -> None:
-        """A REP gives up this request, if it is open; the requester will run into its time-out."""
+        """Gives up an open request of a REP; the requester's timeout expires."""
         if self._replies is not None:
             self._replies.give_up(request)
 

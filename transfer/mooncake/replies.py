@@ -1,4 +1,4 @@
-"""A REP's open requests: as many as there may be, each with its own answer."""
+"""A REP's open requests: any number up to a limit, each with a separate reply."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ logger = logging.getLogger("transfer.mooncake")
 
 
 class Replies:
-    """Receives requests, and sends each answer to its requester. Thread-safe; one thread at a time receives.
+    """Receives requests, and sends each reply to its requester. Thread-safe; one thread at a time receives.
 
-    most: requests that may be open at one time. patience: seconds until one without an answer is given up;
-    negative: never.
+    most: requests that may be open at one time. patience: seconds after which a request without a reply is
+    given up; negative: never.
     """
 
     def __init__(self, channel: Channel, most: int, patience: float) -> None:
@@ -31,22 +31,22 @@ class Replies:
         self._channel, self._socket, self._pattern = channel, channel.socket, pattern
         self._most = most
         self._patience = patience
-        #: when each open request came
+        #: when each open request arrived
         self._came: dict[int, float] = {}
         self._changed = threading.Condition()
         #: threads that wait for room
         self._waits = 0
 
     def receive(self, timeout: float) -> Message:
-        """The next request, once there is room for it; it is then this thread's. Raises Again, Closed, and
-        Broken when one was given up."""
+        """Returns the next request, once there is room for it; it becomes this thread's current one. Raises
+        Again, Closed, and Broken when a request was given up."""
         if len(self._came) >= self._most:
             self._wait_for_room(timeout)
         stream, arrived = self._socket._recv_message(math.ceil(timeout * 1000))
         frames: Any = self._pattern.admit(stream, arrived)
         came = time.monotonic()
         until = came + timeout
-        while frames is None:  # what has no envelope is dropped, and counted
+        while frames is None:  # a message without envelope is dropped and counted
             left = math.ceil(1000 * max(0.0, until - came)) if timeout >= 0 else -1
             stream, arrived = self._socket._recv_message(left)
             frames = self._pattern.admit(stream, arrived)
@@ -65,8 +65,8 @@ class Replies:
         return message
 
     def which(self, given: int | None) -> int:
-        """The request that an answer is for; 0: there is none. given: the number that the program says; else
-        it is this thread's, or the only one that is open."""
+        """Returns the request of a reply; 0: there is none. given: the number from the program; by default it
+        is this thread's current request, or the only open one."""
         if given is None:
             given = getattr(self._pattern.current, "number", 0)
             if given == 0 and len(self._came) == 1:
@@ -74,7 +74,7 @@ class Replies:
         return given if given in self._came else 0
 
     def answer(self, number: int, send: Callable[[], object]) -> None:
-        """Sends the answer to this request. Raises what `send` raises; the request is still open then."""
+        """Sends the reply to this request. Raises as `send`; the request is still open then."""
         current = self._pattern.current
         own = getattr(current, "number", 0)
         current.number = number
@@ -85,7 +85,7 @@ class Replies:
         self._end(number)
 
     def answer_plainly(self, data: bytes) -> bool:
-        """Answers the request of this thread, in the most frequent case; False: it is another one. Raises
+        """Replies to this thread's request in the most frequent case; False: it is another case. Raises
         Again, Broken, Closed."""
         pattern, socket = self._pattern, self._socket
         number = getattr(pattern.current, "number", 0)
@@ -103,7 +103,7 @@ class Replies:
         return True
 
     def give_up(self, number: int) -> None:
-        """There will be no answer: the requester runs into its time-out."""
+        """Closes a request without a reply: the requester's timeout expires."""
         if number in self._came:
             self._pattern.open.pop(number, None)
             self._end(number)
@@ -122,7 +122,7 @@ class Replies:
                 return
         if self._patience >= 0:
             self._end_overdue(time.monotonic() - self._patience)
-        raise Again("the requests that are open have no answers yet")
+        raise Again("all open requests still wait for their replies")
 
     def _has_room(self) -> bool:
         return len(self._came) < self._most

@@ -1,4 +1,4 @@
-"""A REQ's requests: many may be open at once, and each gets its own reply, whichever thread reads it."""
+"""A REQ's requests: many may be open at once; each gets its reply, whichever thread reads it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from transfer.mooncake.pool import Pool
 from transfer.patterns import PipelinedRequester
 from transfer.transports.errors import Again, Broken, Closed, TransferError
 
-#: seconds between two looks whether a peer was lost, and most messages that a loop reads in one turn
+#: seconds between two checks for lost peers, and most messages that a loop reads at a time
 _LOOK, _TURN = 0.05, 256
 _LOOK_MS = int(1000 * _LOOK)
-#: seconds that a request waits for room to be sent in until it looks for replies
+#: seconds that a request waits for room before it looks for replies
 _SOON = 0.01
 
 #: sends one message; its argument is the flags
@@ -27,8 +27,8 @@ Send = Callable[[int], object]
 
 
 class Patience(NamedTuple):
-    """How long a request waits. seconds: negative is endless. whole: from its call on, so that a send which
-    waits for room has less; else for the reply alone, and the send has the socket's time-out."""
+    """How long a request waits. seconds: negative without limit. whole: from its call on, including the wait
+    for room; else for the reply alone, and the send has the socket's timeout."""
 
     seconds: float
     whole: bool = True
@@ -38,22 +38,31 @@ class Patience(NamedTuple):
 
 
 class Request:
-    """An open request. Once it is `done` it has its reply, or the error that took its place.
+    """An open request. When it is `done`, it has its reply or an error.
 
-    tell: called then, in whichever thread found out; None: a thread waits for it. gone: whether the reply
+    on_done: called then, in the thread that finds out; None: a thread waits for it. gone: whether the reply
     is not wanted any more. wake: called when it is the next to be sent, and there is room.
     """
 
     __slots__ = (
-        "asked", "deadline", "done", "error", "gone", "number", "patience", "reply", "tell", "wake",
+        "asked",
+        "deadline",
+        "done",
+        "error",
+        "gone",
+        "number",
+        "on_done",
+        "patience",
+        "reply",
+        "wake",
     )  # fmt: skip
 
-    def __init__(self, patience: Patience, tell: Callable[[Request], object] | None = None) -> None:
+    def __init__(self, patience: Patience, on_done: Callable[[Request], object] | None = None) -> None:
         self.patience = patience
         self.gone: Callable[[], bool] | None = None
         self.wake: Callable[[], object] | None = None
         self.deadline = patience.deadline() if patience.whole else math.inf
-        self.tell = tell
+        self.on_done = on_done
         self.done = False
         self.number = self.asked = 0
         self.reply: Incoming | None = None
@@ -63,7 +72,7 @@ class Request:
         return self.done or self.deadline <= time.monotonic() or (self.gone is not None and self.gone())
 
     def outcome(self) -> Incoming:
-        """The reply. Raises what took its place."""
+        """Returns the reply. Raises its error instead."""
         if self.error is not None:
             raise self.error
         assert self.reply is not None
@@ -73,8 +82,8 @@ class Request:
 class Requests:
     """Sends requests and matches replies, for threads and event loops at the same time. Thread-safe.
 
-    most: requests open at one time for each peer; 0: without a limit. Of the threads that wait, one reads for
-    all; an event loop reads when no thread does.
+    most: requests open at one time for each peer; 0: without limit. One of the waiting threads reads for all;
+    an event loop reads when no thread does.
     """
 
     def __init__(self, channel: Channel, most: int) -> None:
@@ -85,30 +94,30 @@ class Requests:
         self._pool = Pool(pattern, most)
         self._open: dict[int, Request] = {}
         self._reading = threading.Lock()
-        #: threads that wait while another one reads: what wakes each, and what it waits for
+        #: threads that wait while another one reads: what wakes each, and its condition
         self._waiting: dict[threading.Event, Callable[[], bool]] = {}
-        #: requests whose reply goes to a callback or to `recv`, done
+        #: finished requests whose reply goes to a callback or to `recv`
         self._claimed: deque[Request] = deque()
         self._claim = self._claimed.append
 
-    # -- out -----------------------------------------------------------------------------------
+    # -- sending -------------------------------------------------------------------------------
 
     def ask(self, send: Send, patience: Patience) -> Incoming:
-        """Sends a request and waits for its reply. Raises Again, Broken, Closed, and what `send` raises."""
+        """Sends a request and waits for its reply. Raises Again, Broken, Closed, and as `send`."""
         request = Request(patience)
         self._begin(request, send)
         return self._reply_to(request)
 
     def ask_plainly(self, data: bytes, patience: Patience) -> Any:
-        """What answers these bytes: bytes, a tensor, a dict of them. Raises as `ask`.
+        """Sends bytes and returns the reply: bytes, a tensor, a dict of them. Raises as `ask`.
 
-        The most frequent case in one call: one peer, with room, and no other thread that reads.
+        It handles the most frequent case in one call: one peer, with room, and no other reading thread.
         """
         pattern, socket, reading = self._pattern, self._socket, self._reading
         if len(pattern.peers) != 1 or self._open or self._pool.waits or socket._in_python:
             return self.ask(lambda flags: socket.send(data, flags), patience).plain
         seconds, number, request = patience.seconds, 0, None
-        [leads] = map(reading.acquire, (False,))  # no signal's handler runs before `try`
+        [leads] = map(reading.acquire, (False,))  # no signal handler runs before `try`
         if not leads:
             return self.ask(lambda flags: socket.send(data, flags), patience).plain
         try:
@@ -132,7 +141,7 @@ class Requests:
             request.number, request.asked = number, asked
             request.deadline = asked / 1e9 + seconds if seconds >= 0 else math.inf
             if message is not None:
-                self._came(*message)
+                self._received(*message)
         except BaseException as error:
             pattern.forget(number)
             if not isinstance(error, Again):
@@ -146,7 +155,7 @@ class Requests:
         return self._reply_to(request).plain
 
     def try_to_begin(self, request: Request, send: Send, flags: int = DONTWAIT) -> None:
-        """Sends it. Raises Again where there is no room for it, or too many are open."""
+        """Sends it. Raises Again if there is no room for it, or too many are open."""
         number = self._pool.enter(request)
         if not number:
             self.end_over()
@@ -154,7 +163,7 @@ class Requests:
         if not number:
             raise Again(
                 f"{len(self._pattern.open)} requests wait for their replies",
-                hint="pool_size says how many may be open with each peer",
+                hint="pool_size sets how many may be open with each peer",
             )
         try:
             request.number, request.asked = number, time.monotonic_ns()
@@ -171,7 +180,7 @@ class Requests:
         self._begin(self.claimed(patience), send)
 
     def claimed(self, patience: Patience) -> Request:
-        """A request whose reply `claim` returns, not sent yet."""
+        """Makes a request whose reply `claim` returns, without sending it."""
         return Request(patience, self._claim)
 
     def _begin(self, request: Request, send: Send) -> None:
@@ -181,10 +190,10 @@ class Requests:
                 ready = self._until(lambda: self._may_begin(request), until)
                 left = max(0.0, until - time.monotonic())
                 if ready and left and not self._socket.poll(min(left, _SOON) * 1000, POLLOUT):
-                    self.read_now()  # a peer that cannot send its replies takes nothing
+                    self.read_now()  # a peer that cannot send its replies reads no requests
                     continue
                 try:
-                    # Room is there: the call need not hurry with a large payload.
+                    # There is room, so a large payload may take its time.
                     return self.try_to_begin(request, send, 0 if ready and left else DONTWAIT)
                 except Again:
                     if not ready or time.monotonic() >= until:
@@ -199,19 +208,19 @@ class Requests:
         return self._pool.may_enter(request)
 
     def end_over(self) -> None:
-        """Ends open requests whose replies are not wanted: they were cancelled, their loop is closed,
-        or their time is over."""
+        """Ends open requests whose replies are not wanted: they are cancelled or expired, or their loop is
+        closed."""
         for request in list(self._open.values()):
             if request.is_over() and self.give_up(request):
-                # `claim` raises Again where nothing is there yet.
-                kind = Broken if request.tell is self._claim else Again
-                self._finish(request, error=kind("no reply came in time"))
+                # `claim` raises Again if there is nothing yet.
+                kind = Broken if request.on_done is self._claim else Again
+                self._finish(request, error=kind("no reply arrived in time"))
 
-    # -- in ------------------------------------------------------------------------------------
+    # -- receiving -----------------------------------------------------------------------------
 
     def claim(self, timeout: float) -> Incoming:
-        """The next reply to a request of `begin`, in the order in which they come. Raises Again, Closed, and
-        Broken for a request that has none."""
+        """Returns the next reply to a request of `begin`, in the order of arrival. Raises Again, Closed, and
+        Broken for a failed request."""
         claimed = self._claimed
         if not claimed:
             if timeout:
@@ -224,7 +233,7 @@ class Requests:
         return claimed.popleft().outcome()
 
     def give_up(self, request: Request) -> bool:
-        """Its reply would be a late one. False: it is done, or was given up."""
+        """Closes a request; its reply would be dropped. False: it is done, or was given up."""
         self._pattern.forget(request.number)
         given_up = self._open.pop(request.number, None) is not None
         if given_up:
@@ -240,8 +249,8 @@ class Requests:
             self._wake()
 
     def read_now(self) -> None:
-        """Reads the replies that are there, for an event loop; nothing if a thread does it."""
-        [leads] = map(self._reading.acquire, (False,))  # no signal's handler runs before `try`
+        """Reads the available replies, for an event loop; does nothing while a thread reads."""
+        [leads] = map(self._reading.acquire, (False,))  # no signal handler runs before `try`
         if not leads:
             return
         try:
@@ -249,14 +258,14 @@ class Requests:
                 message = self._next(0)
                 if message is None:
                     break
-                self._came(*message)
+                self._received(*message)
             self._end_failed()
         finally:
             self._reading.release()
             self._wake()
 
     def close(self) -> None:
-        """The socket is closed: all that wait end with Closed."""
+        """Ends all waiting requests with Closed."""
         for request in list(self._open.values()):
             if self._open.pop(request.number, None) is not None:
                 self._finish(request, error=Closed("the socket is closed"))
@@ -274,12 +283,12 @@ class Requests:
     def _no_reply(self, seconds: float) -> Again:
         links = self._socket._links
         text = f"no reply within {seconds:g} s"
-        return links.nobody(f"{text}: ") if links.alone else Again(text)
+        return links.no_peer_error(f"{text}: ") if links.alone else Again(text)
 
     def _until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Waits until it is ready, and reads for all if no other thread does. False: the time is over."""
         while not ready():
-            [leads] = map(self._reading.acquire, (False,))  # no signal's handler runs before `try`
+            [leads] = map(self._reading.acquire, (False,))  # no signal handler runs before `try`
             if leads:
                 try:
                     if not self._read(ready, deadline):
@@ -293,7 +302,7 @@ class Requests:
         return True
 
     def _wait(self, ready: Callable[[], bool], deadline: float) -> bool:
-        """Another thread reads. False: the time is over."""
+        """Waits while another thread reads. False: the time is over."""
         self._socket._check_open()
         left = deadline - time.monotonic()
         if left <= 0:
@@ -308,7 +317,7 @@ class Requests:
         return True
 
     def _wake(self) -> None:
-        """Those that have what they wait for; one goes on reading, if no other does."""
+        """Wakes the threads whose condition holds; one more continues reading, if no other does."""
         reads = self._reading.locked()
         for event, ready in list(self._waiting.items()):
             if not reads or ready():
@@ -326,7 +335,7 @@ class Requests:
                 return False
             message = self._next(left)
             if message is not None:
-                self._came(*message)
+                self._received(*message)
             elif now >= due:
                 socket._on_long_wait()
             if self._pattern.failed:
@@ -334,14 +343,14 @@ class Requests:
         return True
 
     def _next(self, seconds: float) -> tuple[Any, Sequence[Any]] | None:
-        """What comes next; None: nothing does in this time."""
+        """Returns the next message; None: nothing arrives in this time."""
         try:
             message: tuple[Any, Sequence[Any]] = self._socket._recv_message(math.ceil(seconds * 1000))
         except Again:
             return None
         return message
 
-    def _came(self, stream: Any, frames: Sequence[Any]) -> None:
+    def _received(self, stream: Any, frames: Sequence[Any]) -> None:
         number = frames[0].sequence
         admitted = self._pattern.admit(stream, frames)
         request = self._open.pop(number, None) if admitted is not None else None
@@ -358,19 +367,19 @@ class Requests:
         self._finish(request, error)
 
     def _end_failed(self) -> None:
-        """Requests whose peer was lost."""
+        """Ends requests whose peer was lost."""
         failed = self._pattern.failed
         while failed:
             number, cause = failed.popitem()
             request = self._open.pop(number, None)
             if request is not None:
-                error = Broken("the peer went before it answered this request")
+                error = Broken("the peer disconnected before it replied to this request")
                 error.__cause__ = cause
                 self._finish(request, error)
 
     def _finish(self, request: Request, error: TransferError | None = None) -> None:
         request.error = error
         request.done = True
-        if request.tell is not None:
-            request.tell(request)
+        if request.on_done is not None:
+            request.on_done(request)
         self._room_is_there()

@@ -1,4 +1,4 @@
-"""The calls of a socket that send."""
+"""The sending calls of a socket."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from transfer.transports.errors import EFSM, Again, Broken, PeerError, TransferE
 logger = logging.getLogger("transfer.mooncake")
 
 _REQ, _REP, _PUSH = ZmqSocketType.REQ, ZmqSocketType.REP, ZmqSocketType.PUSH
-#: what the world did, which a number tells
+#: failures that a call returns as a number: their cause is not the caller's mistake
 _NOT_SENT = (Again, Broken, PeerError)
 
 
 class Sending(Settings):
-    """Calls that send return 0, or a negative error number if the message could not go (time-out,
-    peer lost). Those of a REQ without callbacks and without polling mode wait for the reply and
-    return it, in the form of the request. Mistakes of the caller raise.
+    """Sending calls return 0, or a negative error number if the message could not be sent (timeout, lost
+    peer). On a REQ without callbacks and without polling mode they wait for the reply and return it, in the
+    form of the request. Mistakes of the caller raise.
     """
 
     _dispatcher: Dispatcher
@@ -49,10 +49,10 @@ class Sending(Settings):
     _replies: Replies | None
 
     def request(self, data: Any) -> Any:
-        """Sends a request and returns the reply: bytes, or what was answered with: a tensor, a dict of them.
+        """Sends a request and returns the reply: bytes, a tensor, or a dict of them.
 
-        Raises Again when no reply came in time (`timeout_seconds`, or the receive time-out that was
-        set), Broken when the peer died.
+        Raises Again if no reply arrives in time (`timeout_seconds`, or the receive timeout if set), Broken if
+        the peer is lost.
         """
         requests = self._requests
         if requests is not None and type(data) is bytes and self._codec is None:  # the common case: few calls
@@ -61,9 +61,12 @@ class Sending(Settings):
         return self._ask(*self._sender(data))
 
     def reply(self, data: Any, request: int | None = None) -> int:
-        """Answers a request: the one that this thread received last, or the only one that is open. request:
-        the number that came with it (`message["request"]`), for those who answer from other threads: where
-        that one is not open any more, nothing is sent, and the number of an error returned."""
+        """Sends the reply to a request.
+
+        request: the number that arrived with it (`message["request"]`), for replies from other threads; if it
+        is not open any more, nothing is sent and an error number is returned. By default the reply goes to
+        the request that this thread received last, or to the only open one.
+        """
         replies = self._replies
         if replies is not None and type(data) is bytes and request is None and self._codec is None:
             try:  # the common case: few calls
@@ -75,17 +78,17 @@ class Sending(Settings):
         return self._answer(self._sender(data)[0], request)
 
     def reply_tensor(self, tensor: Any, request: int | None = None) -> int:
-        """Answers with a tensor, or a dict of them: as `reply`."""
+        """Replies with a tensor, or a dict of them, as `reply`."""
         self._only(_REP)
         return self._answer(self._tensor_sender(tensor), request)
 
     def publish(self, topic: Topic, data: Any) -> int:
-        """Sends to every peer that subscribed a prefix of the topic; never waits for slow ones."""
+        """Sends to every peer that subscribed to a prefix of the topic; never blocks."""
         self._only(ZmqSocketType.PUB)
         return self._code(partial(self._sender(data, topic or "")[0], 0))
 
     def push(self, data: Any) -> int:
-        """Gives one task to one of the peers, in turn."""
+        """Sends one message to one of the peers, in turn."""
         if (
             type(data) is bytes and self.kind is _PUSH and self._codec is None
         ):  # the common case costs no second call
@@ -111,7 +114,7 @@ class Sending(Settings):
         return self._send(partial(self._channel.send_parts, parts, topic), Form.MULTIPART)
 
     def send_json(self, obj: Any, topic: Topic = None) -> Any:
-        """Sends what JSON can say."""
+        """Sends an object as JSON."""
         return self._send(partial(self._channel.send, [encode_json(obj)], topic), Form.JSON)
 
     def send_string(self, text: str, topic: Topic = None) -> Any:
@@ -123,7 +126,7 @@ class Sending(Settings):
         return self._send(partial(self._channel.send, [encode_pyobj(obj)], topic), Form.PYOBJ)
 
     def _sender(self, data: Any, topic: Topic = None) -> tuple[Send, Form]:
-        """What sends it, and the form of a reply to it. Raises ArgumentError."""
+        """Returns a function that sends it, and the form of its reply. Raises ArgumentError."""
         if self._codec is not None and not (
             hasattr(data, "__dlpack__") or hasattr(data, "__array_interface__")
         ):
@@ -147,11 +150,11 @@ class Sending(Settings):
         return self._code(partial(self._requests.begin, send, self._patience))
 
     def _asks(self) -> bool:
-        """Whether the calls of a REQ that send return the reply, and no callback or `recv` has it."""
+        """Whether sending calls of this REQ return the reply, since no callback or `recv` gets it."""
         return not (self._polling or self._dispatcher.running)
 
     def _code(self, send: Callable[[], object]) -> int:
-        """0, or the negative error number of what the world did; mistakes of the caller raise."""
+        """Returns 0, or a negative error number; mistakes of the caller raise."""
         try:
             send()
         except _NOT_SENT as error:
@@ -171,7 +174,7 @@ class Sending(Settings):
             return -EFSM
         answer = partial(self._replies.answer, number, partial(send, flags))
         if flags:
-            answer()  # who does not wait tries again
+            answer()  # a caller that does not wait tries again
             return 0
         return self._code(answer)
 
@@ -179,11 +182,13 @@ class Sending(Settings):
         assert self._requests is not None
         return self._result(self._requests.ask(send, self._patience), form)
 
-    # -- the same for asyncio ------------------------------------------------------------------
+    # -- asyncio -------------------------------------------------------------------------------
 
     def request_async(self, data: Any, loop: Loop = None) -> Future[Any]:
-        """`request` as a future of `loop` (default: the running one). Many may be open; no thread waits.
-        Leave what is sent as it is until the future is done."""
+        """Sends a request; returns a future of `loop` (default: the running one) with the reply.
+
+        Many may be open; no thread waits. Do not change the data until the future is done.
+        """
         self._only(_REQ)
         return self._ask_async(*self._sender(data), loop)
 
@@ -208,7 +213,7 @@ class Sending(Settings):
     def _ask_async(self, send: Send, form: Form, loop: Loop) -> Future[Any]:
         patience = self._patience
         sending = self._socket.send_timeout / 1000
-        # With a peer many may wait for their turn, and longer than a send may.
+        # With a peer, many may wait for a slot, for longer than a send may.
         if patience.whole and (self._socket.has_peers or sending < 0 or 0 <= patience.seconds < sending):
             sending = patience.seconds
         request = Request(patience)
@@ -231,7 +236,7 @@ class Sending(Settings):
         return self._futures.submit(loop, attempt, self._socket.send_timeout / 1000, self._not_sent)
 
     def _send_now(self, send: Send) -> int:
-        """Raises Again at once where there is no room."""
+        """Sends without blocking. Raises Again if there is no room."""
         if self.kind is _REP:
             return self._answer(send, flags=DONTWAIT)
         if self.kind is _REQ:
@@ -242,7 +247,7 @@ class Sending(Settings):
         return 0
 
     def _result(self, reply: Incoming, form: Form) -> Any:
-        """What a request returns, in the form of the request."""
+        """Returns a request's result, in the form of the request."""
         if self._codec is not None and form in (Form.DATA, Form.TENSOR) and not reply.is_tensor:
             return self._codec.decode(reply.data)
         if reply.is_tensor or form is Form.TENSOR:

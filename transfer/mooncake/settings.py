@@ -1,4 +1,4 @@
-"""A socket's own state on the Mooncake surface: its endpoints and options."""
+"""The state of a socket in the Mooncake API: its endpoints and options."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OPTIONS = {
 
 
 class Settings:
-    """What a socket is and where it is bound and connected. Thread-safe."""
+    """The type, endpoints and options of a socket. Thread-safe."""
 
     def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
         self.id = number
@@ -36,11 +36,11 @@ class Settings:
         self._config = config
         self._polling = False
         self._codec: Codec | None = None
-        #: what the program calls an endpoint, and what it is
+        #: the program's text of an endpoint, and the complete endpoint
         self._bound: dict[str, str] = {}
         self._connected: dict[str, str] = {}
         self._routing_id: str | bytes = ""
-        #: of a request
+        #: the timeout of a request
         self._patience = Patience(config.timeout_seconds)
         self._configure(config)
 
@@ -51,7 +51,7 @@ class Settings:
         sock.sndtimeo = config.snd_timeout_ms
         sock.linger = config.linger_ms
         sock.reconnect_ivl = config.reconnect_interval_ms
-        # The defaults would make large tensors slow; whoever sets a size means it.
+        # The defaults would make large tensors slow; a program that sets a size needs it.
         if config.rcv_buffer_size != ZmqConfig.rcv_buffer_size:
             sock.rcvbuf = config.rcv_buffer_size
         if config.snd_buffer_size != ZmqConfig.snd_buffer_size:
@@ -62,7 +62,7 @@ class Settings:
     # -- endpoints -----------------------------------------------------------------------------
 
     def bind(self, endpoint: str) -> bool:
-        """Binds and listens. Raises AddressError, AddressInUse. True."""
+        """Binds and listens. Raises AddressError, AddressInUse. Returns True."""
         self._socket.bind(complete(endpoint, rdma=self._config.enable_rdma))
         real = str(self._socket.last_endpoint)
         shown = real if endpoint.endswith((":0", ":*")) else endpoint
@@ -70,12 +70,12 @@ class Settings:
         return True
 
     def connect(self, endpoint: str) -> bool:
-        """Begins to connect; may be called for several endpoints, but of a PAIR. Twice for one is once.
-        Raises AddressError, StateError. True."""
+        """Starts to connect; several endpoints are allowed, except for a PAIR. Repeating one has no effect.
+        Raises AddressError, StateError. Returns True."""
         if self.kind is ZmqSocketType.PAIR and (self._connected or self._socket.peers()):
             [other] = self._connected or [self._socket.peers()[0].address]
             raise StateError(
-                f"a PAIR has one peer: it has {other} already, and cannot connect to {endpoint} too",
+                f"a PAIR has one peer: it is connected to {other}, and cannot connect to {endpoint}",
                 hint="disconnect first, or use another socket",
             )
         real = complete(endpoint, rdma=self._config.enable_rdma)
@@ -86,24 +86,24 @@ class Settings:
         return True
 
     def unbind(self, endpoint: str) -> bool:
-        """Stops listening there. Raises AddressError. True."""
+        """Stops listening on an endpoint. Raises AddressError. Returns True."""
         self._socket.unbind(self._bound.pop(endpoint, None) or complete(endpoint))
         return True
 
     def disconnect(self, endpoint: str) -> bool:
-        """Ends the connection to an endpoint. Raises AddressError. True."""
+        """Ends the connection to an endpoint. Raises AddressError. Returns True."""
         self._socket.disconnect(self._connected.pop(endpoint, None) or complete(endpoint))
         return True
 
     def start_server(self) -> bool:
-        """Whether the socket listens: it does from `bind` on."""
+        """Whether the socket listens, which it does after `bind`."""
         return bool(self._bound)
 
     def is_bound(self) -> bool:
         return bool(self._bound)
 
     def is_connected(self) -> bool:
-        """Whether it was told to connect; `peers` of the core says who is there."""
+        """Whether `connect` was called; the core's `peers` has the connected peers."""
         return bool(self._connected)
 
     def get_bound_endpoint(self) -> str:
@@ -119,7 +119,7 @@ class Settings:
     # -- options -------------------------------------------------------------------------------
 
     def set_socket_option(self, option: ZmqSocketOption | int | str, value: Any) -> bool:
-        """Sets an option; it applies at once. Raises OptionError. True."""
+        """Sets an option, which applies at once. Raises OptionError. Returns True."""
         option = as_option(option)
         if option is ZmqSocketOption.ROUTING_ID:
             return self.set_routing_id(value)
@@ -129,20 +129,20 @@ class Settings:
         return True
 
     def get_socket_option(self, option: ZmqSocketOption | int | str) -> Any:
-        """The value of an option."""
+        """Returns the value of an option."""
         option = as_option(option)
         if option is ZmqSocketOption.ROUTING_ID:
             return self._routing_id
         return getattr(self._socket, _OPTIONS[option])
 
     def set_routing_id(self, routing_id: str | bytes) -> bool:
-        """The identity that peers see of connections made from now on. True."""
+        """Sets the identity for connections from now on. Returns True."""
         self._socket.routing_id = routing_id
         self._routing_id = routing_id
         return True
 
     def get_routing_id(self) -> str | bytes:
-        """What was set, empty if nothing was."""
+        """Returns the identity that was set, or an empty one."""
         return self._routing_id
 
     def _only(self, kind: ZmqSocketType) -> None:

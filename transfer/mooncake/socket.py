@@ -1,4 +1,4 @@
-"""One socket of the Mooncake surface: everything that `ZmqInterface` does, without the id."""
+"""One socket of the Mooncake API: all calls of `ZmqInterface`, without the id."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from transfer.mooncake.types import ZmqConfig, ZmqSocketType
 class ZmqSocket(Sending, Receiving):
     """A socket made by `ZmqInterface.socket(type)`, or behind an id of `create_socket`.
 
-    Thread-safe. Closed by `close`, by its interface's `shutdown`, or by a with-statement.
+    Thread-safe. `close`, its interface's `shutdown`, or a with-statement closes it.
     """
 
     def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
@@ -34,7 +34,7 @@ class ZmqSocket(Sending, Receiving):
         self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}", at_once)
 
     def close(self) -> bool:
-        """Ends the callbacks, sends what is queued within the linger, closes. Idempotent. True."""
+        """Ends the callbacks, flushes queued messages within the linger, closes. Idempotent. Returns True."""
         self._dispatcher.ask_to_stop()
         self._futures.close()
         self._socket.close()

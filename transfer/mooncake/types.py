@@ -1,4 +1,4 @@
-"""Types and settings of the Mooncake surface: socket types, options, configuration."""
+"""Types and settings of the Mooncake API: socket types, options, configuration."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transfer.transports.errors import OptionError
 
 
 class ZmqSocketType(IntEnum):
-    """Socket types by the numbers of the seed, which also travel on the wire."""
+    """Socket types by Mooncake's numbers, which also travel on the wire."""
 
     REQ = 0
     REP = 1
@@ -23,7 +23,7 @@ class ZmqSocketType(IntEnum):
 
 
 class ZmqSocketOption(IntEnum):
-    """What `set_socket_option` takes. Times in milliseconds, sizes in bytes, marks in messages."""
+    """Options of `set_socket_option`. Times in milliseconds, sizes in bytes, marks in messages."""
 
     RCVTIMEO = 0
     SNDTIMEO = 1
@@ -37,13 +37,18 @@ class ZmqSocketOption(IntEnum):
 
 
 class ZmqConfig:
-    """Settings of a `ZmqInterface`; keyword arguments, or attributes. Raises OptionError for other names.
+    """Settings of a `ZmqInterface`, as keyword arguments or attributes. Raises OptionError for other names.
 
-    thread_count: how many requests of one REP are in callbacks at the same time. As long as the program sets
-    nothing it is one, so that callbacks need no locks. timeout_seconds: how long a request waits for its
-    reply. pool_size: how many requests a REQ may have open with each peer; 0: any number. enable_rdma:
-    endpoints without a scheme mean rdma://, which falls back to TCP, saying so. high_water_mark: messages a
-    peer may lag behind. The rest: milliseconds, and bytes of the kernel's buffers.
+    Attributes:
+        thread_count: how many requests of one REP may be in callbacks at the same time. Unless the program
+        sets
+            it, it is one, so that callbacks need no locks.
+        timeout_seconds: how long a request waits for its reply.
+        pool_size: how many requests a REQ may have open with each peer; 0: any number.
+        enable_rdma: endpoints without a scheme mean rdma://, which falls back to TCP with a warning.
+        high_water_mark: messages that may be queued for a peer.
+
+    The other settings are milliseconds, and bytes of the kernel's buffers.
     """
 
     thread_count: int = 8
@@ -58,7 +63,7 @@ class ZmqConfig:
     rcv_buffer_size: int = 65536
     snd_buffer_size: int = 65536
 
-    #: names of what the program has set
+    #: names of the settings that the program has set
     _given: set[str]
     __slots__ = ("__dict__", "_given")
 
@@ -76,7 +81,7 @@ class ZmqConfig:
 
     @property
     def callbacks_at_once(self) -> int:
-        """Callbacks of one REP that may run at the same time."""
+        """Number of callbacks of one REP that may run at the same time."""
         return self.thread_count if "thread_count" in self._given else 1
 
     def __eq__(self, other: object) -> bool:
@@ -92,7 +97,7 @@ SETTINGS = frozenset(name for name in ZmqConfig.__annotations__ if name[0] != "_
 
 
 def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
-    """The configuration that `initialize` was given, whichever way. Raises OptionError, ArgumentError."""
+    """Returns the configuration in any form of `initialize`. Raises OptionError, ArgumentError."""
     if given is None:
         return ZmqConfig()
     if isinstance(given, ZmqConfig):
@@ -108,7 +113,7 @@ def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
     return _checked(ZmqConfig(**given))
 
 
-#: settings that are whole numbers: the lowest value of each; -1 is one without end
+#: settings that are whole numbers: the lowest value of each; -1 means without limit
 _LOWEST = {
     "thread_count": 1,
     "pool_size": 0,
@@ -123,20 +128,20 @@ _LOWEST = {
 
 
 def _checked(config: ZmqConfig) -> ZmqConfig:
-    """Raises ArgumentError before there is a socket that it would break."""
+    """Checks the values before a socket uses them. Raises ArgumentError."""
     for name, lowest in _LOWEST.items():
         if isinstance(getattr(config, name), bool):
             raise wrong(name, getattr(config, name), "a whole number")
         whole(getattr(config, name), name, lowest, 2**31 - 1)
     if seconds(config.timeout_seconds, "timeout_seconds") is None:
-        raise wrong("timeout_seconds", config.timeout_seconds, "a number of seconds; -1 waits without end")
+        raise wrong("timeout_seconds", config.timeout_seconds, "a number of seconds; -1 waits without limit")
     if not isinstance(config.enable_rdma, bool):
         raise wrong("enable_rdma", config.enable_rdma, "True or False")
     return config
 
 
 def as_socket_type(given: ZmqSocketType | int | str) -> ZmqSocketType:
-    """A socket type given as enum, number or name. Raises OptionError."""
+    """Converts an enum, number or name to a socket type. Raises OptionError."""
     try:
         if isinstance(given, bool | float):  # 1 == True == 1.0
             raise ValueError
@@ -147,7 +152,7 @@ def as_socket_type(given: ZmqSocketType | int | str) -> ZmqSocketType:
 
 
 def as_option(given: ZmqSocketOption | int | str) -> ZmqSocketOption:
-    """An option given as enum, number or name. Raises OptionError."""
+    """Converts an enum, number or name to an option. Raises OptionError."""
     try:
         if isinstance(given, bool | float):
             raise ValueError

@@ -1,4 +1,4 @@
-"""A socket tells a broker's registry where it is bound, so that others find it by a name."""
+"""Announces to a broker's registry where a socket is bound, so that peers find it by a name."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class Announcing:
-    """What a socket has for that."""
+    """The methods of a socket that announce it."""
 
     if TYPE_CHECKING:
         context: Context
@@ -33,14 +33,23 @@ class Announcing:
         advertise: str = "",
         metadata: Mapping[str, str] | None = None,
     ) -> Registration:
-        """Announces where this socket is bound to `registry://broker:port/name`, until it closes or the
-        result is closed. Returns at once; `wait()` of the result waits until the broker knows.
+        """Announces a bound endpoint under a name of a broker's registry, until the socket closes.
 
-        endpoint: the one that is announced; None: the first that was bound. advertise: the host (or
-        host:port) that is announced in its place, as TRANSFER_ADVERTISE; else the one that was bound, or for
-        a wildcard the address by which this machine reaches the broker. lease, metadata: see
-        `transfer.broker.clients.registry.Registration`. Raises UsageError before `bind`, AddressError,
-        OptionError.
+        It returns at once; `wait()` of the result blocks until the broker has the announcement, and `close()`
+        withdraws it.
+
+        Args:
+            registry: the name, "registry://broker:port/name".
+            endpoint: the bound endpoint to announce; None announces the first one.
+            lease: see `transfer.broker.clients.registry.Registration`, in seconds.
+            advertise: the host or host:port to announce instead of the bound one (as TRANSFER_ADVERTISE).
+                By default a wildcard is announced as the address by which this machine reaches the broker.
+            metadata: see `transfer.broker.clients.registry.Registration`.
+
+        Raises:
+            UsageError: nothing is bound.
+            AddressError: the registry's address is not valid.
+            OptionError: a value is not valid.
         """
         with undivided():
             from transfer.broker.clients.registry import LEASE, Registration
@@ -63,6 +72,6 @@ class Announcing:
         return registration
 
     def _end_announcements(self) -> None:
-        """First of all when a socket closes: nobody new shall come."""
+        """Withdraws the announcements before anything else closes: no new peer shall connect."""
         while self._announced:
             self._announced.pop().close()

@@ -1,4 +1,4 @@
-"""Attributes that a class has, and no others: `s.rcvtimo = 3` is an error, not a wish that has no effect."""
+"""Rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect."""
 
 from __future__ import annotations
 
@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.errors import NoSuchAttribute
 
-#: how much of a name has to agree with a known one to be that one, misspelt, in a class that users derived
+#: how similar a name must be to a known one to count as misspelt, in a class that users derived
 _NEAR = 0.8
 
 
 class Strict:
-    """Refuses public attributes that neither the class has nor `__init__` made. A derived class of the user's
-    keeps what it likes, but for names that are nearly one of ours. Private names are free."""
+    """Rejects public attributes that neither the class defines nor `__init__` sets.
+
+    A class that a user derives may have further attributes, unless a name is nearly one of ours. Private
+    names are free.
+    """
 
     _complete = False
 
-    if not TYPE_CHECKING:  # a type checker would take it for a class that has any attribute
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
         def __setattr__(self, name: str, value: Any) -> None:
             if self._complete and name[:1] != "_":
@@ -30,15 +33,15 @@ class Strict:
             super().__setattr__(name, value)
 
     def _checked(self, name: str, value: Any) -> Any:
-        """The value that a public attribute keeps, if this is one that it can have. Raises ArgumentError."""
+        """Returns the value that a public attribute keeps. Raises ArgumentError."""
         return value
 
     def _known_names(self) -> Iterable[str]:
-        """What a wrong name may have meant."""
+        """Names that a wrong name may have meant."""
         return [name for name in dir(self) if name[:1] != "_"]
 
     def _no_such(self, name: str) -> NoSuchAttribute:
-        """The error for a name that is not known."""
+        """The error for an unknown name."""
         near = get_close_matches(name.lower(), self._known_names(), 1)
         hint = f"did you mean {near[0]}?" if near else "derive a class to keep attributes of your own"
         return NoSuchAttribute(f"a {type(self).__name__} has no attribute {name}", hint=hint)

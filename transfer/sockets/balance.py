@@ -1,4 +1,4 @@
-"""Which peer is offered a message first, where a PUSH, DEALER or REQ shall not simply take turns."""
+"""Chooses which peer is offered a message first, for a PUSH, DEALER or REQ that does not take turns."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _MOST = 1000
 
 
 def checked(value: Any) -> Any:
-    """A check for the option: None, "load", or weights by endpoint, as they are kept. Raises ValueError."""
+    """Checks the option (None, "load", or weights by endpoint); returns the value. Raises ValueError."""
     if value is None or (isinstance(value, str) and value == LOAD):
         return value
     if not isinstance(value, Mapping) or not value:
@@ -47,16 +47,17 @@ class Balance(ABC):
 
     @abstractmethod
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
-        """Who should get the next message comes first."""
+        """Returns the peers in the order in which they are offered the next message."""
 
     @abstractmethod
     def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
-        """This one got the message; those that were passed over had no room."""
+        """Records that `peer` took the message; the `passed` peers had no room."""
 
 
 class Weights(Balance):
-    """Weighted turns, spread evenly: with weights 3 and 1 the messages go to a, a, b, a and so on. A peer
-    without room is passed over, and gets no more for it later.
+    """Weighted turns, spread evenly: with weights 3 and 1 the messages go to a, a, b, a and so on.
+
+    A peer without room is skipped and gets no more messages for it later.
     """
 
     def __init__(self, weights: Mapping[str, int]) -> None:
@@ -84,10 +85,9 @@ class Weights(Balance):
 
 
 class Load(Balance):
-    """Those first that have the fewest messages in hand; of several, the one that has waited longest.
+    """Prefers the peers with the fewest unfinished messages; of several, the one that has waited longest.
 
-    A PULL confirms what it has consumed. What others have consumed is not known here: of them counts what has
-    not left for them yet.
+    A PULL confirms what it has consumed. For other peers, only messages that are still queued here count.
     """
 
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
@@ -102,7 +102,7 @@ class Load(Balance):
 
 
 def made(chosen: Any) -> Balance | None:
-    """What the option's value asks for."""
+    """Makes the Balance that the option's value names."""
     if chosen is None:
         return None
     return Load() if chosen == LOAD else Weights(chosen)

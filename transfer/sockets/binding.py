@@ -1,4 +1,4 @@
-"""What `bind` and `connect` return."""
+"""The result of `bind` and `connect`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
 
 class Binding:
-    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
+    """The result of `bind` and `connect`: a context manager that ends the endpoint."""
 
     __slots__ = ("addr", "kind", "socket")
 

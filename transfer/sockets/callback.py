@@ -1,4 +1,4 @@
-"""Callback mode: a socket's messages are given to a function, one at a time."""
+"""Callback mode: a function receives a socket's messages, one at a time."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: milliseconds between two looks whether the callback was taken away
+#: milliseconds between two checks whether the callback was removed
 _LOOK = 200
 
 
 class Dispatcher:
-    """The thread that receives and calls. Owned by its socket; `close` ends it.
+    """The thread that receives messages and calls the function. The socket owns it; `close` ends it.
 
-    A thread of its own and not the reactor's: the function may take as long as it likes.
+    It is not the reactor's thread, since the function may block as long as it likes.
     """
 
     def __init__(self, socket: SocketMethods, call: Callable[[list[bytes]], object]) -> None:
@@ -34,7 +34,7 @@ class Dispatcher:
         self._thread.start()
 
     def close(self, timeout: float = 5.0) -> None:
-        """No new call begins after this; a running one is waited for, except from within it."""
+        """Starts no new call and waits for a running one, except when called from within it."""
         self._stopped = True
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
@@ -53,7 +53,7 @@ class Dispatcher:
                 continue
             except Closed:
                 return
-            except TransferError as error:  # a lost request of a REQ: tell, and go on
+            except TransferError as error:  # a lost request of a REQ: report it and continue
                 self._failed(error)
                 continue
             try:

@@ -1,4 +1,4 @@
-"""Compression of messages, decided frame by frame: only where it pays."""
+"""Compression of messages, decided for each frame: only where it pays."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from transfer.transports.core.wire import Flag
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
 
-#: payloads below this are sent as they are: the call costs more than the bytes
+#: smaller payloads are sent uncompressed: the call costs more than the bytes
 _SMALLEST = 512
 
 
 def compressed(frames: Sequence[OutFrame], published: bool = False) -> list[OutFrame]:
     """The frames with their data compressed where that makes them smaller.
 
-    published: the first part is left alone unless there is a topic, since it is one.
+    published: without a topic the first part stays uncompressed, since subscribers match it as the topic.
     """
     from transfer.sockets.lz4_frame import compress
 
@@ -36,7 +36,7 @@ def compressed(frames: Sequence[OutFrame], published: bool = False) -> list[OutF
 
 
 def decompressed(frame: Any, make: Any, limit: int) -> Any:
-    """The frame as it was before `compressed`. Raises ProtocolError for a bomb or broken data."""
+    """Returns the frame as it was before `compressed`. Raises ProtocolError for a bomb or broken data."""
     if not frame.flags & Flag.LZ4:
         return frame
     from transfer.sockets.lz4_frame import decompress

@@ -1,4 +1,4 @@
-"""Context: owns the reactor thread, the flusher, the pool, and knows its sockets."""
+"""Context: owns the reactor thread, the flusher and the buffer pool, and makes sockets."""
 
 from __future__ import annotations
 
@@ -36,29 +36,39 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: what sockets load later, in whichever thread needs it first
+#: modules that sockets import later, in the first thread that needs them
 _LOADED_WITH = (
     "transfer.sockets.socket", "transfer.sockets.poller", "transfer.sockets.callback",
     "transfer.sockets.lz4_frame",
     "transfer.transports.connect.acceptor", "transfer.transports.connect.connector",
 )  # fmt: skip
 _live: weakref.WeakSet[Context] = weakref.WeakSet()
-#: contexts of the parent in a forked child: kept, since to free them would touch what the parent uses
+#: contexts of the parent, in a forked child: kept, since freeing them would touch what the parent uses
 _inherited: list[Any] = []
 _hooks_set = False
 
 
 class Context(Strict):
-    """Where sockets come from. Thread-safe; not usable in a forked child (make a new one there).
+    """Makes sockets and owns their threads and memory.
 
-    io_threads: taken for pyzmq's sake and ignored. metrics_port: serve Prometheus metrics there (a
-    number, or "host:port" for one interface; 0: any free port, which the attribute of this name tells).
-    registry: a prometheus registry instead of the default one. defaults: of the sockets' options. core:
-    the core's module, for tests that run on the twin.
-    protocol, policy: as MC_RPC_PROTOCOL and MC_RPC_POLICY, and win over them. security: certificates and
-    tokens, instead of what the TRANSFER_TLS_ and TRANSFER_TOKEN variables say (docs/security.md). Raises
-    SecurityError if they cannot be used.
-    Nothing starts before the first socket is bound or connected.
+    A context may be used from any thread, but not in a forked child: make a new one there. No thread starts
+    before the first socket is bound or connected.
+
+    Args:
+        io_threads: ignored; present for pyzmq.
+        metrics_port: serves Prometheus metrics on this port: a number, or "host:port" for one interface.
+            0 takes any free port; None (the default) serves none.
+        registry: a `prometheus_client.CollectorRegistry` instead of the default one.
+        defaults: default values of the sockets' options.
+        core: the module of the core, for tests of the pure Python core.
+        protocol: the transport to use, overrides the environment variable MC_RPC_PROTOCOL.
+        policy: the transport policy, overrides MC_RPC_POLICY.
+        security: certificates and tokens, instead of the TRANSFER_TLS_ and TRANSFER_TOKEN variables
+            (docs/security.md).
+
+    Raises:
+        ArgumentError: an argument has the wrong type.
+        SecurityError: the certificates or tokens cannot be used.
     """
 
     _instances: ClassVar[dict[type[Context], Context]] = {}
@@ -83,29 +93,29 @@ class Context(Strict):
                 from transfer.transports import core as default_core
 
             core = default_core
-        with undivided():  # what sockets need, too: else a thread may load it while another one forks
+        with undivided():  # else a thread may import them while another one forks
             for name in _LOADED_WITH:
                 importlib.import_module(name)
         self.core: Any = core
         self.defaults = defaults
         self.transport_config = load(protocol=protocol, policy=policy)
         log_output.apply_environment()
-        config.exit_linger()  # wrong, it is an error now and not at the end
+        config.exit_linger()  # a wrong value raises here and not at exit
         self.credentials = Credentials(read_security() if security is None else security, core)
         self._offer: Offer | None = None
-        #: what transports keep for all sockets of this context, by name; closed with it
+        #: what transports keep for all sockets of this context, by name; the context closes it
         self.shared: dict[str, Any] = {}
         self.reactor = Reactor()
         self.pool = core.Pool()
         self.flusher = core.Flusher()
-        #: what ended sockets and peers counted, for the metrics
+        #: counts of closed sockets and lost peers, for the metrics
         self.tally = Tally()
         self.closed = False
         self.forked = False
         self._started = False
         self._lock = threading.RLock()
         self._sockets: weakref.WeakSet[SocketMethods] = weakref.WeakSet()
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
         self._metrics: Any = None
         self._registered: set[Registration] = set()
         _live.add(self)
@@ -119,7 +129,11 @@ class Context(Strict):
 
     @classmethod
     def instance(cls, io_threads: int = 1) -> Context:
-        """The context that all parts of a program may share; a new one after `term` or fork."""
+        """Returns the context that all parts of a program may share; a new one after `term` or a fork.
+
+        Args:
+            io_threads: ignored; present for pyzmq.
+        """
         with undivided(), Context._instance_lock:
             found = Context._instances.get(cls)
             if found is None or found.closed or found.forked:
@@ -128,7 +142,7 @@ class Context(Strict):
 
     @property
     def offer(self) -> Offer:
-        """What peers are offered. Found out with the first connection: it looks at the hardware."""
+        """The transports that peers are offered, detected at the first connection: it probes the hardware."""
         if self._offer is None:
             self._offer = offer(self.transport_config, self.credentials.security.encrypt)
         return self._offer
@@ -138,11 +152,19 @@ class Context(Strict):
     def socket(
         self, socket_type: SocketType | str, *, pattern: type[Pattern] | None = None, **options: Any
     ) -> Socket:
-        """A new socket of this type; keyword arguments are options.
+        """Makes a socket.
 
-        socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration. pattern: your
-        own rules instead of the type's: a class derived from `patterns.Pattern` with this `socket_type`.
-        Raises UsageError (a bare number does not say whose it is), ArgumentError, ContextTerminated.
+        Args:
+            socket_type: `transfer.PUSH`, "PUSH", or the member of that name of another enumeration.
+            pattern: a class derived from `patterns.Pattern` with this `socket_type`; it replaces the rules
+                of the type.
+            **options: socket options by name, for instance `linger=0`.
+
+        Raises:
+            UsageError: a bare number, which does not identify a type.
+            ArgumentError: there is no such type.
+            OptionError: an option or its value is not valid.
+            ContextTerminated: the context is terminated.
         """
         self.check()
         made: Socket = self._socket_class()(self, socket_type, pattern)
@@ -160,13 +182,21 @@ class Context(Strict):
         return socket_class(self.core)
 
     def empty(self, shape: Any, dtype: Any = "float32", *, like: Any = None) -> Any:
-        """An uninitialised tensor in memory that a peer on this host can be given without a copy.
+        """Makes an uninitialized tensor in memory that peers on this host can receive without a copy.
 
-        shape: a number or numbers, elements. dtype: a name, or numpy's or torch's type. like: as in
-        `recv_tensor` (numpy by default, `torch` for torch). Sending it by `send_tensor` returns a
-        tracker: until that is done the peer sees the same memory, so write nothing before. A peer
-        elsewhere gets the bytes as of any other tensor. The memory is the context's again when the
-        tensor and all views of it are dead. Raises UsageError, NotATensor, InternalError (no memory).
+        Sending it by `send_tensor` returns a tracker. Until the tracker is done the peer reads the same
+        memory, so do not write to it before. Peers on other hosts receive the bytes as of any other tensor.
+        The context reuses the memory when the tensor and all of its views are deleted.
+
+        Args:
+            shape: a number or a sequence of numbers, in elements.
+            dtype: a name, or a type of numpy or torch; "float32" by default.
+            like: the kind of tensor, as in `recv_tensor`: numpy by default, `torch` for torch.
+
+        Raises:
+            UsageError: the shape is not valid.
+            NotATensor: the dtype or `like` is not supported.
+            InternalError: there is no memory.
         """
         with undivided():
             from transfer.tensors.empty import empty
@@ -175,7 +205,7 @@ class Context(Strict):
         return empty(self._allocate_shared, shape, dtype, like)
 
     def _allocate_shared(self, nbytes: int) -> Any:
-        # Also where no peer may share it: that `send_tensor` returns a tracker depends on no variable.
+        # Also where no peer may share it: `send_tensor` must return a tracker whatever the variables are.
         if not nbytes or not hasattr(os, "memfd_create"):
             return self.pool.lease(nbytes)
         with undivided():
@@ -190,46 +220,55 @@ class Context(Strict):
     def register(self, tensor: Any) -> Registration:
         """Registers a tensor's memory with the network card, once for many sends.
 
-        Only rdma needs it: `send_tensor(tensor, copy=False)` of it, or of a part of it, then registers
-        and copies nothing. Before the device is open (with the first connection) the wish is kept. Where
-        no transport needs it nothing happens, and the result's `reason` says why. The result holds the
-        tensor until it is closed, by itself (`with`) or with the context. Raises NotATensor, UsageError
-        (a tensor with gaps), RegistrationError (when the device is open and refuses).
+        Only rdma needs it: `send_tensor(tensor, copy=False)` of the tensor, or of a part of it, then neither
+        registers nor copies. Before the first connection the device is not open, and the request is kept
+        until then. Where no transport needs it, nothing happens and `reason` of the result says why.
+
+        Args:
+            tensor: a contiguous tensor. The Registration holds it until it is closed.
+
+        Returns:
+            A Registration: a context manager; the context closes it, too.
+
+        Raises:
+            NotATensor: the object is no tensor.
+            UsageError: the tensor is not contiguous.
+            RegistrationError: the open device refuses.
         """
         from transfer.sockets.registration import register
 
         self.check()
         made = register(self, tensor)
         self._registered.add(made)
-        if self.closed:  # by another thread meanwhile
+        if self.closed:  # another thread closed the context
             made.close()
         return made
 
     def is_shared(self, data: Any) -> bool:
-        """Whether these bytes lie in memory of `empty`, all of them."""
+        """Returns whether all of these bytes lie in memory of `empty`."""
         blocks = self.shared.get("local.blocks")
         return blocks is not None and bool(blocks.holds(data))
 
     @property
     def metrics_port(self) -> int | None:
-        """The port at which metrics are served: what `metrics_port=0` took. None: they are not served."""
+        """The port of the metrics, also where `metrics_port` was 0; None: they are not served."""
         return None if self._metrics is None else self._metrics.port
 
     @property
     def sockets(self) -> list[SocketMethods]:
-        """The open sockets. In a forked child none: they are its parent's."""
-        if self.forked:  # before the lock is touched, which may be held for ever
+        """The open sockets; in a forked child none, since they belong to the parent."""
+        if self.forked:  # before the lock, which a thread of the parent may hold for ever
             return []
         with self._lock:
             return [socket for socket in self._sockets if not socket.closed]
 
     def start(self) -> None:
-        """Makes the reactor serve the flusher. Called before the first bind or connect."""
+        """Makes the reactor serve the flusher. Sockets call it before the first bind or connect."""
         with self._lock:
             self.check()
             if not self._started:
                 self._started = True
-                # Without this context in it: what the reactor's thread refers to is never dropped.
+                # No reference to this context: an object that the reactor's thread refers to is never freed.
                 self.reactor.register(self.flusher.fileno(), READABLE, partial(_reap, self.flusher))
 
     def check(self) -> None:
@@ -243,29 +282,33 @@ class Context(Strict):
             raise ContextTerminated("the context is terminated")
 
     def log_once(self, text: str) -> None:
-        """One warning for each text."""
+        """Logs a warning, once for each text."""
         with self._lock:
-            if text in self._said:
+            if text in self._logged:
                 return
-            self._said.add(text)
+            self._logged.add(text)
         logger.warning(text)
 
     # -- the end -------------------------------------------------------------------------------
 
     def term(self) -> None:
-        """Closes what is still open, each socket with its own linger, and ends the threads.
+        """Closes all open sockets, each after its linger, and ends the threads. Idempotent.
 
-        Waiting calls of other threads raise Closed. A socket that was left open is a
-        ResourceWarning. Idempotent; never waits longer than the lingers.
+        Blocking calls of other threads raise Closed. An open socket causes a ResourceWarning. It blocks for
+        at most the longest linger.
         """
         for socket in self.sockets:
             warnings.warn(f"unclosed {socket!r}", ResourceWarning, stacklevel=2, source=socket)
         self.destroy()
 
     def destroy(self, linger: float | None = None) -> int:
-        """Closes all sockets with this linger (ms; None: their own) and ends the threads.
+        """Closes all sockets and ends the threads. Idempotent.
 
-        Returns how many messages were not sent. Idempotent.
+        Args:
+            linger: milliseconds for each socket, -1 without limit; None uses the option of each socket.
+
+        Returns:
+            The number of messages that were not sent.
         """
         linger = linger_of(linger)
         if self.forked:
@@ -348,7 +391,7 @@ def _reap(flusher: Any, events: int) -> None:
 
 
 def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> None:
-    """Raises ArgumentError for what would fail far from here, or not at all."""
+    """Raises ArgumentError for values that would fail later, or not at all."""
     if not isinstance(defaults, config.Defaults):
         raise wrong("defaults", defaults, "a transfer.config.Defaults")
     if core is not None and not hasattr(core, "SocketBase"):
@@ -364,7 +407,7 @@ def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> N
 
 
 def _set_hooks() -> None:
-    """Once, with the first context: importing changes nothing."""
+    """Sets the hooks once, with the first context: importing changes nothing."""
     global _hooks_set
     if not _hooks_set:
         _hooks_set = True
@@ -373,7 +416,7 @@ def _set_hooks() -> None:
 
 
 def _at_exit() -> None:
-    """Interpreter exit sends what it can within a bounded time, and never hangs."""
+    """Sends at interpreter exit what it can within a bounded time, and never hangs."""
     threading.excepthook = _quiet(threading.excepthook)
     deadline = time.monotonic() + config.exit_linger()
     unclosed = []
@@ -392,7 +435,7 @@ def _at_exit() -> None:
 
 
 def _quiet(hook: Any) -> Any:
-    """The hook of threads, but for daemons whose call ends because the interpreter does: no traceback."""
+    """A hook for threads without the traceback of daemons whose call ends because the interpreter exits."""
 
     def without_closed(args: threading.ExceptHookArgs) -> None:
         ended = isinstance(args.exc_value, Closed)
@@ -403,7 +446,7 @@ def _quiet(hook: Any) -> Any:
 
 
 def _after_fork() -> None:
-    """The child leaves everything of its parent alone, and says so when it is used."""
+    """Leaves the parent's objects alone in the child; the child's calls raise ForkedError."""
     for context in list(_live):
         context.forked = True
         _inherited.append(context)

@@ -1,4 +1,4 @@
-"""Closing without losing what was sent: flush, say the end, wait until the peer's kernel has it."""
+"""Closes connections without losing sent data: flush, shut down, wait until the peer's kernel has it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from transfer.transports.base import Stream
 from transfer.transports.errors import Broken
 
-#: seconds between two looks at kernel queues that cannot be waited for
+#: seconds between two checks of kernel queues, which cannot be waited for
 _LOOK = 0.002
 #: SIOCOUTQ: bytes that the peer's kernel has not acknowledged
 _UNACKNOWLEDGED = termios.TIOCOUTQ
@@ -23,12 +23,12 @@ _UNREAD = termios.FIONREAD
 
 
 def unread(fd: int) -> int:
-    """Bytes that wait in the kernel to be read; 0 if nobody can tell."""
+    """Bytes that wait in the kernel to be read; 0 if the kernel does not report them."""
     return _ask(fd, _UNREAD)
 
 
 def has_ended(fd: int) -> bool:
-    """The peer has closed the connection, also if what it sent before is still to be read."""
+    """Whether the peer has closed the connection, even if data that it sent before is unread."""
     if fd < 0:
         return False
     poll = select.poll()
@@ -62,7 +62,7 @@ def unsent(stream: Any) -> int:
 
 
 def _flushed(stream: Any) -> bool:
-    """Or it has nowhere to go any more."""
+    """Whether the stream has nothing left to write, or its connection is lost."""
     try:
         return bool(stream.flush()) or stream.broken is not None
     except Broken:
@@ -74,19 +74,19 @@ def _wait_for_room(streams: list[Any], seconds: float) -> None:
     for stream in streams:
         fd = getattr(stream, "fd", -1)
         if fd < 0 or isinstance(stream, Stream):
-            # Its reader decides when there is room. `fd` is only the connection beside it, which has some.
+            # Its reader decides when there is room. `fd` is only its control connection, which has some.
             seconds = min(seconds, _LOOK)
         else:
             poll.register(fd, select.POLLOUT)
-    # The flusher writes to the same descriptors, so a look from time to time is needed anyway.
+    # The flusher writes to the same descriptors, so a periodic check is needed anyway.
     poll.poll(min(seconds, 0.05) * 1000)
 
 
 def finish(fds: Iterable[int], deadline: float) -> None:
-    """Ends the sending side of each connection and waits until the peers' kernels have all of it.
+    """Shuts down the sending side of each connection and waits until the peers' kernels have all data.
 
-    Without this, a credit frame that nobody read turns the close into a reset, which throws away
-    what the peer's kernel has not taken yet.
+    Without this, an unread credit frame turns the close into a reset, which discards data that the peer's
+    kernel has not received yet.
     """
     left = [fd for fd in fds if _shut(fd)]
     while left:
@@ -97,16 +97,16 @@ def finish(fds: Iterable[int], deadline: float) -> None:
 
 
 def unacknowledged(fd: int) -> int:
-    """Bytes that the peer's kernel does not have yet. A Unix socket's are in the peer's queue."""
+    """Bytes that the peer's kernel has not received. Data of a Unix socket is in the peer's queue at once."""
     try:
         with sockets.socket(fileno=os.dup(fd)) as connection:
             return 0 if connection.family == sockets.AF_UNIX else _ask(fd, _UNACKNOWLEDGED)
-    except OSError:  # there is none, or not any more
+    except OSError:  # there is no descriptor, or no longer
         return 0
 
 
 def _shut(fd: int) -> bool:
-    """False where there is nothing to wait for: a Unix socket's bytes are in the peer's queue."""
+    """Returns False where there is nothing to wait for: a Unix socket's data is in the peer's queue."""
     with sockets.socket(fileno=os.dup(fd)) as connection:
         try:
             connection.shutdown(sockets.SHUT_WR)
@@ -116,7 +116,7 @@ def _shut(fd: int) -> bool:
 
 
 def resize(fd: int, send: int, receive: int) -> None:
-    """Sets the kernel's buffers, in bytes; -1 leaves one as it is."""
+    """Sets the sizes of the kernel's buffers, in bytes; -1 leaves one unchanged."""
     with sockets.socket(fileno=os.dup(fd)) as connection:
         if send >= 0:
             connection.setsockopt(sockets.SOL_SOCKET, sockets.SO_SNDBUF, send)

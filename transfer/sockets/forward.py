@@ -1,4 +1,4 @@
-"""Messages as they arrived, for programs that pass them on: topics, tensor headers and payloads untouched."""
+"""Messages as they arrived, for programs that forward them: topics, tensor headers and payloads unchanged."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
     from transfer.sockets.tracker import Tracker
     from transfer.transports.core.contract import Frame
 
-#: what says how a frame's own bytes are to be read, and so travels with them
+#: flags that say how a frame's payload is encoded, and so travel with it
 _KEPT = int(Flag.TENSOR | Flag.EXTENDED | Flag.LZ4)
 
 
 class Forwarding:
-    """What a socket has for brokers and proxies."""
+    """The methods of a socket for brokers and proxies."""
 
     if TYPE_CHECKING:
         _links: Connections
@@ -36,23 +36,31 @@ class Forwarding:
 
     @property
     def has_peers(self) -> bool:
-        """Whether somebody is connected. Costs less than `peers()`."""
+        """Returns whether a peer is connected. Cheaper than `peers()`."""
         return bool(self._streams())
 
     def routes(self) -> dict[bytes, int]:
-        """Of a ROUTER: whom it can send to, by identity (that of a peer which said none, too), and how many
-        messages wait for each. Raises NotSupported."""
+        """Returns, for a ROUTER, the identities of its peers and how many messages wait for each.
+
+        Peers that set no identity have a generated one. Raises NotSupported.
+        """
         streams: dict[bytes, Any] = {**self._router().routes()}
         return {identity: stream.queued for identity, stream in streams.items()}
 
     def waiting_bytes(self, identity: bytes) -> int | None:
-        """Of a ROUTER: bytes that wait for a peer; None: it is not there. Raises NotSupported."""
+        """Returns, for a ROUTER, the bytes that wait for a peer; None: it is not connected.
+
+        Raises NotSupported.
+        """
         stream: Any = self._router().routes().get(octets(identity, "identity"))
         return None if stream is None else int(stream.queued_bytes)
 
     def expel(self, identity: bytes, reason: str) -> bool:
-        """Of a ROUTER: ends the connection with a peer that does not do its part; what waits for it is not
-        sent, and what it sent and nobody received is gone. False: it is not there. Raises NotSupported."""
+        """Ends, for a ROUTER, the connection of a peer that misbehaves.
+
+        Messages that wait for the peer and unread messages from it are dropped. Returns False if the peer is
+        not connected. Raises NotSupported.
+        """
         identity, reason = octets(identity, "identity"), text(reason, "reason")
         peer = self._router().routes().get(identity)
         return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
@@ -65,10 +73,10 @@ class Forwarding:
         return pattern
 
     def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
-        """Receives one whole message as its frames: with topics, tensor headers, and compressed as they came.
+        """Receives one whole message as its frames, with topics and tensor headers, still compressed.
 
-        What the pattern put before them (a ROUTER's identity) are plain bytes. `data` of a frame is bytes,
-        or a lease whose memory is the caller's as long as there is a view of it. Raises as `recv`.
+        Parts that the pattern adds (a ROUTER's identity) are bytes. `data` of a frame is bytes, or a lease
+        whose memory belongs to the caller as long as it has a view of it. Raises as `recv`.
         """
         frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
         return frames
@@ -81,10 +89,10 @@ class Forwarding:
         copy: bool | None = None,
         track: bool = False,
     ) -> Tracker | None:
-        """Sends one message of frames: (topic or None, tensor header or None, the frame's flags, data) each.
+        """Sends one message of frames, each (topic or None, tensor header or None, flags, data).
 
-        Topic and tensor header are those of a frame that `recv_frames` gave. copy, track: as in `send`; None:
-        memory is held only until this returns. Raises as `send_multipart`.
+        Topic, tensor header and flags are those of a frame that `recv_frames` returned. copy, track: as in
+        `send`; with copy None, memory is held only until this returns. Raises as `send_multipart`.
         """
         try:
             parts = [_part(topic, meta, flags_, data) for topic, meta, flags_, data in frames]
@@ -96,7 +104,7 @@ class Forwarding:
 
 
 def _part(topic: bytes | None, meta: bytes | None, flags: int, data: Any) -> OutFrame:
-    """A frame to send. Raises TypeError, ArgumentError."""
+    """Makes a frame to send. Raises TypeError, ArgumentError."""
     if (topic is not None and type(topic) is not bytes) or (meta is not None and type(meta) is not bytes):
         raise TypeError
     if topic is not None and len(topic) > MAX_TOPIC:

@@ -1,4 +1,4 @@
-"""Several threads at one REQ or REP: one at a time sends, one at a time receives."""
+"""Several threads on one REQ or REP: one thread at a time sends, one at a time receives."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ else:
 
 #: sides of `core_contract.Turn`
 SENDING, RECEIVING = 0, 1
-#: seconds until who waits for another thread looks whether the socket was closed
+#: seconds after which a thread that waits for another one checks whether the socket was closed
 _LOOK = 0.1
 
 
 class Turns(SocketBase):
-    """What both halves of a socket use whose calls have an order."""
+    """The part that both halves of a socket use if the order of its calls matters."""
 
     if TYPE_CHECKING:
 
         def _check_usable(self) -> None: ...
 
     def _enter(self, side: int, timeout: int) -> int:
-        """Waits while another thread is inside; `_leave` must follow. The milliseconds that are left.
+        """Waits while another thread is inside; `_leave` must follow. Returns the milliseconds that are left.
 
-        Raises Again, Closed, and StateError if this very thread is inside (a signal handler).
+        Raises Again, Closed, and StateError if this same thread is inside (a signal handler).
         """
         turn = self._turn
         assert turn is not None
-        # `map`: no handler of a signal runs between the side and our return, and none behind that.
+        # `map`: no signal handler runs between the call and the return, nor after it.
         [entered] = map(turn.enter, (side,), (0.0,))
         if entered:
             return timeout

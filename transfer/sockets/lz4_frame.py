@@ -1,4 +1,4 @@
-"""LZ4 for frames: only when it pays, and never more memory than was promised.
+"""LZ4 frames: compresses only when it pays, and never allocates more than the limit.
 
 The format is the LZ4 frame with its content size, so any LZ4 library can read it.
 """
@@ -12,7 +12,7 @@ from typing import Any, Final
 from transfer.transports.errors import NotSupported, ProtocolError
 from transfer.transports.forking import undivided
 
-#: below this many bytes a frame is not worth the call
+#: smaller frames are not worth the call
 MIN_SIZE: Final = 512
 #: a sample must shrink to this share, and so must the whole
 WORTHWHILE: Final = 0.9
@@ -22,7 +22,7 @@ _SAMPLE_FROM: Final = 64 * 1024
 _MAGIC: Final = 0x184D2204
 _START: Final = struct.Struct("<IBBQ")
 _VERSION_MASK, _VERSION, _HAS_SIZE, _HAS_DICTIONARY = 0xC0, 0x40, 0x08, 0x01
-#: LZ4 cannot do better; a frame that claims to has a forged content size
+#: LZ4's best ratio; a frame that claims a better one has a forged content size
 _BEST_RATIO: Final = 256
 
 
@@ -45,7 +45,7 @@ def available() -> bool:
 
 
 def compress(data: Any, threshold: int = MIN_SIZE) -> bytes | None:
-    """`data` (contiguous buffer) as an LZ4 frame, or None when it is to be sent plain.
+    """Returns `data` (a contiguous buffer) as an LZ4 frame, or None when it should be sent uncompressed.
 
     None for less than `threshold` bytes, and when a sample or the whole does not shrink by a
     tenth. Raises NotSupported without `lz4`. Thread-safe; works without the GIL.
@@ -65,10 +65,10 @@ def compress(data: Any, threshold: int = MIN_SIZE) -> bytes | None:
 
 
 def decompress(data: Any, limit: int) -> bytes:
-    """The content of one LZ4 frame of at most `limit` bytes.
+    """Returns the content of one LZ4 frame of at most `limit` bytes.
 
-    The content size must be stored; it is checked against `limit`, and against what LZ4 can do
-    at best, before anything is allocated. Raises ProtocolError("compression").
+    The frame must store its content size. It is checked against `limit`, and against LZ4's best ratio,
+    before anything is allocated. Raises ProtocolError("compression").
     """
     return bytes(_decompressed(data, limit, writable=False))
 
@@ -90,7 +90,7 @@ def _decompressed(data: Any, limit: int, *, writable: bool) -> bytes | bytearray
         raise ProtocolError("compression", f"{view.nbytes} bytes cannot hold {size}")
     decompressor = lz4.LZ4FrameDecompressor(return_bytearray=writable)
     try:
-        # one byte more than promised, so that the end of the frame is seen in the same call
+        # one byte more than the size, so that the same call sees the end of the frame
         content: bytes | bytearray = decompressor.decompress(view, max_length=size + 1)
     except (RuntimeError, ValueError, EOFError) as error:
         raise ProtocolError("compression", f"no LZ4 frame: {error}") from error
@@ -100,7 +100,7 @@ def _decompressed(data: Any, limit: int, *, writable: bool) -> bytes | bytearray
 
 
 def content_size(data: Any) -> int:
-    """What an LZ4 frame says it holds. Raises ProtocolError("compression") if it does not say."""
+    """Returns the content size that an LZ4 frame states. Raises ProtocolError("compression") without one."""
     view = memoryview(data).cast("B")
     if view.nbytes < _START.size:
         raise ProtocolError("compression", f"an LZ4 frame of {view.nbytes} bytes")

@@ -1,4 +1,4 @@
-"""What happens to a socket's connections, as a stream of events."""
+"""The events of a socket's connections, as a stream."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from enum import StrEnum
 from transfer.transports.arguments import seconds
 from transfer.transports.errors import Again, Closed
 
-#: events that nobody fetched: the oldest go first
+#: events that a monitor keeps until they are fetched; the oldest are dropped first
 _LIMIT = 10_000
 
 
 class EventKind(StrEnum):
-    """What an event tells. `count` and `error` are given where noted."""
+    """What an event reports. `count` and `error` are set where noted."""
 
     LISTENING = "listening"
     BIND_FAILED = "bind_failed"
@@ -25,24 +25,24 @@ class EventKind(StrEnum):
     CONNECTED = "connected"
     ACCEPT_FAILED = "accept_failed"
     HANDSHAKE_FAILED = "handshake_failed"
-    #: a peer went; `error` says how
+    #: a connection ended; `error` has the cause
     DISCONNECTED = "disconnected"
-    #: a peer sent what is no valid frame; `reason` is the constant word
+    #: a peer sent an invalid frame; `reason` is the constant word
     PROTOCOL_FAILED = "protocol_failed"
-    #: a peer went with `count` messages that it never confirmed
+    #: a connection ended with `count` messages that the peer never confirmed
     UNCONFIRMED = "unconfirmed"
-    #: `count` messages of a lost peer were given to others, or wait for one
+    #: `count` messages of a lost peer went to other peers, or wait for one
     REDISTRIBUTED = "redistributed"
     #: a peer was silent for too long
     SILENT = "silent"
-    #: the peer refused us; `reason` says why
+    #: the peer refused this socket; `reason` says why
     REFUSED = "refused"
-    #: of an endpoint that stands for many, whom the name service lists now, or no longer: `peer`
+    #: `peer` is a member of an endpoint that stands for many: the name service lists it now, or no longer
     MEMBER_ADDED = "member_added"
     MEMBER_RETIRED = "member_retired"
-    #: one that was retired, or of which nothing more was said, has no connection any more
+    #: a member that is no longer listed has no connection any more
     MEMBER_REMOVED = "member_removed"
-    #: the name service gave no answer; those that are known stay
+    #: the name service did not answer; known members stay
     LOOK_UP_FAILED = "look_up_failed"
     CALLBACK_FAILED = "callback_failed"
     SUBSCRIBED = "subscribed"
@@ -52,7 +52,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """One thing that happened. `peer` is where the peer is, as text; `reason` a constant word."""
+    """One event. `peer` is the peer's address as text; `reason` a constant word."""
 
     kind: EventKind
     endpoint: str = ""
@@ -63,7 +63,7 @@ class Event:
 
 
 class Monitor:
-    """Receives a socket's events from the moment `get_monitor` was called. Thread-safe."""
+    """Receives a socket's events from the call of `get_monitor` on. Thread-safe."""
 
     def __init__(self, forget: Callable[[Monitor], None]) -> None:
         self._forget = forget
@@ -72,9 +72,14 @@ class Monitor:
         self._closed = False
 
     def recv(self, timeout: float | None = None) -> Event:
-        """The next event. `timeout` in seconds; None waits until the socket is closed.
+        """Returns the next event.
 
-        Raises Again when the time is over, Closed when no event can come any more.
+        Args:
+            timeout: seconds; None waits until the socket is closed.
+
+        Raises:
+            Again: no event within `timeout`.
+            Closed: the socket or the monitor is closed.
         """
         timeout = seconds(timeout)
         with self._changed:
@@ -85,7 +90,7 @@ class Monitor:
             return self._events.popleft()
 
     def __iter__(self) -> Iterator[Event]:
-        """Events until the socket or the monitor is closed."""
+        """Yields events until the socket or the monitor is closed."""
         while True:
             try:
                 yield self.recv()
@@ -93,7 +98,7 @@ class Monitor:
                 return
 
     def close(self) -> None:
-        """No more events. Idempotent."""
+        """Ends the stream of events. Idempotent."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()

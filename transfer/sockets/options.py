@@ -1,4 +1,4 @@
-"""The options of a socket: attributes, and numbers for `setsockopt`. All apply at once."""
+"""The options of a socket: attributes, and numbers for `setsockopt`. A change takes effect at once."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _is_field(default: object) -> bool:
 
 
 def whole(low: int, high: int = 2**63 - 1, of: str = "", *, truth: bool = False) -> Callable[[Any], int]:
-    """A check: an integer from low to high. of: what it counts, for people. truth: also True, False."""
+    """A check: an integer from low to high. of: what it counts, for error texts. truth: also True, False."""
     wanted = f"a whole number{of}, " + (f"{low} or more" if high > 2**30 else f"{low} to {high}")
 
     def check(value: Any) -> int:
@@ -171,7 +171,15 @@ class SocketOptions:
     backlog = _Number(4096, whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
-        """Sets an option by name or number. Raises OptionError, with the names there are."""
+        """Sets an option by name or number.
+
+        Args:
+            option: a name ("rcvtimeo", in any case) or ZeroMQ's number.
+            value: its new value, of the option's type.
+
+        Raises:
+            OptionError: there is no such option, or it cannot have this value.
+        """
         name = _name(option)
         if name == "hwm":
             self.sndhwm = value
@@ -184,7 +192,7 @@ class SocketOptions:
             setattr(self, name, value)
 
     def get(self, option: int | str) -> Any:
-        """The value of an option by name or number. Raises OptionError."""
+        """Returns the value of an option, by name or number. Raises OptionError."""
         name = _name(option)
         if name in ACTIONS:
             raise OptionError(f"{name} can only be set")
@@ -195,7 +203,7 @@ class SocketOptions:
 
     @property
     def hwm(self) -> int:
-        """Both high-water marks in messages; reading gives the sending one."""
+        """Both high-water marks, in messages; reading returns the one for sending."""
         value: int = self.sndhwm
         return value
 
@@ -205,7 +213,7 @@ class SocketOptions:
 
     @property
     def identity(self) -> bytes:
-        """An older name of `routing_id`."""
+        """ZeroMQ's older name of `routing_id`."""
         value: bytes = self.routing_id
         return value
 
@@ -222,7 +230,7 @@ class SocketOptions:
 
 
 def checked(name: str, value: Any) -> Any:
-    """The value of an option that is the core's own attribute. Raises OptionError."""
+    """Checks the value of an option that is an attribute of the core. Raises OptionError."""
     if name not in CORE:
         return value
     try:
@@ -236,7 +244,7 @@ OPTIONS: dict[str, Option[Any, Any]] = {
 }
 ACTIONS = {"subscribe", "unsubscribe"}
 READ_ONLY = {"rcvmore", "fd", "events", "type", "last_endpoint"}
-#: plain attributes of the core: they are read there for each message, so nothing stands before them
+#: plain attributes of the core: it reads them for each message, so no descriptor wraps them
 CORE = {"spin_us": (1004, whole(0, 2**31 - 1, " of microseconds")), "copy_threshold": (1006, whole(0))}
 NUMBERS: dict[int, str] = {
     **{option.number: option.name for option in OPTIONS.values() if option.number is not None},
@@ -254,7 +262,7 @@ _NAMES = set(NUMBERS.values()) | {"identity"}
 
 
 def _name(option: int | str) -> str:
-    """The option's name from its number or from any spelling of its name."""
+    """Returns the option's name for its number or for any spelling of its name."""
     if not isinstance(option, str | int):
         what = f"an option is a name or a number, not {type(option).__name__}"
         raise ArgumentError(what, hint='for instance "rcvtimeo"; options: ' + ", ".join(sorted(_NAMES)))

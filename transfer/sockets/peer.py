@@ -1,4 +1,4 @@
-"""What a socket knows of one peer, and of one endpoint that it bound or connected."""
+"""The state of one peer of a socket, and of one endpoint that it bound or connected."""
 
 from __future__ import annotations
 
@@ -27,14 +27,18 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """A peer at one moment.
+    """The state of one peer at one moment.
 
-    endpoint: ours, by which it is connected. address: where the peer is. transport, reason: what
-    carries the data, and why. device: the network device, if the transport names one. Then counts
-    of messages; confirmed: consumed by the peer as far as it told; unconfirmed: given to the
-    kernel and not confirmed (0 for peers that never confirm, as in PUB/SUB). encrypted: its messages go
-    through TLS; authenticated: it has shown who it is, by a certificate or a token. queue_limit: payload
-    bytes that may be queued for it now.
+    Attributes:
+        endpoint: this side's endpoint through which the peer is connected.
+        address: the peer's address.
+        transport, reason: the transport that carries the data, and why it was chosen.
+        device: the network device, if the transport names one.
+        confirmed: messages that the peer has consumed, as far as it has acknowledged them.
+        unconfirmed: messages given to the kernel, not confirmed; 0 for peers that never confirm (PUB/SUB).
+        encrypted: whether the messages go through TLS.
+        authenticated: whether the peer proved its identity by a certificate or a token.
+        queue_limit: payload bytes that may be queued for the peer now.
     """
 
     endpoint: str
@@ -94,51 +98,51 @@ class Peer:
         self.endpoint = str(source.address)
         self.address = ""
         self.agreement: Agreement | None = None
-        #: the core sends to it and reads from it
+        #: whether the core sends to it and reads from it
         self.attached = False
-        #: it has closed its side: nothing more comes
+        #: the peer has closed its side: no more data arrives
         self.ended = False
-        #: its control frames are read on after others have had their turn
+        #: reading its control frames continues after the other peers' turn
         self.read_later = False
         #: the peer sends credits
         self.confirms = False
-        #: we send it credits
+        #: this side sends it credits
         self.confirms_ours = False
         #: time.monotonic_ns() when it was attached
         self.since_ns = 0
-        #: milliseconds between the heartbeats that the peer promised; 0: none
+        #: milliseconds between the heartbeats that the peer announced; 0: none
         self.heartbeat = 0
-        #: what the reactor watches, kept because the stream forgets it when it closes
+        #: the descriptor that the reactor watches, kept since the stream forgets it when it closes
         self.fd = -1
-        #: the stream is not the core's; `fd` is the connection beside it then, or -1
+        #: the stream is not the core's; then `fd` is its control connection, or -1
         self.foreign = False
         #: (number of the message in the stream, its tracker), in order
         self.trackers: deque[tuple[int, Tracker]] = deque()
         #: (number, message) not confirmed yet, for the option `resend`
         self.retained: deque[tuple[int, list[OutFrame]]] = deque()
-        #: the peer is lost, and what is numbered so or higher had not left for it; None: it is there
+        #: the peer is lost, and messages from this number on had not left for it; None: it is connected
         self.settled: int | None = None
         #: of a lost peer: messages without a tracker that had not left for it, by their number
         self.moved: dict[int, Orphan] = {}
-        #: where a subscriber begins in our log, "old" or "new"; "": it wants new messages only
+        #: where a subscriber begins in this PUB's log, "old" or "new"; "": it wants new messages only
         self.catch_up = ""
-        #: the log of a publisher, if we read it from a position
+        #: the log of a publisher, if this socket reads it from a position
         self.log: LogId | None = None
-        #: prefixes that we unsubscribed from at that publisher: it may have sent messages that we passed over
+        #: prefixes unsubscribed at that publisher: it may have sent messages that this socket dropped
         self.unsubscribed: set[bytes] = set()
-        #: which loss of its socket its own was
+        #: the number of its loss among those of its socket
         self.loss = 0
         #: why it ends the connection, in its words, and the number of the message that it refuses, or 0
         self.refusal: tuple[str, int] | None = None
-        #: where the limit of its queue follows what it takes
+        #: the adaptive limit of its queue (option `adaptive_hwm`)
         self.queue_limit: QueueLimit | None = None
-        #: held while control frames are read and taken into account
+        #: held while control frames are read and processed
         self.reading = threading.RLock()
         self._confirming = threading.Lock()
 
     @property
     def pending(self) -> bool:
-        """True as long as there is no connection behind the queue."""
+        """Whether the queue has no connection yet."""
         return self.agreement is None
 
     @property
@@ -149,7 +153,7 @@ class Peer:
         return max(0, int(stream.sent - stream.queued - stream.confirmed))
 
     def note(self, number: int, tracker: Tracker | None, message: list[OutFrame] | None) -> bool:
-        """Remembers what was sent to it. False: it is lost, and what it had is settled already."""
+        """Remembers a sent message. False: the peer is lost, and its messages are settled already."""
         with self._confirming:
             if self.settled is not None:
                 return False
@@ -160,17 +164,17 @@ class Peer:
         return True
 
     def settle(self, first: int) -> None:
-        """It is lost; what is numbered so or higher had not left for it. Nothing is noted any more."""
+        """Marks the peer as lost: messages from number `first` on had not left for it."""
         with self._confirming:
             self.settled = first
 
     def part(self) -> None:
-        """It is settled: its stream keeps no more of it than a late word needs. Both go without the
-        collector then."""
+        """Replaces the settled peer in its stream by the little that late calls need. Both are freed without
+        the garbage collector then."""
         self.stream.peer = LostPeer(self)
 
     def confirm(self, consumed: int) -> None:
-        """The peer consumed so many messages of this stream in all."""
+        """Records that the peer has consumed this many messages of the stream in all."""
         stream = self.stream
         with self._confirming:
             if consumed > stream.confirmed:
@@ -181,7 +185,7 @@ class Peer:
                 self.retained.popleft()
 
     def answered(self) -> None:
-        """A reply says that every request before it was consumed."""
+        """Records a reply, which confirms every earlier request."""
         if self.trackers or self.retained:
             self.confirm(self.stream.sent)
 
@@ -209,7 +213,7 @@ class Peer:
 
 
 class LostPeer:
-    """What a stream keeps of its peer that is settled: for a send that returns only now, or a late credit."""
+    """What a stream keeps of its settled peer: for a send that returns only now, or a late credit."""
 
     __slots__ = ("confirms", "endpoint", "log", "loss", "moved", "pending", "settled")
 
@@ -223,11 +227,11 @@ class LostPeer:
         return False
 
     def answered(self) -> None:
-        """What was noted is settled."""
+        """Does nothing: all messages are settled."""
 
 
 def _put_in_order(noted: deque[tuple[int, T]], number: int, what: T) -> None:
-    """Several threads that send note their messages a little out of order."""
+    """Inserts in order: threads that send at once record their messages slightly out of order."""
     place = len(noted)
     while place and noted[place - 1][0] > number:
         place -= 1
@@ -235,7 +239,7 @@ def _put_in_order(noted: deque[tuple[int, T]], number: int, what: T) -> None:
 
 
 class Endpoint:
-    """A bound or connected endpoint of a socket, or one of those that a connected one stands for."""
+    """A bound or connected endpoint of a socket, or a member of an endpoint that stands for many."""
 
     __slots__ = (
         "acceptor",
@@ -254,27 +258,27 @@ class Endpoint:
 
     def __init__(self, address: Address, since: float, outgoing: bool) -> None:
         self.address = address
-        #: connected and not bound
+        #: connected, not bound
         self.outgoing = outgoing
         self.acceptor: Acceptor | None = None
         self.connector: Connector | None = None
-        #: of a connector: its connection, if there is one
+        #: of a connector: its connection, if it has one
         self.peer: Peer | None = None
         #: of a connector with lazy connect: the queue until there is a connection
         self.queue: Peer | None = None
-        #: time.monotonic() when the wish began, for hints
+        #: time.monotonic() of the first attempt, for hints
         self.since = since
         #: of a connector: its connection's publisher, which has a log, has confirmed all subscriptions
         self.caught_up = False
-        #: of a connector: time.monotonic() when the last such publisher was heard of; None: there was none
+        #: of a connector: time.monotonic() of the last sign of such a publisher; None: there was none
         self.last_seen: float | None = None
         self.attempts = 0
         self.error: TransferError | None = None
-        #: of one of those that another endpoint stands for: what follows that one
+        #: of a member: the DirectoryConnector that follows its endpoint
         self.follower: DirectoryConnector | None = None
 
     def close(self) -> None:
-        """Stops listening or connecting; the connections live on. Idempotent."""
+        """Stops listening or connecting; existing connections stay. Idempotent."""
         if self.acceptor is not None:
             self.acceptor.close()
         if self.connector is not None:

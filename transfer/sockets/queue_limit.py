@@ -7,16 +7,16 @@ LEAST = 1 << 20
 
 
 class QueueLimit:
-    """Of one peer. Not thread-safe. nbytes: the limit.
+    """The limit of one peer. Not thread-safe. nbytes: the limit.
 
     It doubles, up to `most`, while less than half of it is used and nothing waits longer than `delay`: a
-    sender may burst. Else it goes half the way to what the peer takes in `delay` seconds.
+    sender may burst. Else it moves half the way to what the peer takes in `delay` seconds.
     """
 
     __slots__ = ("_taken", "nbytes")
 
     def __init__(self, nbytes: int, taken: int) -> None:
-        """taken: bytes that the peer has taken up to now."""
+        """taken: bytes that the peer has taken so far."""
         self.nbytes = nbytes
         self._taken = taken
 

@@ -1,4 +1,4 @@
-"""Receiving what the core does not receive alone: several parts, topics, envelopes, replies."""
+"""Receiving that the core does not do alone: several parts, topics, envelopes, replies."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: milliseconds after which a REQ looks whether the peer that has its request is still there
+#: milliseconds after which a REQ checks whether the peer that has its request is still connected
 _LOOK = 50
 #: to keep a message although handlers of signals raise again and again meanwhile; behind a call one may raise
 _TRIES = range(100)
 
 
 class Parts(deque[Any]):
-    """Parts that `recv` has not handed out to one thread; they end with that thread."""
+    """Parts that `recv` has not returned to one thread yet; freed with that thread."""
 
-    __hash__ = object.__hash__  # type: ignore[assignment]  # told apart by who has them
+    __hash__ = object.__hash__  # type: ignore[assignment]  # compared by identity
 
 
 _NONE_LEFT = Parts()
 
 
 class Receiving(Turns):
-    """The receiving half of a socket. The plain message of one part never comes here."""
+    """The receiving half of a socket. A plain message of one part never passes through it."""
 
     if TYPE_CHECKING:
 
@@ -59,15 +59,15 @@ class Receiving(Turns):
         _inherited: bool
         context: Context
         _ending: threading.Lock
-        #: messages that were read and are to be received again: (stream, frames, the pattern's state)
+        #: messages that were read and will be received again: (stream, frames, the pattern's state)
         _returned: deque[tuple[Any, list[Any], Any]]
-        #: of this thread. `by`: the stream of its newest message, if that came through
-        #: `_recv_frames`; `given`: that message of the core, until its call ends; `rest`: what is left of a
-        #: message that it receives part by part
+        #: state of this thread. `by`: the stream of its newest message, if it passed through
+        #: `_recv_frames`; `given`: that message of the core, until its call ends; `rest`: the remaining parts
+        #: of a message that it receives part by part
         _came: threading.local
-        #: the `rest` of every thread that still is
+        #: the `rest` of every live thread
         _rests: weakref.WeakSet[Parts]
-        #: while it is decided which calls the core may do alone
+        #: held while deciding which calls the core may do alone
         _deciding: threading.RLock
         _lockstep: bool
         _long_wait: int
@@ -80,7 +80,16 @@ class Receiving(Turns):
         def _ways_changed(self) -> None: ...
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
-        """Receives all parts of a message: bytes, or frames if not `copy`."""
+        """Receives all parts of one message.
+
+        Args:
+            flags: DONTWAIT, or 0.
+            copy: True returns bytes, False frames.
+            track: ignored; present for pyzmq.
+
+        Raises:
+            Again, Closed, StateError, NotSupported: as in `recv`.
+        """
         rest = self._rest
         if not rest:
             return self._sound(self._recv_whole, flags, copy)
@@ -89,45 +98,54 @@ class Receiving(Turns):
         try:
             rest.clear()
             self._ways_changed()
-            return self._as_asked(parts, copy)
-        except BaseException:  # a signal's handler raised: the parts are still unread
+            return self._converted(parts, copy)
+        except BaseException:  # a signal handler raised: the parts are still unread
             if not rest:
                 rest.extend(parts)
             self._ways_changed()
             raise
 
     def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
-        return self._as_asked(self._parts(self._recv_frames(flags)), copy)
+        return self._converted(self._parts(self._recv_frames(flags)), copy)
 
-    def _as_asked(self, parts: list[Any], copy: bool) -> list[Any]:
+    def _converted(self, parts: list[Any], copy: bool) -> list[Any]:
         if not copy:
             return self._as_frames(parts)
         return [part if type(part) is bytes else part.bytes for part in parts]
 
     def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
-        """Receives one part as text."""
+        """Receives one part as text. Raises as `recv`, and UnicodeDecodeError."""
         decoder_of(encoding)
         return self._made(lambda data: str(data, encoding), flags)
 
     def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
-        """Receives one part of JSON; keyword arguments go to `json.loads`."""
+        """Receives one part of JSON; keyword arguments go to `json.loads`. Raises as `recv`, ValueError."""
         return self._made(decoder(kwargs), flags)
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
-        """Receives one part into memory of the caller; returns its length in bytes.
+        """Receives one part into memory of the caller.
 
-        What does not fit is cut off, as in pyzmq. Raises UsageError before it receives, if the memory
-        cannot be written to in one piece.
+        Args:
+            buffer: writable contiguous memory. A longer message is cut off, as in pyzmq.
+            nbytes: how many bytes of the buffer to use; 0 uses all.
+            flags: DONTWAIT, or 0.
+
+        Returns:
+            The length of the received part, in bytes.
+
+        Raises:
+            UsageError: the buffer is not writable or not contiguous; nothing is received.
+            Again, Closed, StateError, NotSupported: as in `recv`.
         """
         target = room_in(buffer, nbytes)
         return self._made(lambda frame: self._pour(frame, target), flags, copy=False)
 
     def _made(self, make: Callable[[Any], T], flags: int, copy: bool = True) -> T:
-        """What is made of one part. Where a signal's handler raises, the part is received again."""
-        [part] = map(self.recv, (flags,), (copy,))  # no handler runs between the part and its name
+        """Converts one part. If a signal handler raises, the part is received again."""
+        [part] = map(self.recv, (flags,), (copy,))  # no signal handler runs before the assignment
         try:
             return make(part)
-        except ValueError:  # it makes no text, or no JSON
+        except ValueError:  # the part is no text, or no JSON
             raise
         except BaseException:
             with self._deciding:
@@ -150,11 +168,11 @@ class Receiving(Turns):
 
     @property
     def _rest(self) -> Parts:
-        """What is left of the message that this thread receives part by part."""
+        """The remaining parts of the message that this thread receives part by part."""
         return getattr(self._came, "rest", _NONE_LEFT)
 
     def _leave_rest(self, parts: list[Any]) -> None:
-        """For the next calls of this thread; others receive other messages."""
+        """Keeps parts for the next calls of this thread; other threads receive other messages."""
         with self._deciding:
             rest = self._rest
             if rest is _NONE_LEFT:
@@ -197,15 +215,15 @@ class Receiving(Turns):
             return NotImplemented
 
     def _admitted(self, stream: Any, frames: list[Frame]) -> Any:
-        """Whether a REQ or REP takes this message, and how: the core leaves it to the pattern."""
+        """Lets the pattern decide whether a REQ or REP takes this message. Called by the core."""
         admitted = self._pattern.admit(stream, frames)
         if admitted is not None and self._requester is not None:
             self._replied(self._requester, stream)
         return admitted
 
     def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
-        """The next message that makes sense. What shows only after it was read (compressed data, dicts)
-        ends its connection as any bad frame does. If a signal's handler raises, the next receive has it."""
+        """Returns the next valid message. An error found after reading (compressed data, dicts) ends the
+        connection as an invalid frame does. If a signal handler raises, the next receive has the message."""
         came = self._came
         came.given = None
         while True:
@@ -229,12 +247,12 @@ class Receiving(Turns):
                         if not given:
                             break
                 raise
-            # No call between here and the caller, so no handler runs.
+            # No call from here to the return, so no signal handler runs.
             came.given = None
             return result
 
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
-        """The core's next message. `map` notes it before any handler can run."""
+        """Takes the core's next message. `map` stores it before a signal handler can run."""
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
         if self._links.positions is not None:
@@ -257,8 +275,8 @@ class Receiving(Turns):
                 self._ways_changed()
 
     def _refuse(self, stream: Any, error: ProtocolError) -> None:
-        """Ends the connection by which a bad message came. A REQ has no other reply to wait for:
-        raises the error there."""
+        """Ends the connection that sent an invalid message. Raises the error for a REQ, which has no other
+        reply to wait for."""
         self._came.by = self._came.given = None
         self._links.send_refusal(stream, error, taken=True)
         self._links.lost(stream, error)
@@ -268,8 +286,8 @@ class Receiving(Turns):
             raise error
 
     def _recv_frames(self, flags: int = 0, sink: Sink | None = None, wait: int | None = None) -> list[Any]:
-        """One whole message by the pattern: frames as they arrived, and `bytes` before them that the pattern
-        added (ROUTER). Frames with the LZ4 flag are still compressed. wait: ms, not receive_timeout."""
+        """Receives one whole message by the pattern: frames as they arrived, after `bytes` that the pattern
+        adds (ROUTER). LZ4 frames are still compressed. wait: ms, instead of receive_timeout."""
         waits = flags == 0 or not flags_of(flags) & DONTWAIT
         timeout = 0 if not waits else self.receive_timeout if wait is None else wait
         came = self._came
@@ -291,14 +309,14 @@ class Receiving(Turns):
             return self._recv_reply(self._requester, timeout, sink)
         if self._turn is None:
             return self._recv_request(timeout, sink)
-        # One thread at a time: another one's request would take the place of this one's.
+        # One thread at a time: a second request would replace this one.
         timeout = self._enter(RECEIVING, timeout)
         try:
             return self._recv_request(timeout, sink)
         finally:
             try:
                 self._turn.leave(RECEIVING)
-            except BaseException:  # of a signal's handler, maybe before it was left
+            except BaseException:  # of a signal handler, maybe before `leave` ran
                 self._turn.leave(RECEIVING)
                 raise
 
@@ -316,14 +334,14 @@ class Receiving(Turns):
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
 
     def _take_returned(self, timeout: int) -> list[Any] | None:
-        """The message that was put back first; None: another thread has it, or it is of no use now."""
+        """Takes the oldest message that was put back. None: another thread took it, or it is obsolete."""
         pattern = self._pattern
         in_turn = isinstance(pattern, Replier)
         if in_turn:
             self._enter(RECEIVING, timeout)
         try:
             if in_turn:
-                pattern.expect()  # another thread may have received a request meanwhile
+                pattern.expect()  # another thread may have received a request
             try:
                 stream, frames, state = self._returned.popleft()
             except IndexError:
@@ -338,24 +356,24 @@ class Receiving(Turns):
         return frames
 
     def _check_open(self) -> None:
-        """Before the pattern has its say: a closed socket is closed, whatever its turn or direction."""
+        """Checks for a closed socket first: the error is Closed, whatever the pattern's state is."""
         if self._inherited or self._ending.locked():
             self._check_usable()
 
     def _unreceive(self, frames: list[Any]) -> None:
-        """What `_recv_frames` gave last is something else than was asked for: the next call receives it.
+        """Puts the last message back: it is of another kind than the caller wants. The next call receives it.
 
-        The core does this for what a sink refuses, but compressed frames are shown to no sink, and
-        an envelope is put before a tensor by the pattern.
+        The core does this for messages that a sink refuses. But sinks do not see compressed frames, and the
+        pattern puts an envelope before a tensor.
         """
         kept = [self._owned(frame) for frame in frames]
         self._came.given = None
         self._returned.append((self._came.by, kept, self._pattern.unadmit(frames)))
         self._ways_changed()
-        self._notify()  # whoever polls looks again
+        self._notify()  # pollers check again
 
     def _owned(self, frame: Any) -> Any:
-        """The frame with data of its own: a sink may have had it read into memory of the caller's."""
+        """Copies the frame's data if a sink placed it in memory of the caller."""
         if type(frame) is bytes or isinstance(frame.data, bytes | self.context.core.Lease):
             return frame
         lease = self.context.pool.lease(len(frame.data))
@@ -370,15 +388,15 @@ class Receiving(Turns):
         )
 
     def _no_message(self) -> Again:
-        """The error of a receive whose time is over: the core asks."""
+        """Makes the error of a receive after its timeout. Called by the core."""
         return self._links.explained(Again("no message came in time"))
 
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
-        """Waits in slices, so that the death of the peer ends the wait."""
+        """Waits in slices, so that the wait ends when the peer is lost."""
         if pattern.failure is None:
             pattern.expect()
         else:
-            timeout = 0  # the reply may have come before the end
+            timeout = 0  # the reply may have arrived before the loss
         deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
         due = time.monotonic() + self._long_wait / 1000
         while True:
@@ -388,7 +406,7 @@ class Receiving(Turns):
             try:
                 stream, frames = self._take(slice_ms, sink)
             except Again:
-                pattern.expect()  # raises what the peer's death left
+                pattern.expect()  # raises the error of a lost peer
                 if timeout == 0:
                     raise
                 if deadline is not None and time.monotonic() >= deadline:
@@ -403,7 +421,7 @@ class Receiving(Turns):
                 return list(admitted)
 
     def _replied(self, pattern: Requester, stream: Any) -> None:
-        """The open request was answered."""
+        """Records that the open request has its reply."""
         peer = stream.peer
         if peer is not None:
             peer.answered()
@@ -413,16 +431,16 @@ class Receiving(Turns):
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:
         if self._links.alone:
-            return self._links.nobody(f"no reply within {timeout} ms: ")
+            return self._links.no_peer_error(f"no reply within {timeout} ms: ")
         peer = self._links.peers.get(pattern.peer)
-        where = "nobody has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
+        where = "no peer has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
         return Again(
             f"no reply within {timeout} ms: {where}",
             hint="receive again to wait on, or set req_relaxed = True and send anew",
         )
 
     def _latest(self, frames: list[Any]) -> list[Any]:
-        """Conflate: the newest message there is; those before it are dropped and counted."""
+        """Returns the newest available message (conflate); older ones are dropped and counted."""
         while True:
             try:
                 self._came.by, newer = self._take(0)
@@ -432,7 +450,7 @@ class Receiving(Turns):
             frames = newer
 
     def _parts(self, frames: Sequence[Any]) -> list[Any]:
-        """A topic as the first part, nothing compressed."""
+        """Returns the message's parts: the topic as the first one, and everything decompressed."""
         first = frames[0]
         left = self.largest_message
         if len(frames) == 1 and type(first) is not bytes and first.topic is None:
@@ -446,7 +464,7 @@ class Receiving(Turns):
                 parts.append(frame.topic)
             whole = decompressed(frame, self._frame, left)
             parts.append(whole)
-            left -= len(whole)  # the limit is for all that a message unfolds to
+            left -= len(whole)  # the limit applies to the whole decompressed message
         return parts
 
     def _first(self, parts: list[Any], copy: bool) -> Any:

@@ -1,4 +1,4 @@
-"""Memory that is registered once and sent from many times: what `Context.register` makes."""
+"""Memory that is registered once and sent many times: the result of `Context.register`."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 
 class Registration:
-    """A tensor's memory, known to the network card as long as this is open. Thread-safe.
+    """The registration of a tensor's memory with the network card, until `close`. Thread-safe.
 
-    It holds the tensor. Close it (or use `with`); the context's end does it too. What is under way
-    then keeps its memory registered until the peer has it.
+    It holds the tensor. Close it or use `with`; the context closes it, too. Messages in flight keep their
+    memory registered until the peer has received them.
     """
 
     def __init__(self, context: Context, tensor: Any, memory: Any, reason: str) -> None:
@@ -34,13 +34,13 @@ class Registration:
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """By which transports it is sent without being registered on the way, at this moment."""
+        """Transports that send this memory without registering it for each send, at this moment."""
         wish = self._wish
         return ("rdma",) if wish is not None and wish.handle is not None else ()
 
     @property
     def reason(self) -> str:
-        """Why it is registered with nobody, for people; "" if it is registered."""
+        """Why no transport has registered it, as text; "" if one has."""
         wish = self._wish
         if self.closed:
             return "it is closed"
@@ -51,7 +51,7 @@ class Registration:
         return "" if wish.handle is not None else "rdma: the first connection opens the device"
 
     def close(self) -> None:
-        """The memory is the caller's alone again. Idempotent; any thread."""
+        """Ends the registration. Idempotent; any thread."""
         self.closed = True
         wish, self._wish = self._wish, None
         self._held = None
@@ -86,7 +86,7 @@ def register(context: Context, tensor: Any) -> Registration:
 
 
 def _register_device(context: Context, tensor: Any) -> Registration:
-    """A tensor on a GPU, as a dma-buf or by peermem. Never ran on one."""
+    """Registers a tensor on a GPU, as a dma-buf or by peermem. Not tested on hardware."""
     found = way.way_of(tensor, Capabilities(registers_memory=True))
     if found.route not in (gpu.Route.DMABUF, gpu.Route.PEERMEM):
         return Registration(context, tensor, None, f"it is copied through the host: {found.reason}")

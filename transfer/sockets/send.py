@@ -1,4 +1,4 @@
-"""Sending what the core does not send alone: several parts, trackers, envelopes, compression."""
+"""Sending that the core does not do alone: several parts, trackers, envelopes, compression."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ else:
 
 
 class Sending(Turns):
-    """The sending half of a socket. The plain message of one part never comes here."""
+    """The sending half of a socket. A plain message of one part never passes through it."""
 
     if TYPE_CHECKING:
         context: Context
@@ -54,7 +54,19 @@ class Sending(Turns):
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Tracker | None:
-        """Sends several parts as one message, whole or not at all."""
+        """Sends several parts as one message, completely or not at all.
+
+        Args:
+            msg_parts: a list of objects with contiguous buffers.
+            flags: DONTWAIT, SNDMORE, or 0.
+            copy, track: as in `send`.
+
+        Returns:
+            A Tracker if `track`, else None.
+
+        Raises:
+            Again, Closed, StateError, NotSupported: as in `send`.
+        """
         if isinstance(msg_parts, (str, bytes, bytearray, memoryview)) or not isinstance(msg_parts, Iterable):
             raise ArgumentError(
                 f"the parts of a message are a list, not {type(msg_parts).__name__}",
@@ -64,11 +76,11 @@ class Sending(Turns):
         return self._send_message(frames, flags_of(flags), not copy, track)
 
     def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
-        """Sends a text as one part."""
+        """Sends a text as one part. Raises as `send`, and ArgumentError."""
         self.send(encoded(u, encoding), flags, copy)
 
     def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
-        """Sends an object as JSON; keyword arguments go to `json.dumps`."""
+        """Sends an object as JSON; keyword arguments go to `json.dumps`. Raises as `send`, ArgumentError."""
         self.send(json_of(obj, kwargs), flags)
 
     def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
@@ -79,10 +91,10 @@ class Sending(Turns):
     def _send_outframes(
         self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
     ) -> Tracker | None:
-        """For the tensor methods. copy None: memory is held only while the kernel takes it, unless
-        it is of `Context.empty`."""
+        """Sends frames for the tensor methods. copy None: memory is held only until the kernel has it, unless
+        it is memory of `Context.empty`."""
         if copy is None and not (flags & ~DONTWAIT or track or self._general_send or self._lent):
-            # The core may do it alone, as it does a plain send.
+            # The core may do it alone, as a plain send.
             self._send_frames(frames, 0 if flags else self.send_timeout)
             return None
         hold = copy is False
@@ -93,8 +105,8 @@ class Sending(Turns):
         return self._send_message(frames, flags, hold, track or hold)
 
     def _tensor_capabilities(self, flags: int) -> Capabilities:
-        """What each peer that a tensor may go to now can take. Pointers only where nobody on the way
-        reads, keeps or multiplies the payload."""
+        """Returns what all peers that a tensor may go to now support. Device pointers only where no step in
+        between reads, keeps or multiplies the payload."""
         values, streams = self._values, self._streams()
         plain = self._pattern.send_mode is not SendMode.FANOUT and not (
             flags & SNDMORE
@@ -113,10 +125,10 @@ class Sending(Turns):
     def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
         thread = threading.get_ident()
         if flags & SNDMORE:
-            # The caller may change its memory after this returns, and nothing is sent yet.
+            # The caller may change its memory after this returns, and nothing has been sent yet.
             kept = frames if hold else [_kept(frame) for frame in frames]
             self._check_usable()
-            with self._deciding:  # else another thread's decision from before would undo it
+            with self._deciding:  # else a thread with an older state would undo it
                 self._partial.setdefault(thread, []).extend(kept)
                 self._general_send = True
             return None
@@ -128,7 +140,7 @@ class Sending(Turns):
         self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
     ) -> Tracker | None:
         """Sends one whole message by the pattern."""
-        # Before the pattern: a closed socket is closed, whatever its turn or direction.
+        # Before the pattern: the error of a closed socket is Closed, whatever the pattern's state is.
         if self._inherited or self._ending.locked() or self._links.fatal is not None:
             self._check_usable()
         if not frames:
@@ -136,14 +148,14 @@ class Sending(Turns):
         timeout = 0 if flags & DONTWAIT else self.send_timeout
         if self._turn is None:
             return self._send_whole(frames, timeout, hold, track)
-        # One thread at a time: whose turn it is holds from the look at it until the message is sent.
+        # One thread at a time: the pattern's turn must not change between the check and the send.
         timeout = self._enter(SENDING, timeout)
         try:
             return self._send_whole(frames, timeout, hold, track)
         finally:
             try:
                 self._turn.leave(SENDING)
-            except BaseException:  # of a signal's handler, maybe before it was left
+            except BaseException:  # of a signal handler, maybe before `leave` ran
                 self._turn.leave(SENDING)
                 raise
 
@@ -155,16 +167,16 @@ class Sending(Turns):
         released = tracker._released if tracker is not None else None
         target, frames = pattern.route(frames)
         if self._values["compression"] is not None:
-            # What subscriptions are compared with has to stay readable.
+            # Subscriptions are compared with the first part, so it stays uncompressed.
             frames = compressed(frames, pattern.send_mode is SendMode.FANOUT)
-        if target is None:  # dropped, and counted there
+        if target is None:  # dropped and counted by the pattern
             return _dropped(tracker)
         if self._values["resend"] and target is ANYONE and pattern.send_mode is SendMode.ROUND_ROBIN:
-            # It may be sent once more when the caller has long changed his memory.
+            # It may be sent again after the caller has changed its memory.
             frames, hold = owned(frames), True
         taken = None
         if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
-            self._lockstep = False  # the reply has to come by `_admitted`, which confirms it
+            self._lockstep = False  # the reply must pass through `_admitted`, which confirms it
             taken = partial(self._links.note, frames, tracker)
         try:
             if target is ANYONE and self._values["conflate"]:
@@ -178,16 +190,16 @@ class Sending(Turns):
         if taker is None:
             return _dropped(tracker)
         if tracker is not None and pattern.send_mode is SendMode.FANOUT:
-            tracker._taken(1)  # the core tells once, after the last stream
+            tracker._taken(1)  # the core reports once, after the last stream
             tracker._not_confirmable()
-        if pattern.ordered:  # last: from now on another thread may receive the reply
+        if pattern.ordered:  # last: another thread may receive the reply from now on
             pattern.sent(taker, time.monotonic_ns())
         return tracker
 
     def _send_to_one(
         self, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
     ) -> Any:
-        """To the first of those that are preferred and have room, or as the distributor chooses."""
+        """Sends to the first preferred peer with room, or to the one that the distributor chooses."""
         passed: list[Peer] = []
         for peer in self._preferred():
             with suppress(Again, Broken):
@@ -201,7 +213,7 @@ class Sending(Turns):
         return self._send_frames(frames, timeout, hold=hold, released=released, taken=taken)
 
     def _preferred(self) -> Sequence[Peer]:
-        """Empty while something is left over of a lost peer, or is being taken from it: that goes first."""
+        """The preferred peers. Empty while messages of a lost peer wait: those go first."""
         links, balance = self._links, self._balance
         wanted = links.peers if balance is not None else self._pattern.preferred()
         if not wanted or self._behind:
@@ -213,7 +225,7 @@ class Sending(Turns):
     def _send_to(
         self, target: Any, frames: Sequence[OutFrame], timeout: int, hold: bool, released: Any, taken: Any
     ) -> Any:
-        """To this peer only (REP, ROUTER). None: it is gone, the message was dropped and counted."""
+        """Sends to this peer only (REP, ROUTER). None: it is gone; the message is dropped and counted."""
         pattern = self._pattern
         if isinstance(pattern, Router) and not pattern.mandatory:
             timeout = 0
@@ -234,18 +246,18 @@ class Sending(Turns):
             raise
 
     def _on_long_wait(self) -> None:
-        """The core, or a call of ours, has waited for `_long_wait` ms."""
+        """Called when the core, or a call of this file, has waited for `_long_wait` ms."""
         self._links.long_wait()
 
     def _explained(self, error: Again) -> Again:
-        """The same error, with what is known of endpoints that nobody serves."""
+        """Adds to the error what is known of endpoints without a peer."""
         if self._links.fatal is not None:
             self._check_usable()
-        return self._links.nobody() if self._links.alone else error
+        return self._links.no_peer_error() if self._links.alone else error
 
 
 def encoded(given: Any, encoding: str) -> bytes:
-    """A text as bytes. Raises ArgumentError."""
+    """Encodes a text. Raises ArgumentError."""
     if not isinstance(given, str):
         raise ArgumentError(f"text is wanted, not {type(given).__name__}", hint="send() sends bytes")
     try:
@@ -253,12 +265,12 @@ def encoded(given: Any, encoding: str) -> bytes:
     except (LookupError, TypeError):
         raise wrong("encoding", encoding, 'the name of an encoding, for instance "utf-8"') from None
     except UnicodeEncodeError as error:
-        what = f"{encoding} cannot say this text: {error.reason}"
+        what = f"{encoding} cannot encode this text: {error.reason}"
         raise ArgumentError(what, hint="send() sends bytes") from None
 
 
 def json_of(given: Any, options: dict[str, Any]) -> bytes:
-    """An object as JSON. Raises ArgumentError."""
+    """Encodes an object as JSON. Raises ArgumentError."""
     try:
         return json.dumps(given, **options).encode()
     except (TypeError, ValueError, RecursionError) as error:
@@ -272,7 +284,7 @@ def _kept(frame: OutFrame) -> OutFrame:
 
 
 def _dropped(tracker: Tracker | None) -> Tracker | None:
-    """Nobody has the message, and its memory is free."""
+    """Ends the tracker of a dropped message, whose memory is free."""
     if tracker is not None:
-        tracker._end(Broken("nobody took the message", hint="there is no such peer, or it had no room"))
+        tracker._end(Broken("no peer took the message", hint="there is no such peer, or it had no room"))
     return tracker

@@ -1,7 +1,7 @@
-"""Socket: what users send and receive with.
+"""Socket: the object that users send and receive with.
 
-The common case of `send` and `recv` runs in the core (`SocketBase`) and never enters this file;
-here is what is rarer: several parts, trackers, REQ, REP and ROUTER, topics, compression.
+The common case of `send` and `recv` runs in the core (`SocketBase`) and never enters this file. This file
+has the rest: messages of several parts, trackers, REQ, REP and ROUTER, topics, compression.
 """
 
 from __future__ import annotations
@@ -20,12 +20,11 @@ from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import balance
 from transfer.sockets.announcement import Announcing
 from transfer.sockets.attributes import Strict
-from transfer.sockets.binding import Binding
 from transfer.sockets.connections import Connections
+from transfer.sockets.endpoints import SocketEndpoints
 from transfer.sockets.forward import Forwarding
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.options import SocketOptions
-from transfer.sockets.peer import PeerInfo
 from transfer.sockets.receive import Parts, Receiving
 from transfer.sockets.send import Sending
 from transfer.sockets.unclosed import end_dropped
@@ -35,9 +34,6 @@ from transfer.transports.arguments import (
     events_of,
     milliseconds,
     octets,
-    seconds,
-    whole,
-    wrong,
 )
 from transfer.transports.core.wire import MAX_DATA, SocketType
 from transfer.transports.errors import Closed, ForkedError, NotSupported, ProtocolError
@@ -51,18 +47,19 @@ if TYPE_CHECKING:
 else:
     SocketBase = object
 
-#: seconds between two looks of `wait_for_peers` on a SUB, whose acknowledgements come with the data
-_PUMP = 0.005
 
+class SocketMethods(
+    SocketOptions, Strict, SocketEndpoints, Sending, Receiving, TensorMethods, Forwarding, Announcing
+):
+    """Sends and receives messages by the rules of its type (PUSH, SUB, REQ, ...).
 
-class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Forwarding, Announcing):
-    """All of a socket except the core's fast path. Safe to use from any thread; the parts of a
-    message sent with SNDMORE belong together by thread. Not usable in a forked child.
+    `Context.socket` makes one. A socket may be used from any thread. Parts sent with SNDMORE form one message
+    for each thread. In a forked child every call raises ForkedError.
 
-    Every waiting call raises Again after its time-out, Closed when the socket is closed meanwhile.
+    Every blocking call raises Again after its timeout, and Closed if another thread closes the socket.
     """
 
-    if TYPE_CHECKING:  # the core's, as programs call them
+    if TYPE_CHECKING:  # methods of the core, with the types that callers see
 
         @overload
         def send(
@@ -79,11 +76,23 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         def send(
             self, data: Buffer, flags: int = 0, copy: bool = True, track: bool = False
         ) -> Tracker | None:
-            """Sends one part to the peers that the socket's type names.
+            """Sends one part of a message to the peers that the socket's type selects.
 
-            data: anything with a contiguous buffer; 64 KiB and more are sent from where they lie. flags:
-            DONTWAIT, SNDMORE. copy: False says that the memory stays as it is until it is sent. track: to
-            return a Tracker. Raises Again after `sndtimeo`, Closed, StateError, NotSupported.
+            Args:
+                data: any object with a contiguous buffer. A buffer of 64 KiB or more is sent without a copy.
+                flags: DONTWAIT (do not block), SNDMORE (more parts follow), or 0.
+                copy: False promises that `data` does not change until it is sent; the core then keeps a
+                    reference instead of a copy.
+                track: True returns a Tracker.
+
+            Returns:
+                A Tracker if `track`, else None.
+
+            Raises:
+                Again: no peer had room within `sndtimeo`, or at once with DONTWAIT.
+                Closed: the socket is closed.
+                StateError: the socket must receive first (REQ, REP).
+                NotSupported: this type does not send.
             """
 
         @overload
@@ -93,14 +102,26 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         @overload
         def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
         def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> bytes | Frame:
-            """Receives one part: bytes, or a Frame if not `copy`. flags: DONTWAIT.
+            """Receives one part of a message.
 
-            Raises Again after `rcvtimeo`, Closed, StateError, NotSupported.
+            Args:
+                flags: DONTWAIT (do not block), or 0.
+                copy: False returns a Frame, which holds the received memory without a copy.
+                track: ignored; present for pyzmq.
+
+            Returns:
+                The payload as bytes, or a Frame if `copy` is False.
+
+            Raises:
+                Again: no message arrived within `rcvtimeo`, or at once with DONTWAIT.
+                Closed: the socket is closed.
+                StateError: the socket must send first (REQ, REP).
+                NotSupported: this type does not receive.
             """
 
     def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
         make: Any = super().__new__
-        if make is object.__new__:  # the twin needs nothing before __init__
+        if make is object.__new__:  # the pure Python core needs nothing before __init__
             return make(cls)
         modes = pattern_of(socket_type, pattern).modes()
         return make(cls, *modes, context.flusher, context.pool)  # type: ignore[no-any-return]
@@ -121,12 +142,12 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         if self._pattern.turn is not None:
             self._pattern.turn = context.core.Turn()
         if self._pattern.in_turns:
-            self._turn = self._pattern.turn  # type: ignore[assignment]  # the core's, as said
+            self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
         self._rests: weakref.WeakSet[Parts] = weakref.WeakSet()
         self._deciding = threading.RLock()
-        #: messages that were asked for as something else than they are
+        #: messages that were received as another kind than the caller wanted; the next call returns them
         self._returned: deque[tuple[Any, list[Any], Any]] = deque()
         self._dispatcher: Dispatcher | None = None
         self._announced = []
@@ -140,83 +161,24 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         context._add(self)
         self._complete = True
 
-    # -- endpoints -----------------------------------------------------------------------------
-
-    def bind(self, addr: str) -> Binding:
-        """Binds to an endpoint; `last_endpoint` has the real port. A socket may bind several, and
-        sockets of a context whose peers are of different types may bind the same.
-
-        Raises AddressError, AddressInUse, AddressNotAvailable.
-        """
-        self._check_usable()
-        self.context.start()
-        self.last_endpoint = self._links.bind(_text(addr))
-        return Binding(self, "bind", self.last_endpoint)
-
-    def connect(self, addr: str) -> Binding:
-        """Begins to connect and returns; the connection is made again whenever it is lost.
-
-        Raises AddressError; with `?policy=require` it waits, and raises Fatal if the peers have
-        no such transport in common.
-        """
-        self._check_usable()
-        self.context.start()
-        record = self._links.connect(_text(addr))
-        self.last_endpoint = str(record.address)
-        return Binding(self, "connect", _text(addr))
-
-    def unbind(self, addr: str) -> None:
-        """Stops listening there; connections that came by it stay. Raises AddressError."""
-        self._check_usable()
-        self._links.release(_text(addr), bound=True)
-
-    def disconnect(self, addr: str) -> None:
-        """Ends the connection to this endpoint after flushing for at most `linger`."""
-        self._check_usable()
-        record = self._links.release(_text(addr), bound=False)
-        self._links.drop(record, self._linger_seconds(None))
-
-    def peers(self) -> list[PeerInfo]:
-        """Every peer with its transport, the reason for that transport, and its counts."""
-        self._check_forked()
-        return self._links.infos()
-
-    def wait_for_peers(self, n: int = 1, timeout: float | None = 30.0) -> None:
-        """Waits until `n` peers are connected. `timeout` in seconds, None is endless.
-
-        A PUB counts peers whose subscriptions are in, a SUB publishers that acknowledged all of
-        its subscriptions. Raises Again with what is known of the endpoints.
-        """
-        n, timeout = whole(n, "n"), seconds(timeout)
-        links = self._links
-        deadline = None if timeout is None else time.monotonic() + timeout
-        due = time.monotonic() + self._long_wait / 1000
-        while True:
-            self._check_usable()
-            if time.monotonic() >= due:
-                links.long_wait()
-            if isinstance(self._pattern, Subscriber):
-                self._readable()  # acknowledgements come on the way of the data
-            with links.changed:
-                if links.ready >= n:
-                    return
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                look = _PUMP if isinstance(self._pattern, Subscriber) else 0.2
-                links.changed.wait(look if left is None else min(look, left))
-        raise links.nobody(f"{links.ready} of {n} peers after {timeout:g} s: ")
-
     # -- waiting -------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
-        """The bits of `flags` that hold, after waiting for one. `timeout` in ms, None endless."""
+        """Waits until the socket is ready to receive or to send.
+
+        Args:
+            timeout: milliseconds; None waits without limit, 0 returns at once.
+            flags: POLLIN, POLLOUT, or both.
+
+        Returns:
+            The bits of `flags` that are ready; 0 after the timeout.
+        """
         from transfer.sockets.poller import wait
 
         found = self._ready_bits(flags if flags == POLLIN else events_of(flags))
         if timeout == 0:
             return found
-        if timeout is not None and type(timeout) is not int:  # also of a call that need not wait now
+        if timeout is not None and type(timeout) is not int:  # checked also where the call returns at once
             timeout = milliseconds(timeout)
         if found:
             return found
@@ -225,12 +187,12 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
     @property
     def events(self) -> int:
-        """POLLIN and POLLOUT as they hold now."""
+        """POLLIN and POLLOUT, as far as the socket is ready now."""
         return self._ready_bits(POLLIN | POLLOUT)
 
     @property
     def fd(self) -> int:
-        """The descriptor that becomes readable when `events` is worth a look."""
+        """A file descriptor for event loops: it becomes readable when `events` may have changed."""
         return self.fileno()
 
     @property
@@ -257,8 +219,8 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     def _may_take(self) -> bool:
         return True if self._pattern.send_mode is SendMode.NONE else self._writable()
 
-    def _tells(self, bits: int) -> bool:
-        """Whether the descriptor becomes readable when one of `bits` does, and only then."""
+    def _fd_signals(self, bits: int) -> bool:
+        """Whether the descriptor becomes readable when one of `bits` is ready, and only then."""
         if bits & POLLIN and self._pattern.receive_mode is not ReceiveMode.NONE:
             return self._pattern.may_receive()
         return not bits & POLLOUT
@@ -266,20 +228,44 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     # -- subscriptions, callbacks, events ------------------------------------------------------
 
     def subscribe(self, prefix: bytes | str = b"") -> None:
-        """Asks for messages whose topic (or first part) begins with `prefix`. Adds up; SUB only."""
+        """Subscribes to messages whose topic (or first part) begins with `prefix`.
+
+        Subscriptions are counted: each needs its own `unsubscribe`.
+
+        Args:
+            prefix: bytes or text; empty subscribes to every message.
+
+        Raises:
+            NotSupported: the socket is not a SUB.
+        """
         wanted = self._prefix(prefix)
         self._links.prepare_subscribe(wanted)
         self._filter_add(wanted)
         self._links.subscribe(wanted, add=True)
 
     def unsubscribe(self, prefix: bytes | str = b"") -> None:
-        """Takes one subscription back. Raises UsageError if there is none."""
+        """Removes one subscription that `subscribe` added.
+
+        Args:
+            prefix: as in `subscribe`.
+
+        Raises:
+            UsageError: there is no such subscription.
+            NotSupported: the socket is not a SUB.
+        """
         wanted = self._prefix(prefix)
         self._links.subscribe(wanted, add=False)
         self._filter_remove(wanted)
 
     def subscribers(self, topic: bytes | str | None = None) -> int:
-        """How many peers subscribe to messages of this topic; None: to anything. PUB only."""
+        """Returns how many peers of this PUB receive messages of a topic.
+
+        Args:
+            topic: bytes or text; None counts the peers with any subscription.
+
+        Raises:
+            NotSupported: the socket is not a PUB.
+        """
         if not isinstance(self._pattern, Publisher):
             raise NotSupported(f"a {self.type.name} has no subscribers")
         self._check_forked()
@@ -295,10 +281,16 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         return octets(prefix, "prefix")
 
     def set_callback(self, callback: Callable[[list[bytes]], object] | None) -> None:
-        """Gives every message to `callback(parts)` in a thread of its own, one at a time.
+        """Calls `callback(parts)` for every received message, in one thread, one message at a time.
 
-        None ends that; a call that runs is waited for. An exception of the callback is logged and
-        told to the monitors, and the next message comes.
+        If the callback raises, the error is logged and reported to the monitors, and the next message
+        follows.
+
+        Args:
+            callback: a function of one list of bytes. None ends the thread, after the running call.
+
+        Raises:
+            NotSupported: this type does not receive.
         """
         self._check_usable()
         callable_or_none(callback, "callback", "the parts of a message")
@@ -313,7 +305,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             self._dispatcher = Dispatcher(self, callback)
 
     def get_monitor(self) -> Monitor:
-        """A new monitor: it receives every event from now on until it or the socket is closed."""
+        """Returns a new Monitor, which receives every event from now on until it or the socket is closed."""
         self._check_usable()
         monitors = self._links.monitors
 
@@ -328,9 +320,15 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
     # -- the end -------------------------------------------------------------------------------
 
     def close(self, linger: float | None = None) -> int:
-        """Flushes for at most `linger` ms (None: the option) and ends; waiting calls raise Closed.
+        """Flushes queued messages for at most `linger`, then closes the socket. Idempotent.
 
-        Returns how many messages were not sent; with `resend`, not confirmed. Idempotent.
+        Blocking calls of other threads raise Closed.
+
+        Args:
+            linger: milliseconds; -1 flushes without limit, None uses the option `linger`.
+
+        Returns:
+            The number of messages that were not sent; with the option `resend`, not confirmed.
         """
         lingers = self._linger_seconds(linger)
         if self._inherited or not self._ending.acquire(blocking=False):
@@ -380,7 +378,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             raise self._links.fatal
 
     def _forked(self) -> None:
-        """We are the child's copy of a socket: every call ends in Python, where it is refused."""
+        """This object is the child's copy of a parent's socket: every call enters Python and is refused."""
         self._inherited = self._general_send = self._general_recv = True
 
     # -- changes of options --------------------------------------------------------------------
@@ -421,7 +419,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
 
     def _ways_changed(self) -> None:
         """Decides which calls the core may do alone."""
-        with self._deciding:  # what one thread decides is not undone by what another saw before
+        with self._deciding:  # a thread with an older state must not undo a newer decision
             self._decide()
 
     def _decide(self) -> None:
@@ -435,7 +433,7 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
             or self._balance is not None
             or self._inherited
             or self._ending.locked()
-            # without a peer the error must say who was awaited, and where
+            # without a peer the error must name the missing peer and its endpoint
             or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
         )
         receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
@@ -460,27 +458,19 @@ class SocketMethods(SocketOptions, Strict, Sending, Receiving, TensorMethods, Fo
         self._links.lost(stream, error)
 
 
-#: seconds that stand for an endless linger: nothing here waits for ever
+#: seconds that stand for an endless linger, so that no wait is endless
 _ENDLESS = 3600.0
-
-
-def _text(addr: str | bytes) -> str:
-    if isinstance(addr, str):
-        return addr
-    if isinstance(addr, bytes):
-        return addr.decode(errors="replace")
-    raise wrong("an endpoint", addr, 'text, for instance "tcp://127.0.0.1:5555"')
 
 
 @functools.cache
 def socket_class(core: Any) -> type[SocketMethods]:
-    """The Socket over this core: the compiled one, or the twin."""
+    """The Socket over a core: the compiled one, or the pure Python one."""
     return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
 
 
 def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
-    """The `__getattr__` of a module with a class `Socket`: it loads the core when that is asked for,
-    and not before, so that a test may bring another one."""
+    """Returns the `__getattr__` of a module with a class `Socket`. It loads the core only when that name is
+    used, so that a test can replace the core."""
 
     def look_up(name: str) -> Any:
         if name != "Socket":

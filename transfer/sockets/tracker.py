@@ -1,4 +1,4 @@
-"""What became of a message that was sent with `track=True`."""
+"""The fate of a message that was sent with `track=True`."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from transfer.transports.errors import Again, Broken, NotSupported
 
 
 class Tracker:
-    """Tells when the memory of a message is the caller's again, and when the peer consumed it.
+    """Reports when the memory of a message may be reused, and when the peer has consumed it.
 
-    Thread-safe. Kept alive by nobody: dropping it changes nothing for the message.
+    Thread-safe. The message does not depend on it: a tracker may be dropped at any time.
     """
 
     __slots__ = ("_confirmable", "_confirmed", "_error", "_outstanding", "_rescued", "_state")
 
     def __init__(self, confirmable: bool = True) -> None:
         self._state = threading.Condition(threading.Lock())
-        # Streams that still refer to the memory; -1 until it is known how many took the message.
+        # Streams that still refer to the memory; -1 until the number of streams is known.
         self._outstanding = -1
         self._confirmable = confirmable
         self._confirmed = False
@@ -41,9 +41,14 @@ class Tracker:
         return self._error
 
     def wait(self, timeout: float | None = None) -> None:
-        """Waits until the memory is the caller's again. `timeout` in seconds; None is endless.
+        """Blocks until the memory of the message may be reused.
 
-        Raises Again when the time is over, Broken when the message could not be handed over.
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            Again: it is not reusable within `timeout`.
+            Broken: no peer took the message.
         """
         timeout = seconds(timeout)
         with self._state:
@@ -53,10 +58,15 @@ class Tracker:
                 raise self._broken()
 
     def wait_confirmed(self, timeout: float | None = 30.0) -> None:
-        """Waits until the peer consumed the message. `timeout` in seconds; None is endless.
+        """Blocks until the peer has consumed the message.
 
-        Raises Again when the time is over, Broken when the peer went before it confirmed, and
-        NotSupported where peers do not confirm (PUB/SUB, peers without hello).
+        Args:
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            Again: it is not confirmed within `timeout`.
+            Broken: the connection was lost before the peer confirmed it.
+            NotSupported: such peers do not confirm (PUB/SUB, peers without hello).
         """
         timeout = seconds(timeout)
         with self._state:
@@ -75,7 +85,7 @@ class Tracker:
     # -- for the socket ------------------------------------------------------------------------
 
     def _taken(self, streams: int) -> None:
-        """So many streams took the message; each calls `_released` once, or did already."""
+        """Sets how many streams took the message; each calls `_released` once, or has called it already."""
         with self._state:
             self._outstanding += streams + 1
             self._state.notify_all()
@@ -88,8 +98,8 @@ class Tracker:
             self._state.notify_all()
 
     def _rescue(self) -> None:
-        """The connection ended, but the message may go to another peer, out of memory of our own. That
-        the first stream gave it up is no loss then: from now on only `_fail` tells of one."""
+        """Keeps the tracker open when the connection ends: the message, copied to the core's memory, may go
+        to another peer. From now on only `_fail` reports a loss."""
         with self._state:
             self._rescued, self._error = True, None
 
@@ -110,7 +120,7 @@ class Tracker:
             self._state.notify_all()
 
     def _end(self, error: BaseException) -> None:
-        """No stream has the message."""
+        """Ends the tracker: no stream has the message."""
         with self._state:
             self._outstanding = 0
             self._error = error

@@ -1,4 +1,4 @@
-"""A socket that its program dropped without `close`: it ends, and the log says what it did not send."""
+"""A socket that its program dropped without `close`: it is closed, and the log reports unsent messages."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: ms for what is not sent, at most: whichever thread drops it waits so long
+#: ms to flush unsent messages, at most: the thread that drops the socket blocks so long
 _LINGER = 1000.0
 
 
 def end_dropped(socket: SocketMethods) -> None:
-    """Closes it. A ResourceWarning, as for a file, and a WARNING in the log if messages are lost."""
+    """Closes it. Raises a ResourceWarning, as for a file, and logs a WARNING if messages are lost."""
     name = repr(socket)
     linger = _LINGER if socket.linger is None or socket.linger < 0 else min(socket.linger, _LINGER)
-    # The reactor's own thread makes the connections that a flush may wait for.
+    # In the reactor's own thread a flush would wait for connections that this thread must make.
     unsent = socket.close(0 if socket.context.reactor.in_loop() else linger)
     if unsent:
         logger.warning("%s was dropped without close(): %d messages were not sent", name, unsent)

@@ -1,6 +1,6 @@
-"""Spark writes into training: `df.write.format("transfer")`, through a spool or straight to a trainer.
+"""Writes DataFrames for training: `df.write.format("transfer")`, through a spool or directly to a trainer.
 
-Nothing is imported until it is asked for; PySpark and pyarrow come with `tensor-transfer[spark]`.
+Everything is imported on first use; `tensor-transfer[spark]` installs PySpark and pyarrow.
 """
 
 from __future__ import annotations

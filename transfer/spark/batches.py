@@ -1,7 +1,7 @@
-"""A run's rows as Arrow record batches, for Spark to read: the way back of `columns.py`.
+"""Converts a run's rows to Arrow record batches, for Spark to read: the reverse of `columns.py`.
 
-The arrays of numbers become Arrow's buffers as they are. What is made new is small: offsets, which Spark
-wants as int32; bits for booleans, which are bytes in a tensor; and bits that tell nulls.
+Arrays of numbers become Arrow's buffers without a copy. Only small parts are new: offsets, which Spark needs
+as int32; booleans as bits, which are bytes in a tensor; and validity bits for nulls.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ if TYPE_CHECKING:
 
     from transfer.spool.format.rows import Array, Arrays
 
-#: values of a column in a batch, by Spark's offsets of 32 bits
+#: values of a column in a batch, limited by Spark's offsets of 32 bits
 MAX_VALUES = (1 << 31) - 1
 
-#: numpy's type -> Spark's name for it, and Arrow's
+#: numpy's type -> Spark's name of it, and Arrow's
 _WORDS = {dtype: word for word, dtype in NUMERIC.items()}
 _ARROW = {"bool": "bool_"} | {dtype: dtype for dtype in _WORDS if dtype != "bool"}
 
 
 def schema_of(layouts: Sequence[Layout]) -> StructType:
-    """What Spark reads a run's columns as. A column can be null only where nulls were told (`NAME.valid`).
+    """Returns the Spark schema of a run's columns. A column can be null only if it has a `NAME.valid` array.
 
-    Raises NotATensor, naming the column, for numbers that Spark has no type for.
+    Raises NotATensor, with the column's name, for numbers without a Spark type.
     """
     from pyspark.sql.types import StructField, StructType
 
@@ -39,9 +39,9 @@ def schema_of(layouts: Sequence[Layout]) -> StructType:
 
 
 def check_fit(schema: StructType, layouts: Sequence[Layout]) -> None:
-    """Whether such columns can be read by a user's schema: some or all of them, in any order, of their types.
+    """Checks that a user's schema can read these columns: some or all, in any order, with their types.
 
-    Raises OptionError, naming the column.
+    Raises OptionError, with the column's name.
     """
     known = {layout.name: layout for layout in layouts}
     for field in schema.fields:
@@ -56,16 +56,16 @@ def check_fit(schema: StructType, layouts: Sequence[Layout]) -> None:
             raise OptionError(
                 f"column {field.name!r} of the run is {ours.simpleString()}, and the schema has "
                 f"{field.dataType.simpleString()}",
-                hint="Read it as it is, and cast it then; without .schema(…) Spark takes the run's own.",
+                hint="Read it with that type and cast it then; without .schema(…) Spark uses the run's.",
             )
         if layout.nulls and not field.nullable:
-            raise OptionError(f"column {field.name!r} of the run may be null, and by the schema it may not")
+            raise OptionError(f"column {field.name!r} of the run may be null, but not in the schema")
 
 
 def batches(
     arrays: Arrays, layouts: Sequence[Layout], schema: StructType, rows: int, most: int = MAX_VALUES
 ) -> Iterator[RecordBatch]:
-    """These rows, with the columns of the schema: several batches if a column has more than `most` values."""
+    """Yields these rows with the schema's columns, in batches of at most `most` values of a column."""
     import pyarrow as pa
 
     if rows > 1 and any(_values(arrays, layout) > most for layout in layouts):
@@ -91,7 +91,7 @@ def _spark_type(layout: Layout) -> Any:
     word = _WORDS.get(layout.dtype)
     if word is None:
         raise NotATensor(
-            f"column {layout.name!r} is {layout.dtype}, which Spark has no type for",
+            f"column {layout.name!r} is {layout.dtype}, for which Spark has no type",
             hint="Leave it out: read with .schema(…), naming the other columns.",
         )
     kind = getattr(types, f"{word.capitalize()}Type")()
@@ -106,7 +106,7 @@ def _is_bytes(layout: Layout) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether they differ in nothing but what may be null."""
+    """Whether the types are equal, apart from nullability."""
     if one.typeName() == other.typeName() == "array":
         return _same(one.elementType, other.elementType)
     same: bool = one == other
@@ -114,7 +114,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _arrow_type(kind: Any) -> Any:
-    """As Spark has it: it compares."""
+    """Returns the Arrow type exactly as Spark builds it, since Spark compares."""
     import pyarrow as pa
 
     word = kind.typeName()
@@ -123,11 +123,11 @@ def _arrow_type(kind: Any) -> Any:
     return getattr(pa, _ARROW[NUMERIC[word]] if word in NUMERIC else word)()
 
 
-# --- one column ---------------------------------------------------------------------------------
+# --- columns ------------------------------------------------------------------------------------
 
 
 def _values(arrays: Arrays, layout: Layout) -> int:
-    """The most that an offset of this column has to count."""
+    """Returns the largest value that an offset of this column can have."""
     values: int = arrays[layout.name].size if layout.shape or layout.kind != "dense" else 0
     return values
 
@@ -151,7 +151,7 @@ def _column(arrays: Arrays, layout: Layout, kind: Any, rows: int) -> Any:
 
 
 def _nested(values: Array, kind: Any, valid: Any) -> Any:
-    """An array (rows, …) as lists of lists, all but the innermost of equal lengths."""
+    """Converts an array (rows, …) to lists of lists; all but the innermost have equal lengths."""
     import numpy as np
     import pyarrow as pa
 
@@ -172,7 +172,7 @@ def _bits(flags: Array) -> Any:
 
 
 def _buffer(array: Array) -> Any:
-    """The array's own memory, which lives as long as Arrow needs it."""
+    """Wraps the array's memory, and keeps it alive as long as Arrow uses it."""
     import numpy as np
     import pyarrow as pa
 

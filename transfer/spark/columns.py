@@ -1,9 +1,10 @@
-"""Arrow record batches as numpy arrays, without a copy where Arrow's layout allows it.
+"""Converts Arrow record batches to numpy arrays, without a copy where Arrow's layout allows it.
 
-A column of numbers is one buffer already. An array column is one buffer of values beside offsets, and
-is a matrix when all offsets have the same distance: that is checked here, before anything is sent. Ragged
-arrays and strings keep their offsets, which are copied: they begin with 0 and are int64. Booleans are bits in
-Arrow and bytes in a tensor, so they are unpacked. Where nulls are filled, the column is copied.
+A column of numbers is one buffer already. An array column is one buffer of values plus offsets; it is a
+matrix if all offsets have the same distance, which is checked before anything is sent. Ragged arrays and
+strings keep
+their offsets, which are copied: they begin with 0 and are int64. Booleans are bits in Arrow and bytes in a
+tensor, so they are unpacked. A column whose nulls are filled is copied.
 """
 
 from __future__ import annotations
@@ -23,12 +24,12 @@ if TYPE_CHECKING:
     Array = np.ndarray[Any, Any]
     Shape = tuple[int, ...]
 
-#: in the `type` of a vector's struct; 0 is a sparse one
+#: in the `type` of a vector's struct; 0 means sparse
 _DENSE_VECTOR = 1
 
 
 class _Refused(Exception):
-    """A value that cannot travel. row: of the batch, the first one with such a value, if it is known."""
+    """A value that cannot travel. row: the first row of the batch with such a value, if known."""
 
     def __init__(self, detail: str, hint: str, row: int | None = None) -> None:
         super().__init__(detail)
@@ -39,7 +40,7 @@ class _Refused(Exception):
 
 @contextmanager
 def _rows_of(row_of: Callable[[int], int]) -> Iterator[None]:
-    """Within, values of rows are looked at: `row_of` is the row that a value belongs to."""
+    """A context for checks of values: `row_of` maps a value to its row."""
     try:
         yield
     except _Refused as error:
@@ -49,26 +50,26 @@ def _rows_of(row_of: Callable[[int], int]) -> Iterator[None]:
 
 
 class ColumnReader:
-    """Turns the batches of one task into dicts of arrays, and holds arrays to one length throughout.
+    """Converts the batches of one task to dicts of arrays, and checks that arrays keep one length.
 
-    partition: the task's, for its errors. Not thread-safe.
+    partition: the task's, for errors. Not thread-safe.
     """
 
     def __init__(self, columns: Sequence[Column], partition: int | None = None) -> None:
         self._columns = columns
         self._partition = partition
-        self._rows = 0  # of the batches before
+        self._rows = 0  # of earlier batches
         self._shapes: dict[str, Shape] = {c.name: c.shape for c in columns if c.shape is not None}
 
     @property
     def layouts(self) -> tuple[Layout, ...]:
-        """How the columns lie, in their order: those whose shape is known, which all are after a batch."""
+        """The layouts of the columns with a known shape, in order; after one batch all have one."""
         return tuple(c.layout(self._shapes[c.name]) for c in self._columns if c.name in self._shapes)
 
     def read(self, batch: pa.RecordBatch) -> dict[str, Array]:
-        """The batch's columns as `rows` has them, read-only views of Arrow's memory where possible.
+        """Returns the batch's columns in the form of `rows`, read-only views of Arrow's memory if possible.
 
-        Raises NotATensor, naming the column and the place, for nulls that its policy refuses, for arrays of
+        Raises NotATensor, with the column and the place, for nulls that the policy refuses, for arrays of
         different lengths, and for sparse vectors.
         """
         try:
@@ -80,7 +81,7 @@ class ColumnReader:
         return arrays
 
     def _place(self, row: int | None, rows: int) -> str:
-        """Where a wrong value is, as precisely as it is known."""
+        """Describes where a wrong value is, as precisely as possible."""
         where = "" if self._partition is None else f" of partition {self._partition}"
         if row is not None:
             return f"first in row {self._rows + row:,}{where}"
@@ -106,7 +107,7 @@ class ColumnReader:
     def _checked(self, array: Array, column: Column, rows: int) -> Array:
         known, shape = self._shapes.get(column.name), array.shape[1:]
         if not rows:
-            # Its lengths are those of no array: later batches need not have them.
+            # All its values are null: later batches may have another shape.
             return array.reshape((0, *(known or shape)))
         if known is None:
             self._shapes[column.name] = shape
@@ -116,17 +117,17 @@ class ColumnReader:
 
 
 def split(batch: pa.RecordBatch, rows: int) -> Iterator[pa.RecordBatch]:
-    """The batch in slices of at most `rows` rows (0: whole); none of an empty batch."""
+    """Yields slices of at most `rows` rows (0: the whole batch); none for an empty batch."""
     step = rows or batch.num_rows
     for start in range(0, batch.num_rows, max(step, 1)):
         yield batch.slice(start, step)
 
 
-# --- one column -------------------------------------------------------------------------------
+# --- columns ----------------------------------------------------------------------------------
 
 
 def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Array:
-    """An array of shape (rows, …) of `depth` more dimensions; `known`: those, if they are known."""
+    """Returns an array of shape (rows, …) with `depth` more dimensions; `known`: those, if known."""
     inside = depth < column.depth
     if values.null_count:
         _refuse_nulls(values, column, inside)
@@ -142,7 +143,7 @@ def _dense(values: Any, column: Column, depth: int, known: Shape | None) -> Arra
 
 
 def _numbers(values: Any, column: Column) -> Array:
-    """Numbers without nulls, a view where they are numbers already."""
+    """Returns numbers without nulls, as a view if they are numbers already."""
     import numpy as np
     import pyarrow as pa
 
@@ -155,7 +156,7 @@ def _numbers(values: Any, column: Column) -> Array:
         return values.view("int32").to_numpy()  # type: ignore[no-any-return]
     if column.dtype == "float64":
         return values.cast("float64").to_numpy()  # type: ignore[no-any-return]
-    # Decimals are 128 bits, the low half first: they fit if the high half is but the sign.
+    # Decimals are 128 bits, the low half first: they fit if the high half is only the sign.
     halves = np.frombuffer(values.buffers()[1], "<i8", 2 * len(values), 16 * values.offset).reshape(-1, 2)
     large = halves[:, 1] != halves[:, 0] >> 63
     if large.any():
@@ -168,7 +169,7 @@ def _numbers(values: Any, column: Column) -> Array:
 
 
 def _dense_bytes(values: Any, column: Column, known: Shape | None) -> Array:
-    """Bytes of one length in all rows, a view: (rows, *shape). A null is zeros."""
+    """Returns bytes of one length in all rows, a view: (rows, *shape). A null becomes zeros."""
     import numpy as np
 
     if values.null_count:
@@ -188,7 +189,7 @@ def _dense_bytes(values: Any, column: Column, known: Shape | None) -> Array:
         raise _Refused(
             f"column {column.name!r} has {other.sum()} value(s) of other than {_lengths(shape)} bytes, "
             f"{kept.min()} to {kept.max()}",
-            "Leave it out of the option 'dense': it travels as bytes with offsets then.",
+            "Remove it from the option 'dense'; then it is sent as bytes with offsets.",
             int(other.argmax()),
         )
     if valid.all():
@@ -199,7 +200,7 @@ def _dense_bytes(values: Any, column: Column, known: Shape | None) -> Array:
 
 
 def _filled(values: Any, column: Column, depth: int, known: Shape | None) -> Array:
-    """The same where some values are null: those become zeros, False or NaN throughout."""
+    """As `_dense` for values with nulls, which become zeros, False or NaN."""
     import numpy as np
 
     fill = {"f": float("nan"), "b": False}.get(column.dtype[0], 0)
@@ -225,12 +226,12 @@ def _filled(values: Any, column: Column, depth: int, known: Shape | None) -> Arr
 
 
 def _ragged(values: Any, column: Column, known: Shape | None) -> tuple[Array, Array]:
-    """The values of all rows and where each row's begin. A null has none."""
+    """Returns the values of all rows and the offset of each row. A null has no values."""
     import numpy as np
 
     if values.null_count:
         _refuse_nulls(values, column, inside=False)
-        # What lies behind a null array is anything; `flatten` leaves it out.
+        # Values behind a null array are undefined; `flatten` leaves them out.
         lengths = np.where(_valid(values), values.value_lengths().fill_null(0).to_numpy(), 0)
         offsets = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths, dtype=np.int64)])
     elif hasattr(values, "offsets"):
@@ -248,7 +249,7 @@ def _ragged(values: Any, column: Column, known: Shape | None) -> tuple[Array, Ar
 
 
 def _bytes(values: Any, column: Column) -> tuple[Array, Array]:
-    """The bytes of all rows, a view, and where each row's begin. A null has none."""
+    """Returns the bytes of all rows, a view, and the offset of each row. A null has no bytes."""
     import numpy as np
 
     values = _with_offsets(values)
@@ -257,17 +258,17 @@ def _bytes(values: Any, column: Column) -> tuple[Array, Array]:
     ends = _ends(values)
     if values.null_count:
         _refuse_nulls(values, column, inside=False)
-        if np.diff(ends)[~_valid(values)].any():  # something lies behind a null
+        if np.diff(ends)[~_valid(values)].any():  # there are bytes behind a null
             values = values.fill_null("" if column.kind == "string" else b"")
             ends = _ends(values)
     begin, end = int(ends[0]), int(ends[-1])
-    if begin == end:  # Arrow may leave out a buffer of nothing
+    if begin == end:  # Arrow may omit an empty buffer
         return np.empty(0, np.uint8), _from_zero(ends)
     return np.frombuffer(values.buffers()[2], np.uint8, end - begin, begin), _from_zero(ends)
 
 
 def _with_offsets(values: Any) -> Any:
-    """Strings and bytes that lie as one buffer beside offsets; those that do not are copied."""
+    """Returns strings and bytes as one buffer with offsets; other layouts are copied."""
     word = str(values.type)
     if word in ("string", "binary", "large_string", "large_binary"):
         return values
@@ -275,7 +276,7 @@ def _with_offsets(values: Any) -> Any:
 
 
 def _ends(values: Any) -> Array:
-    """The offsets of strings or bytes, a view."""
+    """Returns the offsets of strings or bytes, a view."""
     import numpy as np
 
     size = 8 if str(values.type).startswith("large_") else 4
@@ -283,7 +284,7 @@ def _ends(values: Any) -> Array:
 
 
 def _vectors(values: Any, column: Column) -> Any:
-    """The arrays in MLlib's struct<type, size, indices, values>; nulls are gone already."""
+    """Returns the arrays in MLlib's struct<type, size, indices, values>, which has no nulls any more."""
     sparse = values.field("type").to_numpy(zero_copy_only=False) != _DENSE_VECTOR
     if sparse.any():
         raise _Refused(
@@ -296,11 +297,11 @@ def _vectors(values: Any, column: Column) -> Any:
 
 
 def _flatten(values: Any, column: Column) -> tuple[Any, int]:
-    """The values of all lists in one array, and the length that each list has."""
+    """Returns the values of all lists in one array, and the length of each list."""
     import numpy as np
 
-    # `flatten` and `offsets` both honour the array's own offset, `values` would not: a sliced batch
-    # shares its buffers with the whole one.
+    # `flatten` and `offsets` both respect the array's offset, `values` would not: a sliced batch shares its
+    # buffers with the whole one.
     flat = values.flatten()
     if not len(values):
         return flat, 0
@@ -325,11 +326,11 @@ def _valid(values: Any) -> Array:
     return valid
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------
 
 
 def _refuse_nulls(values: Any, column: Column, inside: bool) -> None:
-    """Returns if the column's policy fills such nulls."""
+    """Raises an error unless the column's policy fills such nulls."""
     if column.nulls == "fill" or (column.nulls == "mask" and not inside):
         return
     where, name = "", column.name
@@ -356,7 +357,7 @@ def _unequal(column: Column, detail: str, row: int | None = None) -> _Refused:
 
 def _unknown(column: Column, detail: str) -> _Refused:
     return _Refused(
-        f"column {column.name!r} has no array in a task's first rows that tells its length: {detail}",
+        f"column {column.name!r} has no array in a task's first rows that determines its length: {detail}",
         "Larger batches may have one (option 'frame_rows', spark.sql.execution.arrow."
         "maxRecordsPerBatch); else fill them before: F.coalesce.",
     )

@@ -1,4 +1,4 @@
-"""What a write does, apart from who calls it: an attempt, the commit and the abort, by the mode of delivery.
+"""The steps of a write, without Spark's interfaces: an attempt, the commit and the abort, for each delivery.
 
 Objects of this module travel to Spark's tasks, so they hold plain values; connections are made where they
 are used.
@@ -31,21 +31,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spark")
 
-#: seconds for which a failed job tries to reach a receiver that has none of its rows
+#: seconds for which a failed job tries to reach a receiver without rows of it
 _ABORT_TIMEOUT = 2.0
-#: seconds for a connection for rows, before the spool is asked again where it takes them
+#: seconds for a connection for rows, before the client requests the spool's port again
 _CONNECT = 5.0
-#: seconds after which a task that is sending looks whether its job goes on
+#: seconds after which a sending task checks whether its job continues
 _LOOK_EVERY = 1.0
-#: characters of an error that other tasks get to see
+#: characters of an error that other tasks receive
 _MOST_TEXT = 4096
-#: the process whose modules are out of the collector's sight
+#: the process whose modules are hidden from the garbage collector
 _settled = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Which attempt at which partition. number: of the retry, from 0."""
+    """An attempt at a partition. number: of the retry, from 0."""
 
     partition: int
     attempt: int
@@ -54,7 +54,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class EagerWrite:
-    """Rows go straight to trainers, who see them as they arrive."""
+    """Sends rows directly to trainers, which receive them at once."""
 
     options: WriteOptions
     columns: tuple[Column, ...]
@@ -62,7 +62,7 @@ class EagerWrite:
     job: str
 
     def check(self) -> None:
-        """On the driver, before any task. Raises NotATensor: what trainers cannot take without a spool."""
+        """Checks on the driver, before any task, that trainers can take all columns. Raises NotATensor."""
         for column in self.columns:
             if column.kind not in ("dense", "vector") or column.nulls == "mask":
                 raise NotATensor(
@@ -73,8 +73,8 @@ class EagerWrite:
     def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
         """Sends one partition; returns when the trainer has consumed it.
 
-        Raises NotATensor for rows that cannot travel. The trainer hears of it from the driver, when the other
-        tasks have ended: they wait for it to consume their rows, which it does not once the run has failed.
+        Raises NotATensor for rows that cannot travel. The driver informs the trainer later, when the other
+        tasks have ended: they wait until it has consumed their rows, which it does not after a failure.
         """
         endpoints = self.options.endpoint
         sender = SocketSender(endpoints[task.partition % len(endpoints)], self.options)
@@ -84,7 +84,7 @@ class EagerWrite:
             sender.close()
 
     def commit(self, receipts: Sequence[Receipt]) -> None:
-        """Tells every trainer which partitions there were."""
+        """Sends every trainer the list of partitions."""
         winners = [receipt.winner for receipt in receipts]
         transports = ",".join(sorted({receipt.transport for receipt in receipts}))
         endpoints = self.options.endpoint
@@ -97,7 +97,7 @@ class EagerWrite:
                 sender.close()
 
     def abort(self, *, declared: bool = True) -> None:
-        """Tells every trainer that can still be reached that the run has failed."""
+        """Informs every reachable trainer that the run has failed."""
         timeout = min(_ABORT_TIMEOUT, self.options.connect_timeout)
         for endpoint in self.options.endpoint:
             try:
@@ -107,12 +107,12 @@ class EagerWrite:
                 finally:
                     sender.close(linger=timeout)  # not confirmed: the trainer may be in a long step
             except TransferError as error:
-                _log.info("no receiver at %s heard that run %s failed: %s", endpoint, self.run, error)
+                _log.info("no receiver at %s was informed that run %s failed: %s", endpoint, self.run, error)
 
 
 @dataclass(frozen=True, slots=True)
 class SpoolWrite:
-    """Rows go to a spool, which keeps them and shows them as the mode of delivery says."""
+    """Sends rows to a spool, which makes them visible as the mode of delivery requires."""
 
     options: WriteOptions
     columns: tuple[Column, ...]
@@ -121,9 +121,9 @@ class SpoolWrite:
     kind: Kind = "batch"
 
     def check(self) -> None:
-        """On the driver, before any task: the spool is there, and takes such a run.
+        """Checks on the driver, before any task, that the spool answers and accepts the run.
 
-        Raises Again; UsageError, for instance where another job has completed the run.
+        Raises Again; UsageError, for instance if another job has completed the run.
         """
         link = self._link(self.options.connect_timeout)
         try:
@@ -132,8 +132,7 @@ class SpoolWrite:
             link.close()
 
     def send(self, iterator: Iterator[RecordBatch], task: Task) -> Receipt | None:
-        """Sends one partition; returns when the spool has all of it on its disk. None: the run is there
-        already.
+        """Sends one partition; returns when the spool has it on its disk. None: the run is complete already.
 
         Raises NotATensor for rows that cannot travel, of this task or of another one of the job.
         """
@@ -150,7 +149,7 @@ class SpoolWrite:
             link.ask(ended, timeout=self.options.ack_timeout)
             return receipt
         except Broken:
-            self._still_wanted(link)
+            self._check_job(link)
             raise
         except NotATensor as error:
             self._refuse(link, error)
@@ -159,25 +158,25 @@ class SpoolWrite:
             link.close()
 
     def _watched(self, iterator: Iterator[RecordBatch], link: ReconnectingClient) -> Iterator[RecordBatch]:
-        """The batches, until the job has failed elsewhere."""
+        """Yields the batches, until the job has failed elsewhere."""
         looked = time.monotonic()
         for batch in iterator:
             if time.monotonic() - looked > _LOOK_EVERY:
-                self._still_wanted(link)
+                self._check_job(link)
                 looked = time.monotonic()
             yield batch
 
-    def _still_wanted(self, link: ReconnectingClient) -> None:
+    def _check_job(self, link: ReconnectingClient) -> None:
         """Raises NotATensor if another task of the job found rows that cannot travel."""
         try:
             link.ask(self._declaration(task=True))
         except (Again, Broken) as error:
-            _log.info("whether run %s goes on is not known: %s", self.run, error)
+            _log.info("whether run %s continues is unknown: %s", self.run, error)
 
     def _refuse(self, link: ReconnectingClient, error: NotATensor) -> None:
-        """Another attempt would find the same rows: the job has failed, and its other tasks learn why.
+        """Fails the job at the spool: another attempt would find the same rows. Other tasks get the error.
 
-        Not of a stream, whose next start tries the same job again.
+        Not for a stream, whose next start tries the same job again.
         """
         if self.kind == "stream":
             return
@@ -185,13 +184,13 @@ class SpoolWrite:
         try:
             link.ask(AbortJob(run=self.run, job=self.job, cause=cause))
         except TransferError as other:
-            _log.info("the spool did not hear that run %s failed: %s", self.run, other)
+            _log.info("the spool was not informed that run %s failed: %s", self.run, other)
 
     def commit(self, receipts: Sequence[Receipt]) -> None:
-        """All rows become visible; returns when that is on the spool's disk. Repeats itself until
-        `ack_timeout`.
+        """Makes all rows visible; returns when that is on the spool's disk. Retries until `ack_timeout`.
 
-        Raises Again: whether they are visible is not known; the same run again makes it so, without doubles.
+        Raises Again: whether they are visible is unknown; writing the same run again completes it, without
+        doubled rows.
         """
         import numpy as np
 
@@ -211,26 +210,26 @@ class SpoolWrite:
             link.close()
 
     def abort(self, *, declared: bool = True) -> None:
-        """What was sent is dropped, unless it was committed. Repeats itself until `abort_timeout`, since a
-        spool that restarts would keep it. declared: the spool has answered this job before."""
+        """Drops what was sent, unless it was committed. Retries until `abort_timeout`, since a spool that
+        restarts would keep the rows. declared: the spool has answered this job before."""
         timeout = self.options.abort_timeout
         link = self._link(timeout if declared else min(_ABORT_TIMEOUT, timeout))
         try:
             link.ask(AbortJob(run=self.run, job=self.job))
         except TransferError as error:
-            # Rows are sent behind its first answer only.
+            # Rows are sent only after its first answer.
             level, left = (
                 (logging.WARNING, "keeps its rows") if declared else (logging.INFO, "has no rows of it")
             )
-            text = "the spool does not know that job %s of run %s failed, and %s: %s"
+            text = "the spool was not informed that job %s of run %s failed, and %s: %s"
             _log.log(level, text, self.job, self.run, left, error)
         finally:
             link.close()
 
     def _sender(self, link: ReconnectingClient) -> SocketSender | None:
-        """A way for the rows. None: the run is there already.
+        """Connects to the spool's port for rows. None: the run is complete already.
 
-        A spool that comes back may take them at another port, so it is asked again and again.
+        A restarted spool may use another port, so each attempt requests it again.
         """
         deadline = time.monotonic() + self.options.connect_timeout
         while True:
@@ -246,7 +245,7 @@ class SpoolWrite:
                     continue
                 raise Again(
                     f"the spool at {self._endpoint} answers, but its port for rows does not: {rows}",
-                    hint="Executors must be able to reach that port too; `transfer serve` takes its number.",
+                    hint="Executors must be able to reach that port, too; `transfer serve` sets its number.",
                 ) from error
 
     @property
@@ -273,7 +272,7 @@ Write = EagerWrite | SpoolWrite
 
 
 def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: Task) -> Receipt:
-    """The rows of one task, in frames."""
+    """Sends the rows of one task, in frames."""
     reader = ColumnReader(write.columns, task.partition)
     timeout = write.options.ack_timeout
     attempt: Attempt | None = None
@@ -285,7 +284,7 @@ def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: T
     for batch in iterator:
         for part in split(batch, write.options.frame_rows):
             arrays = reader.read(part)
-            if attempt is None:  # only now the shapes of its columns are known
+            if attempt is None:  # the shapes of its columns are known only now
                 attempt = begin(json.dumps(row_layouts.to_json(reader.layouts)))
             attempt.send(arrays, part.num_rows)
     receipt = (attempt or begin("")).finish()
@@ -294,8 +293,8 @@ def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: T
 
 
 def _settle() -> None:
-    """What this process has imported stays: Spark's worker collects all garbage behind each task, and looked
-    at all of it each time, a tenth of a task's processor time. Once for each process."""
+    """Hides this process's imported modules from the garbage collector, once. Spark's worker collects after
+    each task, and scanning them took a tenth of a task's processor time."""
     global _settled
     if _settled != os.getpid():
         _settled = os.getpid()

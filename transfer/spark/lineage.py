@@ -1,4 +1,4 @@
-"""Which training step had which rows, as a Parquet file that Spark and others read."""
+"""Writes which training step consumed which rows as a Parquet file, for Spark and others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def write_lineage(tables: Iterable[Table], path: str | os.PathLike[str]) -> int:
-    """Writes tables of `SpoolAdmin.explain`, each as a row group; returns how many rows the file has.
+    """Writes tables of `SpoolAdmin.explain`, each as a row group; returns the number of rows.
 
-    The file is there when it is whole. Raises NotSupported without pyarrow, OSError.
+    The file appears when it is complete. Raises NotSupported without pyarrow, OSError.
     """
     try:
         import pyarrow

@@ -1,4 +1,4 @@
-"""The options of `format("transfer")`, read and checked on the driver. No PySpark in here."""
+"""The options of `format("transfer")`, parsed and checked on the driver. Does not use PySpark."""
 
 from __future__ import annotations
 
@@ -16,29 +16,35 @@ from transfer.transports.errors import AddressError, OptionError
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")
 DELIVERIES = ("committed", "partition", "eager")
-#: what a write to a complete run does; the first is the default
+#: what a write to a complete run does; the first one is the default
 IF_COMPLETE = ("refuse", "skip")
-#: where a stream begins; the first is the default
+#: where a stream begins; the first one is the default
 STARTS = ("earliest", "latest")
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """What a write was asked to do. Field names are the option names; times are in seconds.
+    """The options of a write. Field names are the option names; times are in seconds.
 
-    `endpoint`: `run://host:port/NAME` of a spool; or, with `delivery=eager`, where trainers listen,
-    separated by commas: with several, partition p goes to trainer p % n, whole, on every attempt. `columns`:
-    which to send (a comma-separated list, or a JSON list for names with commas); empty means all. `run`: the
-    run's name, if the endpoint has none; else a fresh one. `delivery`: `committed`, `partition` or `eager`.
-    `ack_timeout`: how long the receiver may take to keep, or to consume, what a task sent. `abort_timeout`:
-    how long a failed job tries to tell a spool that its rows are to be dropped. `frame_rows`:
-    rows in a frame, 0 for Arrow's own batches. `checksum` and `compression` are those of the socket. `job`
-    is for `transfer.spark.write` alone: what tells this try of the run from others. `ragged`: array columns
-    whose rows have lengths of their own, named like `columns`; `*` means all arrays. `nulls`: `refuse`,
-    `fill` or `mask`. `if_complete`: whether a run that another job has completed is an error (`refuse`), or
-    the write ends well and sends nothing (`skip`). `timestamps`, `dates`, `decimals`: `refuse`, or the
-    numbers that they become. `dense`: binary columns whose rows have one length, each with the shape that a
-    row is to have: `image=32x32x3,digest`.
+    Attributes:
+        endpoint: `run://host:port/NAME` of a spool. With `delivery=eager`, where trainers listen, separated
+            by commas: partition p goes to trainer p % n, completely, on every attempt.
+        columns: the columns to send: a comma-separated list, or a JSON list for names with commas; empty
+            sends all.
+        run: the run's name, if the endpoint has none; by default a new one.
+        delivery: `committed`, `partition` or `eager`.
+        ack_timeout: how long the receiver may take to store, or to consume, the rows of a task.
+        abort_timeout: how long a failed job tries to inform a spool that its rows are to be dropped.
+        frame_rows: rows in a frame, 0 for Arrow's batches.
+        checksum, compression: those of the socket.
+        job: distinguishes this try of the run from others; for `transfer.spark.write` only.
+        ragged: array columns whose rows have different lengths, listed like `columns`; `*` means all arrays.
+        nulls: `refuse`, `fill` or `mask`.
+        if_complete: if another job has completed the run: `refuse` is an error, `skip` succeeds and sends
+            nothing.
+        timestamps, dates, decimals: `refuse`, or the numbers to convert them to.
+        dense: binary columns whose rows have one length, each with the shape of a row:
+            `image=32x32x3,digest`.
     """
 
     endpoint: tuple[str, ...]
@@ -61,27 +67,31 @@ class WriteOptions:
     dense: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def columns_of(self, schema: Any) -> tuple[Column, ...]:
-        """What of a DataFrame with this schema is sent, and as what. Raises as `check_schema`."""
+        """Returns the columns to send of a DataFrame with this schema. Raises as `check_schema`."""
         conversions = Conversions(self.timestamps, self.dates, self.decimals, self.dense)
         return check_schema(
             schema, self.columns, ragged=self.ragged, nulls=self.nulls, conversions=conversions
         )
 
 
-#: other spellings that people try; `path` is what `.save("tcp://…")` sets
+#: other spellings that users try; `.save("tcp://…")` sets `path`
 _ALIASES = {"endpoints": "endpoint", "path": "endpoint", "column": "columns", "run_id": "run"}
 _READ_ALIASES = {"path": "endpoint", "startingoffsets": "starting_offset"}
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """What a read was asked to do; Spark's camel case is as good: `maxRowsPerTrigger`.
+    """The options of a read. Spark's camel case works, too: `maxRowsPerTrigger`.
 
-    `endpoint`: `run://host:port/NAME`. `run`: the run's name, if the endpoint has none. `partitions`: tasks
-    of a read, or of each batch of a stream; 0: one for every 64 MiB or so. `open`: read what is visible of a
-    run that is not sealed. `connect_timeout`: seconds until the planner, or a task, gives up a spool that
-    does not answer. For streams alone: `group`, for which rows are kept until they were processed;
-    `starting_offset`: `earliest` or `latest`; `max_rows_per_trigger`: rows in a batch, 0 for all there are.
+    Attributes:
+        endpoint: `run://host:port/NAME`.
+        run: the run's name, if the endpoint has none.
+        partitions: tasks of a read, or of each batch of a stream; 0: one for about every 64 MiB.
+        open: reads the visible rows of a run that is not sealed.
+        connect_timeout: seconds after which the planner, or a task, gives up a spool that does not answer.
+        group: for streams; the spool keeps rows until this group has processed them.
+        starting_offset: for streams; `earliest` or `latest`.
+        max_rows_per_trigger: for streams; rows in a batch, 0 without limit.
     """
 
     endpoint: str
@@ -95,7 +105,7 @@ class ReadOptions:
 
 
 def parse_options(options: Mapping[str, str]) -> WriteOptions:
-    """Reads Spark's options: strings, with keys in any case.
+    """Parses Spark's options: strings, with keys in any case.
 
     Raises OptionError, AddressError.
     """
@@ -111,7 +121,7 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     if if_complete not in IF_COMPLETE:
         raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
     if if_complete == "skip" and delivery == "eager":
-        raise OptionError("if_complete=skip needs a spool: with delivery=eager the data set knows its runs")
+        raise OptionError("if_complete=skip needs a spool: delivery=eager keeps no record of runs")
     compression = found.get("compression", "").lower()
     if compression not in ("", "none", "lz4"):
         raise OptionError(f"compression is 'lz4' or 'none', not {compression!r}")
@@ -138,14 +148,14 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
 
 
 def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
-    """The same for a read. Raises OptionError, AddressError."""
+    """As `parse_options`, for a read. Raises OptionError, AddressError."""
     found = _known(options, [f.name for f in fields(ReadOptions)], _READ_ALIASES)
     endpoint = found.get("endpoint", "").strip()
     if not endpoint.startswith(SCHEME):
         raise OptionError(
             "reading needs a run of a spool" + (f", and {endpoint!r} is none" if endpoint else ""),
             hint="Give the option 'endpoint', for instance run://10.0.0.7:5570/NAME; `transfer runs list` "
-            "tells which there are.",
+            "lists them.",
         )
     run = _run_of(endpoint, _name("run", found.get("run", "")))
     if not run:
@@ -166,7 +176,7 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
 
 
 def _known(options: Mapping[str, str], known: Sequence[str], aliases: Mapping[str, str]) -> dict[str, str]:
-    """The options by their names."""
+    """Returns the options under their canonical names."""
     names = {name.replace("_", ""): name for name in known} | dict(aliases)
     found: dict[str, str] = {}
     for key, value in options.items():
@@ -196,16 +206,16 @@ def _endpoints(text: str, delivery: str) -> tuple[str, ...]:
         if not endpoint.startswith(SCHEME):
             raise OptionError(
                 f"delivery={delivery} needs a spool, and {endpoint!r} is none",
-                hint="Give the endpoint run://HOST:PORT/NAME that `transfer serve` prints; or say "
-                "delivery=eager to push straight to a trainer, which then sees rows of failed attempts too.",
+                hint="Give the endpoint run://HOST:PORT/NAME that `transfer serve` prints; or use "
+                "delivery=eager to send directly to a trainer, which then gets rows of failed attempts, too.",
             )
     if len(endpoints) > 1:
-        raise OptionError(f"delivery={delivery} has one endpoint, and {len(endpoints)} were given")
+        raise OptionError(f"delivery={delivery} has one endpoint, not {len(endpoints)}")
     return endpoints
 
 
 def _run_of(endpoint: str, run: str) -> str:
-    """The run's name, by the endpoint or the option."""
+    """Returns the run's name, from the endpoint or the option."""
     named = parse(endpoint).run
     if named and run and named != run:
         raise OptionError(f"the endpoint names run {named!r}, and the option 'run' {run!r}")
@@ -217,7 +227,7 @@ def _trainers(endpoints: tuple[str, ...]) -> tuple[str, ...]:
         scheme, separator, rest = endpoint.partition("://")
         if endpoint.startswith(SCHEME):
             raise OptionError(
-                "delivery=eager goes straight to trainers, without a spool",
+                "delivery=eager sends directly to trainers, without a spool",
                 hint="Use delivery=partition for rows before the job ends, or the endpoint of a data set.",
             )
         if not separator or not rest or scheme not in _SCHEMES:
@@ -254,7 +264,7 @@ def _names(option: str, text: str) -> tuple[str, ...]:
 
 
 def _choice(option: str, found: Mapping[str, str], known: Sequence[str]) -> str:
-    """One of these words; the first is the default."""
+    """Returns one of these words; the first one is the default."""
     word = found.get(option, known[0]).lower()
     if word not in known:
         raise OptionError(f"{option} is one of {', '.join(known)}, not {word!r}")
@@ -262,7 +272,7 @@ def _choice(option: str, found: Mapping[str, str], known: Sequence[str]) -> str:
 
 
 def _shapes(option: str, text: str) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """`name`, or `name=32x32x3`, separated by commas."""
+    """Parses `name`, or `name=32x32x3`, separated by commas."""
     found: list[tuple[str, tuple[int, ...]]] = []
     for one in _names(option, text):
         name, separator, shape = one.rpartition("=")

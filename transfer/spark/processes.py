@@ -1,8 +1,8 @@
-"""The processes that Spark starts for a session of this process: Java and its Python workers.
+"""Ends the processes that Spark starts for a session of this process: Java and its Python workers.
 
-Spark leaves their end to Java's noticing that this process is gone: seconds later, while the files of
-the session are being removed, and never when Ctrl-C came while Java was starting. These functions
-look them up in /proc and end them. On systems without it they find none, and nothing changes.
+Spark leaves that to Java, which notices the end of this process seconds later, while the session's files are
+being removed; after Ctrl-C during Java's start it never does. These functions find the processes in /proc and
+end them. On systems without /proc they find none and do nothing.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-#: what PySpark's launcher has in the environment of the Java that it starts
+#: set by PySpark's launcher in the environment of the Java that it starts
 _MARK = b"_PYSPARK_DRIVER_CONN_INFO_PATH="
-#: seconds that Java has for its own tidying before it is killed; Spark's takes less than one
+#: seconds that Java has to clean up before it is killed; Spark needs less than one
 _PATIENCE = 10.0
-#: seconds within which the kernel removes what was killed
+#: seconds within which the kernel removes a killed process
 _KILL_PATIENCE = 5.0
 
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Ctrl-C has no effect within. For short work with a deadline, which must not be left half done."""
+    """Ignores Ctrl-C inside. For short work with a deadline, which must not be interrupted halfway."""
     if threading.current_thread() is not threading.main_thread():
         yield  # signals never interrupt it
         return
@@ -34,24 +34,24 @@ def uninterrupted() -> Iterator[None]:
     try:
         yield
     finally:
-        if before is not None:  # None: not set by Python, which cannot put it back
+        if before is not None:  # None: not set by Python, which cannot restore it
             signal.signal(signal.SIGINT, before)
 
 
 def java_processes() -> set[int]:
-    """The Java processes of sessions that this process has started, one that is only starting too."""
+    """Returns the Java processes of sessions that this process has started, including starting ones."""
     return {pid for pid in _children(os.getpid()) if _MARK in _read(Path(f"/proc/{pid}/environ"))}
 
 
 def end(pids: Iterable[int], patience: float = _PATIENCE) -> None:
-    """Ends these children of this process and returns when they and all below them are gone.
+    """Ends these children of this process; returns when they and all their descendants are gone.
 
-    They are asked to; what is left after `patience` seconds is killed.
+    They get SIGTERM first; processes that are left after `patience` seconds are killed.
     """
     with ExitStack() as stack:
         roots = _handles(pids, stack)
         others = _handles({below for pid in roots for below in _descendants(pid)} - set(roots), stack)
-        # Only the roots: what Java started ends when Java does, in its own order.
+        # Only the roots: Java ends its own children, in its order.
         _send(roots.values(), signal.SIGTERM)
         left = _wait([*roots.values(), *others.values()], patience)
         _send(left, signal.SIGKILL)
@@ -61,7 +61,7 @@ def end(pids: Iterable[int], patience: float = _PATIENCE) -> None:
 
 
 def _handles(pids: Iterable[int], stack: ExitStack) -> dict[int, int]:
-    """pid -> descriptor, which goes on meaning this process when the kernel gives its number to another."""
+    """Returns pid -> descriptor, which still means this process if the kernel reuses its number."""
     found = {}
     for pid in pids:
         try:
@@ -81,7 +81,7 @@ def _send(handles: Iterable[int], number: signal.Signals) -> None:
 
 
 def _wait(handles: Iterable[int], patience: float) -> list[int]:
-    """Waits for the ends of these processes; what still runs after so many seconds."""
+    """Waits for the ends of these processes; returns those that still run after so many seconds."""
     left = set(handles)
     poll = select.poll()
     for handle in left:
@@ -98,7 +98,7 @@ def _reap(pid: int) -> None:
     try:
         os.waitpid(pid, os.WNOHANG)
     except ChildProcessError:
-        return  # its owner did
+        return  # its owner has reaped it
 
 
 def _descendants(pid: int) -> set[int]:
@@ -109,7 +109,7 @@ def _descendants(pid: int) -> set[int]:
 
 
 def _children(pid: int) -> set[int]:
-    """By all threads of this process: each has a list of those that it started."""
+    """Returns the children of all threads of this process: the kernel lists them for each thread."""
     tasks = Path(f"/proc/{pid}/task")
     try:
         lists = [_read(task / "children") for task in tasks.iterdir()]

@@ -1,4 +1,4 @@
-"""The sending end of one task attempt: begin, numbered frames, end; then it waits for confirmation."""
+"""The sending side of one task attempt: begin, numbered frames, end; then it waits for confirmation."""
 
 from __future__ import annotations
 
@@ -33,26 +33,26 @@ if TYPE_CHECKING:
     Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-#: milliseconds after which a blocked sender looks whether the receiver lives
+#: milliseconds after which a blocked sender checks whether the receiver is alive
 _LOOK_EVERY = 500
-#: bytes that a task of each core sends ahead of a slow receiver, all together, and one at least
+#: bytes that the tasks of all cores together send ahead of a slow receiver, at least one each
 _HOST_WINDOW, _LEAST_WINDOW = 256 << 20, 8 << 20
 
 
 def window() -> int:
-    """Bytes that one task sends ahead of its receiver. On its host they are shared memory."""
+    """Returns the bytes that one task sends ahead of its receiver; on its host they are shared memory."""
     return max(_LEAST_WINDOW, _HOST_WINDOW // (os.cpu_count() or 1))
 
 
 class Tracker(Protocol):
-    """What `send(…, track=True)` returns, as far as it is used here."""
+    """The part of the result of `send(…, track=True)` that is used here."""
 
     def wait_confirmed(self, timeout: float | None = None) -> Any: ...
 
 
 class Sender(Protocol):
-    """A way to one receiver. `SocketSender` is the real one. `send` raises Again, having sent nothing,
-    when the receiver is behind: soon, so that somebody can look whether it lives."""
+    """A connection to one receiver; `SocketSender` is the real one. `send` raises Again, having sent nothing,
+    soon after the receiver falls behind, so that the caller can check whether it is alive."""
 
     transport: str
 
@@ -62,9 +62,9 @@ class Sender(Protocol):
 
 
 class SocketSender:
-    """A PUSH socket of its own, with its own context, connected to one receiver.
+    """A PUSH socket with a separate context, connected to one receiver.
 
-    Raises Again if nobody is there within `connect_timeout`.
+    Raises Again if no receiver answers within `connect_timeout`.
     """
 
     def __init__(self, endpoint: str, options: WriteOptions, connect_timeout: float | None = None) -> None:
@@ -89,13 +89,13 @@ class SocketSender:
         return tracker
 
     def alive(self) -> bool:
-        """Whether the receiver is still connected. Another one, later, would not have the rows that
-        this one consumed, so a sender whose receiver went is of no use any more."""
+        """Whether the receiver is still connected. A later one would not have the rows that this one has
+        consumed, so a sender is useless after its receiver has gone."""
         return bool(self._socket.peers())
 
     def close(self, linger: float = 0.0) -> None:
-        """Waits up to `linger` seconds until the kernel has what was sent. Whatever had to arrive was
-        confirmed before, so the default is not to wait."""
+        """Waits up to `linger` seconds until the kernel has sent everything. Important messages are confirmed
+        before, so the default is not to wait."""
         self._context.destroy(int(linger * 1000))
 
     def _wait_for_receiver(self, timeout: float) -> None:
@@ -103,7 +103,7 @@ class SocketSender:
             self._socket.wait_for_peers(1, timeout=timeout)
         except Again as error:
             raise refused(
-                f"nobody listens at {self._endpoint}; waited {timeout:g} s",
+                f"no peer listens at {self._endpoint}; waited {timeout:g} s",
                 "Start the training process first, and use the `endpoint` that its data set prints. "
                 "The executors must be able to reach that host and port.",
                 error,
@@ -111,11 +111,11 @@ class SocketSender:
 
 
 class Delivery:
-    """Messages to one receiver, each of them tracked until the receiver has consumed it.
+    """Messages to one receiver, each tracked until the receiver has consumed it.
 
-    `timeout`: seconds that the receiver may be behind, for each call. What it has not consumed is no more
-    than `window()` bytes, or one message. Methods raise Again after the time, and Broken as soon as the
-    receiver died with something unconsumed.
+    `timeout`: seconds that the receiver may be behind, for each call. Unconsumed messages have at most
+    `window()` bytes, or there is a single one. Methods raise Again after the timeout, and Broken as soon as
+    the receiver dies with unconsumed messages.
     """
 
     def __init__(self, sender: Sender, timeout: float) -> None:
@@ -141,7 +141,7 @@ class Delivery:
                 tracker = self._sender.send(arrays, to_meta(message))
                 break
             except Again:
-                # Full, or gone.
+                # Full, or the receiver is gone.
                 self._settle(0.0)
                 self._check_alive()
                 if time.monotonic() > deadline:
@@ -151,17 +151,17 @@ class Delivery:
         self._settle(0.0)
 
     def wait(self, what: str) -> None:
-        """Until everything is consumed. `what` is for the error."""
+        """Blocks until everything is consumed. `what` is for the error."""
         deadline = time.monotonic() + self._timeout
         while not self._settle(min(_LOOK_EVERY / 1000, max(0.0, deadline - time.monotonic()))):
-            # What was never given to the kernel waits for another peer, so its tracker says nothing.
+            # A message that the kernel never had waits for another peer, so its tracker reports nothing.
             self._check_alive()
             if time.monotonic() >= deadline:
                 raise self._behind(what)
 
     def _behind(self, what: str) -> Again:
         return Again(
-            f"{what}: the receiver consumed not all of it within {self._timeout:g} s",
+            f"{what}: the receiver did not consume all of it within {self._timeout:g} s",
             hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer option "
             "'ack_timeout'.",
         )
@@ -190,7 +190,7 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class Receipt:
-    """What a task attempt sent, all of it consumed by the receiver."""
+    """The counts of a task attempt whose rows the receiver has consumed."""
 
     winner: Winner
     transport: str
@@ -198,7 +198,7 @@ class Receipt:
 
 
 class Attempt:
-    """One attempt at one partition. Owns nothing: the caller closes the sender."""
+    """One attempt at one partition. The caller closes the sender."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class Attempt:
         self._send({}, Begin(*self._key, number, columns))
 
     def send(self, arrays: Arrays, rows: int) -> None:
-        """One frame of so many rows; blocks while the receiver is behind. Raises Broken when it died."""
+        """Sends one frame of rows; blocks while the receiver is behind. Raises Broken when it died."""
         crc = checksum(arrays)
         self._send(arrays, Rows(*self._key, self._frames, rows, crc))
         self._crc = chain(self._crc, self._frames, rows, crc)
@@ -229,7 +229,7 @@ class Attempt:
         self._bytes += sum(array.nbytes for array in arrays.values())
 
     def finish(self) -> Receipt:
-        """Sends the end, and returns when the receiver has consumed everything."""
+        """Sends the end; returns when the receiver has consumed everything."""
         run, _, partition, attempt = self._key
         self._send({}, End(*self._key, self._frames, self._rows, self._crc))
         with self._explained():
@@ -254,7 +254,7 @@ class Attempt:
 
 
 def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout: float) -> None:
-    """Tells a receiver that its run is complete, and waits until it took note."""
+    """Informs a receiver that its run is complete, and waits until it has consumed that."""
     import numpy as np
 
     table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}

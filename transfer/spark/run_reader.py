@@ -1,7 +1,8 @@
-"""`spark.read` and `spark.readStream.format("transfer")`: a run's rows back in Spark, without a lease.
+"""`spark.read` and `spark.readStream.format("transfer")`: reads a run's rows into Spark, without a lease.
 
-Positions are rows in visible order. Spark plans in one process and reads in others, so a partition says all
-that its task needs: the range, the columns, and of which run, if another of that name should take its place.
+Positions are rows in visible order. Spark plans in one process and reads in others, so a partition has all
+that
+its task needs: the range, the columns, and the run's id, in case another run takes its name.
 """
 
 from __future__ import annotations
@@ -32,16 +33,16 @@ try:
     from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
 
     HAS_LIMITS = True
-except ImportError:  # PySpark 4.1: all that is there, in one batch
+except ImportError:  # PySpark 4.1: all available rows, in one batch
 
     class SupportsTriggerAvailableNow:  # type: ignore[no-redef]
-        """What 4.2 asks for."""
+        """The base class that 4.2 requires."""
 
     HAS_LIMITS = False
 
-#: bytes of rows that one task reads, if nothing else is said
+#: bytes of rows that one task reads by default
 PARTITION_BYTES = 64 << 20
-#: bytes of rows that a task asks for at a time, about; rows at first; how many times as many the next time
+#: about how many bytes of rows a task requests at a time; rows at first; the growth of the next request
 FETCH_BYTES = 8 << 20
 _FIRST_ROWS = 64
 _GROWTH = 8
@@ -58,8 +59,8 @@ class RowRange(InputPartition):
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A run as it is planned with. first: the first row that is kept. row_bytes: of a row, about."""
+class PlannedRun:
+    """A run as it is planned with. first: the first stored row. row_bytes: about the size of a row."""
 
     state: str
     kind: str
@@ -72,14 +73,14 @@ class Seen:
 
 
 class RunReader(DataSourceReader):
-    """All rows of a sealed run, or with the option `open` those that are visible when it is planned."""
+    """Reads all rows of a sealed run, or with the option `open` those visible at planning."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
         self._schema = schema
 
     def partitions(self) -> list[RowRange]:
-        """Raises UsageError (the run is not complete), OptionError (no such run, or column), Again."""
+        """Plans the tasks. Raises UsageError (not complete), OptionError (no such run or column), Again."""
         options = self._options
         link = _link(options)
         try:
@@ -89,8 +90,8 @@ class RunReader(DataSourceReader):
         if seen.state != SEALED and not options.open:
             why = "a stream, which is never complete" if seen.kind == "stream" else seen.state
             raise UsageError(
-                f"run {options.run} is {why}, and only a sealed run is read whole",
-                hint="Wait until its job is committed, or read what is visible now with the option "
+                f"run {options.run} is {why}, and only a sealed run can be read completely",
+                hint="Wait until its job is committed, or read the visible rows with the option "
                 "open=true; spark.readStream reads a run that grows.",
             )
         if seen.layouts:
@@ -98,46 +99,46 @@ class RunReader(DataSourceReader):
         return ranges(seen, seen.first, seen.visible, options.partitions) or [_nothing(seen)]
 
     def read(self, partition: RowRange) -> Iterator[RecordBatch]:
-        """In a task: its rows."""
+        """Reads a partition's rows, in a task."""
         return read(self._options, self._schema, partition)
 
 
 class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows of a run as they become visible, for one group: offsets are `{"row": n, "run_id": id}`.
+    """Reads the rows of a run as they become visible, for a group. Offsets are `{"row": n, "run_id": id}`.
 
-    Spark's driver makes it, in a process of its own; its tasks use `read` alone. Not thread-safe.
+    Spark's driver makes it, in a separate process; its tasks use only `read`. Not thread-safe.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         if not options.group:
             raise OptionError(
                 "a stream needs the option 'group'",
-                hint="A name of its own for each query: the spool keeps rows until it has processed them.",
+                hint="Give each query a separate group: the spool keeps rows until it has processed them.",
             )
         if options.max_rows_per_trigger and not HAS_LIMITS:
             raise NotSupported("this PySpark has no read limits", hint="use PySpark 4.2 or 4.3")
         self._options = options
         self._schema = schema
         self._link: ReconnectingClient | None = None
-        self._seen: Seen | None = None
-        self._run_id = ""  # of the run that this query reads; "": it has not looked yet
+        self._seen: PlannedRun | None = None
+        self._run_id = ""  # of the run that this query reads; "": not known yet
         self._member = False  # whether the group is known to the spool
         self._target: int | None = None
 
-    # -- what Spark calls, on the driver's side ----------------------------------------------------------
+    # -- called by Spark on the driver's side ------------------------------------------------------------
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's name
-        """Of a new query: from here on rows are kept for its group. Raises UsageError: it is in use."""
+        """Returns the start of a new query; its group keeps rows from there on. Raises UsageError: in use."""
         self._join()
         while True:
             answer = self._look()
             row: int = answer["first"] if self._options.starting_offset == "earliest" else answer["visible"]
             self._acknowledge(row)
-            if self._look()["first"] <= row:  # else a group that was there already let go of rows meanwhile
+            if self._look()["first"] <= row:  # else an existing group released rows in between
                 return self._offset(row)
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
-        """Up to where the next batch may go. PySpark 4.1 gives neither start nor limit."""
+        """Returns the end of the next batch. PySpark 4.1 gives neither start nor limit."""
         begin = self._row(start) if start else 0
         self._resume(begin)
         end = self._visible(begin)
@@ -154,15 +155,15 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadMaxRows(rows) if rows else ReadAllAvailable()
 
     def reportLatestOffset(self) -> dict[str, Any]:  # noqa: N802
-        """For the query's progress: how far behind it is."""
+        """Returns the newest offset, for the query's progress report."""
         return self._offset(self._visible(0))
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """What becomes visible from now on is for the next time."""
+        """Excludes rows that become visible from now on."""
         self._target = self._visible(0)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[RowRange]:
-        """None of an empty range. Raises Broken: these are no rows of this run."""
+        """Plans a batch; an empty range has no partition. Raises Broken: these are no rows of this run."""
         begin, stop = self._row(start), self._row(end)
         if begin == stop:
             return []
@@ -172,7 +173,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ranges(self._columns(), begin, stop, self._options.partitions)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Spark has all rows before `end` where they belong, and asks for them no more."""
+        """Acknowledges all rows before `end`, which Spark has stored and does not request again."""
         self._acknowledge(self._row(end))
 
     def stop(self) -> None:
@@ -180,13 +181,13 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._link.close()
             self._link = None
 
-    # -- what its tasks call -----------------------------------------------------------------------------
+    # -- called by its tasks -----------------------------------------------------------------------------
 
     def read(self, partition: RowRange) -> Iterator[RecordBatch]:
-        """In a task: its rows."""
+        """Reads a partition's rows, in a task."""
         return read(self._options, self._schema, partition)
 
-    # -- within ------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------
 
     def _ask(self, request: Any) -> dict[str, Any]:
         if self._link is None:
@@ -194,8 +195,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._link.ask(request)[1]
 
     def _look(self) -> dict[str, Any]:
-        """How far the run is: asked for all the time, so nothing is counted for it. Raises Broken: it is
-        another run now."""
+        """Returns the visible end of the run. It is called often, so nothing is counted for it. Raises
+        Broken: the name belongs to another run now."""
         answer = self._ask(Read(run=self._options.run, run_id=self._run_id, begin=0, end=0))
         self._run_id = answer["run_id"]
         return answer
@@ -204,8 +205,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return {"row": row, "run_id": self._run_id}
 
     def _row(self, offset: dict[str, Any]) -> int:
-        """Where an offset of this query is. Raises Broken: it is one of another run."""
-        run_id = offset.get("run_id", "")  # a checkpoint of an earlier release does not say
+        """Returns the row of an offset of this query. Raises Broken: it belongs to another run."""
+        run_id = offset.get("run_id", "")  # a checkpoint of an earlier release has none
         if run_id and self._run_id and run_id != self._run_id:
             raise _replaced(self._options.run, run_id, self._run_id)
         self._run_id = self._run_id or run_id
@@ -218,8 +219,8 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             raise self._other(begin)
         return visible
 
-    def _columns(self) -> Seen:
-        """The run with its columns, which it has as soon as it has rows, and which never change."""
+    def _columns(self) -> PlannedRun:
+        """Returns the run with its columns, which never change once it has rows."""
         if self._seen is None:
             assert self._link is not None
             seen = inspect(self._link, self._options.run)
@@ -230,7 +231,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._seen
 
     def _resume(self, row: int) -> None:
-        """A query goes on at its checkpoint: what it had processed must have been of this run."""
+        """Continues a query at its checkpoint, after a check that it had processed rows of this run."""
         if self._member:
             return
         run, group = self._options.run, self._options.group
@@ -247,7 +248,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._member = True
 
     def _join(self) -> None:
-        """The group is there from now on: opened, and left at once, since ranges are read without a lease."""
+        """Creates the group: opens and leaves it at once, since ranges are read without a lease."""
         options = self._options
         url = str(RunAddress(options.endpoint, options.run))
         client = RunClient(url, timeout=options.connect_timeout)
@@ -281,7 +282,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def read_schema(options: ReadOptions) -> StructType:
-    """The schema of a run. Raises OptionError (no such run), UsageError (no rows), NotATensor, Again."""
+    """Returns a run's schema. Raises OptionError (no such run), UsageError (no rows), NotATensor, Again."""
     link = _link(options)
     try:
         seen = inspect(link, options.run)
@@ -298,25 +299,25 @@ def read_schema(options: ReadOptions) -> StructType:
     return schema_of(seen.layouts)
 
 
-def inspect(link: ReconnectingClient, run: str) -> Seen:
-    """Asks for all that planning needs. Raises OptionError: there is no such run."""
+def inspect(link: ReconnectingClient, run: str) -> PlannedRun:
+    """Requests all that planning needs. Raises OptionError: there is no such run."""
     _, answer = link.ask(InspectRun(run=run))
     layouts = from_json(answer["columns"])
-    return Seen(
+    return PlannedRun(
         answer["state"],
         answer["kind"],
         answer["first"],
         answer["rows"],
         answer["run_id"],
         layouts,
-        # What came is counted with rows of attempts that lost, and not across restarts of a spool.
+        # The received count includes rows of lost attempts, and does not survive a spool's restart.
         max(1, row_bytes(layouts), answer["bytes"] // max(1, answer["rows"] + answer["staged_rows"])),
         frozenset(answer["groups"]),
     )
 
 
-def ranges(seen: Seen, begin: int, end: int, partitions: int = 0) -> list[RowRange]:
-    """Rows [begin, end) in `partitions` parts as even as can be, none of them empty; 0: of about 64 MiB."""
+def ranges(seen: PlannedRun, begin: int, end: int, partitions: int = 0) -> list[RowRange]:
+    """Splits rows [begin, end) evenly into `partitions` non-empty parts; 0: parts of about 64 MiB."""
     rows = end - begin
     count = min(rows, partitions or -(-rows * seen.row_bytes // PARTITION_BYTES))
     cuts = [begin + rows * number // count for number in range(count)] + [end] if count else []
@@ -324,7 +325,7 @@ def ranges(seen: Seen, begin: int, end: int, partitions: int = 0) -> list[RowRan
 
 
 def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[RecordBatch]:
-    """The rows of a partition. Raises Broken (not kept any more, or of another run), Again, OptionError."""
+    """Reads a partition's rows. Raises Broken (deleted, or of another run), Again, OptionError."""
     link = _link(options)
     step = _FIRST_ROWS
     begin = part.begin
@@ -339,22 +340,22 @@ def read(options: ReadOptions, schema: StructType, part: RowRange) -> Iterator[R
             except AnswerTooLarge as error:
                 if step == 1:
                     raise
-                step = max(1, min(error.most, step - 1))  # rows are longer here
+                step = max(1, min(error.most, step - 1))  # rows are longer here than before
                 continue
             rows = answer["count"]
             if not rows:
                 raise Broken(f"run {options.run} has no row {begin:,} any more", hint="Read it again.")
             yield from batches(arrays, layouts, schema, rows)
             begin += rows
-            # How long rows are is seen by reading them.
+            # The size of rows is known after reading them.
             nbytes = sum(array.nbytes for array in arrays.values())
             step = max(1, min(step * _GROWTH, FETCH_BYTES * rows // max(1, nbytes)))
     finally:
         link.close()
 
 
-def _nothing(seen: Seen) -> RowRange:
-    """Spark wants one partition at least."""
+def _nothing(seen: PlannedRun) -> RowRange:
+    """Returns an empty partition: Spark requires at least one."""
     return RowRange(0, 0, seen.run_id, seen.layouts)
 
 

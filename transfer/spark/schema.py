@@ -1,4 +1,4 @@
-"""Which columns of a DataFrame can travel, and as what, decided on the driver from the schema alone."""
+"""Decides on the driver, from the schema alone, which columns of a DataFrame can travel, and how."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from transfer.transports.errors import NotATensor, OptionError
 
 Kind = Literal["dense", "ragged", "string", "binary", "vector", "bytes"]
 Source = Literal["", "timestamp", "date", "decimal"]
-#: what may be done about nulls; the first is the default
+#: policies for nulls; the first one is the default
 NULLS = ("refuse", "fill", "mask")
-#: stands for all array columns in the option `ragged`
+#: means all array columns in the option `ragged`
 ALL = "*"
 
 #: Spark's type name -> numpy's
@@ -29,10 +29,10 @@ NUMERIC = {
     "boolean": "bool",
 }
 _BYTES: dict[str, Kind] = {"string": "string", "char": "string", "varchar": "string", "binary": "binary"}
-#: dense and sparse vectors have one type, so the sparse ones are found in the data only
+#: dense and sparse vectors have one type, so sparse ones are found only in the data
 _VECTORS = ("pyspark.ml.linalg", "pyspark.mllib.linalg")
 _INTERVAL = "Take numbers out of it, for instance F.expr('extract(day from `{name}`)')."
-#: what to do about the types that people meet most
+#: hints for the most frequent types
 _HINTS = {
     "decimal": "Use the option decimals='float64' or 'int64', or cast it: F.col('{name}').cast('double').",
     "timestamp": "Use the option timestamps='micros', or cast it to a number: F.unix_micros('{name}').",
@@ -41,7 +41,7 @@ _HINTS = {
     "interval": _INTERVAL,
     "daytimeinterval": _INTERVAL,
     "yearmonthinterval": _INTERVAL,
-    "struct": "Select its fields as columns of their own: df.select('{name}.*').",
+    "struct": "Select its fields as separate columns: df.select('{name}.*').",
     "map": "Make arrays of it: F.map_keys('{name}') and F.map_values('{name}').",
     "array of string": "Join them into one string: F.array_join('{name}', ' '), or index them into numbers.",
     "array of vector": "Make a row of each: df.withColumn('{name}', F.explode('{name}')).",
@@ -49,7 +49,7 @@ _HINTS = {
 _HINT = "Only numbers, booleans, strings, bytes, dense vectors and arrays of numbers or booleans can travel."
 
 
-#: what becomes of types that are numbers within; the first is the default
+#: conversions of types that are numbers inside; the first one is the default
 TIMESTAMPS = ("refuse", "micros")
 DATES = ("refuse", "days")
 DECIMALS = ("refuse", "float64", "int64")
@@ -57,8 +57,8 @@ DECIMALS = ("refuse", "float64", "int64")
 
 @dataclass(frozen=True, slots=True)
 class Conversions:
-    """What is made of columns that are no numbers for Spark. dense: binary columns, with the shape of a row,
-    or () for as many bytes as the rows have."""
+    """Conversions of columns that are no numbers for Spark. dense: binary columns with the shape of a row, ()
+    for as many bytes as the rows have."""
 
     timestamps: str = TIMESTAMPS[0]
     dates: str = DATES[0]
@@ -66,7 +66,7 @@ class Conversions:
     dense: tuple[tuple[str, tuple[int, ...]], ...] = ()
 
     def number(self, word: str) -> tuple[Source, str] | None:
-        """(the source, numpy's type) of a type of Spark's that is to travel as a number."""
+        """Returns (the source, numpy's type) of a Spark type that travels as a number."""
         if word in ("timestamp", "timestamp_ntz") and self.timestamps != TIMESTAMPS[0]:
             return "timestamp", "int64"
         if word == "date" and self.dates != DATES[0]:
@@ -76,18 +76,18 @@ class Conversions:
         return None
 
 
-#: nothing is converted
+#: no conversions
 PLAIN = Conversions()
 
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column that travels. `index` is its place in the DataFrame; `depth` counts nested arrays.
+    """A column to send. `index` is its place in the DataFrame; `depth` counts nested arrays.
 
-    kind: as in `Layout`; "vector" (MLlib's, depth 1) and "bytes" (binary of one length), which travel as
-    "dense". nulls: what is done about them here, one of NULLS; "mask" only if the schema lets the column be
-    null. source: Arrow's kind of value where it is not a number of `dtype` yet. dense: the shape of "bytes",
-    () if their length tells it.
+    kind: as in `Layout`; "vector" (MLlib's, depth 1) and "bytes" (binary of one length) travel as "dense".
+    nulls: the policy for this column, one of NULLS; "mask" only if the schema lets the column be null.
+    source: Arrow's kind of value if it is not a number of `dtype` yet. dense: the shape of "bytes", () if
+    their length determines it.
     """
 
     name: str
@@ -101,13 +101,13 @@ class Column:
 
     @property
     def shape(self) -> tuple[int, ...] | None:
-        """The shape of a row, or of a value of a ragged one, if it is known without data."""
+        """The shape of a row, or of a value of a ragged one, if the schema determines it."""
         if self.kind == "bytes":
             return self.dense or None
         return None if self.depth - (self.kind == "ragged") else ()
 
     def layout(self, shape: tuple[int, ...]) -> Layout:
-        """How it travels, once that shape is known."""
+        """Returns the layout, once that shape is known."""
         kind = "dense" if self.kind == "vector" or self.kind == "bytes" else self.kind
         return Layout(self.name, kind, self.dtype, shape, nulls=self.nulls == "mask")
 
@@ -120,12 +120,12 @@ def check_schema(
     nulls: str = NULLS[0],
     conversions: Conversions = PLAIN,
 ) -> tuple[Column, ...]:
-    """The columns to send, in the order asked for (all, when `wanted` is empty).
+    """Returns the columns to send, in the order of `wanted` (empty: all).
 
-    `schema` is a pyspark StructType. `ragged` names array columns whose rows have lengths of their own ("*":
-    all). Lengths of arrays, nulls and sparse vectors are not in a Spark schema; they are checked batch by
-    batch before anything of the batch is sent. Raises OptionError for a name that is not there, is no array
-    or is taken by another column's arrays; NotATensor for a type that cannot travel. Both name the column.
+    `schema` is a pyspark StructType. `ragged` names array columns whose rows have different lengths ("*":
+    all). A Spark schema has no lengths of arrays, nulls or sparse vectors; they are checked for each batch
+    before it is sent. Raises OptionError for an unknown name, a name that is no array or that another
+    column's arrays have; NotATensor for a type that cannot travel. Both name the column.
     """
     if nulls not in NULLS:
         raise OptionError(f"nulls is one of {', '.join(NULLS)}, not {nulls!r}")
@@ -162,7 +162,7 @@ def _check_ragged(schema: Any, places: dict[str, int], ragged: Sequence[str]) ->
         if kind.typeName() != "array":
             raise OptionError(
                 f"option 'ragged' names {name!r}, which is {kind.simpleString()} and no array",
-                hint="Take it out of the option. Strings and bytes have lengths of their own anyway.",
+                hint="Take it out of the option. Strings and bytes may always have different lengths.",
             )
 
 
@@ -210,7 +210,7 @@ def _is_vector(kind: Any) -> bool:
 
 
 def _check_names(columns: Sequence[Column]) -> None:
-    """Refuses what a message of all these arrays could not carry."""
+    """Refuses names that one message of all these arrays could not carry."""
     owners: dict[str, str] = {}
     for column in columns:
         for name in column.layout(()).arrays:

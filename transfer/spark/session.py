@@ -1,4 +1,4 @@
-"""A Spark session on this machine, for the demo and the tests; and what to say when Java is missing."""
+"""A Spark session on this machine, for the demo and the tests, and a clear error when Java is missing."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _INSTALL = (
     "Install Java 17 or newer, for instance: apt install openjdk-17-jre-headless "
     "(conda: openjdk=17), or set JAVA_HOME to one."
 )
-#: what Spark's own launcher runs, so that we look at the same Java. `exec`, or only the shell would be
-#: killed when Java hangs, and Java would hold our pipes open
+#: the command of Spark's launcher, so that it is the same Java. Without `exec` only the shell would be killed
+#: when Java hangs, and Java would keep the pipes open
 _JAVA_VERSION = 'exec "${JAVA_HOME:+$JAVA_HOME/bin/}java" -version'
 
 
 def check_java(timeout: float = 30.0) -> int:
-    """The major version of the Java that Spark would use. Raises NotSupported with what to install."""
+    """Returns the major version of Spark's Java. Raises NotSupported with an installation hint."""
     try:
         answer = subprocess.run(
             ["/bin/sh", "-c", _JAVA_VERSION], capture_output=True, text=True, timeout=timeout, check=False
@@ -44,10 +44,10 @@ def check_java(timeout: float = 30.0) -> int:
 
 
 def parse_java_version(text: str) -> int:
-    """`openjdk version "17.0.15"` -> 17; 1.8 counts as 8. Raises NotSupported below 17."""
+    """Parses `openjdk version "17.0.15"` -> 17; 1.8 counts as 8. Raises NotSupported below 17."""
     found = re.search(r'version "(?:1\.)?(\d+)', text)
     if found is None:
-        raise NotSupported(f"Java did not tell its version: {text.strip()[:200]!r}", hint=_INSTALL)
+        raise NotSupported(f"Java did not report its version: {text.strip()[:200]!r}", hint=_INSTALL)
     major = int(found[1])
     if major < MIN_JAVA:
         raise NotSupported(f"Spark needs Java {MIN_JAVA}, and this one is {major}", hint=_INSTALL)
@@ -57,10 +57,10 @@ def parse_java_version(text: str) -> int:
 def local_session(
     workers: int = 2, *, task_failures: int = 4, name: str = "transfer", conf: dict[str, str] | None = None
 ) -> SparkSession:
-    """Starts Spark in this process with `workers` tasks at a time, each in a Python process of its own.
+    """Starts Spark in this process with `workers` parallel tasks, each in a separate Python process.
 
-    A task is tried `task_failures` times. Everything listens on loopback. The caller stops it. Takes
-    some seconds; Ctrl-C ends that, with the Java process. Raises NotSupported when Java or PySpark is
+    A task is tried `task_failures` times. Everything listens on loopback. The caller stops the session. It
+    takes some seconds; Ctrl-C ends that, with the Java process. Raises NotSupported if Java or PySpark is
     missing.
     """
     whole(workers, "workers", 1), whole(task_failures, "task_failures", 1)
@@ -71,7 +71,7 @@ def local_session(
     except ImportError as error:
         raise NotSupported("PySpark is missing", hint='pip install "tensor-transfer[demo]"') from error
 
-    # Spark starts its Python workers by this variable, or by the first `python3` of the path.
+    # Spark starts its Python workers with this variable, or with the first `python3` of the path.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     builder = SparkSession.builder.master(f"local[{workers},{task_failures}]").appName(name)
     settings = {
@@ -81,7 +81,7 @@ def local_session(
         "spark.ui.showConsoleProgress": "false",
         "spark.executorEnv.PYTHONPATH": str(Path(__file__).parents[2]),
         "spark.sql.shuffle.partitions": str(2 * workers),
-        # Small inputs would end up in one task, and the demo wants to show several.
+        # Small inputs would end up in one task, and the demo shows several.
         "spark.sql.adaptive.coalescePartitions.enabled": "false",
     }
     for key, value in (settings | (conf or {})).items():
@@ -94,7 +94,7 @@ def local_session(
 def running_session(
     workers: int = 2, *, task_failures: int = 4, name: str = "transfer", conf: dict[str, str] | None = None
 ) -> Iterator[SparkSession]:
-    """A `local_session` for a block. When the block is left, however, all processes of it are gone.
+    """A `local_session` for a block. All its processes have ended when the block is left in any way.
 
     It must be the only session of this process: a later one starts a new Java.
     """
@@ -104,15 +104,15 @@ def running_session(
         yield spark
         spark.stop()
     finally:
-        # After an error or Ctrl-C there is no stop: Java does it at its end, and that has a deadline.
+        # After an error or Ctrl-C nothing stops the session: Java does so at its end, within a deadline.
         _end_java(before)
 
 
 @contextmanager
 def _whole_start() -> Iterator[None]:
-    """Starts Spark wholly or not at all, and leaves the program's Ctrl-C as it was.
+    """Starts Spark completely or not at all, and keeps the program's Ctrl-C handler.
 
-    Spark sets a handler that talks with Java in the middle of whatever the main thread was doing.
+    Spark's handler talks to Java in the middle of whatever the main thread is doing.
     """
     before = java_processes()
     main = threading.current_thread() is threading.main_thread()
@@ -128,7 +128,7 @@ def _whole_start() -> Iterator[None]:
 
 
 def _end_java(before: set[int]) -> None:
-    """Ends the Java that came after `before`, and lets PySpark start another one if it is asked to."""
+    """Ends the Java that started after `before`, and lets PySpark start a new one."""
     with uninterrupted():
         started = java_processes() - before
         if not started:
@@ -137,10 +137,10 @@ def _end_java(before: set[int]) -> None:
         from pyspark.sql import SparkSession
 
         server = getattr(SparkContext._active_spark_context, "_accumulatorServer", None)
-        if server is not None:  # it prints a traceback when Java leaves before it, so it is quiet now
+        if server is not None:  # it would print a traceback when Java ends first, so it is silenced
             server.handle_error = lambda request, client: None
         end(started)
         if server is not None:
-            server.shutdown()  # after Java, or it might wait for a rest of what Java began to tell
+            server.shutdown()  # after Java, or it might wait for the rest of a message of Java
         SparkContext._gateway = SparkContext._jvm = SparkContext._active_spark_context = None
         SparkSession._instantiatedSession = None

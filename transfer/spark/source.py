@@ -1,9 +1,8 @@
-"""The data source: what Spark calls, on the driver and in its tasks.
+"""The data source that Spark calls, on the driver and in its tasks.
 
-Spark builds the writer in one process on the driver's side, pickles it, runs `write` in a Python worker
-for each task attempt, and `commit` or `abort` in yet another process. A stream's writer is built again for
-each of its batches and for their commits, so a job of a stream is named by its query and batch, which tasks
-know.
+Spark builds the writer in one process on the driver's side, pickles it, runs `write` in a Python worker for
+each task attempt, and `commit` or `abort` in another process. It builds a stream's writer again for each
+batch and each commit, so a job of a stream is named by its query and batch, which tasks know.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ if TYPE_CHECKING:
     from pyarrow import RecordBatch
     from pyspark.sql.types import StructType
 
-#: what Spark tells a task of a stream; not in its documentation. The last is new at each start of a query
+#: properties of a stream's task, undocumented by Spark. The last one is new at each start of a query
 _BATCH, _QUERY, _START = "streaming.sql.batchId", "sql.streaming.queryId", "spark.jobGroup.id"
-#: options of a query that Spark hands to its sink
+#: options of a query that Spark passes to its sink
 _OF_QUERIES = ("checkpointlocation", "queryname")
 
 
 @dataclass
-class Sent(WriterCommitMessage):
-    """What a task hands to the commit. A plain dataclass, since Spark pickles it.
+class TaskResult(WriterCommitMessage):
+    """The result of a task for the commit. A plain dataclass, since Spark pickles it.
 
-    job: of a stream's batch. cause: why its rows cannot travel. Such a task ends well for Spark, which would
-    only try it again, and find the same rows; the commit fails.
+    job: of a stream's batch. cause: why its rows cannot travel. Such a task succeeds for Spark, which would
+    only retry it and find the same rows; the commit fails.
     """
 
     receipt: Receipt | None
@@ -53,42 +52,42 @@ class Sent(WriterCommitMessage):
 
 
 class TransferWriter(DataSourceArrowWriter):
-    """Sends the rows of one job. Made once a job, so its run name is the same in every task."""
+    """Sends the rows of one job. Made once for a job, so all tasks have the same run name."""
 
     def __init__(self, plan: Write) -> None:
         self.plan = plan
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
-        """Sends one partition; returns when the receiver has it for good."""
-        return _sent(self.plan, iterator, current_task()[0])
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
+        """Sends one partition; returns when the receiver has stored or consumed it."""
+        return _send_partition(self.plan, iterator, current_task()[0])
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """If it raises, Spark calls `abort` and fails the job."""
+        """Commits the job. If it raises, Spark calls `abort` and fails the job."""
         _check(messages)
         self.plan.commit(_receipts(messages))
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Called when a task has failed for good, or the commit has."""
+        """Aborts the job. Called when a task has failed for good, or the commit has."""
         self.plan.abort()
 
 
 class TransferStreamWriter(DataSourceStreamArrowWriter):
-    """Sends the batches of one streaming query, each of them a job of its own."""
+    """Sends the batches of one streaming query, each as a separate job."""
 
     def __init__(self, plan: SpoolWrite) -> None:
         self._plan = plan
 
-    def write(self, iterator: Iterator[RecordBatch]) -> Sent:
+    def write(self, iterator: Iterator[RecordBatch]) -> TaskResult:
         """Sends one partition of a batch; returns when the spool has it on its disk."""
         task, job = current_task()
         if not job:
             raise NotSupported(
-                "this Spark does not tell a task its streaming query", hint="use PySpark 4.1 to 4.3"
+                "this Spark does not report the streaming query to its tasks", hint="use PySpark 4.1 to 4.3"
             )
-        return _sent(replace(self._plan, job=job), iterator, task, job)
+        return _send_partition(replace(self._plan, job=job), iterator, task, job)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 - Spark's name
-        """Spark repeats it after a restart: a batch that is committed is not committed again."""
+        """Commits a batch. Spark repeats it after a restart; a committed batch is not committed again."""
         _check(messages)
         for job in _jobs(messages):
             replace(self._plan, job=job).commit(_receipts(messages))
@@ -106,7 +105,7 @@ class TransferDataSource(DataSource):
         return "transfer"
 
     def schema(self) -> StructType:
-        """Of the run that is read, if the user gave none."""
+        """Returns the schema of the run to read, if the user gave none."""
         return read_schema(parse_read_options(self.options))
 
     def reader(self, schema: StructType) -> RunReader:
@@ -125,13 +124,13 @@ class TransferDataSource(DataSource):
         return TransferWriter(plan_of(parse_options(self.options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TransferStreamWriter:  # noqa: N802 - Spark's name
-        """The same for `df.writeStream`, which needs a spool and a name for its run."""
+        """As `writer`, for `df.writeStream`, which needs a spool and a name for its run."""
         if overwrite:
             raise UsageError("a stream of rows is appended", hint='Write with .outputMode("append").')
         options = parse_options({k: v for k, v in self.options.items() if k.lower() not in _OF_QUERIES})
         if options.delivery == "eager":
             raise NotSupported(
-                "a stream cannot be delivered eagerly: Spark repeats batches after a restart",
+                "eager delivery does not support streams: Spark repeats batches after a restart",
                 hint="Write it to a spool, endpoint run://HOST:PORT/NAME.",
             )
         if not options.run:
@@ -143,8 +142,7 @@ class TransferDataSource(DataSource):
 
 
 def plan_of(options: WriteOptions, schema: Any) -> Write:
-    """How a batch is written, when all that the driver can check is in order. Raises as `check_schema` and
-    `Write.check`."""
+    """Plans a write after all checks that the driver can do. Raises as `check_schema` and `Write.check`."""
     columns = options.columns_of(schema)
     job = options.job or uuid.uuid4().hex
     run = options.run or job
@@ -154,7 +152,7 @@ def plan_of(options: WriteOptions, schema: Any) -> Write:
 
 
 def current_task() -> tuple[Task, str]:
-    """The task that this code runs in, and the job that its streaming batch is, or ""."""
+    """Returns the current task, and the job of its streaming batch, or ""."""
     from pyspark import TaskContext
 
     task = TaskContext.get()
@@ -164,30 +162,30 @@ def current_task() -> tuple[Task, str]:
     number = task.taskAttemptId()
     if not query or not batch:
         return Task(task.partitionId(), number, task.attemptNumber()), ""
-    # A batch is tried again under its name by a Spark that counts attempts from 0: the query's start differs.
+    # A Spark that counts attempts from 0 retries a batch under its name: the query's start differs.
     start = zlib.crc32((task.getLocalProperty(_START) or "").encode()) >> 1
     number = start << 32 | number & 0xFFFFFFFF
     return Task(task.partitionId(), number, task.attemptNumber()), f"{query}/{batch}"
 
 
-def _sent(plan: Write, iterator: Iterator[RecordBatch], task: Task, job: str = "") -> Sent:
+def _send_partition(plan: Write, iterator: Iterator[RecordBatch], task: Task, job: str = "") -> TaskResult:
     try:
-        return Sent(plan.send(iterator, task), job)
+        return TaskResult(plan.send(iterator, task), job)
     except NotATensor as error:
-        return Sent(None, job, refusal(error))
+        return TaskResult(None, job, refusal(error))
 
 
 def _check(messages: list[WriterCommitMessage | None]) -> None:
-    """Raises what the first of these tasks was refused with."""
+    """Raises the error of the first refused task."""
     for message in messages:
-        if isinstance(message, Sent) and message.cause is not None:
+        if isinstance(message, TaskResult) and message.cause is not None:
             raise raised(message.cause)
 
 
 def _receipts(messages: list[WriterCommitMessage | None]) -> list[Receipt]:
-    return [m.receipt for m in messages if isinstance(m, Sent) and m.receipt is not None]
+    return [m.receipt for m in messages if isinstance(m, TaskResult) and m.receipt is not None]
 
 
 def _jobs(messages: list[WriterCommitMessage | None]) -> list[str]:
-    """The one job of these messages; none if no task has named it."""
-    return list(dict.fromkeys(m.job for m in messages if isinstance(m, Sent)))
+    """Returns the job of these messages; empty if no task has named one."""
+    return list(dict.fromkeys(m.job for m in messages if isinstance(m, TaskResult)))

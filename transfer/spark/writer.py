@@ -1,4 +1,4 @@
-"""`transfer.spark.write`: a DataFrame's rows to a spool or a trainer, on PySpark 4.1 to 4.3 and on 3.5."""
+"""`transfer.spark.write`: sends a DataFrame's rows to a spool or a trainer, on PySpark 4.1 to 4.3 and 3.5."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 _registered: WeakSet[Any] = WeakSet()
-#: what a task yields: one row, of a `Receipt`, or of the `cause` for which its rows cannot travel
+#: a task yields one row: a `Receipt`, or the `cause` for which its rows cannot travel
 _NUMBERS = ("partition", "attempt", "frames", "rows", "nbytes", "crc")
 _RECEIPT = ", ".join(f"{name} long" for name in _NUMBERS) + (
     ", seconds double, transport string, cause array<string>"
 )
-#: the line of a Python traceback in Spark's error that says what a task refused
+#: the line of a Python traceback in Spark's error that has a task's refusal
 _REFUSAL = re.compile(r"^transfer\.transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
 
 
@@ -44,12 +44,17 @@ def has_data_sources() -> bool:
 
 
 def register(spark: SparkSession) -> None:
-    """Makes `format("transfer")` known to a session, and to the calling thread.
+    """Registers `format("transfer")` in a session and in the calling thread. Repeating it is harmless.
 
-    Needed where `pyspark_transfer` is not installed as a top-level module for Spark's Python, and in
-    threads of your own: Spark looks for a Python data source in the thread's active session, and a
-    thread that did not start Spark has none ("Failed to find the data source"). Calling it again does
-    no harm. Raises NotSupported on a PySpark without such data sources.
+    Needed if `pyspark_transfer` is not a top-level module of Spark's Python, and in threads of the program:
+    Spark looks up a Python data source in the thread's active session, and a thread that did not start Spark
+    has none ("Failed to find the data source").
+
+    Args:
+        spark: the SparkSession.
+
+    Raises:
+        NotSupported: this PySpark has no such data sources.
     """
     if not has_data_sources():
         raise NotSupported(
@@ -80,18 +85,26 @@ def write(
 ) -> str:
     """Sends a DataFrame's rows to a run of a spool, and returns the run's name.
 
-    endpoint: `run://HOST:PORT/NAME`; with delivery="eager" that of a data set, or of several. columns: those
-    to send, selected first, so that Spark computes no others. delivery: "committed" (all or nothing),
-    "partition" or "eager"; docs/spark.md says what each promises. ragged: array columns whose rows have
-    lengths of their own ("*": all arrays). nulls: "refuse", "fill" or "mask". if_complete: what to do where
-    another job has completed the run: "refuse" (UsageError) or "skip" (end well, send nothing). Other options
-    are those of `WriteOptions`.
+    It blocks until all rows are stored, or consumed. Options, schema and spool are checked before Spark
+    starts. If the job fails, the receivers are informed.
 
-    Blocks until all rows are kept, or consumed. Options, schema and spool are checked before Spark is asked
-    for anything: raises OptionError, AddressError, NotATensor, UsageError, Again (no spool answers). Values
-    that cannot travel are NotATensor too; what else goes wrong later is Spark's own exception with the cause
-    in its text. Whatever goes wrong, the
-    receivers learn that the job failed.
+    Args:
+        df: the DataFrame.
+        endpoint: `run://HOST:PORT/NAME`; with delivery="eager" the endpoint of a data set, or of several.
+        columns: the columns to send, selected first, so that Spark computes no others; None sends all.
+        run: the run's name, if the endpoint has none.
+        delivery: "committed" (all or nothing), "partition" or "eager"; see docs/spark.md.
+        ragged: array columns whose rows have different lengths ("*": all arrays).
+        nulls: "refuse", "fill" or "mask".
+        if_complete: if another job has completed the run: "refuse" (UsageError) or "skip" (send nothing).
+        **options: further options of `WriteOptions`.
+
+    Raises:
+        OptionError, AddressError: an option or the endpoint is not valid.
+        NotATensor: a column or a value cannot travel.
+        UsageError: the run is complete.
+        Again: no spool answers.
+        Exception: Spark's own error for any later failure, with the cause in its text.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     endpoints = [endpoint] if isinstance(endpoint, str) else sequence(endpoint, "endpoint", "endpoints")
@@ -125,8 +138,8 @@ def write(
             chosen = parsed.columns_of(df.schema)
             write_by_map(df, dataclasses.replace(plan, columns=chosen))
     except BaseException as error:
-        # Spark tells the receivers only of jobs that got as far as a writer. A trainer that waits for
-        # one that did not would wait until its time-out. A second time does no harm.
+        # Spark informs the receivers only of jobs that reached a writer. Without this a trainer would wait
+        # for its timeout. A second time does no harm.
         plan.abort(declared=declared)
         refused = _REFUSAL.search(str(error))
         if refused is None or isinstance(error, TransferError):
@@ -136,10 +149,9 @@ def write(
 
 
 def write_by_map(df: DataFrame, plan: Write) -> None:
-    """The same without data sources: each partition is sent by `mapInArrow`, and what it yields is its
-    receipt.
+    """Writes without data sources: `mapInArrow` sends each partition and yields its receipt.
 
-    A task that is tried again yields the receipt of the attempt that ended well, as a data source's does.
+    A retried task yields the receipt of the successful attempt, as a data source's task does.
     """
 
     def send(batches: Iterator[RecordBatch]) -> Iterator[RecordBatch]:
@@ -153,7 +165,7 @@ def write_by_map(df: DataFrame, plan: Write) -> None:
         row: dict[str, Any] | None = None
         try:
             receipt = plan.send(batches, task)
-        except NotATensor as error:  # another attempt would find the same rows
+        except NotATensor as error:  # a retry would find the same rows
             row = {"cause": refusal(error)}
         else:
             if receipt is not None:

@@ -1,6 +1,6 @@
-"""The spool: keeps rows between Spark and trainers; see `docs/spool.md`.
+"""The spool keeps rows between Spark and trainers; see `docs/spool.md`.
 
-Nothing is imported until it is asked for; numpy and msgspec come with `tensor-transfer[spool]`.
+Everything is imported on first use; `tensor-transfer[spool]` installs numpy and msgspec.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The way in: a header and the bytes that arrived become a tensor, without a copy.
+"""Makes tensors from a received header and payload, without a copy.
 
-The tensor is writable and its base keeps the memory (a lease of the pool) alive.
+The tensor is writable, and its base keeps the memory (a lease of the pool) alive.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from transfer.transports.errors import NotATensor, NotSupported, ProtocolError, 
 from transfer.transports.forking import undivided
 
 _CACHE_LIMIT: Final = 4096
-#: headers that were read and found good; a look-up here is the fast path of every receive
+#: validated headers; a look-up here is the fast path of every receive
 known_recipes: dict[bytes | None, Recipe] = {}
 
 
 class Recipe:
-    """A header that was read and checked, with what building needs; kept by header.
+    """A validated header, with everything that building a tensor needs; cached by header.
 
-    `flags` are those that the frame must have. The numpy and torch fields are filled by the
-    first `check` of a builder of that kind.
+    `flags` are those that the frame must have. The first `check` of a builder fills the numpy or torch
+    fields.
     """
 
     __slots__ = (
@@ -52,15 +52,15 @@ class Recipe:
         self.make_array: Any = None
         self.numpy_dtype: Any = None
         row = dtypes.BY_CODE.get(spec.code)
-        #: the numpy type that the buffer protocol can export this one as, or None: as it is
+        #: the numpy type under which the buffer protocol can export this one; None: no other type is needed
         self.numpy_view = "|u1" if row is None else row.view or None
         self.torch_dtype: Any = None
-        #: the torch dtype to make from numpy before it is viewed as `torch_dtype`, or None
+        #: the torch dtype to make from numpy before the view as `torch_dtype`, or None
         self.torch_view: Any = None
 
 
 def recipe_for(meta: bytes) -> Recipe:
-    """Reads the header of one tensor. Raises ProtocolError. Thread-safe."""
+    """Reads and validates the header of one tensor. Raises ProtocolError. Thread-safe."""
     recipe = known_recipes.get(meta)
     if recipe is None:
         recipe = Recipe(unpack(meta), EXTENDED_FLAGS if is_extended(meta) else TENSOR_FLAGS)
@@ -77,7 +77,7 @@ class NumpyBuilder:
     """Builds numpy arrays. One instance, `NUMPY`, is enough."""
 
     def check(self, recipe: Recipe) -> None:
-        """Raises before anything is read: ProtocolError("dtype"), NotSupported."""
+        """Checks the header before the payload is read. Raises ProtocolError("dtype"), NotSupported."""
         if recipe.make_array is None:
             numpy = import_numpy()
             spec = recipe.spec
@@ -85,7 +85,7 @@ class NumpyBuilder:
             recipe.make_array = numpy.ndarray
 
     def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
-        """A writable array over `data[offset:]`, which must be writable memory or bytes."""
+        """Makes a writable array over `data[offset:]`, which must be writable memory or bytes."""
         if recipe.make_array is None:
             self.check(recipe)
         if type(data) is bytes:
@@ -95,14 +95,14 @@ class NumpyBuilder:
 
 
 class TorchBuilder:
-    """Builds torch tensors, and moves them to `device` if it is not the host."""
+    """Builds torch tensors, and moves them to `device` if that is not the host."""
 
     def __init__(self, device: Any = None) -> None:
         self.device = device if device is not None and device.type != "cpu" else None
         self._from_numpy: Any = None
 
     def load(self) -> None:
-        """Imports torch, for a caller who asked for it by name. Raises NotSupported."""
+        """Imports torch, for a caller that named it. Raises NotSupported."""
         import_numpy()
         try:
             with undivided():
@@ -112,7 +112,7 @@ class TorchBuilder:
         self._from_numpy = torch.from_numpy
 
     def check(self, recipe: Recipe) -> None:
-        """Raises TensorMismatch before anything is read, if torch has no such dtype."""
+        """Raises TensorMismatch, before the payload is read, if torch has no such dtype."""
         if self._from_numpy is None:
             self.load()
         if recipe.torch_dtype is None:
@@ -125,7 +125,7 @@ class TorchBuilder:
             recipe.torch_dtype = dtype
 
     def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
-        """A tensor over `data[offset:]`, which must be writable memory or bytes."""
+        """Makes a tensor over `data[offset:]`, which must be writable memory or bytes."""
         self.check(recipe)
         if recipe.torch_view is None:
             tensor = self._from_numpy(NUMPY.build(recipe, data, offset))
@@ -134,7 +134,7 @@ class TorchBuilder:
         return tensor if self.device is None else tensor.to(self.device)
 
     def _build_viewed(self, recipe: Recipe, data: Any, offset: int) -> Any:
-        """A dtype that numpy does not have: by way of integers of the same size."""
+        """Builds a dtype that numpy lacks, as integers of the same size and a view."""
         from numpy import ndarray
 
         if type(data) is bytes:
@@ -146,7 +146,7 @@ class TorchBuilder:
 
 
 class ArrayApiBuilder:
-    """Builds tensors of any library that follows the array API, by its `from_dlpack`."""
+    """Builds tensors of any library that follows the array API, through its `from_dlpack`."""
 
     def __init__(self, namespace: Any) -> None:
         self.namespace = namespace
@@ -167,7 +167,7 @@ TORCH: Final = TorchBuilder()
 
 
 def builder_for(like: Any) -> Builder:
-    """What `like=` means: a library (`torch`, `"torch"`), a type, or a tensor of the kind wanted.
+    """Returns the builder for `like=`: a library (`torch`, `"torch"`), a type, or a tensor of that kind.
 
     None means numpy. Raises NotATensor for anything else.
     """
@@ -200,7 +200,7 @@ def _is_numpy(like: Any) -> bool:
 
 
 def check_length(recipe: Recipe, nbytes: int) -> None:
-    """Raises ProtocolError("shape") when header and data disagree."""
+    """Raises ProtocolError("shape") if the payload's length does not match the header."""
     if nbytes != recipe.nbytes:
         raise ProtocolError("shape", f"{nbytes} bytes for a tensor of {recipe.nbytes} bytes")
 
@@ -216,7 +216,7 @@ def import_numpy() -> ModuleType:
             import numpy
     except ImportError as error:
         raise NotSupported(
-            "numpy is missing, which tensors are received with",
+            "receiving tensors needs numpy, which is missing",
             hint="pip install numpy, or receive with out=a bytearray",
         ) from error
     return numpy

@@ -11,13 +11,13 @@ The first frame carries an extended header of kind 2, fixed part 16 bytes:
 
 Its data is: index (where = 1 only), metadata (JSON, UTF-8; 0 bytes mean None), zeros up to a
 multiple of 64, then the small tensors, each padded with zeros to a multiple of 64. Every other
-tensor follows in a tensor frame of its own, in the order of the index. The index:
+tensor follows in a separate tensor frame, in the order of the index. The index:
 
     u32 count
     count times: u16 length of the name, u8 place (0 packed, 1 own frame), u8 reserved 0,
                  tensor header (see `header.py`), name (UTF-8)
 
-Pure apart from joining bytes: no sockets here.
+Pure apart from joining bytes: no sockets.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measur
 from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN
 from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
 
-#: tensors below this many bytes share the first frame. The core copies smaller payloads anyhow, and
-#: one frame costs less than many
+#: tensors below this many bytes share the first frame. The core copies smaller payloads anyway, and one frame
+#: costs less than many
 PACK_BELOW: Final = 64 * 1024
 ALIGNMENT: Final = 64
 MAX_TENSORS: Final = 65_536
@@ -60,7 +60,7 @@ _to_json = json.JSONEncoder(separators=(",", ":"), ensure_ascii=False).encode
 OutFrame = tuple[int, int, bytes | None, bytes | None, Any]
 
 
-# --- out --------------------------------------------------------------------------------------
+# --- sending ----------------------------------------------------------------------------------
 
 #: (index, header with the index in it or None, own frame?, packed?)
 _Layout = tuple[bytes, bytes | None, list[bool], list[bool]]
@@ -68,7 +68,7 @@ _layouts: dict[tuple[Any, ...], _Layout] = {}
 
 
 def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) -> list[OutFrame]:
-    """The frames of one message. Tensors of PACK_BELOW bytes and more are not copied if dense.
+    """Makes the frames of one message. Dense tensors of PACK_BELOW bytes or more are not copied.
 
     Raises NotATensor, or UsageError for names and metadata that cannot travel.
     """
@@ -85,7 +85,7 @@ def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) ->
         reason = str(error).partition("\n")[0]
         raise NotATensor(
             f"{name!r} of a dict of tensors: {reason}",
-            hint="send_json() sends other dicts; beside tensors, other values travel as meta=",
+            hint="send_json() sends other dicts; meta= sends other values together with tensors",
         ) from error
     headers = [header for _, header, _ in exported]
     key = (*tensors, *headers)
@@ -166,11 +166,11 @@ def _first_data(head: bytes, packed: Any) -> bytes:
     return b"".join(parts) if len(parts) > 2 else head + parts[1]
 
 
-# --- in ---------------------------------------------------------------------------------------
+# --- receiving --------------------------------------------------------------------------------
 
 
 class Entry:
-    """One tensor of an index: where it lies. `offset` counts from the first packed tensor."""
+    """One tensor of an index. `offset` counts from the first packed tensor; None: it has a separate frame."""
 
     __slots__ = ("header", "name", "offset", "recipe")
 
@@ -182,10 +182,10 @@ class Entry:
 
 
 class Index:
-    """An index that was read and checked.
+    """A validated index.
 
-    `entries` in their order; `own` those with a frame of their own; `packed` bytes of the others;
-    `built_by` the builder that found last that it can build all of them.
+    `entries` in order; `own` those with a separate frame; `packed` the bytes of the others; `built_by` the
+    builder that last checked that it can build all of them.
     """
 
     __slots__ = ("built_by", "entries", "own", "packed")
@@ -198,7 +198,7 @@ class Index:
 
 
 class BundleHeader:
-    """The header of the first frame. `index` is None if it is in the data."""
+    """The header of the first frame. `index` is None if the data contains it."""
 
     __slots__ = ("_data_index", "index", "metadata_bytes")
 
@@ -208,7 +208,7 @@ class BundleHeader:
         self.metadata_bytes = metadata_bytes
 
     def index_of(self, data: Any) -> Index:
-        """The index, from the header or from the data. Raises ProtocolError."""
+        """Returns the index, from the header or from the data. Raises ProtocolError."""
         if self.index is not None:
             return self.index
         view = memoryview(data)
@@ -218,17 +218,17 @@ class BundleHeader:
 
     @property
     def start(self) -> int:
-        """Where the packed tensors begin in the data."""
+        """The offset of the packed tensors in the data."""
         head = self._data_index + self.metadata_bytes
         return head + -head % ALIGNMENT
 
     @property
     def limit(self) -> int | None:
-        """Bytes of the first frame's data, if the header alone tells them."""
+        """Bytes of the first frame's data, if the header alone determines them."""
         return None if self.index is None else self.start + self.index.packed
 
     def metadata_of(self, data: Any) -> Any:
-        """Raises ProtocolError("tensor") for what is no JSON."""
+        """Decodes the metadata. Raises ProtocolError("tensor") if it is not JSON."""
         if not self.metadata_bytes:
             return None
         at = self._data_index
@@ -244,7 +244,7 @@ _indexes: dict[bytes, Index] = {}
 
 
 def unpack_bundle(meta: bytes) -> BundleHeader:
-    """The header of a bundle, wholly checked. Raises ProtocolError. Thread-safe."""
+    """Reads and validates the header of a bundle. Raises ProtocolError. Thread-safe."""
     header = _headers.get(meta)
     if header is None:
         header = _unpack(meta)
@@ -264,7 +264,7 @@ def _unpack(meta: bytes) -> BundleHeader:
     if index_bytes > MAX_INDEX or metadata_bytes > MAX_METADATA:
         raise ProtocolError("too_large", f"a bundle with {index_bytes + metadata_bytes} bytes of description")
     if len(inline) != (index_bytes if where == _INLINE else 0):
-        raise ProtocolError("tensor", "the index of a bundle has another length than its header says")
+        raise ProtocolError("tensor", "the index of a bundle has another length than in its header")
     if where == _INLINE:
         return BundleHeader(_index(inline), 0, metadata_bytes)
     return BundleHeader(None, index_bytes, metadata_bytes)

@@ -1,8 +1,8 @@
 """Tensors on a GPU: copied through pinned slabs, chunk by chunk, in the order of the device's streams.
 
-Sending waits, on the device, for what the caller's current stream has under way; what was received
-is usable on the current stream as soon as the call returns. Torch and CuPy are used if the caller
-loaded them. This never ran on a GPU: the copies and their order were tested on a stand-in for one.
+A send waits, on the device, for the work of the caller's current stream. A received tensor is usable on the
+current stream as soon as the call returns. Torch and CuPy are used if the caller has imported them. Not
+tested on a GPU: tests use a stand-in for the copies and their order.
 """
 
 from __future__ import annotations
@@ -17,41 +17,41 @@ from transfer.transports.gpu import SLAB, SLABS, Chunk, staging_plan
 
 
 class Device(Protocol):
-    """One GPU as a library offers it. Streams and events are the library's own.
+    """One GPU, as a library offers it, with the library's streams and events.
 
-    `flat` is a tensor's memory as a library's array of bytes, contiguous. Copies are asynchronous:
-    they happen on their stream, in its order.
+    `flat` is a tensor's memory as the library's contiguous array of bytes. Copies are asynchronous: they run
+    on their stream, in its order.
     """
 
     def current(self) -> Any:
-        """The stream that the caller's work is on."""
+        """Returns the stream of the caller's work."""
 
     def side(self) -> Any:
-        """A stream of ours."""
+        """Makes a further stream, for copies."""
 
     def record(self, stream: Any) -> Any:
-        """An event behind everything that the stream has to do now."""
+        """Records an event after all work that the stream has now."""
 
     def wait(self, stream: Any, event: Any) -> None:
-        """What comes to the stream from now on waits for the event, on the device."""
+        """Makes later work of the stream wait for the event, on the device."""
 
     def synchronize(self, event: Any) -> None:
-        """The calling thread waits for the event."""
+        """Blocks the calling thread until the event."""
 
     def pinned(self, nbytes: int) -> Any:
-        """Host memory that the device copies from and to by itself."""
+        """Allocates host memory that the device can copy from and to by itself."""
 
     def view(self, slab: Any) -> memoryview:
-        """The bytes of pinned memory."""
+        """Returns the bytes of pinned memory."""
 
     def copy_out(self, slab: Any, flat: Any, chunk: Chunk, stream: Any) -> None:
-        """Begins to copy the chunk from the tensor to the beginning of the slab."""
+        """Starts to copy the chunk from the tensor to the beginning of the slab."""
 
     def copy_in(self, flat: Any, chunk: Chunk, slab: Any, stream: Any) -> None:
-        """Begins to copy the chunk from the beginning of the slab to the tensor."""
+        """Starts to copy the chunk from the beginning of the slab to the tensor."""
 
     def keep(self, flat: Any, stream: Any) -> None:
-        """The memory belongs to the tensor until the stream is done, whoever drops it before."""
+        """Keeps the tensor's memory allocated until the stream is done, even if the tensor is freed."""
 
 
 class Stage:
@@ -63,11 +63,11 @@ class Stage:
         self._count = slabs
         self._lock = threading.Lock()
         self._slabs: list[Any] = []
-        #: behind the last copy that read or wrote the slab
+        #: the event after the last copy that read or wrote the slab
         self._busy: list[Any] = []
 
     def to_host(self, flat: Any, target: memoryview) -> None:
-        """Copies a tensor's bytes to host memory of their length; all is there when it returns."""
+        """Copies a tensor's bytes to host memory of their length; complete when it returns."""
         device = self._device
         plan = staging_plan(target.nbytes, self._size, self._count)
         with self._lock:
@@ -77,21 +77,21 @@ class Stage:
             for number, chunk in enumerate(plan):
                 if number >= self._count:
                     self._drain(plan[number - self._count], target)
-                self._settle(chunk.slab)  # nobody writes to what is still read
+                self._settle(chunk.slab)  # the slab must not change while it is read
                 device.copy_out(self._slabs[chunk.slab], flat, chunk, stream)
                 self._busy[chunk.slab] = device.record(stream)
             for chunk in plan[max(0, len(plan) - self._count) :]:
                 self._drain(chunk, target)
 
     def to_device(self, source: memoryview, flat: Any) -> None:
-        """Copies host memory into a tensor. The current stream waits for it; the host does not,
-        but `source` is read when this returns."""
+        """Copies host memory into a tensor. The current stream waits for the copy, the host does not;
+        `source` has been read when this returns."""
         device = self._device
         plan = staging_plan(source.nbytes, self._size, self._count)
         with self._lock:
             self._prepare(min(len(plan), self._count))
             stream = device.side()
-            # Work that still reads the tensor's old contents comes first.
+            # Work that still reads the tensor's old contents runs first.
             device.wait(stream, device.record(device.current()))
             for chunk in plan:
                 self._settle(chunk.slab)
@@ -103,10 +103,10 @@ class Stage:
             device.wait(device.current(), device.record(stream))
 
     def settle(self) -> None:
-        """Waits until the work that the current stream has now is over."""
+        """Blocks until the current stream's work of this moment is done."""
         self._device.synchronize(self._device.record(self._device.current()))
 
-    # -- under the lock
+    # -- call these under the lock
 
     def _prepare(self, count: int) -> None:
         while len(self._slabs) < count:
@@ -128,7 +128,7 @@ class Stage:
 
 
 class _Streams:
-    """What streams and events of both libraries have in common."""
+    """The common part of streams and events of both libraries."""
 
     _side: Any
 
@@ -179,7 +179,7 @@ class TorchDevice(_Streams):
 
 
 class CupyDevice(_Streams):
-    """A device of CuPy. Its streams are those of its own: `with stream:` makes one current."""
+    """A device of CuPy. `with stream:` makes one of its streams current."""
 
     def __init__(self, cupy: Any, index: int) -> None:
         self._cuda = cupy.cuda
@@ -214,25 +214,25 @@ class CupyDevice(_Streams):
         runtime.memcpyAsync(flat.data.ptr + chunk.offset, slab.ptr, chunk.length, kind, stream.ptr)
 
     def keep(self, flat: Any, stream: Any) -> None:
-        """CuPy's pool knows nothing of streams, so the array itself lives until the copies are done."""
+        """Keeps the array itself until the copies are done, since CuPy's pool does not know about streams."""
         self._kept = [kept for kept in self._kept if not kept[1].done]
         self._kept.append((flat, self.record(stream)))
 
 
-#: by library, device and process: what a child of fork inherits belongs to its parent
+#: by library, device and process: slabs that a forked child inherits belong to its parent
 _stages: Final[dict[tuple[str, int, int], Stage]] = {}
 _lock = threading.Lock()
 
 
 def torch_stage(tensor: Any) -> Stage:
-    """The slabs for the device of a torch tensor; made once for each device."""
+    """Returns the slabs for the device of a torch tensor; made once for each device."""
     torch = sys.modules["torch"]
     device = tensor.device
     return _stage("torch", int(device.index or 0), lambda: TorchDevice(torch, device))
 
 
 def cupy_stage(array: Any) -> Stage:
-    """The slabs for the device of a CuPy array."""
+    """Returns the slabs for the device of a CuPy array."""
     cupy = sys.modules["cupy"]
     index = int(array.device.id)
     return _stage("cupy", index, lambda: CupyDevice(cupy, index))
@@ -248,6 +248,6 @@ def _stage(library: str, index: int, make: Any) -> Stage:
 
 
 def is_cupy(obj: Any) -> bool:
-    """Whether it is a CuPy array; CuPy is not loaded for the question."""
+    """Whether it is a CuPy array. Does not import CuPy."""
     cupy = sys.modules.get("cupy")
     return cupy is not None and isinstance(obj, cupy.ndarray)

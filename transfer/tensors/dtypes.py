@@ -1,6 +1,6 @@
 """Element types: their numbers on the wire, and their names in numpy, torch and safetensors.
 
-Numbers 1 to 9 are the seed's. Number 0 means that a text describes the type (numpy's own
+Numbers 1 to 9 are those of the original protocol. Number 0 means that a text describes the type (numpy's
 description as JSON: structured types, dates, fixed strings, another byte order).
 """
 
@@ -14,9 +14,9 @@ from typing import Any, Final
 from transfer.transports.errors import NotATensor, NotSupported, ProtocolError
 
 TEXT: Final = 0
-#: a longer description is refused; it would not fit into an extended header anyhow
+#: a longer description is refused; it would not fit into an extended header anyway
 MAX_TEXT: Final = 3072
-#: nesting of structured types; keeps a hostile description from recursing
+#: nesting depth of structured types; limits the recursion that a hostile description can cause
 MAX_NESTING: Final = 8
 
 
@@ -24,8 +24,8 @@ MAX_NESTING: Final = 8
 class ElementType:
     """One row of the table.
 
-    `numpy` is numpy's little-endian type string, or "" for a type that only `ml_dtypes` knows;
-    `view` is the numpy type of the same size that such an array travels as.
+    `numpy` is numpy's little-endian type string, or "" for a type that only `ml_dtypes` has; `view` is the
+    numpy type of the same size as which such an array travels.
     """
 
     code: int
@@ -59,10 +59,10 @@ TABLE: Final = (
     ElementType(26, "float8_e8m0fnu", 1, "", "F8_E8M0", "|u1"),
 )
 
-#: what memoryview can make a flat view of: a format of one character
+#: types that memoryview can flatten: those whose format is one character
 EXPORTABLE: Final = frozenset(row.code for row in TABLE if row.numpy and "complex" not in row.name)
 
-#: the highest number of the seed; a tensor with a higher one needs the extended header
+#: the highest number of the original protocol; a tensor with a higher one needs the extended header
 LAST_SEED_CODE: Final = 9
 
 BY_CODE: Final = {row.code: row for row in TABLE}
@@ -75,7 +75,7 @@ BY_SAFETENSORS: Final = {row.safetensors: row for row in TABLE if row.safetensor
 
 
 def describe_numpy(dtype: Any) -> tuple[int, str, int]:
-    """(code, text, item size) of a numpy dtype. Raises NotATensor for types that hold objects."""
+    """Returns (code, text, item size) of a numpy dtype. Raises NotATensor for types that hold objects."""
     if dtype.hasobject:
         raise NotATensor(
             f"an array of {dtype} holds Python objects and cannot travel",
@@ -105,10 +105,10 @@ def describe_numpy(dtype: Any) -> tuple[int, str, int]:
 
 
 def numpy_dtype(code: int, text: str, itemsize: int) -> Any:
-    """The numpy dtype of an arriving tensor.
+    """Returns the numpy dtype of a received tensor.
 
-    Raises NotSupported when `ml_dtypes` is needed and missing, ProtocolError("dtype") when the
-    description makes no sense.
+    Raises NotSupported if `ml_dtypes` is needed and missing, ProtocolError("dtype") if the description is
+    not valid.
     """
     import numpy
 
@@ -124,7 +124,7 @@ def numpy_dtype(code: int, text: str, itemsize: int) -> Any:
         import ml_dtypes
     except ImportError as error:
         raise NotSupported(
-            f"numpy has no {row.name} of its own",
+            f"numpy has no {row.name}",
             hint="pip install ml_dtypes, or receive with like=torch",
         ) from error
     return numpy.dtype(getattr(ml_dtypes, row.name))
@@ -137,16 +137,16 @@ def _numpy_from_text(text: str) -> Any:
         dtype = numpy.lib.format.descr_to_dtype(_checked(json.loads(text), 0))
     except (ValueError, TypeError, SyntaxError, RecursionError, OverflowError, MemoryError) as error:
         raise ProtocolError("dtype", f"no dtype: {text[:80]!r}") from error
-    # An array of sub-arrays has more dimensions than its header says; numpy itself never makes one.
+    # An array of sub-arrays has more dimensions than its header states; numpy itself never makes one.
     if dtype.hasobject or dtype.itemsize == 0 or dtype.subdtype is not None:
         raise ProtocolError("dtype", f"a dtype that cannot travel: {text[:80]!r}")
     return dtype
 
 
 def _checked(described: Any, depth: int) -> Any:
-    """What JSON made of a description, with tuples where numpy wants them; nothing else passes."""
+    """Converts the parsed JSON of a description, with tuples where numpy needs them; rejects all else."""
     if isinstance(described, str):
-        # numpy would also take "O", "f4,f4" or "(3,)f4"; only plain type strings are wanted here
+        # numpy would also accept "O", "f4,f4" or "(3,)f4"; only plain type strings are allowed here
         if len(described) < 3 or described[0] not in "<>|" or described[1] not in "biufcmMSUV":
             raise ValueError("no plain type string")
         return described
@@ -176,12 +176,12 @@ def _all_ints(values: list[Any]) -> bool:
 # --- torch ------------------------------------------------------------------------------------
 
 
-#: torch types that have a name in numpy, by size: what the others are viewed as
+#: torch types that numpy has, too, by size: the views of all other types
 TORCH_VIEWS: Final = {1: "uint8", 2: "int16"}
 
 
 def describe_torch(dtype: Any) -> ElementType:
-    """The row of a torch dtype. Raises NotATensor (quantized types, bits, int4 ...)."""
+    """Returns the row of a torch dtype. Raises NotATensor (quantized types, bits, int4 ...)."""
     row = BY_NAME.get(str(dtype).removeprefix("torch."))
     if row is None:
         raise NotATensor(f"{dtype} cannot travel", hint=f"known are {', '.join(BY_NAME)}")
@@ -189,7 +189,7 @@ def describe_torch(dtype: Any) -> ElementType:
 
 
 def torch_dtype(code: int) -> Any:
-    """The torch dtype of a number, or None if torch (or this release of it) has none."""
+    """Returns the torch dtype of a number, or None if this release of torch has none."""
     row = BY_CODE.get(code)
     torch = sys.modules.get("torch")
     return getattr(torch, row.name, None) if row is not None and torch is not None else None

@@ -1,4 +1,4 @@
-"""Tensors in memory that can be shared with a peer on this host: what `Context.empty` makes."""
+"""Tensors in memory that a peer on this host can share: the result of `Context.empty`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MAX_DIMENSIONS = 32
 
 
 def empty(allocate: Callable[[int], Any], shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
-    """An uninitialised C-contiguous tensor over `allocate(nbytes)`. Raises UsageError, NotATensor."""
+    """Makes an uninitialized C-contiguous tensor over `allocate(nbytes)`. Raises UsageError, NotATensor."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Iterable) else (-1,)
     if len(sizes) > MAX_DIMENSIONS or any(type(size) is not int or not 0 <= size < 1 << 63 for size in sizes):
         raise UsageError(f"{shape!r} is no shape", hint=f"up to {MAX_DIMENSIONS} numbers from 0 on")
@@ -25,7 +25,7 @@ def empty(allocate: Callable[[int], Any], shape: int | Sequence[int], dtype: Any
 
 
 def _described(dtype: Any) -> tuple[int, str, int]:
-    if dtype is None:  # which numpy takes for float64
+    if dtype is None:  # numpy would take it for float64
         raise _no_dtype(dtype)
     name = str(dtype).removeprefix("torch.")
     row = dtypes.BY_NAME.get(name)

@@ -1,7 +1,7 @@
-"""The way out: any tensor becomes (frame flags, header, C-contiguous buffer), without a copy if it is dense.
+"""Converts any tensor to (frame flags, header, C-contiguous buffer), without a copy if it is dense.
 
-Torch, numpy and others are known by their types only once the caller has loaded them; nothing is
-imported here that the object does not come from.
+Types of torch, numpy and others are recognized only after the caller has imported them; this module imports
+only the library of the object itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
 _Flat = tuple[int, bytes, Any, device.Stage | None]
 
-#: headers repeat, message after message. The key is (dtype, shape), and the axes if not in C order;
+#: headers, which repeat from message to message. The key is (dtype, shape), and the axes if not in C order;
 #: the entry (flags, header, how to get at the memory)
 _Entry = tuple[int, bytes, Any]
 _CACHE_LIMIT: Final = 4096
@@ -29,7 +29,7 @@ _torch_entries: dict[tuple[Any, ...], _Entry] = {}
 
 _exporters: dict[type, Exporter] = {}
 
-#: how an array is handed on, if not as it is
+#: how an array is converted before it is exported, if needed
 _BYTES: Final = "|u1"
 _EMPTY: Final = ""
 
@@ -38,21 +38,20 @@ _HOST_DEVICES: Final = (1, 3, 11, 13)
 
 
 def export(tensor: Any) -> Exported:
-    """(flags, header, buffer) of a tensor.
+    """Returns (flags, header, buffer) of a tensor.
 
-    Dense memory in any order of axes is used as it is; anything else is copied once. The buffer
-    keeps the memory alive; its contents must not change until they are sent. Raises NotATensor.
-    Thread-safe.
+    Dense memory in any order of axes is used without a copy; other memory is copied once. The buffer keeps
+    the memory alive, which must not change until it is sent. Raises NotATensor. Thread-safe.
     """
     exporter = _exporters.get(type(tensor))
     return exporter(tensor) if exporter is not None else _exporter_for(tensor)(tensor)
 
 
 def _exporter_for(tensor: Any) -> Exporter:
-    """Finds how to read an object; remembers it for the types that are met all the time."""
+    """Finds the exporter of an object, and caches it for frequent types."""
     if device.is_cupy(tensor):
         return _export_cupy
-    numpy = sys.modules.get("numpy")  # another thread may still be loading it
+    numpy = sys.modules.get("numpy")  # another thread may still be importing it
     if numpy is not None and hasattr(numpy, "ma") and isinstance(tensor, (numpy.ndarray, numpy.generic)):
         if isinstance(tensor, numpy.ma.MaskedArray):
             raise NotATensor("a masked array would lose its mask", hint="send x.filled(value)")
@@ -91,7 +90,7 @@ def _export_numpy(array: Any) -> Exported:
 
 
 def _export_ordered(array: Any) -> Exported:
-    """Dense memory in another order of axes travels as it is; memory with gaps is copied."""
+    """Exports dense memory in another order of axes without a copy; memory with gaps is copied."""
     axes = dense_axes(array.shape, array.strides)
     ordered = array.transpose(axes) if axes is not None else None
     if axes is None or ordered is None or not ordered.flags.c_contiguous:
@@ -116,7 +115,7 @@ def _numpy_entry(dtype: Any, shape: tuple[int, ...], axes: tuple[int, ...] | Non
 
 
 def _viewed(array: Any, view: str) -> Any:
-    """The same memory in a form that anybody can make a flat view of."""
+    """The same memory in a form that any reader can flatten."""
     return b"" if view == _EMPTY else array.reshape(-1).view(view)
 
 
@@ -127,10 +126,10 @@ def _export_scalar(scalar: Any) -> Exported:
 
 
 def dense_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
-    """The axes from the slowest to the fastest, if that order could make the memory contiguous.
+    """Returns the axes from the slowest to the fastest, if that order could make the memory contiguous.
 
-    None for more dimensions than travel and for negative strides. Whether there are gaps is for
-    the caller to ask of the transposed tensor.
+    None for too many dimensions and for negative strides. The caller must check the transposed tensor for
+    gaps.
     """
     ndim = len(shape)
     if ndim > MAX_DIMS or min(strides, default=0) < 0:
@@ -152,7 +151,7 @@ def _export_torch(tensor: Any) -> Exported:
                 flags, header, plain = entry
                 return flags, header, tensor.numpy() if plain is None else plain(tensor)
     except (RuntimeError, TypeError):
-        pass  # grad, conjugate, sparse, on a device ...: the careful way tells them apart
+        pass  # grad, conjugate, sparse, on a device ...: the slow path handles them
     return _export_any_torch(tensor)
 
 
@@ -187,7 +186,7 @@ def _export_any_torch(tensor: Any) -> Exported:
 
 
 def _dense(tensor: Any) -> tuple[Any, Any]:
-    """(a tensor of torch without gaps, the order of its axes in memory; None: C's). Copied if need be."""
+    """Returns (a torch tensor without gaps, the order of its axes; None: C order). Copies if needed."""
     if tensor.is_contiguous():
         return tensor, None
     axes = dense_axes(tuple(tensor.shape), tensor.stride())
@@ -197,14 +196,14 @@ def _dense(tensor: Any) -> tuple[Any, Any]:
 
 
 def on_device(tensor: Any) -> bool:
-    """A tensor of torch or CuPy in a GPU's memory."""
+    """Whether it is a tensor of torch or CuPy in a GPU's memory."""
     return bool(getattr(tensor, "is_cuda", False)) or device.is_cupy(tensor)
 
 
 def export_pointer(tensor: Any) -> Exported:
-    """As `export` for a tensor on a device, with flat device memory in the place of a buffer.
+    """As `export` for a tensor on a device, with flat device memory instead of a buffer.
 
-    All that the current stream has under way for it is over: the transport reads when it likes.
+    It waits for the work of the current stream, since the transport may read at any time.
     """
     if device.is_cupy(tensor):
         flags, header, flat, stage = _flat_cupy(tensor)
@@ -220,7 +219,7 @@ def export_pointer(tensor: Any) -> Exported:
 
 
 def _staged(flags: int, header: bytes, flat: Any, stage: device.Stage | None) -> Exported:
-    """Through pinned memory, in the order of the device's current stream."""
+    """Copies through pinned memory, in the order of the device's current stream."""
     if stage is None:
         return flags, header, b""
     host = bytearray(flat.nbytes)
@@ -233,7 +232,7 @@ def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
 
 
 def _flat_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> _Flat:
-    """Flags, header, its memory as bytes on the device, the device's slabs (None: no bytes)."""
+    """Returns flags, header, the memory as bytes on the device, the device's slabs (None: no bytes)."""
     shape = tuple(tensor.shape)
     tensor, axes = _dense(tensor)
     row = dtypes.describe_torch(tensor.dtype)
@@ -250,7 +249,7 @@ def _export_cupy(array: Any) -> Exported:
 
 
 def _flat_cupy(array: Any) -> _Flat:
-    """As `_flat_cuda`, for CuPy, whose arrays are described as numpy's are."""
+    """As `_flat_cuda`, for CuPy, whose arrays have numpy's descriptions."""
     kind, index = (int(number) for number in array.__dlpack_device__())
     axes = None
     if not array.flags.c_contiguous:
@@ -267,7 +266,7 @@ def _flat_cupy(array: Any) -> _Flat:
 
 
 def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[Any], Any] | None:
-    """How to get a buffer that anybody can make a flat view of; None: `numpy()` does."""
+    """Returns a function that makes a buffer which any reader can flatten; None: `numpy()` suffices."""
     if not nbytes:
         return lambda tensor: b""
     if row.code in dtypes.EXPORTABLE:
@@ -279,7 +278,7 @@ def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[
 
 
 def _plain_torch(torch: Any, tensor: Any) -> Any:
-    """Without grad, conjugate and negative bit. Raises NotATensor for what has no plain memory."""
+    """Removes grad, conjugate and negative bit. Raises NotATensor for a tensor without plain memory."""
     if tensor.is_nested:
         raise NotATensor("a nested tensor", hint="send its parts: x.unbind(), or x.to_padded_tensor(0)")
     if tensor.layout is not torch.strided:
@@ -297,7 +296,7 @@ def _plain_torch(torch: Any, tensor: Any) -> Any:
     return tensor
 
 
-# --- anything else ----------------------------------------------------------------------------
+# --- other libraries --------------------------------------------------------------------------
 
 
 def _export_dlpack(tensor: Any) -> Exported:
@@ -321,7 +320,7 @@ def _export_dlpack(tensor: Any) -> Exported:
     return _export_numpy(array)
 
 
-#: format character and size of the buffer protocol -> our name
+#: format character and size of the buffer protocol -> the name of the type
 _BUFFER_KINDS: Final = {"i": "bhilqn", "u": "BHILQNc", "f": "efd"}
 _BUFFER_NAMES: Final = {"i": "int", "u": "uint", "f": "float"}
 

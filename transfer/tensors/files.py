@@ -1,7 +1,7 @@
 """Tensors in files: `.safetensors` by its documented format, `.npy` by numpy.
 
 A safetensors file is u64 length of the header, the header (JSON: name -> dtype, shape, offsets;
-`__metadata__` -> strings), then the data without gaps. Nothing in it is ever executed.
+`__metadata__` -> strings), then the data without gaps. Nothing in it is executed.
 """
 
 from __future__ import annotations
@@ -21,17 +21,29 @@ from transfer.tensors.header import EXTENDED_FLAGS, MAX_BYTES, TensorSpec
 from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
 _LENGTH: Final = struct.Struct("<Q")
-#: the limit that the safetensors library has, too
+#: the limit of the safetensors library
 MAX_HEADER: Final = 100_000_000
 _METADATA: Final = "__metadata__"
 
 
 def load(path: str | os.PathLike[str], *, like: Any = None) -> tuple[dict[str, Any], dict[str, str]]:
-    """(tensors by name, metadata) of a .safetensors file, or of a .npy file under the name "".
+    """Loads the tensors of a .safetensors or .npy file.
 
-    The file is mapped, not read: pages come when they are touched, and writing to a tensor
-    changes this process's copy only. `like` as in `recv_tensor`. Raises UsageError for another
-    kind of file, ProtocolError for a broken one, OSError.
+    The file is mapped into memory: its pages are read on first use. Writing to a tensor changes only this
+    process's copy.
+
+    Args:
+        path: the file; its suffix selects the format.
+        like: the kind of tensor, as in `recv_tensor`; numpy by default.
+
+    Returns:
+        (tensors by name, metadata). The tensor of a .npy file has the name "".
+
+    Raises:
+        UsageError: the suffix is neither .safetensors nor .npy.
+        ProtocolError: the file is damaged.
+        NotATensor: the file holds Python objects.
+        OSError: the file cannot be read.
     """
     name = os.fspath(path)
     if name.endswith(".npy"):
@@ -118,9 +130,17 @@ def _load_npy(name: str, like: Any) -> Any:
 def save(path: str | os.PathLike[str], tensors: Any, metadata: Mapping[str, str] | None = None) -> None:
     """Writes a dict of tensors as .safetensors, or one tensor as .npy.
 
-    The file appears under its name only when it is complete. Raises NotATensor for dtypes that
-    the format does not have (complex128, structured ...), UsageError for metadata that is not
-    strings, OSError.
+    The file gets its name only when it is complete.
+
+    Args:
+        path: the file; its suffix selects the format.
+        tensors: a dict of tensors by name for .safetensors, a tensor for .npy.
+        metadata: a dict of strings, for .safetensors only.
+
+    Raises:
+        NotATensor: the format has no such dtype (complex128, structured ...).
+        UsageError: the suffix is unknown, or names or metadata are not strings.
+        OSError: the file cannot be written.
     """
     name = os.fspath(path)
     if name.endswith(".npy"):
@@ -161,7 +181,7 @@ def _safetensors_writer(tensors: Mapping[str, Any], metadata: Mapping[str, str])
     if not all(isinstance(name, str) and name != _METADATA for name in tensors):
         raise UsageError(f"names of tensors are str, and not {_METADATA}")
     plain = {name: _in_c_order(name, tensor) for name, tensor in tensors.items()}
-    # the widest elements first, so that every tensor is aligned for its elements
+    # the widest elements first, so that every tensor is aligned
     order = sorted(plain, key=lambda name: (-plain[name][0].spec.itemsize, name))
     described: dict[str, Any] = {_METADATA: dict(metadata)} if metadata else {}
     at = 0

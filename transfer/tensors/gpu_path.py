@@ -1,7 +1,7 @@
-"""How a tensor on a GPU leaves: by its pointer or registered with the network card, where every peer's
-transport takes that, else through the host.
+"""Sends a tensor on a GPU: by its pointer or registered with the network card, if every peer's transport
+supports that, else through the host.
 
-Never ran on a GPU: tested with stand-ins for the tensor, its device, the driver and the peers.
+Not tested on a GPU: tests use stand-ins for the tensor, its device, the driver and the peers.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _warned: Final[set[str]] = set()
 
 
 def send_from_device(socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool) -> Any:
-    """Sends one tensor that is on a device, with `copy=False`. Raises what `send_tensor` raises."""
+    """Sends one tensor on a device, with `copy=False`. Raises as `send_tensor`."""
     asked = getattr(socket, "_tensor_capabilities", None)
     can = Capabilities() if asked is None else asked(flags)
     way = way_of(tensor, can)
@@ -37,15 +37,15 @@ def send_from_device(socket: Any, tensor: Any, topic: bytes | None, flags: int, 
         try:
             return socket._send_outframes([(bits, 0, topic, header, payload)], flags, track, False)
         except (TypeError, BufferError, RegistrationError) as error:
-            # A peer by another transport came meanwhile, the core knows no device memory, or the card
-            # does not take this.
+            # A peer with another transport has connected, the core does not support device memory, or the
+            # card refuses this memory.
             warn(f"a tensor on a GPU is copied through the host after all: {error}")
     bits, header, buffer = export(tensor)
     return socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
 
 
 def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
-    """What `gpu.decide` says of it on this machine; its warning is logged once."""
+    """Returns the decision of `gpu.decide` on this machine; logs its warning once."""
     memory = gpu.described(tensor)
     if memory is None:
         return gpu.Way(gpu.Route.STAGING, "nothing is known of its memory")
@@ -59,7 +59,7 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
 
 
 def machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
-    """What this process knows; of dma-buf and peermem with the driver of the tensor's device."""
+    """Collects the facts of this process; dma-buf and peermem with the driver of the tensor's device."""
     expandable = gpu.expandable_segments(config.torch_allocator())
     if driver is None:
         return gpu.Machine(dmabuf="no CUDA driver was found", peermem=_peermem(), expandable=expandable)
@@ -69,7 +69,7 @@ def machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
 
 
 def registrable(flat: Any) -> gpu.Exportable:
-    """Flat device memory with the way to its dma-buf. Only where `decide` said so."""
+    """Returns flat device memory that can be exported as a dma-buf. Only if `decide` allows it."""
     driver = cuda.load()
     assert driver is not None
     pointer = int(flat.__cuda_array_interface__["data"][0])
@@ -77,7 +77,7 @@ def registrable(flat: Any) -> gpu.Exportable:
 
 
 def warn(text: str) -> None:
-    """Once for each text."""
+    """Logs a warning, once for each text."""
     if text not in _warned:
         _warned.add(text)
         logger.warning(text)

@@ -1,7 +1,7 @@
 """Tensor headers, packed and unpacked. Pure: no numpy, no I/O.
 
-A tensor of 1 to 4 dimensions, none of them empty, of a seed dtype, in C or Fortran order and in
-host memory has the seed's header of 48 bytes. All others have an extended header:
+A tensor of 1 to 4 dimensions, none of them empty, of an original dtype, in C or Fortran order and in host
+memory has the original header of 48 bytes. All others have an extended header:
 
     u32 length   of this header, these four bytes included
     u8  kind     1 tensor, 2 bundle (see `bundle.py`)
@@ -16,8 +16,8 @@ host memory has the seed's header of 48 bytes. All others have an extended heade
     u8  axes[ndim]  with layout 2 only: the axes from the slowest to the fastest in memory
     text         UTF-8, with dtype 0 only
 
-The first u32 tells the two apart, also inside an index: the seed's begins with a dtype below 16,
-the other with a length of at least 16. Everything that arrives is checked before anybody allocates for it.
+The first u32 distinguishes the two, also inside an index: the original header begins with a dtype below 16,
+the other with a length of at least 16. Received headers are validated before memory is allocated for them.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ EXTENDED_FLAGS: Final = int(Flag.TENSOR | Flag.EXTENDED)
 KIND_TENSOR: Final = 1
 KIND_BUNDLE: Final = 2
 MAX_DIMS: Final = 32
-#: bytes of one tensor; also what numpy and torch can address
+#: bytes of one tensor; also the limit of numpy and torch
 MAX_BYTES: Final = (1 << 63) - 1
 HOST: Final = 1
 
@@ -55,11 +55,11 @@ assert _FIXED.size == EXTENDED_MIN
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
-    """What a tensor header says.
+    """The contents of a tensor header.
 
-    `axes` is None for C order, else the axes from the slowest to the fastest in memory (Fortran
-    order is (n-1, ..., 0)). `text` describes a dtype without a number. `device` is where the
-    sender had it; it always arrives in host memory.
+    `axes` is None for C order, else the axes from the slowest to the fastest in memory (Fortran order is
+    (n-1, ..., 0)). `text` describes a dtype without a number. `device` is the sender's; the tensor always
+    arrives in host memory.
     """
 
     code: int
@@ -75,7 +75,7 @@ class TensorSpec:
 
     @property
     def stored_shape(self) -> tuple[int, ...]:
-        """The shape as the bytes lie in memory, slowest axis first."""
+        """The shape in memory order, slowest axis first."""
         if self.axes is None:
             return self.shape
         return tuple(self.shape[axis] for axis in self.axes)
@@ -86,7 +86,7 @@ def fortran_axes(ndim: int) -> tuple[int, ...]:
 
 
 def pack(spec: TensorSpec) -> tuple[int, bytes]:
-    """(frame flags, header) of a tensor. Raises NotATensor for what no header can say."""
+    """Returns (frame flags, header) of a tensor. Raises NotATensor if no header can describe it."""
     ndim = len(spec.shape)
     layout = _layout(spec)
     if (
@@ -118,21 +118,21 @@ def _layout(spec: TensorSpec) -> int:
     return _F_ORDER if spec.axes == fortran_axes(len(spec.shape)) else _AXES
 
 
-# --- what arrives -----------------------------------------------------------------------------
+# --- receiving --------------------------------------------------------------------------------
 
 
 def is_extended(meta: bytes) -> bool:
-    """Whether it begins with its own length. Raises ProtocolError("tensor") for neither kind."""
+    """Whether the header begins with its length. Raises ProtocolError("tensor") for neither kind."""
     length = len(meta)
     if length >= EXTENDED_MIN and EXTENDED_LENGTH.unpack_from(meta)[0] == length:
         return True
     if length != TENSOR_HEADER_SIZE:
-        raise ProtocolError("tensor", f"a tensor header of {length} bytes that says something else")
+        raise ProtocolError("tensor", f"a tensor header of {length} bytes with another length in it")
     return False
 
 
 def kind_of(meta: bytes) -> int:
-    """KIND_TENSOR or KIND_BUNDLE. Raises ProtocolError("tensor")."""
+    """Returns KIND_TENSOR or KIND_BUNDLE. Raises ProtocolError("tensor")."""
     if not is_extended(meta):
         return KIND_TENSOR
     kind = meta[4]
@@ -142,7 +142,7 @@ def kind_of(meta: bytes) -> int:
 
 
 def unpack(meta: bytes) -> TensorSpec:
-    """The header of one tensor, wholly checked.
+    """Reads and validates the header of one tensor.
 
     Raises ProtocolError with the reason "tensor" (form), "dtype" or "shape".
     """
@@ -154,7 +154,7 @@ def unpack(meta: bytes) -> TensorSpec:
 
 
 def measure(data: bytes, offset: int) -> int:
-    """How long the tensor header is that begins at `offset`. Raises ProtocolError("tensor")."""
+    """Returns the length of the tensor header at `offset`. Raises ProtocolError("tensor")."""
     if len(data) - offset < EXTENDED_LENGTH.size:
         raise ProtocolError("tensor", "a tensor header is cut off")
     first: int = EXTENDED_LENGTH.unpack_from(data, offset)[0]
@@ -221,8 +221,8 @@ def _dtype_text(code: int, itemsize: int, rest: bytes) -> str:
 
 
 def _check_shape(shape: tuple[int, ...], itemsize: int) -> None:
-    """Negative and overflowing shapes. Empty axes are left out of the product, since numpy and
-    torch compute strides from the others and overflow there."""
+    """Rejects negative and overflowing shapes. Leaves empty axes out of the product: numpy and torch compute
+    strides from the other axes and overflow there."""
     total = itemsize
     for size in shape:
         if size < 0:

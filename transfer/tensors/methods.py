@@ -26,15 +26,15 @@ T = TypeVar("T")
 
 
 class FrameSender(Protocol):
-    """What sending tensors needs of a socket; nothing else is used.
+    """What sending tensors needs of a socket.
 
-    `_send_outframes`: one message, by the socket's pattern. `flags`: DONTWAIT, SNDMORE. `copy`:
-    None means by `copy_threshold`, False holds the memory and returns a tracker. Returns what
-    `send` returns. Compression is the socket's business.
+    `_send_outframes`: sends one message by the socket's pattern. `flags`: DONTWAIT, SNDMORE. `copy`: None
+    decides by `copy_threshold`, False holds the memory and returns a tracker. Returns as `send`. The socket
+    compresses.
 
-    `_send_known`: sends a tensor that looks like one given to `_note_known`, as `_send_outframes`
-    would without topic and tracker; False: nothing was done. `_note_known`: how a tensor was
-    exported whose memory travels as it is.
+    `_send_known`: sends a tensor that resembles one given to `_note_known`, like `_send_outframes` without
+    topic and tracker; False: nothing was sent. `_note_known`: records how a tensor was exported whose memory
+    is sent without a copy.
     """
 
     def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
@@ -47,15 +47,15 @@ class FrameSender(Protocol):
 class FrameReceiver(Protocol):
     """What receiving tensors needs of a socket.
 
-    `_recv_frames`: one whole message, envelope stripped, the pattern's state advanced. The sink is
-    not asked for compressed frames, and these come out still compressed. If the sink raises
-    ProtocolError, the connection ends as after any other, and the wait goes on; if it raises
-    something else, that comes out when the message is whole, and the next call receives it.
+    `_recv_frames`: receives one whole message, without envelope, and advances the pattern. The sink is not
+    called for compressed frames, which are returned compressed. If the sink raises ProtocolError, the
+    connection ends and the wait continues. If it raises another error, that is raised when the message is
+    complete, and the next call receives the message.
 
-    `_unreceive`: what `_recv_frames` gave just now is received again by the next call.
+    `_unreceive`: makes the next call receive the last message of `_recv_frames` again.
 
-    `_sound`: what `receive(*arguments)` returns. If it raises ProtocolError, for what only shows
-    after a message was read, the connection ends as above, and the next message is tried.
+    `_sound`: returns `receive(*arguments)`. If it raises ProtocolError, for an error found after reading, the
+    connection ends as above, and the next message is tried.
     """
 
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
@@ -66,7 +66,7 @@ class FrameReceiver(Protocol):
 
 
 class TensorMethods:
-    """`send_tensor`, `recv_tensor`, `send_tensors`, `recv_tensors`. Thread-safe as the socket is."""
+    """The tensor methods of a socket. Thread-safe as the socket is."""
 
     def send_tensor(
         self: FrameSender,
@@ -77,13 +77,26 @@ class TensorMethods:
         copy: bool | None = None,
         track: bool = False,
     ) -> Any:
-        """Sends one tensor: numpy, torch, or anything with DLPack or the buffer protocol.
+        """Sends one tensor: numpy, torch, CuPy, or any object with DLPack or the buffer protocol.
 
-        Dense memory (C, Fortran or any order of axes) is not copied from 64 KiB on; `copy=False`
-        asks for that whatever the size, and then the memory must not change until the returned
-        tracker is done; so does memory of `Context.empty`. A tensor on a device is staged through
-        host memory, but for `copy=False` where every peer takes device pointers. Raises
-        NotATensor, Again, and what the pattern raises.
+        Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy. A tensor on
+        a device is copied through host memory, except with `copy=False` where every peer's transport
+        takes device pointers.
+
+        Args:
+            tensor: the tensor.
+            flags: DONTWAIT, SNDMORE, or 0.
+            topic: sent before the tensor, for subscriptions.
+            copy: None copies small or non-contiguous tensors. False never copies dense memory and returns a
+                Tracker; the memory must not change until the tracker is done.
+            track: True returns a Tracker.
+
+        Returns:
+            A Tracker with `track`, `copy=False`, or memory of `Context.empty`; else None.
+
+        Raises:
+            NotATensor: the object is no tensor, or its dtype cannot travel.
+            Again, Closed, StateError, NotSupported: as in `send`.
         """
         if flags != 0:
             flags = flags_of(flags)
@@ -100,15 +113,24 @@ class TensorMethods:
         return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
 
     def recv_tensor(self: FrameReceiver, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
-        """Receives one tensor, writable and owning its memory.
+        """Receives one tensor, which is writable and owns its memory.
 
-        A numpy array by default; `like=torch` (or a tensor) asks for that kind. With `out=` (a
-        numpy array, a torch tensor, plain writable memory) the bytes are read straight into it if
-        the order of axes allows, and `out` is returned.
+        Args:
+            flags: DONTWAIT, or 0.
+            out: memory to receive into: a numpy array, a torch tensor, or plain writable memory. The payload
+                is read directly into it if the order of axes allows.
+            like: the kind of tensor: `torch`, `"torch"`, a type or a tensor; numpy by default.
 
-        Raises TensorMismatch, before `out` is changed, when the next message is no tensor or does
-        not fit `out`; the next receive of any kind gives that message. Raises Again after `rcvtimeo`.
-        If the connection breaks in the middle, `out` may be overwritten in part.
+        Returns:
+            The tensor, or `out`.
+
+        Raises:
+            TensorMismatch: the next message is no tensor, or does not fit `out`. `out` is unchanged, and the
+                next receive of any kind returns that message.
+            Again: no message arrived within `rcvtimeo`.
+            Closed, StateError, NotSupported: as in `recv`.
+
+        If the connection breaks in the middle, `out` may be partly overwritten.
         """
         if out is not None:
             return self._sound(receive_into, self, flags, target_for(out))
@@ -123,10 +145,21 @@ class TensorMethods:
         flags: int = 0,
         track: bool = False,
     ) -> Any:
-        """Sends a dict of tensors and metadata (whatever JSON can say) as one message.
+        """Sends a dict of tensors and metadata as one message.
 
-        Tensors below 64 KiB are packed together, others are sent from where they are. Raises
-        NotATensor, UsageError (names, metadata), Again.
+        Tensors below 64 KiB are packed together; larger ones are sent without a copy.
+
+        Args:
+            tensors: tensors by name; as in `send_tensor`.
+            meta: any value that JSON can express.
+            topic: sent before the tensors, for subscriptions.
+            flags: DONTWAIT, SNDMORE, or 0.
+            track: True returns a Tracker.
+
+        Raises:
+            NotATensor: a value is no tensor, or its dtype cannot travel.
+            UsageError: a name or the metadata cannot travel.
+            Again, Closed, StateError, NotSupported: as in `send`.
         """
         encoded = None if topic is None else _topic(topic)
         return self._send_outframes(frames_of(tensors, meta, encoded), flags_of(flags), track, None)
@@ -134,13 +167,23 @@ class TensorMethods:
     def recv_tensors(
         self: FrameReceiver, flags: int = 0, *, out: Mapping[str, Any] | None = None, like: Any = None
     ) -> tuple[dict[str, Any], Any]:
-        """Receives what `send_tensors` sent: (tensors by name, metadata).
+        """Receives a message of `send_tensors`.
 
-        `out` maps every name that arrives to memory for it; `like` is as in `recv_tensor`. Small
-        tensors of one message share one piece of memory, which lives as long as any of them.
+        Small tensors of one message share one piece of memory, which lives as long as any of them.
 
-        Raises TensorMismatch when the next message is no such dict, or when names, dtypes or shapes
-        differ from `out`; the next receive of any kind gives that message.
+        Args:
+            flags: DONTWAIT, or 0.
+            out: memory to receive into, for every name of the message, as in `recv_tensor`.
+            like: the kind of tensor, as in `recv_tensor`.
+
+        Returns:
+            (tensors by name, metadata).
+
+        Raises:
+            TensorMismatch: the next message is no such dict, or names, dtypes or shapes differ from `out`.
+                The next receive of any kind returns that message.
+            Again: no message arrived within `rcvtimeo`.
+            Closed, StateError, NotSupported: as in `recv`.
         """
         if not (out is None or isinstance(out, Mapping)):
             raise wrong("out", out, "a dict of memory by name, as send_tensors() takes")
@@ -157,10 +200,15 @@ class TensorMethods:
         copy: bool | None = None,
         track: bool = False,
     ) -> Any:
-        """As `send_tensors`, from a ROUTER to the peer with this identity.
+        """Sends a dict of tensors from a ROUTER to one peer, as `send_tensors`.
 
-        copy=False: large tensors are kept until they are sent, and a tracker tells when. Raises Unroutable
-        if nobody has the identity and `router_mandatory` is set; else such a message is dropped.
+        Args:
+            identity: the peer's identity.
+            tensors, meta, flags, track: as in `send_tensors`.
+            copy: False keeps large tensors until they are sent and returns a Tracker.
+
+        Raises:
+            Unroutable: no peer has the identity and `router_mandatory` is set; else the message is dropped.
         """
         named = octets(identity, "identity")
         frames: list[OutFrame] = [(0, 0, None, None, named), *frames_of(tensors, meta, None)]
@@ -169,9 +217,13 @@ class TensorMethods:
     def recv_tensors_from(
         self: FrameReceiver, flags: int = 0, *, like: Any = None
     ) -> tuple[bytes, dict[str, Any], Any]:
-        """Receives at a ROUTER what a peer's `send_tensors` sent: (identity, tensors by name, metadata).
+        """Receives at a ROUTER a message of a peer's `send_tensors`.
 
-        Raises as `recv_tensors`.
+        Returns:
+            (identity, tensors by name, metadata).
+
+        Raises:
+            As `recv_tensors`.
         """
         return self._sound(receive_bundle_from, self, flags, builder_for(like))
 

@@ -1,4 +1,4 @@
-"""Receiving: what is checked before the payload is read, and what is made of the frames after."""
+"""Receives tensors: checks headers before the payload is read, and builds tensors afterwards."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from transfer.transports.core.wire import Flag
 from transfer.transports.errors import ProtocolError, TensorMismatch
 
 _LZ4: Final = int(Flag.LZ4)
-#: a longer first frame of a bundle is not read into memory made for it, but into the pool
+#: a longer first frame of a bundle is read into the pool instead of memory made for it
 _MAX_HEAD: Final = 64 << 20
-#: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None. No sink
-#: is called for compressed frames, so that header and length must agree when one is
+#: (tensor header or None, topic or None, bytes of payload) -> memory to read into, or None. No sink is called
+#: for compressed frames, so header and length must match in each call
 Sink = Callable[[bytes | None, bytes | None, int], Any]
 
 
@@ -30,7 +30,7 @@ class _Receiver(Protocol):
 
 
 def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
-    """One tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
+    """Receives one tensor in memory of the pool. Raises as `TensorMethods.recv_tensor`."""
     sink = _expect_for_numpy if builder is NUMPY else _sink_for(builder)
     frames = socket._recv_frames(flags, sink)
     try:
@@ -42,7 +42,7 @@ def receive_one(socket: _Receiver, flags: int, builder: Builder) -> Any:
 
 
 def tensor_of(frame: Any, builder: Builder = NUMPY) -> Any:
-    """The tensor of a frame that was received. Raises TensorMismatch, ProtocolError."""
+    """Makes the tensor of a received frame. Raises TensorMismatch, ProtocolError."""
     return _built(*_single([frame]), builder)
 
 
@@ -56,7 +56,7 @@ def _built(frame: Any, recipe: Recipe, builder: Builder) -> Any:
 
 
 def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
-    """One tensor in memory of the caller. Raises as `TensorMethods.recv_tensor`."""
+    """Receives one tensor in memory of the caller. Raises as `TensorMethods.recv_tensor`."""
     placed: Any = None
 
     def sink(meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
@@ -72,7 +72,7 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
     frames = socket._recv_frames(flags, sink)
     try:
         frame, recipe = _single(frames)
-        target.check(recipe)  # again, since a message that was read before shows itself to no sink
+        target.check(recipe)  # again, since no sink sees a message that was read before
     except TensorMismatch:
         socket._unreceive(frames)
         raise
@@ -81,7 +81,7 @@ def receive_into(socket: _Receiver, flags: int, target: Target) -> Any:
 
 
 def _expect_tensor(meta: bytes | None) -> Recipe:
-    """The recipe of a single tensor. Raises TensorMismatch for anything else, or ProtocolError."""
+    """Returns the recipe of a single tensor. Raises TensorMismatch for anything else, or ProtocolError."""
     recipe = known_recipes.get(meta)
     if recipe is not None:
         return recipe
@@ -97,7 +97,7 @@ def _no_tensor() -> TensorMismatch:
 
 
 def _expect_for_numpy(meta: bytes | None, topic: bytes | None, nbytes: int) -> None:
-    """The sink of the common case: checks before the payload is read, leaves memory to the pool."""
+    """The sink of the common case: checks before the payload is read, and leaves memory to the pool."""
     recipe = known_recipes.get(meta)
     if recipe is None or nbytes != recipe.nbytes or recipe.make_array is None:
         if _may_be_delimiter(meta, nbytes):
@@ -119,7 +119,7 @@ def _sink_for(builder: Builder) -> Sink:
 
 
 def _may_be_delimiter(meta: bytes | None, nbytes: int) -> bool:
-    """An empty plain frame: a DEALER's envelope begins so, and a REP strips it afterwards."""
+    """Whether it is an empty plain frame: a DEALER's envelope begins so, and a REP strips it afterwards."""
     return meta is None and nbytes == 0
 
 
@@ -135,7 +135,7 @@ def _single(frames: list[Any]) -> tuple[Any, Recipe]:
 
 
 def _check_envelope(frames: list[Any]) -> None:
-    """ROUTER puts whom a message is from before it, which only `recv` can give."""
+    """Rejects an envelope: a ROUTER puts the sender's identity before the message, for `recv` only."""
     if type(frames[0]) is bytes:
         raise TensorMismatch(
             "a tensor behind an envelope", hint="a ROUTER receives a dict of tensors with recv_tensors_from()"
@@ -143,7 +143,7 @@ def _check_envelope(frames: list[Any]) -> None:
 
 
 def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
-    """Copies what could not be read straight into the target; else it is there already."""
+    """Copies data that could not be read directly into the target."""
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(bytes(data) if data is placed else data, recipe.nbytes)
@@ -165,7 +165,7 @@ def _decompressed(data: Any, limit: int) -> bytearray:
 def receive_bundle(
     socket: _Receiver, flags: int, builder: Builder, targets: Mapping[str, Target] | None
 ) -> tuple[dict[str, Any], Any]:
-    """A dict of tensors and its metadata. Raises as `TensorMethods.recv_tensors`."""
+    """Receives a dict of tensors and its metadata. Raises as `TensorMethods.recv_tensors`."""
     arrival = BundleArrival(builder, targets)
     frames = socket._recv_frames(flags, arrival.sink)
     try:
@@ -176,7 +176,7 @@ def receive_bundle(
 
 
 def receive_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tuple[bytes, dict[str, Any], Any]:
-    """As `receive_bundle`, behind the identity that a ROUTER puts before it."""
+    """As `receive_bundle`, with the identity that a ROUTER puts before it."""
     arrival = BundleArrival(builder, None)
     frames = socket._recv_frames(flags, arrival.sink)
     try:
@@ -187,13 +187,13 @@ def receive_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tupl
 
 
 def take_bundle(socket: _Receiver, flags: int, builder: Builder) -> tuple[dict[str, Any], Any]:
-    """As `receive_bundle` without `out`; a message that is no such dict is taken all the same."""
+    """As `receive_bundle` without `out`, but also consumes a message that is no such dict."""
     frames = socket._recv_frames(flags, None)
     return BundleArrival(builder, None).finish(frames)
 
 
 def take_bundle_from(socket: _Receiver, flags: int, builder: Builder) -> tuple[bytes, dict[str, Any], Any]:
-    """As `receive_bundle_from`; a message that is no such dict is taken all the same."""
+    """As `receive_bundle_from`, but also consumes a message that is no such dict."""
     frames = socket._recv_frames(flags, None)
     return _with_sender(BundleArrival(builder, None), frames)
 
@@ -205,7 +205,7 @@ def _with_sender(arrival: BundleArrival, frames: list[Any]) -> tuple[bytes, dict
 
 
 class BundleArrival:
-    """One message of `send_tensors` on its way in: `sink` for the socket, then `finish`."""
+    """One message of `send_tensors` while it arrives: `sink` for the socket, then `finish`."""
 
     __slots__ = ("_builder", "_head", "_index", "_placed", "_position", "_targets")
 
@@ -217,10 +217,10 @@ class BundleArrival:
         self._position = -1
         self._placed: dict[int, Any] = {}
 
-    # -- before each frame is read
+    # -- before a frame is read
 
     def sink(self, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
-        """Where the next frame goes. What this raises gets out when the message is whole."""
+        """Returns memory for the next frame. Errors of this are raised when the message is complete."""
         recipe = known_recipes.get(meta) if self._position >= 0 else None
         if meta is None or recipe is None or nbytes != recipe.nbytes:
             if meta is None or self._position < 0 or kind_of(meta) == KIND_BUNDLE:
@@ -233,8 +233,8 @@ class BundleArrival:
         return None if self._index is None else self._place(self._index, meta)
 
     def _place(self, index: Index, meta: bytes) -> Any:
-        """Memory of the caller for an own frame. Compressed ones were not shown, so that the next
-        entry with this header is only the likely one; `_fill` puts right what is not."""
+        """Returns memory of the caller for a separate frame. Compressed frames do not pass here, so the next
+        entry with this header is only likely the right one; `_fill` corrects that."""
         assert self._targets is not None
         for position in range(self._position, len(index.own)):
             entry = index.own[position]
@@ -250,7 +250,7 @@ class BundleArrival:
             if _may_be_delimiter(meta, nbytes):
                 return None
         elif nbytes >= PACK_BELOW and kind_of(meta) == KIND_TENSOR:
-            return None  # may belong to a bundle whose first frame was compressed; `finish` will know
+            return None  # may belong to a bundle with a compressed first frame; `finish` decides
         header = _expect_bundle(meta)
         self._position, self._placed, self._head = 0, {}, None
         self._index = header.index
@@ -260,20 +260,20 @@ class BundleArrival:
         if header.index is not None:
             self._check(header.index)
         elif self._targets is not None and nbytes <= _MAX_HEAD:
-            # the index is needed before the next frame, so it is read into memory of ours
+            # the index is needed before the next frame, so it is read into memory of this object
             self._head = header, bytearray(nbytes)
             return self._head[1]
         return None
 
     def _read_head(self) -> None:
-        """The index from the first frame's data, if it is plain; a compressed one waits."""
+        """Reads the index from the first frame's data, unless that is compressed."""
         assert self._head is not None
         header, data = self._head
         self._head = None
         try:
             index = header.index_of(data)
         except ProtocolError:
-            return  # `finish` knows whether it was compressed or wrong
+            return  # `finish` decides whether it was compressed or wrong
         self._check(index)
         self._index = index
 
@@ -295,10 +295,10 @@ class BundleArrival:
             except TensorMismatch as error:
                 raise TensorMismatch(f"{entry.name!r}: {error}") from error
 
-    # -- after all are read
+    # -- after all frames are read
 
     def finish(self, frames: list[Any]) -> tuple[dict[str, Any], Any]:
-        """(tensors by name, metadata). Raises ProtocolError, TensorMismatch."""
+        """Returns (tensors by name, metadata). Raises ProtocolError, TensorMismatch."""
         _check_envelope(frames)
         first = frames[0]
         header = _expect_bundle(first.meta)
@@ -354,8 +354,8 @@ class BundleArrival:
             data = frame.data
             if data is self._placed.get(position) and not frame.flags & _LZ4:
                 continue
-            # Frames that the sink did not see shift those behind them: what lies in the memory of
-            # another tensor must be saved before that one is filled.
+            # Frames that the sink did not see shift those behind them: data in the memory of another tensor
+            # must be saved before that one is filled.
             elsewhere.append((entry, frame.flags, bytes(data) if id(data) in ours else data))
         for entry, flags, data in elsewhere:
             if flags & _LZ4:
@@ -377,4 +377,4 @@ def _expect_bundle(meta: bytes | None) -> BundleHeader:
 
 
 def _other_header(entry: Entry) -> ProtocolError:
-    return ProtocolError("tensor", f"the frame of {entry.name!r} has another header than the index says")
+    return ProtocolError("tensor", f"the frame of {entry.name!r} has another header than in the index")

@@ -1,7 +1,7 @@
 """Memory of the caller (`out=`) that a tensor is received into.
 
-`check` compares before anything is read. `buffer_for` gives the memory if the bytes can be read
-straight into it; else `fill` copies them once.
+`check` compares before the payload is read. `buffer_for` returns the memory if the payload can be read
+directly into it; else `fill` copies it once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _BYTES = "|u1"
 
 
 class NumpyTarget:
-    """An array, in any order of axes, also one with gaps."""
+    """An array, in any order of axes, possibly with gaps."""
 
     __slots__ = ("out",)
 
@@ -25,7 +25,7 @@ class NumpyTarget:
         if not out.flags.writeable:
             raise TensorMismatch("out= is read-only")
         if not out.flags.forc and _may_overlap(out.shape, out.strides, out.itemsize):
-            raise TensorMismatch("out= has elements that lie on one another")
+            raise TensorMismatch("out= has elements that overlap in memory")
         self.out = out
 
     def check(self, recipe: Recipe) -> None:
@@ -36,7 +36,7 @@ class NumpyTarget:
             raise _mismatch(self.out, recipe.numpy_dtype, recipe)
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Writable memory, flat, for the bytes as they lie on the wire; or None."""
+        """Returns writable flat memory for the payload in its order on the wire, or None."""
         out = self.out
         if recipe.spec.axes is not None:
             out = out.transpose(recipe.spec.axes)
@@ -45,11 +45,11 @@ class NumpyTarget:
         return out.reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies bytes that arrived elsewhere."""
+        """Copies a payload that arrived in other memory."""
         buffer = self.buffer_for(recipe)
         if buffer is None:
             self.out[...] = NUMPY.build(recipe, data, offset)
-        else:  # by bytes, since assignment leaves the padding of structures behind
+        else:  # byte by byte, since assignment skips the padding of structures
             memoryview(buffer)[:] = _part(recipe, data, offset)
 
 
@@ -62,7 +62,7 @@ class TorchTarget:
         if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
             raise NotATensor("out= has no plain memory")
         if not out.is_contiguous() and _may_overlap(tuple(out.shape), out.stride(), 1):
-            raise TensorMismatch("out= has elements that lie on one another", hint="was it made by expand()?")
+            raise TensorMismatch("out= has elements that overlap in memory", hint="was it made by expand()?")
         self.out = out
         self._plain = out.detach() if out.requires_grad else out
 
@@ -73,7 +73,7 @@ class TorchTarget:
             raise _mismatch(self.out, recipe.torch_dtype, recipe)
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Writable memory, flat, for the bytes as they lie on the wire; or None."""
+        """Returns writable flat memory for the payload in its order on the wire, or None."""
         plain = self._plain
         if not plain.is_cpu or plain.is_conj() or plain.is_neg() or not recipe.nbytes:
             return None
@@ -86,7 +86,7 @@ class TorchTarget:
         return plain.numpy().reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies bytes that arrived elsewhere; on a GPU the current stream waits for them."""
+        """Copies a payload that arrived in other memory; on a GPU the current stream waits for the copy."""
         plain = self._plain
         if plain.is_cuda and recipe.nbytes and not plain.is_conj() and not plain.is_neg():
             if recipe.spec.axes is not None:
@@ -99,7 +99,7 @@ class TorchTarget:
 
 
 class CupyTarget:
-    """A CuPy array whose memory is dense in the order of axes that the message has."""
+    """A CuPy array whose memory is dense in the message's order of axes."""
 
     __slots__ = ("out",)
 
@@ -116,11 +116,11 @@ class CupyTarget:
             raise TensorMismatch("out= is not dense in the order of axes of the tensor that arrived")
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """None: the host cannot read into it."""
+        """Returns None: the host cannot read into it."""
         return None
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies bytes that arrived; the current stream waits for them."""
+        """Copies a payload; the current stream waits for the copy."""
         if recipe.nbytes:
             flat = self._ordered(recipe).reshape(-1).view(_BYTES)
             device.cupy_stage(self.out).to_device(_part(recipe, data, offset), flat)
@@ -130,7 +130,7 @@ class CupyTarget:
 
 
 class MemoryTarget:
-    """Plain writable memory (bytearray, memoryview ...): any dtype and shape of as many bytes."""
+    """Plain writable memory (bytearray, memoryview ...), for any tensor with the same number of bytes."""
 
     __slots__ = ("_view", "out")
 
@@ -153,11 +153,11 @@ class MemoryTarget:
             raise TensorMismatch(f"out= has {self._view.nbytes} bytes, the tensor {recipe.nbytes}")
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """The memory itself."""
+        """Returns the memory itself."""
         return self._view if recipe.nbytes else None
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
-        """Copies bytes that arrived elsewhere."""
+        """Copies a payload that arrived in other memory."""
         if recipe.nbytes:
             self._view[:] = _part(recipe, data, offset)
 
@@ -166,7 +166,7 @@ Target = NumpyTarget | TorchTarget | CupyTarget | MemoryTarget
 
 
 def target_for(out: Any) -> Target:
-    """What `out=` means. Raises TensorMismatch (read-only), NotATensor."""
+    """Returns the target for `out=`. Raises TensorMismatch (read-only), NotATensor."""
     if device.is_cupy(out):
         return CupyTarget(out)
     numpy = sys.modules.get("numpy")
@@ -187,8 +187,8 @@ def _mismatch(out: Any, arrived: Any, recipe: Recipe) -> TensorMismatch:
 
 
 def _may_overlap(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> bool:
-    """Whether two elements may share memory. strides: in the unit of itemsize. No view that slices or
-    transposes does."""
+    """Whether two elements may share memory. strides: in units of itemsize. Slices and transposed views never
+    do."""
     extent = itemsize
     for stride, size in sorted((abs(stride), size) for stride, size in zip(strides, shape, strict=True)):
         if size > 1 and stride < extent:

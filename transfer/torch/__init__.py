@@ -1,6 +1,6 @@
-"""PyTorch side: data sets whose rows arrive on a PULL socket, or are read from a run in a spool.
+"""PyTorch data sets whose rows arrive on a PULL socket, or are read from a run in a spool.
 
-Nothing is imported until it is asked for; torch comes with `tensor-transfer[torch]`.
+Everything is imported on first use; `tensor-transfer[torch]` installs torch.
 """
 
 from __future__ import annotations

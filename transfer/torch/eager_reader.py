@@ -1,4 +1,4 @@
-"""`EagerReader`: batches of tensors straight from a PULL socket, each row exactly once."""
+"""`EagerReader`: batches of tensors directly from a PULL socket, each row exactly once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ with comes_with("torch", __name__):
 
 @dataclass(slots=True)
 class RunSummary:
-    """What one run brought. `rows` are those handed to the training loop, `sent_rows` those that Spark
-    says it sent: the two are equal, or the iteration has raised. Bytes are those of the columns."""
+    """The counts of one run. `rows` are those given to the training loop, `sent_rows` those that Spark sent
+    by
+    its own count: the two are equal, or the iteration has raised. Bytes are those of the columns."""
 
     run: str = ""
     rows: int = 0
@@ -48,9 +49,9 @@ class RunSummary:
 
 
 class EagerReader:
-    """What a `StreamDataset` without a spool does: the rows of a Spark write with delivery "eager".
+    """Reads the rows of a Spark write with delivery "eager", for a `StreamDataset` without a spool.
 
-    Not thread-safe, except that `close` may be called from another thread.
+    Not thread-safe, except that another thread may call `close`.
     """
 
     def __init__(
@@ -70,26 +71,26 @@ class EagerReader:
         self._slicer = Slicer(batch_size) if batch_size is not None else None
         timeout = patience(timeout)
         if source is not None and not callable(getattr(source, "receive", None)):
-            raise wrong("source", source, "a source of messages, or None for a socket of its own")
+            raise wrong("source", source, "a source of messages, or None for a new socket")
         self._source = source if source is not None else SocketSource(endpoint)
         self._reader = RunReader(self._source, timeout=timeout, verify=verify)
         self._current = RunSummary()
         self._began = 0.0
-        #: summaries of the runs that were read whole, oldest first
+        #: summaries of the runs that were read completely, oldest first
         self.runs: list[RunSummary] = []
         self.endpoint = self._source.endpoint
 
     def close(self) -> None:
-        """Stops listening. Tasks that still send fail; an iteration elsewhere raises Closed."""
+        """Stops listening. Tasks that still send fail; an iteration in another thread raises Closed."""
         self._source.close()
 
     @property
     def progress(self) -> RunSummary:
-        """The counts of the run that is being read; also safe to look at from another thread."""
+        """The counts of the current run; any thread may read it."""
         return self._current
 
     def __iter__(self) -> Iterator[Any]:
-        """Batches of the current run, or of the next one; ends when the run is complete."""
+        """Yields batches of the current or the next run; ends when the run is complete."""
         if get_worker_info() is not None:
             raise UsageError(
                 "a StreamDataset owns a socket and cannot be read in a DataLoader's worker process",
@@ -99,7 +100,7 @@ class EagerReader:
             try:
                 batch = self._next_batch()
             except Again:
-                raise  # the run goes on with the next iteration
+                raise  # the next iteration continues the run
             except TransferError:
                 self._reset()
                 raise
@@ -108,7 +109,7 @@ class EagerReader:
             yield batch
 
     def _next_batch(self) -> Any:
-        """A full batch; at the end of the run the rest, then None."""
+        """Returns a full batch; at the end of the run the rest, then None."""
         while True:
             batch = self._slicer.take() if self._slicer is not None else None
             if batch is not None:
@@ -132,7 +133,7 @@ class EagerReader:
             return self._hand_out(rest)
         if rest is not None:
             self._current.dropped_rows = len(next(iter(rest.values())))
-        self._close_books()
+        self._check_counts()
         return None
 
     def _hand_out(self, batch: Batch) -> Any:
@@ -147,8 +148,8 @@ class EagerReader:
             )
         return tuple(batch[name] for name in self._columns)
 
-    def _close_books(self) -> None:
-        """The last comparison: what the training loop got against what Spark says it sent."""
+    def _check_counts(self) -> None:
+        """Compares the rows that the training loop got with those that Spark reports as sent."""
         ledger, summary = self._reader.ledger, self._current
         assert ledger is not None
         summary.run = ledger.run
@@ -175,15 +176,15 @@ class EagerReader:
         self._began = 0.0
 
     def state_dict(self) -> dict[str, Any]:
-        """The runs that were read whole. A trainer that loads it is not given them again.
+        """Returns the names of the runs that were read completely, so that a restored trainer skips them.
 
-        It holds no position inside a run: a run that was cut off by a crash fails in Spark, and is
-        delivered from its first row when it is written again.
+        It has no position inside a run: Spark fails a run that a crash interrupted, and delivers it from the
+        first row when it is written again.
         """
         return {"version": 1, "committed": self._reader.committed}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises OptionError for a state that this release cannot read."""
+        """Restores a state. Raises OptionError for a state that this release cannot read."""
         if state.get("version") != 1:
             raise OptionError(f"a StreamDataset state of version {state.get('version')!r} is unknown")
         self._reader.remember([str(run) for run in state["committed"]])

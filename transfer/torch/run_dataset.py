@@ -1,4 +1,4 @@
-"""`RunDataset`: batches of tensors of a run that a spool keeps, which can be resumed at any step."""
+"""`RunDataset`: batches of tensors of a run in a spool, which can be resumed at any step."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 RUN_SCHEME = "run://"
 
 
-#: a batch without `columns`, and with
+#: the type of a batch without `columns`, and with
 Tensors = dict[str, torch.Tensor]
 TensorTuple = tuple[torch.Tensor, ...]
 BatchT = TypeVar("BatchT", bound=Tensors | TensorTuple)
 
 
 class RunOptions(TypedDict, total=False):
-    """The further arguments of a data set that reads a run, but for `columns` and `source`."""
+    """The further arguments of a data set that reads a run, except `columns` and `source`."""
 
     group: str
     epochs: int | None
@@ -55,22 +55,24 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         dataset = StreamDataset("run://spool:5570/digits", 256, epochs=3, shuffle=7)
         loader = DataLoader(dataset, batch_size=None, num_workers=2)
 
-    One iteration goes through all epochs that are left: `for batch in loader` is the whole training. Epoch by
-    epoch, as with a sampler: `dataset.set_epoch(epoch)` before each `for batch in loader`, with `epochs` the
-    number of them. Iterating on after the end raises UsageError.
+    One iteration yields all remaining epochs: `for batch in loader` is the whole training. To go epoch by
+    epoch, as with a sampler, call `dataset.set_epoch(epoch)` before each `for batch in loader`, with `epochs`
+    the number of them. Iterating after the end raises UsageError.
 
-    The arguments are those of `RowStream`, but: `columns` gives a tuple of these arrays in this order, else
-    batches are dicts of all. `seat`: (this rank, ranks) for the leases, if other ranks read the same rows.
-    `source`: makes the source, instead of `url`; in worker processes too, so for "spawn" it is picklable.
+    Args:
+        url, batch_size, ...: as those of `RowStream`.
+        columns: yields a tuple of these arrays in this order; by default batches are dicts of all arrays.
+        seat: (this rank, ranks) for the leases, if other ranks read the same rows.
+        source: makes the source, instead of `url`, also in worker processes; picklable for "spawn".
 
-    Nothing is opened before the first batch is asked for, and workers of a DataLoader open theirs themselves:
-    with W workers each reads every W-th step, and the loader has them in the exact order. Their position is
-    what torchdata's `StatefulDataLoader` saves: `loader.state_dict()` is good for `dataset.acknowledge`, and,
-    to go on with another number of workers, for `dataset.load_state_dict`. Without workers `state_dict` is
-    the position behind the last batch.
+    Nothing is opened before the first batch. With W workers of a DataLoader each opens its own connection and
+    reads every W-th step, and the loader yields the steps in exact order. torchdata's `StatefulDataLoader`
+    saves the position: pass `loader.state_dict()` to `dataset.acknowledge`, or, to continue with another
+    number of workers, to `dataset.load_state_dict`. Without workers `state_dict` is the position after the
+    last batch.
 
-    Tensors are writable views of what was received. Errors: those of `RowStream`. Not thread-safe, except
-    that `close` may be called from another thread.
+    Tensors are writable views of the received memory. Errors: those of `RowStream`. Not thread-safe, except
+    that another thread may call `close`.
     """
 
     @overload
@@ -134,12 +136,12 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self._source = callable_or_none(source, "source", "nothing, and makes a source of rows")
         if source is None:
             parse_run(url)
-        self._state: dict[str, Any] | None = None  # to go on from
-        self._acknowledged = (0, 0)  # for workers, whose lineage was sent up to there
-        self._only: int | None = None  # the epoch that an iteration is of
+        self._state: dict[str, Any] | None = None  # the state to continue from
+        self._acknowledged = (0, 0)  # for workers: their lineage has been sent up to this position
+        self._only: int | None = None  # the epoch of an iteration
         self._stream: RowStream | None = None
         self._open_here = False
-        #: the id of the run that was opened first, in whatever process; zeros: none was
+        #: the id of the run that was opened first, in any process; zeros: none was
         self._run_id = torch.zeros(16, dtype=torch.uint8).share_memory_()
         self._process = os.getpid()
         self.endpoint = url
@@ -153,15 +155,15 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        """For another process: the position, but no connection."""
+        """The state for another process: the position, but no connection."""
         stream = self._stream
         state = self._state if stream is None else stream.state_dict()
         return self.__dict__ | {"_stream": None, "_open_here": False, "_state": state}
 
     def close(self) -> None:
-        """Gives the lease back; an iteration elsewhere raises Closed.
+        """Releases the lease; an iteration in another thread raises Closed.
 
-        The next iteration takes it again, and goes on behind the last batch.
+        The next iteration takes a new lease and continues after the last batch.
         """
         if self._stream is not None and self._process == os.getpid():
             self._stream.close()
@@ -169,7 +171,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
 
     @property
     def stream(self) -> RowStream:
-        """The stream of this process, opened if it is not: counters, lineage, the run's description."""
+        """The stream of this process, opened on first use: counters, lineage, the run's description."""
         stream = self._stream
         if self._process != os.getpid() or stream is None or not (self._open_here or stream.finished):
             self._open()
@@ -184,7 +186,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     def _open(self) -> None:
         state = self._state
         if self._stream is not None:
-            state = self._stream.state_dict()  # of a parent process, or one that was closed
+            state = self._stream.state_dict()  # from a parent process, or before `close`
         self._stream, self._process = None, os.getpid()
         worker = get_worker_info()
         number, workers = (worker.id, worker.num_workers) if worker is not None else (0, 1)
@@ -207,7 +209,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         self._stream, self._open_here = stream, True
 
     def _check_run(self, info: RunInfo) -> None:
-        """All epochs and all workers read the run that was opened first, and no later one of its name."""
+        """Checks that all epochs and workers read the run that was opened first."""
         if not self._run_id.any():
             self._run_id.copy_(torch.tensor(list(bytes.fromhex(info.run_id)), dtype=torch.uint8))
         check_run(info.name, info.run_id, bytes(self._run_id.tolist()).hex())
@@ -218,27 +220,27 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     # --- reading ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[BatchT]:
-        """The batches of all epochs that are left, or of the one that `set_epoch` named.
+        """Yields the batches of all remaining epochs, or of the one that `set_epoch` chose.
 
-        Left early, the next iteration in this process goes on.
+        If it is left early, the next iteration in this process continues.
         """
         if self._only is not None and not self.stream.stands_in(self._only):
             self._rewind(self._only)
         yield from self._batches(self._only)
 
     def one_epoch(self) -> Iterator[BatchT]:
-        """The batches that are left of the epoch, then those of the next. Without a DataLoader's workers."""
+        """Yields the remaining batches of the epoch; the next call, of the next. Without workers."""
         yield from self._batches(self.stream.state_dict()["epoch"])
 
     def set_epoch(self, epoch: int) -> None:
-        """The next iteration is of this epoch only: what is left of it, if a state is in the middle of it.
+        """Limits the next iteration to this epoch: the rest of it, if a state is in the middle of it.
 
-        Workers that a DataLoader keeps (`persistent_workers`) do not learn of it. Raises OptionError.
+        It does not reach workers that a DataLoader keeps (`persistent_workers`). Raises OptionError.
         """
         epoch, epochs = whole("epoch", epoch), self._options["epochs"]
         if epoch < 0 or (epochs is not None and epoch >= epochs):
             raise OptionError(
-                f"epoch {epoch} is none of the {epochs} epochs", hint="`epochs=` says how many there are."
+                f"epoch {epoch} is none of the {epochs} epochs", hint="`epochs=` sets their number."
             )
         self._only = epoch
 
@@ -252,7 +254,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         for batch in stream if epoch is None else stream.one_epoch(epoch):
             yield self._tensors(batch)
         if get_worker_info() is not None:
-            self.close()  # the process ends without a word, or waits for another iteration
+            self.close()  # a worker process ends abruptly, or waits for another iteration
 
     def _tensors(self, batch: Arrays) -> Any:
         tensors = {name: _tensor(array) for name, array in batch.items()}
@@ -261,7 +263,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     # --- position --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch. In a worker process that of this worker's own steps."""
+        """Returns the position after the last batch. In a worker process: of this worker's steps."""
         if self._stream is None and get_worker_info() is not None:
             self._open()
         if self._stream is not None:
@@ -269,28 +271,35 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
         return self._state or {"version": STATE_VERSION, "run": None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state of this class, or from a `StatefulDataLoader`'s with all its workers.
+        """Continues from a state of this class, or from a `StatefulDataLoader`'s with all its workers.
 
-        Whether it is one of this run and seed is seen when the run is opened. Raises OptionError.
+        Opening the run checks that the state belongs to this run and seed. Raises OptionError.
         """
         self.close()
         self._stream = None
         self._state = None
         self._run_id.zero_()
         if not isinstance(state, Mapping):
-            raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
+            raise OptionError(f"a state is a result of `state_dict()`, not {shown(state)}")
         if "version" in state and state.get("run", "") is None:
-            return  # saved before anything was read
+            return  # saved before the first batch
         if get_worker_info() is not None and "version" in state:
             self._state = dict(state)
         else:
             self._state = _whole(state)
 
     def acknowledge(self, state: Mapping[str, Any] | None = None) -> None:
-        """Tells the spool that all before a state (default: now) is done with; durable when it returns.
+        """Acknowledges all steps before a state to the spool; durable when it returns.
 
-        Call it when the checkpoint with that state is saved. With worker processes the state is needed: the
-        `StatefulDataLoader`'s. One rank that does it is enough. Raises UsageError, OptionError.
+        Call it when the checkpoint with that state is saved. One rank that calls it is enough.
+
+        Args:
+            state: the position; None takes the current one. With worker processes it is required: that of
+                the `StatefulDataLoader`.
+
+        Raises:
+            UsageError: there is no position in this process.
+            OptionError: the state belongs to another run or shuffle.
         """
         if self._open_here and self._process == os.getpid():
             self.stream.acknowledge(_whole(state) if state is not None else None)
@@ -299,14 +308,14 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
             self._acknowledge_from_here(whole, max(one["workers"] for one in _states_in(state)))
         else:
             raise UsageError(
-                "nothing was read in this process, so there is no position to acknowledge",
+                "this process has read nothing, so it has no position to acknowledge",
                 hint="With workers: `dataset.acknowledge(loader.state_dict())`, of a StatefulDataLoader.",
             )
 
     def _acknowledge_from_here(self, state: Mapping[str, Any], workers: int) -> None:
-        """Where only workers read: for the leases of all of them."""
+        """Acknowledges for the leases of all workers, where only workers read."""
         if self._options["shuffle"] != state["seed"]:
-            raise OptionError(f"the state is one of another shuffle: {state['seed']}")
+            raise OptionError(f"the state belongs to another shuffle: {state['seed']}")
         rank, ranks = self._seat
         lease = Lease(state["run_id"], self._options["group"], rank * workers, ranks * workers, workers)
         steps = Lineage(state["lineage"]).since(*self._acknowledged)
@@ -319,7 +328,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
 
 
 def _whole(state: Mapping[str, Any]) -> dict[str, Any]:
-    """One state of a rank, of what may be that of a loader with several workers. Raises OptionError."""
+    """Returns one state of a rank, also from a loader's state with several workers. Raises OptionError."""
     found = list(_states_in(state))
     if not found:
         raise OptionError("this is no state of a RunDataset, nor of a StatefulDataLoader with one")

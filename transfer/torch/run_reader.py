@@ -1,4 +1,4 @@
-"""Reads runs from a source of messages, one run after the other. No torch in here."""
+"""Reads runs from a source of messages, one run after the other. Does not use torch."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.torch")
 
-#: names of runs that are over and are remembered, so that late messages of theirs are dropped
+#: names of past runs that are remembered, so that their late messages are dropped
 REMEMBERED_RUNS = 10_000
 
 
 class MessageSource(Protocol):
-    """Where messages come from. `SocketSource` is the real one."""
+    """A source of messages; `SocketSource` is the real one."""
 
     endpoint: str
 
     def receive(self, timeout: float | None) -> tuple[Arrays, dict[str, Any] | None]:
-        """The next message. Raises Again after `timeout` seconds (None: never), Closed."""
+        """Returns the next message. Raises Again after `timeout` seconds (None: never), Closed."""
 
     def peers(self) -> dict[str, str]:
-        """Who is connected now: address -> transport."""
+        """Returns the connected peers: address -> transport."""
 
     def close(self) -> None: ...
 
 
 class SocketSource:
-    """A PULL socket of its own, bound to `endpoint`. Received arrays own their memory and are writable."""
+    """A new PULL socket, bound to `endpoint`. Received arrays own their memory and are writable."""
 
     def __init__(self, endpoint: str) -> None:
         import transfer
@@ -65,7 +65,7 @@ class SocketSource:
         try:
             arrays, meta = self._socket.recv_tensors()
         except TensorMismatch:
-            self._socket.recv_multipart()  # somebody else's message is still unread: out of the way
+            self._socket.recv_multipart()  # the foreign message is still unread: discard it
             return {}, None
         return arrays, meta
 
@@ -77,32 +77,32 @@ class SocketSource:
 
 
 class RunReader:
-    """The rows of one run after the other, each once. Not thread-safe, except that the source may be
-    closed from another thread."""
+    """Reads the rows of one run after the other, each row once. Not thread-safe, except that another thread
+    may close the source."""
 
     def __init__(self, source: MessageSource, *, timeout: float | None, verify: bool) -> None:
         self._source = source
         self._timeout = timeout
         self._verify = verify
         self._pushed_back: tuple[Arrays, Message] | None = None
-        #: runs that are over: of a name that was received whole, with job "", how its partitions ended.
-        #: None: it failed, or a process before this one received it
+        #: past runs: (name, "") for a complete one, (name, job) with the ends of its partitions. None: it
+        #: failed, or an earlier process received it
         self._over: OrderedDict[tuple[str, str], frozenset[tuple[int, int, int]] | None] = OrderedDict()
-        self._doubted: tuple[str, str] | None = None  # a job that sent other rows of a complete run
+        self._doubted: tuple[str, str] | None = None  # a job that sent different rows of a complete run
         self._layout: dict[str, tuple[Any, tuple[int, ...]]] = {}
-        self.ledger: RunLedger | None = None  # of the run that is being read
-        self.transports = ""  # as the last commit told
-        self.peers: dict[str, str] = {}  # seen in this run
-        self.late = 0  # messages of runs that were over
+        self.ledger: RunLedger | None = None  # of the current run
+        self.transports = ""  # as in the last commit
+        self.peers: dict[str, str] = {}  # of this run
+        self.late = 0  # messages of past runs
         self.foreign = 0  # messages that belong to no run
 
     def read(self) -> Arrays | None:
-        """The next frame of rows, or None when the run is complete and everything of it was handed on.
+        """Returns the next frame of rows, or None when the run is complete and all its rows were returned.
 
-        Raises Again when nothing arrived in time (call again to go on), Broken when the run failed
-        in Spark, ProtocolError when a row is lost or doubled, UsageError when another run begins
-        in the middle of this one, or when a job sent other rows of a run that is complete: they were
-        dropped. After these the run is over, and the next call waits for another.
+        Raises Again when nothing arrived in time (call again to continue), Broken when the run failed in
+        Spark, ProtocolError when a row is lost or doubled. Raises UsageError when another run begins before
+        this one is complete, or when a job sent different rows of a complete run, which were dropped. After
+        these the run is over, and the next call waits for another one.
         """
         if self.ledger is not None and self.ledger.complete:
             self.ledger = None
@@ -115,7 +115,7 @@ class RunReader:
                 if isinstance(message, Rows):
                     if self._take(arrays, message):
                         return arrays
-                elif self._book(arrays, message):
+                elif self._record(arrays, message):
                     return None
         except Again:
             raise
@@ -124,13 +124,13 @@ class RunReader:
             raise
 
     def remember(self, runs: list[str]) -> None:
-        """These runs were received before (by a process that wrote a checkpoint): refuse them."""
+        """Records runs that a process before this one received (from a checkpoint): they are refused."""
         for run in runs:
             self._over[run, ""] = None
 
     @property
     def committed(self) -> list[str]:
-        """Names of the runs that were received whole, oldest first."""
+        """Names of the runs that were received completely, oldest first."""
         return [run for run, job in self._over if not job]
 
     def _next(self) -> tuple[Arrays, Message]:
@@ -142,7 +142,7 @@ class RunReader:
             try:
                 return arrays, from_meta(meta)
             except ProtocolError as error:
-                # Somebody else's message is no reason to end a run; a frame of ours would be missed.
+                # A foreign message is no reason to end a run; a lost frame of this run would be noticed.
                 self.foreign += 1
                 if self.foreign == 1:
                     _log.warning("a message was dropped (the first of these that is logged): %s", error)
@@ -171,22 +171,22 @@ class RunReader:
         return True
 
     def _check_doubted(self) -> None:
-        """Between two runs, where nothing is lost by it."""
+        """Raises the error of a doubted job, between two runs, where that loses nothing."""
         if self._doubted is None or self.ledger is not None:
             return
         (run, job), self._doubted = self._doubted, None
-        self._over[run, job] = None  # it is said once
+        self._over[run, job] = None  # raised once
         raise UsageError(
-            f"run {run} was received whole, and then another job sent other rows under its name: they were "
-            "dropped, though Spark says that they were written",
-            hint="Write them again under another name, or with no name. The next iteration goes on.",
+            f"run {run} was received completely, then another job sent other rows under its name: they were "
+            "dropped, although Spark reports them as written",
+            hint="Write them again under another name, or with no name. The next iteration continues.",
         )
 
     def _belongs(self, arrays: Arrays, message: Message) -> bool:
-        """Whether the message is of the run being read; begins a run if none is."""
+        """Whether the message belongs to the current run; begins a run if there is none."""
         if self.ledger is None:
             if isinstance(message, Rows | End):
-                self.late += 1  # its beginning went to a trainer that is gone; the task is retried
+                self.late += 1  # a trainer that is gone has its beginning; Spark retries the task
                 return False
             self.ledger = RunLedger(message.run, message.job)
             self.peers = {}
@@ -196,7 +196,7 @@ class RunReader:
             raise UsageError(
                 f"run {message.run} began before run {self.ledger.run} was complete",
                 hint="A data set reads one run at a time: start the next write when the last has "
-                "returned, or give each job a data set of its own.",
+                "returned, or give each job a separate data set.",
             )
         return True
 
@@ -218,8 +218,8 @@ class RunReader:
         self._layout = layout
         return self.ledger.rows(message)
 
-    def _book(self, arrays: Arrays, message: Begin | End | Commit | Abort) -> bool:
-        """True when the run is complete."""
+    def _record(self, arrays: Arrays, message: Begin | End | Commit | Abort) -> bool:
+        """Records a message of the run's protocol. Returns True when the run is complete."""
         assert self.ledger is not None
         if isinstance(message, Begin):
             self.ledger.begin(message)
@@ -237,7 +237,7 @@ class RunReader:
         return False
 
     def _finish(self, committed: bool) -> None:
-        """The run is over. A committed name is refused for good; a failed one may be tried again."""
+        """Ends the run. A committed name is refused from now on; a failed one may be tried again."""
         if self.ledger is None:
             return
         over = self.ledger.run, "" if committed else self.ledger.job

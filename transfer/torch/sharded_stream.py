@@ -1,4 +1,4 @@
-"""`ShardedStream`: a run shared by the ranks of a distributed training."""
+"""`ShardedStream`: a run that the ranks of a distributed training share."""
 
 from __future__ import annotations
 
@@ -14,23 +14,28 @@ from transfer.transports.errors import OptionError, UsageError, comes_with
 with comes_with("torch", __name__):
     import torch.distributed as dist
 
-#: the dimension of a mesh along which ranks have other rows, if none is named
+#: the default dimension of a mesh along which ranks have different rows
 DATA = "dp"
 
 
 class ShardedStream(StreamDataset[BatchT]):
-    """The rows of a run for this rank: `RunDataset` with rank and size as torch.distributed has them.
+    """This rank's rows of a run: `RunDataset` with the rank and world size of torch.distributed.
 
         stream = ShardedStream("run://spool:5570/digits", 64, epochs=3, shuffle=7)                # DDP
         stream = ShardedStream("run://spool:5570/digits", 64, mesh=mesh, mesh_dim="dp")           # a mesh
 
-    `batch_size` is that of one rank. All ranks have equally many steps, so that no collective waits for a
-    rank that is through. `rank`, `world_size`: given together, they are taken instead. `mesh`: a DeviceMesh;
-    ranks share the rows along `mesh_dim`, one name or several (such as ("dp_replicate", "dp_shard")), by
-    default "dp", or the only one there is. Ranks that differ in other dimensions only have the same batches.
-    Each rank has a lease of its own.
+    All ranks have equally many steps, so that no collective waits for a rank that has finished. Each rank
+    has a separate lease.
 
-    Raises UsageError when torch.distributed is not initialised, or this rank is not in the mesh.
+    Args:
+        batch_size: rows in a batch of one rank.
+        rank, world_size: used instead of those of torch.distributed; given together.
+        mesh: a DeviceMesh. Ranks that differ only in other dimensions than `mesh_dim` have the same batches.
+        mesh_dim: the dimensions along which ranks have different rows, one name or several (such as
+            ("dp_replicate", "dp_shard")); by default "dp", or the only dimension.
+
+    Raises:
+        UsageError: torch.distributed is not initialized, or this rank is not in the mesh.
     """
 
     @overload
@@ -76,24 +81,24 @@ class ShardedStream(StreamDataset[BatchT]):
             checked_numbers(None, None, None, rank, world_size)
             index, size, seat = rank, world_size, (rank, world_size)
         else:
-            seat = _own_rank()
+            seat = _current_rank()
             index, size = seat if mesh is None else share_of(mesh, mesh_dim)
         super().__init__(url, batch_size, rank=index, world_size=size, seat=seat, **options)
-        #: this rank's share of the rows: (index, of how many)
+        #: this rank's share of the rows: (index, number of shares)
         self.share = (index, size)
 
 
-def _own_rank() -> tuple[int, int]:
+def _current_rank() -> tuple[int, int]:
     if not dist.is_available() or not dist.is_initialized():
         raise UsageError(
-            "torch.distributed is not initialised, so nothing tells which rows are this rank's",
+            "torch.distributed is not initialized, so this rank's rows are unknown",
             hint="Call torch.distributed.init_process_group first, or give rank=0, world_size=1.",
         )
     return dist.get_rank(), dist.get_world_size()
 
 
 def share_of(mesh: Any, names: str | Sequence[str] | None) -> tuple[int, int]:
-    """(index, of how many) of this rank along dimensions of a DeviceMesh, the last one counting fastest.
+    """Returns (index, number) of this rank along dimensions of a DeviceMesh, the last one counting fastest.
 
     Raises OptionError for an unknown dimension, UsageError when this rank is not in the mesh.
     """

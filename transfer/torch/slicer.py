@@ -1,4 +1,4 @@
-"""Cuts a stream of frames of any length into batches of one length."""
+"""Cuts a stream of frames of any length into batches of equal length."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ Batch = dict[str, torch.Tensor]
 
 
 class Slicer:
-    """Frames in, batches of `size` rows out, in order. A batch inside one frame is a view of it; only
-    one that spans frames is copied. Not thread-safe."""
+    """Takes frames and returns batches of `size` rows, in order. A batch inside one frame is a view of it;
+    only a batch that spans frames is copied. Not thread-safe."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._frames: deque[Batch] = deque()
-        self._start = 0  # rows of the first frame that are gone
-        self.held = 0  # rows that are still here
+        self._start = 0  # rows of the first frame that were returned
+        self.held = 0  # rows that are left
 
     def push(self, frame: Batch) -> None:
-        """All tensors of a frame have the same number of rows, at least one."""
+        """Adds a frame, whose tensors all have the same number of rows, at least one."""
         self._frames.append(frame)
         self.held += _rows(frame)
 
     def take(self) -> Batch | None:
-        """The next full batch, or None if there are too few rows for one."""
+        """Returns the next full batch, or None if there are too few rows."""
         return self._cut(self._size) if self.held >= self._size else None
 
     def rest(self) -> Batch | None:
-        """What is left when nothing more will come: fewer rows than a batch, or None."""
+        """Returns the last rows when no more frames follow: fewer than a batch, or None."""
         return self._cut(self.held) if self.held else None
 
     def clear(self) -> None:

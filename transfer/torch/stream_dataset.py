@@ -1,4 +1,4 @@
-"""`StreamDataset`: batches of tensors of a run in a spool, or straight from Spark's tasks."""
+"""`StreamDataset`: batches of tensors of a run in a spool, or directly from Spark's tasks."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["RunSummary", "StreamDataset"]
 
 
 class StreamOptions(RunOptions, total=False):
-    """The further arguments of a `StreamDataset`. `verify` is of one that listens."""
+    """The further arguments of a `StreamDataset`. Only one that listens has `verify`."""
 
     verify: bool
     source: Callable[[], RowSource] | MessageSource | None
 
 
-#: those of a data set that reads a run, and of one that listens
+#: options of a data set that reads a run, and of one that listens
 _RUN = (*RunOptions.__annotations__, "source")
 _EAGER = ("drop_last", "timeout", "verify", "source")
 
@@ -37,22 +37,28 @@ class StreamDataset(RunDataset[BatchT]):
 
         dataset = StreamDataset("run://spool:5570/digits", 256, epochs=3, shuffle=7)
 
-    With a URL `run://host:port/NAME` it reads a run that a spool keeps: see `RunDataset`. With another
-    endpoint, or none, it listens for rows that Spark pushes straight to it (`delivery=eager`), and one
-    iteration is one run. What follows is about that.
+    With a URL `run://host:port/NAME` it reads a run from a spool: see `RunDataset`. With another endpoint, or
+    none, it listens for rows that Spark's tasks send directly (`delivery=eager`), and one iteration is one
+    run. The rest of this text is about that.
 
-    `endpoint`: where to listen; port 0 takes a free one, and the attribute `endpoint` then tells
-    which. `batch_size`: rows in a batch; None yields the frames as they were sent. `columns`: yield a
-    tuple of these columns in this order, else a dict of all. `drop_last`: leave out the last batch
-    when it is shorter. `timeout`: seconds without any message before `Again` is raised, None waits
-    for ever. `verify`: compare each frame with its checksum.
+    Args:
+        endpoint: where to listen. Port 0 takes a free one; the attribute `endpoint` has it.
+        batch_size: rows in a batch; None yields the frames as they were sent.
+        columns: yields a tuple of these columns in this order; by default a dict of all columns.
+        drop_last: drops the last batch if it is shorter.
+        timeout: seconds without a message after which `Again` is raised; None waits without limit.
+        verify: checks the checksum of each frame.
 
-    Tensors are writable views of the receive buffers and keep them alive; only a batch that spans two
-    frames is copied. Leaving an iteration early loses nothing: the next one goes on where it stopped.
+    Tensors are writable views of the receive buffers and keep them alive; only a batch that spans two frames
+    is copied. If an iteration is left early, the next one continues where it stopped.
 
-    Errors in the iteration: ProtocolError when a row is lost or doubled, Broken when the run failed in
-    Spark, Again, Closed. Use it with `DataLoader(dataset, batch_size=None, num_workers=0)` or
-    without a DataLoader. Not thread-safe, except that `close` may be called from another thread.
+    Raises, in the iteration:
+        ProtocolError: a row is lost or doubled.
+        Broken: the run failed in Spark.
+        Again, Closed: see above.
+
+    Use it with `DataLoader(dataset, batch_size=None, num_workers=0)` or without a DataLoader. Not
+    thread-safe, except that another thread may call `close`.
     """
 
     @overload
@@ -95,13 +101,12 @@ class StreamDataset(RunDataset[BatchT]):
         self.endpoint = self._eager.endpoint
 
     def __iter__(self) -> Iterator[BatchT]:
-        """The batches of all epochs that are left; of one that listens those of the current run, or of the
-        next one."""
+        """Yields the batches of all remaining epochs; if it listens, of the current or next run."""
         return super().__iter__() if self._eager is None else iter(self._eager)
 
     def close(self) -> None:
-        """Gives the lease back, or stops listening: tasks that still send fail. An iteration elsewhere raises
-        Closed."""
+        """Releases the lease, or stops listening: tasks that still send fail. An iteration in another thread
+        raises Closed."""
         if self._eager is None:
             super().close()
         else:
@@ -113,23 +118,23 @@ class StreamDataset(RunDataset[BatchT]):
         return super().__getstate__()
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch; of one that listens the runs that were read whole.
+        """Returns the position after the last batch; if it listens, the runs that were read completely.
 
-        Those have no position inside a run: one that was cut off by a crash fails in Spark, and is delivered
-        from its first row when it is written again.
+        These have no position inside a run: Spark fails a run that a crash interrupted, and delivers it from
+        the first row when it is written again.
         """
         return super().state_dict() if self._eager is None else self._eager.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on from a state. Raises OptionError for one that this release cannot read."""
+        """Continues from a state. Raises OptionError for a state that this release cannot read."""
         if self._eager is None:
             super().load_state_dict(state)
         else:
             if not isinstance(state, Mapping):
-                raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
+                raise OptionError(f"a state is a result of `state_dict()`, not {shown(state)}")
             self._eager.load_state_dict(dict(state))
 
-    # --- what one alone of the two has ---------------------------------------------------------------
+    # --- methods of only one of the two --------------------------------------------------------------
 
     @property
     def stream(self) -> RowStream:
@@ -149,12 +154,12 @@ class StreamDataset(RunDataset[BatchT]):
 
     @property
     def runs(self) -> list[RunSummary]:
-        """Of one that listens: summaries of the runs that were read whole, oldest first."""
+        """Summaries of the runs that were read completely, oldest first. Only if it listens."""
         return self._listening().runs
 
     @property
     def progress(self) -> RunSummary:
-        """Of one that listens: the counts of the run that is being read, for any thread."""
+        """The counts of the current run, for any thread. Only if it listens."""
         return self._listening().progress
 
     def _of_a_run(self) -> None:
@@ -166,12 +171,12 @@ class StreamDataset(RunDataset[BatchT]):
 
     def _listening(self) -> EagerReader:
         if self._eager is None:
-            raise UsageError("a run in a spool is not received", hint="`stream` has its counters.")
+            raise UsageError("a data set of a run receives no messages", hint="`stream` has its counters.")
         return self._eager
 
 
 def _check_options(options: Mapping[str, Any], known: Sequence[str], kind: str) -> None:
-    """Raises OptionError, with the nearest option that this kind of data set has."""
+    """Raises OptionError for an unknown option, with the nearest one of this kind of data set."""
     for option in options:
         if option not in known:
             close = difflib.get_close_matches(option, known, 1)

@@ -1,9 +1,10 @@
-"""pyzmq's interface over `transfer`: `import transfer.zmq as zmq` and a program runs as it is.
+"""pyzmq's API over `transfer`: with `import transfer.zmq as zmq` a program runs unchanged.
 
-For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER. Numbers, names,
-defaults (linger -1, high-water mark 1000, lazy connect) and errors are pyzmq 27.3's. Peers must be
-of this project too: the wire is another one. What is missing refuses with `NotSupported` and says
-why; `docs/zmq-compat.md` lists every public name.
+For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER. Numbers, names, defaults
+(linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq 27.3. Peers must use this
+project,
+too: the wire protocol is a different one. Missing functions raise `NotSupported` with the reason;
+`docs/zmq-compat.md` lists every public name.
 """
 
 from __future__ import annotations
@@ -92,17 +93,17 @@ __all__ = [
 
 
 def has(capability: str) -> bool:
-    """Whether there is `ipc`; everything else that libzmq can be asked for is not there."""
+    """Returns True for "ipc"; every other capability of libzmq is missing."""
     return capability == "ipc"
 
 
 def strerror(errno: int) -> str:
-    """The text of an error number, ZeroMQ's own included."""
+    """Returns the text of an error number, including ZeroMQ's."""
     return describe(errno)
 
 
 def zmq_errno() -> int:
-    """Always 0: errors are exceptions here, and each has its number in `errno`."""
+    """Returns 0: errors are exceptions here, and each has its number in `errno`."""
     return 0
 
 

@@ -1,7 +1,7 @@
-"""Every public name of pyzmq 27.3, and what became of it here: the table behind docs/zmq-compat.md.
+"""Every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md.
 
-Socket options are told by `options.RULES`, constants by `constants`; here stands all else. Tests
-compare the names with an installed pyzmq and the verdicts with this package.
+`options.RULES` has the socket options, `constants` the constants; this file has all other names. Tests
+compare the names with an installed pyzmq, and the verdicts with this package.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from enum import Enum
 
 
 class Verdict(Enum):
-    """What a program may expect of a name."""
+    """How a name is supported."""
 
     WORKS = "works"
     DIFFERS = "works, with a difference"
@@ -21,7 +21,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Names with the same verdict for the same reason. `where`: the module or class they belong to."""
+    """Names with the same verdict for the same reason. `where`: their module or class."""
 
     where: str
     verdict: Verdict
@@ -127,7 +127,7 @@ GROUPS: tuple[Group, ...] = (
     _group("utils", Verdict.ABSENT, "for Windows", "win32"),
 )
 
-#: socket types by what can be done with them
+#: socket types by their support
 SOCKET_TYPES = (
     _group(
         "SocketType",

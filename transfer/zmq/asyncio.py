@@ -1,7 +1,7 @@
-"""zmq.asyncio over ours: methods that wait return futures of the running loop.
+"""zmq.asyncio over `transfer`: blocking methods return futures of the running loop.
 
-`transfer.asyncio` is the quicker way for new programs: its methods are coroutines, and a call that
-need not wait makes no future.
+`transfer.asyncio` is faster for new programs: its methods are coroutines, and a call that need not wait makes
+no future.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ __all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
 
 
 class Socket(Serialising):
-    """A socket whose send, recv and poll return futures. Everything else is the plain socket's.
+    """A socket whose send, recv and poll return futures. All other methods are those of the plain socket.
 
-    Use it from one event loop at a time. `Socket(other)` and `from_socket` make another view of the
-    same socket: closing one closes both.
+    Use it from one event loop at a time. `Socket(other)` and `from_socket` make another view of the same
+    socket: closing one closes both.
     """
 
     _OWN = frozenset({"_sync_socket", "_watch"})
@@ -52,7 +52,7 @@ class Socket(Serialising):
 
     @classmethod
     def from_socket(cls, socket: Any, io_loop: Any = None) -> Socket:
-        """A view of a socket, plain or of asyncio."""
+        """Makes a view of a plain or asyncio socket."""
         return cls(_from_socket=socket)
 
     @classmethod
@@ -84,49 +84,49 @@ class Socket(Serialising):
         return repr(self._sync_socket).replace("zmq.Socket", "zmq.asyncio.Socket", 1)
 
     def bind(self, addr: str) -> Any:
-        """As of the plain socket."""
+        """Binds, as the plain socket."""
         binding = self._sync_socket.bind(addr)
         binding.socket = self
         return binding
 
     def connect(self, addr: str) -> Any:
-        """As of the plain socket."""
+        """Connects, as the plain socket."""
         binding = self._sync_socket.connect(addr)
         binding.socket = self
         return binding
 
     def close(self, linger: float | None = None) -> None:
-        """Cancels what waits and closes. Idempotent."""
+        """Cancels waiting calls and closes. Idempotent."""
         self._sync_socket.close(linger)
 
     # -- futures -------------------------------------------------------------------------------
 
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
-        """A future of one part."""
+        """Returns a future of one part."""
         return self._receive(lambda: self._sync_socket.recv(DONTWAIT, copy), flags)
 
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
-        """A future of all parts of a message."""
+        """Returns a future of all parts of a message."""
         return self._receive(lambda: self._sync_socket.recv_multipart(DONTWAIT, copy), flags)
 
     def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Awaitable[int]:
-        """A future of the length of one part, received into writable memory."""
+        """Returns a future of the length of one part, received into writable memory."""
         return self._receive(lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags)
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
-        """A future that is done when the part was taken."""
+        """Returns a future that is done when the socket has taken the part."""
         own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send(data, own, copy, track), flags)
 
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Awaitable[Any]:
-        """A future that is done when the message was taken."""
+        """Returns a future that is done when the socket has taken the message."""
         own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send_multipart(msg_parts, own, copy, track), flags)
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Awaitable[int]:
-        """A future of the bits that hold; 0 after `timeout` ms."""
+        """Returns a future of the ready bits; 0 after `timeout` ms."""
         if self.closed:
             raise NotSupported("the socket is closed")
         bits, limit = events_of(flags), milliseconds(timeout)
@@ -155,21 +155,21 @@ def _seconds(timeout: int, flags: int) -> float:
 
 
 def _time_out(future: asyncio.Future[Any]) -> None:
-    future.set_exception(Again("nothing happened within the time-out"))
+    future.set_exception(Again("nothing happened within the timeout"))
 
 
 def _found(result: Any) -> Any:
-    """The result unless it is empty. Raises Again."""
+    """Returns the result unless it is empty. Raises Again."""
     if not result:
         raise Again
     return result
 
 
 class Poller(_poll.Poller):
-    """A Poller whose `poll` returns a future. Takes plain sockets and descriptors too."""
+    """A Poller whose `poll` returns a future. Accepts plain sockets and descriptors, too."""
 
     def poll(self, timeout: float | None = -1) -> Awaitable[list[tuple[Any, int]]]:  # type: ignore[override]
-        """A future of what is ready; an empty list after `timeout` ms."""
+        """Returns a future of the ready entries; an empty list after `timeout` ms."""
         entries = [(_poll._known(thing), int(bits)) for thing, bits in self.sockets]
         timeout = milliseconds(timeout)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
@@ -181,7 +181,7 @@ class Poller(_poll.Poller):
 
 
 async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) -> list[tuple[Any, int]]:
-    """Waits for any of the entries; all watching ends with this call."""
+    """Waits for any of the entries; stops watching them at the end."""
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     copies: list[int] = []
@@ -197,7 +197,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
                 views.append(asyncio.ensure_future(Socket(_from_socket=thing).poll(None, bits)))
                 views[-1].add_done_callback(wake)
                 continue
-            # A copy, since a loop knows one reader for each descriptor, and others may have one.
+            # A copy, since a loop has one reader for each descriptor, and other tasks may use it.
             copies.append(os.dup(thing))
             if bits & PollEvent.POLLIN:
                 loop.add_reader(copies[-1], wake)
@@ -223,7 +223,7 @@ class Context(_context.Context):
 
 
 class ZMQEventLoop(asyncio.SelectorEventLoop):
-    """Deprecated, as in pyzmq: any event loop will do."""
+    """Deprecated, as in pyzmq: any event loop works."""
 
     def __init__(self, selector: Any = None) -> None:
         install()

@@ -1,4 +1,4 @@
-"""pyzmq's constants, with pyzmq's names and numbers, whether we can do what they ask for or not.
+"""pyzmq's constants, with pyzmq's names and numbers, whether their function is supported or not.
 
 The numbers differ from the ones that travel on our wire (`transports/core/wire.py`); a program
 that compares or prints them sees what it is used to. What is not supported refuses when it is used,
@@ -18,7 +18,7 @@ _OWN_ERRORS = 156384712
 
 
 class Errno(IntEnum):
-    """Error numbers, the machine's and ZeroMQ's own."""
+    """Error numbers of the system and of ZeroMQ."""
 
     EAGAIN = errno.EAGAIN
     EFAULT = errno.EFAULT
@@ -48,7 +48,7 @@ class Errno(IntEnum):
 
 
 class ContextOption(IntEnum):
-    """What `Context.get` and `Context.set` take."""
+    """Options of `Context.get` and `Context.set`."""
 
     IO_THREADS = 1
     MAX_SOCKETS = 2
@@ -92,7 +92,7 @@ class SocketType(TypeNumber):
 
 
 class SocketOption(IntEnum):
-    """What `Socket.get` and `Socket.set` take; `sockets/options.py` says what each does here."""
+    """Options of `Socket.get` and `Socket.set`; `options.py` has the effect of each."""
 
     HWM = 1
     AFFINITY = 4
@@ -218,7 +218,7 @@ class SocketOption(IntEnum):
 
 
 class MessageOption(IntEnum):
-    """What `Frame.get` takes."""
+    """Options of `Frame.get`."""
 
     MORE = 1
     SRCFD = 2
@@ -268,7 +268,7 @@ class ReconnectStop(IntEnum):
 
 
 class Event(IntFlag):
-    """What a monitor reports."""
+    """Events of a monitor."""
 
     PROTOCOL_ERROR_WS_UNSPECIFIED = 0x30000000
     PROTOCOL_ERROR_ZMTP_UNSPECIFIED = 0x10000000
@@ -313,7 +313,7 @@ class Event(IntFlag):
 
 
 class PollEvent(IntFlag):
-    """What a poll waits for."""
+    """Events of a poll."""
 
     POLLIN = 1
     POLLOUT = 2
@@ -357,7 +357,7 @@ ENUMS: tuple[type[Enum], ...] = (
 
 
 def names_of(kind: type[Enum]) -> dict[str, Enum]:
-    """The members of an enum by the names that they have in the module."""
+    """Returns the members of an enum by their names in the module."""
     if kind is Event:
         return {_event_name(name): member for name, member in kind.__members__.items()}
     prefix = _PREFIXES.get(kind, "")
@@ -376,6 +376,6 @@ __all__ = [
     *_MEMBERS,
 ]
 
-if TYPE_CHECKING:  # members that were put into the module above
+if TYPE_CHECKING:  # members that the code above adds to the module
 
     def __getattr__(name: str) -> Any: ...

@@ -1,4 +1,4 @@
-"""pyzmq's Context over ours: defaults for sockets, shadows, and a `term` that wakes everybody."""
+"""pyzmq's Context over `transfer`: defaults for sockets, shadows, and a `term` that wakes waiting calls."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ __all__ = ["Context", "SyncContext"]
 
 _Self = TypeVar("_Self", bound="Context")
 
-#: what `get` answers; the first two can be set, and nothing depends on any of them
+#: the options of `get`; the first two can be set, and none has an effect
 _OPTIONS = {
     ContextOption.IO_THREADS: 1,
     ContextOption.MAX_SOCKETS: 1023,
@@ -33,15 +33,15 @@ _OPTIONS = {
 }
 
 
-#: what `underlying` was asked of, for `shadow`
+#: contexts whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
 class Context(transfer.sockets.context.Context):
-    """Where sockets come from. Thread-safe.
+    """Makes sockets. Thread-safe.
 
-    io_threads: remembered and ignored. shadow (also as first argument): another context of this
-    package; both are then the same one, and only the class of new sockets differs.
+    io_threads: stored and ignored. shadow (also as first argument): another context of this package; both
+    then share all state, and only the class of new sockets differs.
     """
 
     __slots__ = ("_has_ended", "_is_shadow")
@@ -51,7 +51,7 @@ class Context(transfer.sockets.context.Context):
     _instance: Any = None
     _instance_pid = 0
     _instance_lock = threading.Lock()
-    _socket_class: Any = Socket  # pyzmq's name for a class, ours is a method
+    _socket_class: Any = Socket  # pyzmq's attribute is a class, that of `transfer` a method
 
     def __init__(self, io_threads: Any = 1, shadow: Any = None) -> None:
         if isinstance(io_threads, Context):
@@ -62,21 +62,21 @@ class Context(transfer.sockets.context.Context):
                 shadow = _by_address.get(shadow)
             if not isinstance(shadow, Context):
                 raise ZMQError(Errno.EINVAL, "only contexts of this package can be shadowed")
-            # All state is shared, also what is set later: a shadow is the same context.
+            # All state is shared, also later changes: a shadow is the same context.
             object.__setattr__(self, "__dict__", shadow.__dict__)
             object.__setattr__(self, "_is_shadow", True)
             return
         object.__setattr__(self, "_is_shadow", False)
         super().__init__(defaults=config.PYZMQ)
         self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
-        self._heirs = Linger()
+        self._lingering = Linger()
         self._warns = False
         self._ending = False
         self.__dict__["sockopts"] = {}
 
     @classmethod
     def instance(cls: type[_Self], io_threads: int = 1) -> _Self:
-        """The context that all parts of a program share; one for each class, a new one after
+        """Returns the context that all parts of a program share; one for each class, a new one after
         `term` or fork."""
         with undivided(), Context._instance_lock:
             found = cls.__dict__.get("_instance")
@@ -88,7 +88,7 @@ class Context(transfer.sockets.context.Context):
 
     @classmethod
     def shadow(cls: type[_Self], address: Any) -> _Self:
-        """A context of this class that is the same as another one, given as such or as `underlying`."""
+        """Returns a context of this class that shares another one, given as such or as `underlying`."""
         return cls(shadow=address)
 
     def __copy__(self: _Self, memo: Any = None) -> _Self:
@@ -98,16 +98,16 @@ class Context(transfer.sockets.context.Context):
 
     @property
     def underlying(self) -> int:
-        """A number for this context, which `shadow` takes. There is no libzmq behind it."""
+        """A number for this context, which `shadow` accepts. There is no libzmq behind it."""
         _by_address[id(self.__dict__)] = self
         return id(self.__dict__)
 
     # -- sockets -------------------------------------------------------------------------------
 
     def socket(self, socket_type: Any, socket_class: Any = None, **kwargs: Any) -> Any:
-        """A new socket of this type, with the defaults that were set on the context."""
+        """Makes a socket of this type, with the defaults that are set on the context."""
         if self.closed:
-            # As in pyzmq: who terminated it hears so, and for all others there is no such context.
+            # As in pyzmq: the program that terminated it gets ENOTSUP; else there is no such context.
             known = getattr(self, "_has_ended", False)
             raise ZMQError(Errno.ENOTSUP if known else Errno.EFAULT, "the context is terminated")
         made = (socket_class or self._socket_class)(self, socket_type, **kwargs)
@@ -125,20 +125,20 @@ class Context(transfer.sockets.context.Context):
             except ArgumentError:
                 raise
             except ZMQError:
-                continue  # it does not apply to this type: SUBSCRIBE on a PUSH
+                continue  # it does not apply to this type, like SUBSCRIBE on a PUSH
 
     def setsockopt(self, opt: int, value: Any) -> None:
-        """A default for the sockets made from now on."""
+        """Sets a default for the sockets made from now on."""
         self.sockopts[opt] = value
 
     def getsockopt(self, opt: int) -> Any:
-        """The default for new sockets. Raises KeyError if none was set."""
+        """Returns the default for new sockets. Raises KeyError if none is set."""
         return self.sockopts[opt]
 
     # -- options -------------------------------------------------------------------------------
 
     def set(self, option: int, optval: int) -> None:
-        """An option of the context. Taken and remembered; none has an effect here."""
+        """Sets an option of the context, which is stored and has no effect."""
         try:
             known = ContextOption(option)
         except ValueError:
@@ -146,7 +146,7 @@ class Context(transfer.sockets.context.Context):
         self._options[known] = whole(optval, known.name, -1, 2**31 - 1)
 
     def get(self, option: int) -> int:
-        """The value of an option of the context. Raises ZMQError (EINVAL)."""
+        """Returns an option of the context. Raises ZMQError (EINVAL)."""
         try:
             return self._options[ContextOption(option)]
         except (KeyError, ValueError):
@@ -195,16 +195,16 @@ class Context(transfer.sockets.context.Context):
     # -- the end -------------------------------------------------------------------------------
 
     def term(self) -> None:
-        """Ends the context: waiting calls raise ContextTerminated, what was sent is given its linger.
+        """Ends the context: waiting calls raise ContextTerminated, and queued messages have their linger.
 
-        Sockets that are still open are closed; libzmq would wait for their owners to do it.
+        Open sockets are closed, where libzmq would wait for their owners to do so.
         """
         self._end(None)
 
     def destroy(self, linger: float | None = None) -> int:
-        """Closes all sockets, with this linger (ms) if it is given, and ends the context.
+        """Closes all sockets, with this linger (ms) if given, and ends the context.
 
-        The linger holds for sockets that were closed before, too, so that the time is bounded.
+        The linger also applies to sockets that were closed before, so that the time is bounded.
         """
         return self._end(linger)
 
@@ -221,8 +221,8 @@ class Context(transfer.sockets.context.Context):
                     if self._warns:
                         warnings.warn(f"unclosed {sock!r}", ResourceWarning, stacklevel=3, source=sock)
                     sock.close(linger)
-            self._heirs.settle(linger)
-        except BaseException:  # Ctrl-C: the caller may end it once more, as with libzmq
+            self._lingering.settle(linger)
+        except BaseException:  # Ctrl-C: the caller may call it again, as with libzmq
             self._ending = False
             raise
         return super().destroy(0)

@@ -17,8 +17,8 @@ __all__ = ["context", "socket"]
 
 
 def context(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """Gives the function a new Context: as a keyword argument, if `name` or the first argument says one, or
-    behind the other arguments."""
+    """Passes a new Context to the function: as a keyword argument, if `name` or the first argument names one,
+    or after the other arguments."""
     name, args = _named(args, kwargs)
 
     def make(given: tuple[Any, ...], named: dict[str, Any]) -> Any:
@@ -28,9 +28,9 @@ def context(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
 
 
 def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable[[Any], Any]:
-    """Gives the function a new socket of the Context among its arguments, or of `instance()`.
+    """Passes a new socket to the function, made by the Context among its arguments or by `instance()`.
 
-    The first argument, or `name`, may be a name: then the socket is a keyword argument.
+    With a name as the first argument or `name`, the socket is a keyword argument.
     """
     name, args = _named(args, kwargs)
 
@@ -44,7 +44,7 @@ def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable
 
 
 def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, tuple[Any, ...]]:
-    """(the name, the other arguments); the name is taken out of the keyword arguments."""
+    """Returns (the name, the other arguments); removes the name from the keyword arguments."""
     if isinstance(kwargs.get("name"), str):
         return kwargs.pop("name"), args
     if args and isinstance(args[0], str):

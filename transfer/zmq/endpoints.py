@@ -8,7 +8,7 @@ from typing import Any
 
 import transfer.sockets.socket
 from transfer.sockets.binding import Binding
-from transfer.sockets.socket import _text
+from transfer.sockets.endpoints import _text
 from transfer.transports import core, registry
 from transfer.transports.address import parse
 from transfer.transports.arguments import text, whole
@@ -17,15 +17,15 @@ from transfer.zmq.constants import Errno, Event, SocketType
 from transfer.zmq.error import ZMQBindError, ZMQError
 from transfer.zmq.monitor import MonitorPump
 
-#: transfer.Socket over the core in use
+#: transfer.Socket over the current core
 Base: Any = transfer.sockets.socket.socket_class(core)
 
-#: seconds that disconnect waits for what is queued; the rest goes to other peers
+#: seconds for which disconnect flushes the queue; other peers get the rest
 _DISCONNECT = 1.0
 
 
 class Bound(Binding):
-    """What `bind` and `connect` return: ends the endpoint when its with-statement ends."""
+    """The result of `bind` and `connect`: a context manager that ends the endpoint."""
 
     __slots__ = ()
 
@@ -34,17 +34,17 @@ class Bound(Binding):
 
 
 class EndpointMethods(Base):
-    """bind, connect and their opposites, and what tells how connections fare."""
+    """bind, connect, their opposites, and monitors."""
 
     _pump: MonitorPump | None
     _watcher: Any
 
     def _ended(self, error: Closed) -> Closed:
-        """What pyzmq raises of a closed socket."""
+        """Returns pyzmq's error of a closed socket."""
         return error
 
     def _new_pair(self) -> Any:
-        """A PAIR of the same context, for monitors."""
+        """Makes a PAIR of the same context, for monitors."""
 
     # -- endpoints -----------------------------------------------------------------------------
 
@@ -57,7 +57,7 @@ class EndpointMethods(Base):
             raise self._bad_endpoint(error, _text(addr)) from error.__cause__
 
     def connect(self, addr: str) -> Any:
-        """Begins to connect; what is sent before the peer is there waits for it."""
+        """Starts to connect; messages that are sent before the peer is connected wait for it."""
         _text(addr)
         try:
             return Bound(self, "connect", super().connect(addr).addr)
@@ -65,7 +65,7 @@ class EndpointMethods(Base):
             raise self._bad_endpoint(error, _text(addr)) from error.__cause__
 
     def _bad_endpoint(self, error: TransferError, addr: str) -> TransferError:
-        """The same error with pyzmq's number, and the endpoint in its text."""
+        """Adds pyzmq's number, and the endpoint to the text."""
         if isinstance(error, Closed):
             return self._ended(error)
         scheme, separator, rest = addr.partition("://")
@@ -73,13 +73,13 @@ class EndpointMethods(Base):
             if scheme not in registry.schemes():
                 error.errno = Errno.EPROTONOSUPPORT
             elif rest.rpartition(":")[2].isdigit() and int(rest.rpartition(":")[2]) < 65536:
-                error.errno = errno.ENODEV  # it can be read, and this machine has no such interface
+                error.errno = errno.ENODEV  # it is valid, but this machine has no such interface
         if addr not in str(error):
             error.args = (f"{error} (addr={addr!r})",)
         return error
 
     def unbind(self, addr: str) -> None:
-        """Stops listening there. Raises ZMQError (ENOENT)."""
+        """Stops listening on an endpoint. Raises ZMQError (ENOENT)."""
         try:
             super().unbind(addr)
         except TransferError as error:
@@ -97,7 +97,7 @@ class EndpointMethods(Base):
 
     def _unknown_endpoint(self, error: TransferError, addr: str) -> TransferError:
         if isinstance(error, AddressError):
-            parse(_text(addr))  # what cannot be read is EINVAL
+            parse(_text(addr))  # an invalid endpoint is EINVAL
             error.errno = errno.ENOENT
         return error
 
@@ -146,6 +146,6 @@ class EndpointMethods(Base):
         return watcher
 
     def disable_monitor(self) -> None:
-        """Ends what `get_monitor_socket` or `monitor` began."""
+        """Ends the monitor of `get_monitor_socket` or `monitor`."""
         self._watcher = None
         self.monitor(None, 0)

@@ -1,7 +1,7 @@
-"""pyzmq's exceptions. `ZMQError`, `Again` and `ContextTerminated` are the project's own classes.
+"""pyzmq's exceptions. `ZMQError`, `Again` and `ContextTerminated` are classes of `transfer`.
 
-So `except zmq.ZMQError` catches every error that is raised on purpose, and `except zmq.Again` costs
-nothing on the fast path. Our texts say more than pyzmq's and end with a hint; `errno` is the same.
+So `except zmq.ZMQError` catches every error that is raised on purpose, and `except zmq.Again` costs nothing
+on the fast path. The texts are longer than pyzmq's and end with a hint; `errno` is the same.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ class ZMQBindError(ZMQBaseError):
 
 
 class NotDone(ZMQBaseError):
-    """`MessageTracker.wait` reached its time-out."""
+    """`MessageTracker.wait` reached its timeout."""
 
 
 class InterruptedSystemCall(ZMQError, InterruptedError):  # type: ignore[misc]  # both have strerror
-    """Never raised here: interrupted calls are repeated. It exists to be caught."""
+    """Never raised: interrupted calls are repeated. It exists to be caught."""
 
     errno = _errno.EINTR
 
@@ -41,7 +41,7 @@ class InterruptedSystemCall(ZMQError, InterruptedError):  # type: ignore[misc]  
 
 
 class ZMQVersionError(NotImplementedError):
-    """Never raised here: what is missing raises `NotSupported`. It exists to be caught."""
+    """Never raised: missing functions raise `NotSupported`. It exists to be caught."""
 
     def __init__(self, min_version: str, msg: str = "Feature") -> None:
         self.min_version = min_version
@@ -50,4 +50,4 @@ class ZMQVersionError(NotImplementedError):
 
 
 class DraftFDWarning(RuntimeWarning):
-    """Never given here: there are no draft sockets. It exists to be filtered."""
+    """Never issued: there are no draft sockets. It exists to be filtered."""

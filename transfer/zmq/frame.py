@@ -16,15 +16,15 @@ from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 __all__ = ["COPY_THRESHOLD", "Frame", "Message"]
 
-#: bytes below which data is copied, unless a frame or a socket says otherwise
+#: smaller data is copied, unless a frame or a socket has another threshold
 COPY_THRESHOLD = 65536
 
 
 class Frame(core.Frame):
     """A part of a message. `bytes` is a copy of it, `buffer` a view.
 
-    data: bytes or anything with a buffer. track: `tracker` tells when neither this frame nor a send
-    uses the data any more. copy: of the data; None: below `copy_threshold` bytes.
+    data: bytes or any object with a buffer. track: `tracker` reports when neither this frame nor a send uses
+    the data any more. copy: copies the data; None: if it is smaller than `copy_threshold` bytes.
     """
 
     tracker_event = None
@@ -54,12 +54,12 @@ class Frame(core.Frame):
 
     @classmethod
     def _of(cls, arrived: core.Frame) -> Frame:
-        """The same frame with what pyzmq's has besides."""
+        """Makes a frame of this class from one of the core."""
         frame = cls.__new__(cls)
         data = arrived.data
         core.Frame.__init__(
             frame,
-            bytearray(data) if type(data) is bytes else data,  # what was received may be changed
+            bytearray(data) if type(data) is bytes else data,  # received data may be changed
             flags=arrived.flags,
             sequence=arrived.sequence,
             socket_type=arrived.socket_type,
@@ -70,12 +70,12 @@ class Frame(core.Frame):
         return frame
 
     def _mark(self, more: bool) -> Frame:
-        """Says whether parts follow."""
+        """Sets whether parts follow."""
         self.flags = self.flags | Flag.MORE if more else self.flags & ~Flag.MORE
         return self
 
     def get(self, option: int | str) -> int | str:
-        """MORE and SHARED by number; raises ZMQError (EINVAL) for properties, which we do not keep."""
+        """Returns MORE and SHARED by number; raises ZMQError (EINVAL) for other properties."""
         if option == MessageOption.MORE:
             return int(self.more)
         if option == MessageOption.SHARED:
@@ -83,7 +83,7 @@ class Frame(core.Frame):
         raise ZMQError(22, f"a frame has no property {option!r} here; see docs/zmq-compat.md")
 
     def set(self, option: int | str, value: Any) -> None:
-        """Raises NotSupported: what pyzmq sets here belongs to draft socket types."""
+        """Raises NotSupported: pyzmq sets only options of draft socket types here."""
         raise NotSupported(f"a frame's {option!r} cannot be set", hint="see docs/zmq-compat.md")
 
     def __getitem__(self, key: int | str) -> int | str:
@@ -130,7 +130,7 @@ def _short(size: int) -> str:
 
 
 def _track(frame: Frame) -> MessageTracker:
-    """A tracker that is done when the frame is gone; sends add theirs."""
+    """Makes a tracker that is done when the frame is freed; sends add theirs."""
     gone = Event()
     tracker = MessageTracker(gone)
     tracker.frame = weakref.ref(frame, lambda _: gone.set())

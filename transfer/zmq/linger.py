@@ -1,8 +1,8 @@
-"""What a closed socket still owes is sent by an heir, so that `close` returns at once.
+"""Sends the queued messages of a closed socket in the background, so that `close` returns at once.
 
 libzmq closes in the background: the linger passes there, and `Context.term` waits for it. Here the
-connections of the closed socket move to a plain socket of ours. One thread of the context closes all
-of them, each when its peers have everything or its linger is over; it sleeps until something happens.
+connections of the closed socket move to a successor, a plain socket. One thread of the context closes all
+successors, each when its peers have all messages or its linger is over; it sleeps until an event.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ from transfer.transports.connect.connector import SocketConnector
 
 logger = logging.getLogger("transfer")
 
-#: seconds between two looks at what no descriptor tells of: a foreign stream's room, a kernel's queue
+#: seconds between two checks where no descriptor signals: a foreign stream's room, a kernel's queue
 _LOOK = 0.02
-#: seconds that the last step may take, in which the peer's kernel takes what ours has
+#: seconds of the last step, in which the peer's kernel receives the data of ours
 _FINISH = 5.0
 #: ms for the last credit and the end of the connection, when the peer's kernel has all messages
 _CLOSE = 100.0
-#: seconds between two attempts to connect, at most: no call waits for a closed socket, and it tries for all
-#: that are alike; and of the others, should its fate not be theirs
+#: seconds between two attempts to connect, at most: of the socket that tries for its group (no call waits for
+#: it), and of the others, in case their connections succeed where its own fail
 _PAUSE, _RARELY = 1.0, 600.0
-_TELLING = (EventKind.CONNECTED, EventKind.DISCONNECTED)
+_PEER_EVENTS = (EventKind.CONNECTED, EventKind.DISCONNECTED)
 
 
-def owes(sock: Any) -> bool:
-    """Whether something of this socket may not have reached a peer yet."""
+def has_unsent(sock: Any) -> bool:
+    """Whether messages of this socket may not have reached a peer yet."""
     return bool(sock.messages_sent) or _waiting(sock._links)
 
 
@@ -44,27 +44,27 @@ def _waiting(links: Any) -> bool:
         return bool(links.orphans) or any(draining.unsent(peer.stream) for peer in links.peers.values())
 
 
-def bequeath(sock: Any, make: Any) -> None:
-    """Closes `sock` and lets an heir of the class `make` send what is left."""
+def hand_over(sock: Any, make: Any) -> None:
+    """Closes `sock` and lets a successor of the class `make` send the rest."""
     context = sock.context
-    heir = make(context, sock._pattern.socket_type)
-    heir._values.update(sock._values)
+    successor = make(context, sock._pattern.socket_type)
+    successor._values.update(sock._values)
     links, streams = sock._links, sock._streams()
     for stream in streams:
         sock._detach(stream)
-    sock._links, heir._links = heir._links, links
-    sock._pattern, heir._pattern = heir._pattern, sock._pattern
-    sock._requester, heir._requester = heir._requester, sock._requester
-    links._socket = weakref.ref(heir)
-    make.close(sock, 0)  # nothing of its own is left
+    sock._links, successor._links = successor._links, links
+    sock._pattern, successor._pattern = successor._pattern, sock._pattern
+    sock._requester, successor._requester = successor._requester, sock._requester
+    links._socket = weakref.ref(successor)
+    make.close(sock, 0)  # it has no connections any more
     for stream in streams:
-        heir._attach(stream, links.sends, links.receives)
-    heir._ways_changed()
-    context._heirs.take(heir)
+        successor._attach(stream, links.sends, links.receives)
+    successor._ways_changed()
+    context._lingering.take(successor)
 
 
 class Linger:
-    """The heirs of one context, and their thread, which is there while there are any. Thread-safe."""
+    """The successors of one context, and their thread, which runs while there are any. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -74,9 +74,9 @@ class Linger:
         self._settled = threading.Condition(self._lock)
         self._wake = -1
 
-    def take(self, heir: Any) -> None:
-        debt = Debt(heir, self)
-        heir._links.monitors.append(debt)
+    def take(self, successor: Any) -> None:
+        debt = Debt(successor, self)
+        successor._links.monitors.append(debt)
         with self._lock:
             known = {end for other in self._all for end in other.ends}
             if debt.ends and known.issuperset(debt.ends):
@@ -91,23 +91,23 @@ class Linger:
         self.touch(debt)
 
     def touch(self, debt: Debt) -> None:
-        """Something happened to this one: it is looked at."""
+        """Marks a socket for a check after an event."""
         with self._lock:
             if debt in self._all:
                 self._touched.add(debt)
                 os.eventfd_write(self._wake, 1)
 
     def settle(self, linger: float | None) -> None:
-        """Waits until all are closed; `linger` (ms) shortens or lengthens what they may take."""
+        """Waits until all are closed; `linger` (ms) replaces their remaining time."""
         with self._lock:
             left, thread = list(self._all), self._thread
         for debt in left:
             if linger is not None:
-                debt.heir._values["linger"] = int(linger)  # it may be closed just now
+                debt.successor._values["linger"] = int(linger)  # another thread may be closing it
             self.touch(debt)
         if thread is None:
             return
-        # Not by `join`: CPython 3.11 takes a thread for ended when Ctrl-C ends the wait for it.
+        # Not by `join`: CPython 3.11 regards a thread as ended when Ctrl-C ends the wait for it.
         with self._lock:
             while self._thread is thread:
                 self._settled.wait(_RARELY)
@@ -118,9 +118,9 @@ class Linger:
             for debt in debts:
                 try:
                     settled = debt.look()
-                except Exception:  # one socket's end must not keep the others
-                    logger.exception("a closed socket cannot send what it has left")
-                    debt.heir.close(0)
+                except Exception:  # an error of one socket must not affect the others
+                    logger.exception("a closed socket cannot send its queued messages")
+                    debt.successor.close(0)
                     settled = True
                 if settled:
                     with self._lock:
@@ -130,7 +130,7 @@ class Linger:
                     self._pass_on(debt)
 
     def _pass_on(self, debt: Debt) -> None:
-        """It tried for those that are alike: now all of them do, or another one if it gave up."""
+        """Lets the rest of the group connect, too, or another member if this one has given up."""
         debt.tries = False
         with self._lock:
             others = [o for o in self._all if not o.tries and not debt.ends.isdisjoint(o.ends)]
@@ -138,7 +138,7 @@ class Linger:
             other.try_again()
 
     def _next(self) -> list[Debt] | None:
-        """Those with something to do, after waiting for one. None: none is left, and the thread ends."""
+        """Waits for an event; returns the sockets with work. None: none is left, and the thread ends."""
         with self._lock:
             if not self._all:
                 os.close(self._wake)
@@ -152,7 +152,7 @@ class Linger:
         for fd in by_fd:
             poll.register(fd, select.POLLOUT)
         due = min(debt.due for debt in known)
-        # What has no deadline still ends with an event. The day bounds the number that `poll` takes.
+        # A socket without a deadline still ends by an event. The day bounds the argument of `poll`.
         ready = poll.poll(min(86_400.0, max(0.0, due - time.monotonic())) * 1000.0 + 1.0)
         now = time.monotonic()
         with self._lock:
@@ -165,31 +165,31 @@ class Linger:
 
 
 class Debt:
-    """One heir: until when it may send, and what tells that it can go on.
+    """One successor: its deadline, and what signals that it can continue.
 
-    ends: where it connects to, and as what: those that have the same are alike. tries: it connects in short
-    pauses, and those that are alike wait for it. reached: it had a peer. fds: descriptors that were full.
-    due: its next look, in time.monotonic().
+    ends: its endpoints and type; sockets with the same ones form a group. tries: it tries to connect often,
+    and the others of the group wait for it. reached: it had a peer. fds: descriptors that were full. due: the
+    time of its next check, in time.monotonic().
     """
 
-    def __init__(self, heir: Any, heirs: Linger) -> None:
-        self.heir = heir
+    def __init__(self, successor: Any, lingering: Linger) -> None:
+        self.successor = successor
         self.fds: list[int] = []
         self.due = 0.0
         self.tries, self.reached = True, False
-        connectors = [record.connector for record in heir._links.endpoints]
+        connectors = [record.connector for record in successor._links.endpoints]
         self._connectors = [one for one in connectors if isinstance(one, SocketConnector)]
-        kind = heir._pattern.socket_type
+        kind = successor._pattern.socket_type
         self.ends = {(str(connector.address), kind) for connector in self._connectors}
-        self._heirs = heirs
+        self._lingering = lingering
         self._started = time.monotonic()
         self._finishing = 0.0
         self._left = -1
 
     def leave_it_to_others(self) -> None:
-        """A thousand of them that try ten times a second are a core's work, and each warns of its wait."""
+        """Tries seldom and logs no warning: a thousand sockets that try often would keep a core busy."""
         self.tries = False
-        self.heir._links.said.waits = True
+        self.successor._links.warned.waits = True
         for connector in self._connectors:
             connector.rarely(_RARELY)
 
@@ -199,16 +199,16 @@ class Debt:
             connector.hurry(_PAUSE)
 
     def _put(self, event: Any) -> None:
-        """As a monitor of the heir: a peer that came or went changes what can be sent."""
-        if event.kind in _TELLING:
+        """Handles an event, as a monitor of the successor: a new or lost peer changes what can be sent."""
+        if event.kind in _PEER_EVENTS:
             self.reached = True
-            self._heirs.touch(self)
+            self._lingering.touch(self)
 
     def look(self) -> bool:
-        """Goes on as far as it gets. True: it is closed."""
-        linger, now = self.heir.linger, time.monotonic()  # Context.destroy(linger) may shorten it
+        """Continues as far as possible. Returns True when the socket is closed."""
+        linger, now = self.successor.linger, time.monotonic()  # Context.destroy(linger) may shorten it
         end = math.inf if linger < 0 else self._started + linger / 1000.0
-        links = self.heir._links
+        links = self.successor._links
         with links._lock:
             peers = [peer for peer in links.peers.values() if not peer.pending]
         draining.flush([peer.stream for peer in peers], 0.0)
@@ -222,15 +222,15 @@ class Debt:
         if now < end and any(draining.unacknowledged(peer.fd) for peer in peers):
             self.fds, self.due = [], min(end, now + _LOOK)
             return False
-        self.heir.close(min(_CLOSE, max(0.0, end - now) * 1000.0))
+        self.successor.close(min(_CLOSE, max(0.0, end - now) * 1000.0))
         return True
 
     def _wait_for(self, peers: list[Any], end: float, now: float) -> None:
         full = [peer for peer in peers if draining.unsent(peer.stream)]
         left = sum(peer.stream.queued_bytes for peer in full)
-        # A descriptor that has room although nothing can be written (the connection is lost) is asked later.
-        told = left != self._left and all(peer.fd >= 0 and not peer.foreign for peer in full)
-        self._left = left if told else -1
-        self.fds = [peer.fd for peer in full] if told else []
-        idle = not peers or (told and full)
+        # A descriptor may have room although nothing can be written (the connection is lost): check it later.
+        signalled = left != self._left and all(peer.fd >= 0 and not peer.foreign for peer in full)
+        self._left = left if signalled else -1
+        self.fds = [peer.fd for peer in full] if signalled else []
+        idle = not peers or (signalled and full)
         self.due = end if idle else min(end, now + _LOOK)

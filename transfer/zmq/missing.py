@@ -1,4 +1,4 @@
-"""Functions of pyzmq that cannot work here: each says why."""
+"""Functions of pyzmq that cannot work here: each raises the reason."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our monitor events as the messages that libzmq's monitors send through a PAIR socket."""
+"""Converts monitor events to the messages that libzmq's monitors send through a PAIR socket."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ _EVENTS = {
     EventKind.DISCONNECTED: Event.DISCONNECTED,
     EventKind.CLOSED: Event.CLOSED,
 }
-#: ms that a message to a monitor nobody reads may wait
+#: ms that a message may wait for a monitor that is not read
 _PATIENCE = 1000
 
 
 def translate(event: OurEvent, bound: bool) -> list[Event]:
-    """The events of libzmq that stand for one of ours. `bound`: of an endpoint that we bound.
+    """Returns the events of libzmq for one of `transfer`. `bound`: its endpoint is a bound one.
 
-    Ours says CONNECTED after the handshake; libzmq says two things then.
+    CONNECTED here means that the handshake is complete; libzmq reports two events then.
     """
     if event.kind is EventKind.CONNECTED:
         return [Event.ACCEPTED if bound else Event.CONNECTED, Event.HANDSHAKE_SUCCEEDED]
@@ -40,10 +40,10 @@ def translate(event: OurEvent, bound: bool) -> list[Event]:
 
 
 class MonitorPump:
-    """Carries the events of one socket to an inproc endpoint, in a thread of its own.
+    """Sends the events of one socket to an inproc endpoint, in a separate thread.
 
-    pair: a new PAIR, which the pump binds to `addr` and owns from now on. wanted: the bits of the
-    events to carry. `close` sends MONITOR_STOPPED and ends the thread.
+    pair: a new PAIR, which the pump binds to `addr` and owns from now on. wanted: the bits of the events to
+    send. `close` sends MONITOR_STOPPED and ends the thread.
     """
 
     def __init__(self, sock: Any, pair: Any, addr: str, wanted: int) -> None:
@@ -58,7 +58,7 @@ class MonitorPump:
         self._thread.start()
 
     def close(self) -> None:
-        """Idempotent. The events that were seen before are carried first."""
+        """Ends the thread after it has sent all earlier events. Idempotent."""
         self._monitor.close()
         self._thread.join()
 
@@ -86,4 +86,4 @@ class MonitorPump:
         try:
             self._pair.send_multipart([EVENT.pack(event, 0), endpoint.encode()])
         except Again:
-            return  # nobody reads this monitor: what it would have told is dropped, as in libzmq
+            return  # this monitor is not read: the event is dropped, as in libzmq

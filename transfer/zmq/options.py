@@ -1,7 +1,6 @@
-"""What each socket option of pyzmq does here: forwarded, taken without effect, or refused.
+"""The support of each socket option of pyzmq: forwarded, stored without effect, or refused.
 
-The table is the only place that knows; `Socket.get` and `Socket.set` obey it and
-`docs/zmq-compat.md` prints it.
+This table is the only source: `Socket.get` and `Socket.set` use it, and `docs/zmq-compat.md` prints it.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ Value = int | bytes | str
 
 
 class Effect(Enum):
-    """What happens to an option."""
+    """The effect of an option."""
 
     FORWARDED = "works"
     IGNORED = "taken, no effect"
@@ -26,11 +25,11 @@ class Effect(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How one option is treated.
+    """The handling of one option.
 
-    attribute: our own option's name, for FORWARDED. kind: the type that pyzmq gives and takes.
-    default: what `get` says of an option that is not forwarded; None if it cannot be read.
-    reason: why it has no effect or is refused.
+    attribute: the name of the option of `transfer`, for FORWARDED. kind: pyzmq's type of the value. default:
+    the value that `get` returns for an option that is not forwarded; None if it cannot be read. reason: why
+    it has no effect or is refused.
     """
 
     effect: Effect
@@ -211,7 +210,7 @@ RULES: dict[SocketOption, Rule] = {
 
 
 def rule(option: int) -> tuple[SocketOption, Rule]:
-    """(the option as enum, its rule). Raises OptionError for a number that pyzmq does not know."""
+    """Returns (the option as enum, its rule). Raises OptionError for a number that pyzmq does not have."""
     try:
         known = SocketOption(option)
     except ValueError:
@@ -220,7 +219,7 @@ def rule(option: int) -> tuple[SocketOption, Rule]:
 
 
 def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
-    """`value` in the type that the option has. Raises ArgumentError, which is a TypeError as pyzmq's."""
+    """Converts `value` to the option's type. Raises ArgumentError, which is a TypeError as pyzmq's."""
     if isinstance(value, str) and how.kind is bytes:
         raise ArgumentError(f"text for {option.name}", hint="give bytes, or use setsockopt_string")
     if how.kind is bytes:
@@ -237,6 +236,6 @@ def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
 
 
 def refuse(option: SocketOption, how: Rule, value: int | bytes) -> None:
-    """Raises NotSupported, unless `value` is the default anyhow."""
+    """Raises NotSupported, unless `value` is the default."""
     if how.effect is Effect.REFUSED and (how.default is None or value != how.default):
         raise NotSupported(f"{option.name} is not supported: {how.reason}", hint="see docs/zmq-compat.md")

@@ -1,4 +1,4 @@
-"""Who awaits what on one socket: futures that are tried again when the socket may be ready."""
+"""The futures of one socket, which are tried again when the socket may be ready."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from transfer.transports.errors import Again
 
 Attempt = Callable[[], Any]
 
-#: seconds: first and longest pause between two tries where no descriptor tells
+#: seconds: first and longest pause between two tries where no descriptor signals readiness
 _SOON, _LATER = 0.001, 0.02
 
 
@@ -27,14 +27,14 @@ class Waiter:
         self.attempt = attempt
 
     def try_once(self) -> bool:
-        """True when the future is done, by this call or before it (cancelled, timed out)."""
+        """Tries the call. Returns True if the future is done, now or before (cancelled, timed out)."""
         if self.future.done():
             return True
         try:
             result = self.attempt()
         except Again:
             return False
-        except Exception as error:  # noqa: BLE001 - whatever it is, it belongs to who awaits the future
+        except Exception as error:  # noqa: BLE001 - the future gets it
             self.future.set_exception(error)
         else:
             self.future.set_result(result)
@@ -44,8 +44,7 @@ class Waiter:
 class Watch:
     """All waiters of one socket. Used from one event loop at a time; not thread-safe.
 
-    Receivers are served in order, senders too; pollers see what there is. A cancelled waiter takes
-    no message.
+    Receivers are served in order, and so are senders; pollers only look. A cancelled waiter takes no message.
     """
 
     def __init__(self, sync: Any) -> None:
@@ -61,10 +60,10 @@ class Watch:
     def begin(
         self, queue: deque[Waiter], attempt: Attempt, timeout: float, at_end: Callable[[Any], None]
     ) -> asyncio.Future[Any]:
-        """A future for `attempt`, tried at once unless others wait in the queue before it.
+        """Returns a future for `attempt`, tried at once unless the queue has earlier ones.
 
-        timeout: seconds, negative: endless, 0: only this once. at_end(future) ends it when the time
-        is over.
+        timeout: seconds, negative: without limit, 0: a single try. at_end(future) ends it when the time is
+        over.
         """
         loop = self._enter()
         future = loop.create_future()
@@ -85,12 +84,12 @@ class Watch:
         return future
 
     def amend(self, future: asyncio.Future[Any], load: Callable[[Any], Any]) -> asyncio.Future[Any]:
-        """The same future, with `load` applied to its result. No message can be lost in between."""
+        """Applies `load` to the future's result, and returns the future. No message is lost in between."""
         for waiter in self.receivers:
             if waiter.future is future:
                 waiter.attempt = _composed(waiter.attempt, load)
                 return future
-        # It was done at once.
+        # The future was done at once.
         made = self._enter().create_future()
         if future.cancelled():
             made.cancel()
@@ -101,7 +100,7 @@ class Watch:
         return made
 
     def close(self) -> None:
-        """Cancels all that wait."""
+        """Cancels all waiters."""
         self._disarm()
         for queue in (self.receivers, self.senders, self.pollers):
             while queue:
@@ -114,7 +113,7 @@ class Watch:
             self._loop = loop
         return loop
 
-    # -- looking -------------------------------------------------------------------------------
+    # -- checks --------------------------------------------------------------------------------
 
     def _look(self) -> None:
         _serve(self.receivers)
@@ -127,7 +126,7 @@ class Watch:
         self._look()
 
     def _arm(self) -> None:
-        """Asks the loop for exactly what the waiters need."""
+        """Registers with the loop for exactly the events that the waiters need."""
         loop = self._loop
         assert loop is not None
         reads = any(not w.future.done() for w in (*self.receivers, *self.pollers))
@@ -136,8 +135,8 @@ class Watch:
             loop.add_reader(self._fd, self._look)
         elif not reads:
             self._stop_reading()
-        # Room to send, and a REQ whose peer died, are not told by the descriptor.
-        silent = self.senders or self.pollers or (self.receivers and not self._sync._tells(POLLIN))
+        # The descriptor does not signal room to send, nor a REQ whose peer is lost.
+        silent = self.senders or self.pollers or (self.receivers and not self._sync._fd_signals(POLLIN))
         if silent and self._timer is None:
             self._timer = loop.call_later(self._pause, self._on_timer)
             self._pause = min(_LATER, self._pause * 2)

@@ -13,18 +13,18 @@ __all__ = ["Poller", "select", "zmq_poll"]
 
 
 class Poller(OurPoller):
-    """Registered sockets and descriptors, and the events wanted of each.
+    """Registered sockets and descriptors, and their events.
 
-    Of a file, as in pyzmq, `poll` gives the descriptor back.
+    For a file, as in pyzmq, `poll` returns the descriptor.
     """
 
     def poll(self, timeout: float | None = None) -> list[tuple[Any, int]]:
-        """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, None endless."""
+        """Returns (socket or descriptor, bits) of the ready entries. `timeout` in ms, None without limit."""
         return zmq_poll(self.sockets, timeout)
 
 
 def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list[tuple[Any, int]]:
-    """(socket or descriptor, bits) of what is ready. `timeout` in milliseconds, negative: endless."""
+    """Returns (socket or descriptor, bits) of the ready entries. `timeout` in ms, negative without limit."""
     try:
         entries = [(_known(thing), events_of(bits)) for thing, bits in sockets]
     except ArgumentError:
@@ -32,11 +32,11 @@ def zmq_poll(sockets: list[tuple[Any, int]], timeout: float | None = -1) -> list
     except (TypeError, ValueError):
         raise wrong("sockets", sockets, "a list of (socket, flags)") from None
     limit = milliseconds(timeout)
-    return wait(entries, limit if entries else 0)  # as in pyzmq: nothing is not waited for
+    return wait(entries, limit if entries else 0)  # as in pyzmq: an empty list returns at once
 
 
 def _known(thing: Any) -> Any:
-    """A socket as it is, anything else as its descriptor."""
+    """Returns a socket unchanged, any other object as its descriptor."""
     if isinstance(thing, int) or hasattr(thing, "_ready_bits"):
         return thing
     return descriptor(thing)
@@ -45,7 +45,7 @@ def _known(thing: Any) -> Any:
 def select(
     rlist: list[Any], wlist: list[Any], xlist: list[Any], timeout: float | None = None
 ) -> tuple[list[Any], list[Any], list[Any]]:
-    """What can be read, written, and what is in error. `timeout` in seconds, None: endless."""
+    """Returns what can be read, written, and what has errors. `timeout` in seconds, None without limit."""
     wanted: dict[Any, int] = {}
     for things, bit in (
         (rlist, PollEvent.POLLIN),

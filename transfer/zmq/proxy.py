@@ -1,4 +1,4 @@
-"""Proxies: what one socket receives, the other sends, until the context is terminated."""
+"""Proxies: send the messages that one socket receives with the other, until the context is terminated."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer.zmq.poll import Poller
 
 __all__ = ["device", "proxy", "proxy_steerable"]
 
-#: messages that go one way before the other way gets its turn
+#: messages in one direction before the other direction has its turn
 _BURST = 100
 _COUNTER = struct.Struct("=Q")
 _SENDS_ONLY = frozenset({SocketType.PUSH, SocketType.PUB})
@@ -21,7 +21,7 @@ _DONTWAIT = 1
 
 
 class _Flow:
-    """One direction, and what went through it."""
+    """One direction, and its counts."""
 
     def __init__(self, source: Any, target: Any) -> None:
         self.source = source
@@ -33,10 +33,10 @@ class _Flow:
         return self.source.type not in _SENDS_ONLY and self.target.type not in _RECEIVES_ONLY
 
     def carry(self, capture: Any) -> None:
-        """Carries what is there and what the target has room for, up to a burst. Raises ContextTerminated."""
+        """Forwards available messages while the target has room, up to a burst. Raises ContextTerminated."""
         try:
             self._carry(capture)
-        except Closed as error:  # the context may end between any two calls
+        except Closed as error:  # another thread may terminate the context
             raise self.source._ended(error) from None
 
     def _carry(self, capture: Any) -> None:
@@ -56,24 +56,24 @@ class _Flow:
 
 
 def _outgoing(frame: Any) -> tuple[bytes | None, bytes | None, int, Any]:
-    """A frame as it came: a tensor stays one, and what was compressed stays so."""
+    """Returns a frame unchanged: tensors and compressed data stay as they are."""
     if type(frame) is bytes:
         return None, None, 0, frame
     return frame.topic, frame.meta, frame.flags, frame.data
 
 
 def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:
-    """Carries messages both ways, as far as the socket types allow, and copies each to `capture`.
+    """Forwards messages both ways, as far as the socket types allow, and copies each to `capture`.
 
-    Never returns; raises ContextTerminated when the context ends.
+    Never returns; raises ContextTerminated when the context is terminated.
     """
     _run(frontend, backend, capture, None)
 
 
 def proxy_steerable(frontend: Any, backend: Any, capture: Any = None, control: Any = None) -> None:
-    """The same, steered by messages on `control`: PAUSE, RESUME, STATISTICS, TERMINATE.
+    """As `proxy`, controlled by messages on `control`: PAUSE, RESUME, STATISTICS, TERMINATE.
 
-    Returns after TERMINATE. STATISTICS is answered with eight parts of 64 bits: messages and bytes
+    Returns after TERMINATE. The reply to STATISTICS has eight parts of 64 bits: messages and bytes
     received and sent by the frontend, then by the backend.
     """
     _run(frontend, backend, capture, control)
@@ -111,7 +111,7 @@ def _run(frontend: Any, backend: Any, capture: Any, control: Any) -> None:
 
 
 def _wait(flows: list[_Flow], control: Any, paused: bool) -> set[Any]:
-    """Who has something to receive. A source whose target is full is not asked."""
+    """Returns the sockets with messages. A source whose target is full is not polled."""
     poller = Poller()
     if control is not None:
         poller.register(control, PollEvent.POLLIN)

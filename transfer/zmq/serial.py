@@ -1,4 +1,4 @@
-"""Messages made of texts, JSON, objects: the same for blocking sockets and those of asyncio."""
+"""Messages of texts, JSON and objects, for blocking and asyncio sockets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer.zmq.utils import jsonapi
 
 
 class Serialising:
-    """Methods over `send`, `recv` and their multipart forms, which the class around has."""
+    """Methods over `send`, `recv` and their multipart forms, which the derived class has."""
 
     send: Callable[..., Any]
     recv: Callable[..., Any]
@@ -23,7 +23,7 @@ class Serialising:
     recv_multipart: Callable[..., Any]
 
     def _deserialize(self, recvd: Any, load: Callable[[Any], Any]) -> Any:
-        """What `load` makes of a message; sockets of asyncio wait for the message first."""
+        """Applies `load` to a message; asyncio sockets wait for the message first."""
         return load(recvd)
 
     def send_string(
@@ -57,7 +57,7 @@ class Serialising:
         return self.send(pickle.dumps(obj, protocol), flags=flags, **kwargs)
 
     def recv_pyobj(self, flags: int = 0) -> Any:
-        """Receives a pickled object. Raises PickleRefused, before it receives anything."""
+        """Receives a pickled object. Raises PickleRefused before it receives anything."""
         _require_pickle()
         return self._deserialize(self.recv(flags), pickle.loads)
 
@@ -68,13 +68,13 @@ class Serialising:
         return self.send_multipart(serialize(msg), flags=flags, copy=copy, **kwargs)
 
     def recv_serialized(self, deserialize: Callable[[Any], Any], flags: int = 0, copy: bool = True) -> Any:
-        """What `deserialize` makes of the parts of a message."""
+        """Receives a message and returns `deserialize(parts)`."""
         return self._deserialize(self.recv_multipart(flags=flags, copy=copy), deserialize)
 
 
 def _require_pickle() -> None:
     if not pickle_allowed():
         raise PickleRefused(
-            "pickle is off: unpickling runs whatever code the sender chose",
+            "pickle is off: unpickling runs any code that the sender chooses",
             hint="send JSON or bytes; MOONCAKE_ALLOW_PICKLE=1 turns it on among peers that you trust",
         )

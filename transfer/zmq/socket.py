@@ -1,7 +1,7 @@
-"""pyzmq's Socket over ours: its names, numbers, defaults and errors.
+"""pyzmq's Socket over `transfer`: its names, numbers, defaults and errors.
 
-`send` and `recv` add one Python frame to the compiled path: it turns our `Closed` into pyzmq's
-`ContextTerminated` where a program waits for that.
+`send` and `recv` add one Python frame to the compiled path: it converts `Closed` to pyzmq's
+`ContextTerminated`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transfer.zmq.constants import Errno, PollEvent, SocketType
 from transfer.zmq.endpoints import Base, EndpointMethods
 from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
-from transfer.zmq.linger import bequeath, owes
+from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.monitor import MonitorPump
 from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import OptionAccess, our_type
@@ -40,7 +40,7 @@ from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 __all__ = ["Socket", "SyncSocket"]
 
-#: what `underlying` was asked of, for `shadow`
+#: sockets whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 _send = Base.send
@@ -48,7 +48,7 @@ _recv = Base.recv
 
 
 class SocketMeta(type):
-    """`Socket(other)` is the same socket; sockets of `transfer.zmq.asyncio` count as sockets."""
+    """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         given = kwargs.get("shadow") or (args[0] if args else None)
@@ -61,9 +61,9 @@ class SocketMeta(type):
 
 
 class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
-    """A socket with pyzmq's interface; everything of `transfer.Socket` is there besides.
+    """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
-    Safe to use from any thread. Options are attributes in small or large letters.
+    May be used from any thread. Options are attributes in lower or upper case.
     """
 
     def __new__(cls, ctx_or_socket: Any, socket_type: int = -1, *args: Any, **kwargs: Any) -> Any:
@@ -81,7 +81,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         self._pump: MonitorPump | None = None
         self._watcher: Any = None
         super().__init__(ctx_or_socket, wire.SocketType[kind.name])
-        # pyzmq's defaults where ours are other ones
+        # pyzmq's defaults where those of `transfer` differ
         self._values.update(maxmsgsize=-1, backlog=100)
         if kind is SocketType.SUB:
             self._values["linger"] = 0
@@ -91,7 +91,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
     @classmethod
     def shadow(cls, address: Any) -> Any:
-        """The same socket. Sockets of libzmq, which are addresses, raise ZMQError (EINVAL)."""
+        """Returns the same socket. Addresses of libzmq's sockets raise ZMQError (EINVAL)."""
         if isinstance(address, int):
             address = _by_address.get(address)
         same = getattr(address, "_sync_socket", address)
@@ -106,7 +106,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
     @property
     def underlying(self) -> int:
-        """A number for this socket, which `shadow` takes. There is no libzmq whose address it could be."""
+        """A number for this socket, which `shadow` accepts. There is no libzmq behind it."""
         _by_address[id(self)] = self
         return id(self)
 
@@ -133,7 +133,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
-        """Sends one part. Returns a MessageTracker if `track` is set and `copy` is not."""
+        """Sends one part. Returns a MessageTracker with `track` and without `copy`."""
         if copy and type(data) is bytes:
             try:
                 return _send(self, data, flags)
@@ -170,7 +170,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Any:
-        """Sends all parts as one message, whole or not at all."""
+        """Sends all parts as one message, completely or not at all."""
         if type(msg_parts) is not list or not msg_parts:
             parts_of(msg_parts)
         if flags != 0:
@@ -213,7 +213,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return [Frame._of(part)._mark(i < last) for i, part in enumerate(parts)]
 
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
-        """Receives one part into writable memory; returns its length, also if it was cut off."""
+        """Receives one part into writable memory; returns its full length, even if it was cut off."""
         nbytes, flags = whole(nbytes, "nbytes", -1), flags_of(flags)
         with buffer_of(buffer) as view:
             if view.readonly:
@@ -221,7 +221,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             room = nbytes or view.nbytes
             if not 0 <= nbytes <= view.nbytes:
                 raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
-            view.cast("B").release()  # raises TypeError here for memory in pieces, not for a message
+            view.cast("B").release()  # raises TypeError for non-contiguous memory before a message is taken
         part = self.recv(flags, copy=False)
         length = min(room, len(part))
         if length:
@@ -230,15 +230,15 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return len(part)
 
     def _hinted(self, error: Again) -> Again:
-        """The same, with what is known of endpoints that nobody serves, if that is the reason."""
+        """Replaces the error by a description of the missing peer, if that is the reason."""
         links = self._links
         if not links.endpoints or any(not peer.pending for peer in list(links.peers.values())):
             return error
-        found: Again = links.nobody()
+        found: Again = links.no_peer_error()
         return found
 
     def _ended(self, error: Closed) -> Closed:
-        """What pyzmq raises of a closed socket: ETERM if its context took it away."""
+        """Returns pyzmq's error of a closed socket: ETERM if its context was terminated."""
         if self.context._ending and not self._closed_by_user and not isinstance(error, ContextTerminated):
             return ContextTerminated("the context was terminated")
         return error
@@ -246,7 +246,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     # -- waiting -------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> int:
-        """The bits that hold, after waiting `timeout` ms (None: endless) for one of them."""
+        """Returns the ready bits, after waiting `timeout` ms (None: without limit) for one of them."""
         if self.closed:
             error = self._ended(Closed("the socket is closed"))
             raise error if isinstance(error, ContextTerminated) else NotSupported(str(error))
@@ -254,7 +254,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return ready[0][1] if ready else 0
 
     def fileno(self) -> int:
-        """A descriptor that is readable when `events` is worth a look."""
+        """Returns a descriptor that becomes readable when `events` may have changed."""
         try:
             fd: int = super().fileno()
         except Closed as error:
@@ -269,7 +269,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return found
 
     def subscribe(self, topic: str | bytes = b"") -> None:
-        """Asks for what begins with `topic`."""
+        """Subscribes to messages that begin with `topic`."""
         try:
             super().subscribe(topic)
         except NotSupported as error:
@@ -277,7 +277,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             raise
 
     def unsubscribe(self, topic: str | bytes = b"") -> None:
-        """Takes one subscription back; nothing happens if there is none, as in libzmq."""
+        """Removes one subscription; does nothing if there is none, as libzmq."""
         try:
             super().unsubscribe(topic)
         except NotSupported as error:
@@ -322,7 +322,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     # -- the end -------------------------------------------------------------------------------
 
     def close(self, linger: float | None = None) -> None:
-        """Closes at once; what was sent is still delivered within `linger` ms (default: the option).
+        """Closes at once; queued messages are still delivered within `linger` ms (default: the option).
 
         `Context.term` waits for that. Idempotent.
         """
@@ -334,15 +334,15 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         if watch is not None:
             watch.close()
         wanted = self.linger if linger is None else linger
-        if wanted and owes(self):
+        if wanted and has_unsent(self):
             self._values["linger"] = int(wanted)
-            bequeath(self, Base)
+            hand_over(self, Base)
         else:
             Base.close(self, 0)
         self.disable_monitor()
 
     def __del__(self) -> None:
-        # As in pyzmq, what was sent is delivered also when nobody closed the socket.
+        # As in pyzmq, sent messages are delivered even if the program never closed the socket.
         if not getattr(self, "closed", True) and not getattr(self, "_inherited", True):
             name = repr(self)
             self.close()
@@ -356,7 +356,7 @@ SyncSocket = Socket
 
 
 def _payload(data: Any) -> Any:
-    """What the core can send. Raises ArgumentError."""
+    """Returns data that the core can send. Raises ArgumentError."""
     if isinstance(data, core.Frame):
         return data.data
     if isinstance(data, str):
@@ -365,7 +365,7 @@ def _payload(data: Any) -> Any:
 
 
 def buffer_of(given: Any) -> memoryview:
-    """The memory of an argument. Raises ArgumentError."""
+    """Returns the memory of an argument. Raises ArgumentError."""
     try:
         return memoryview(given)
     except TypeError:
@@ -373,7 +373,7 @@ def buffer_of(given: Any) -> memoryview:
 
 
 def parts_of(given: Any) -> None:
-    """Raises ArgumentError if this is no list of parts, UsageError if there is none."""
+    """Checks a list of parts. Raises ArgumentError if it is none, UsageError if it is empty."""
     if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Sequence):
         raise wrong("the parts of a message", given, "a list; send() sends one part")
     if not given:
@@ -381,7 +381,7 @@ def parts_of(given: Any) -> None:
 
 
 def _size(data: Any) -> int:
-    """Bytes of a buffer. Raises ArgumentError."""
+    """Returns the bytes of a buffer. Raises ArgumentError."""
     try:
         with memoryview(data) as view:
             return view.nbytes
@@ -390,7 +390,7 @@ def _size(data: Any) -> int:
 
 
 def _part(index: int, part: Any) -> Any:
-    """One part of several, checked before anything is sent. Raises ArgumentError."""
+    """Checks one part of several, before anything is sent. Raises ArgumentError."""
     if not isinstance(part, core.Frame):
         try:
             memoryview(part).release()

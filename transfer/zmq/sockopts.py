@@ -1,4 +1,4 @@
-"""Options of a socket by pyzmq's numbers, and as attributes in small and large letters."""
+"""Options of a socket by pyzmq's numbers, and as attributes in lower and upper case."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from transfer.zmq.options import Effect, Rule, checked, refuse, rule
 
 
 class OptionAccess:
-    """What a socket has besides its own attributes. `_base_set` and `_base_get` reach our options."""
+    """Access to options by number. `_base_set` and `_base_get` access those of `transfer`."""
 
-    #: values of options that are taken and have no effect
+    #: values of options that are stored and have no effect
     _ignored: dict[SocketOption, int | bytes]
 
     @abstractmethod
     def _base_set(self, name: str, value: Any) -> None:
-        """Sets our option of this name."""
+        """Sets the option of `transfer` with this name."""
 
     @abstractmethod
     def _base_get(self, name: str) -> Any:
-        """The value of our option of this name."""
+        """Returns the option of `transfer` with this name."""
 
     def set(self, option: int, optval: Any) -> None:
         """Sets an option. Raises TypeError for text, OptionError (EINVAL), NotSupported (ENOTSUP)."""
@@ -47,7 +47,7 @@ class OptionAccess:
             raise OptionError(f"{option.name}: {error}") from error
 
     def get(self, option: int) -> Any:
-        """The value of an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
+        """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
         known, how = rule(option)
         if not how.readable:
             raise OptionError(f"{known.name} can only be set")
@@ -67,7 +67,7 @@ class OptionAccess:
         self.set(option, optval.encode(encoding))
 
     def get_string(self, option: int, encoding: str = "utf-8") -> str:
-        """An option of bytes as text. Raises TypeError for options that are numbers."""
+        """Returns an option of bytes as text. Raises TypeError for options that are numbers."""
         known, how = rule(option)
         if how.kind is not bytes:
             raise TypeError(f"{known.name} is a number")
@@ -78,7 +78,7 @@ class OptionAccess:
     getsockopt_string = getsockopt_unicode = get_string
 
     def get_hwm(self) -> int:
-        """The high-water mark for sending, in messages."""
+        """Returns the high-water mark for sending, in messages."""
         return int(self.get(SocketOption.SNDHWM))
 
     def set_hwm(self, value: int) -> None:
@@ -86,15 +86,15 @@ class OptionAccess:
         self.set(SocketOption.SNDHWM, value)
         self.set(SocketOption.RCVHWM, value)
 
-    hwm = property(get_hwm, set_hwm, None, "Both high-water marks; reading gives the one for sending.")
+    hwm = property(get_hwm, set_hwm, None, "Both high-water marks; reading returns the one for sending.")
 
     def _check_open(self) -> None:
-        """Raises Closed."""
+        """Raises Closed if the socket is closed."""
 
     # -- as attributes -------------------------------------------------------------------------
 
     def _set_attribute(self, name: str, value: Any) -> bool:
-        """Sets the option of this name; False if there is none."""
+        """Sets the option of this name; returns False if there is none."""
         option = SocketOption.__members__.get(name.upper())
         if option is None or name == "hwm":
             return False
@@ -105,8 +105,8 @@ class OptionAccess:
 
 
 class OptionAttribute:
-    """An option as an attribute. Descriptors and no `__getattr__`: that one would take the
-    interpreter's short cut to `sock.send` away."""
+    """An option as an attribute. A descriptor, since `__getattr__` would disable the interpreter's fast path
+    of `sock.send`."""
 
     def __init__(self, option: SocketOption) -> None:
         self._option = option
@@ -124,7 +124,7 @@ class OptionAttribute:
 
 
 def _add_attributes() -> None:
-    """Every option in large letters, and in small ones where `transfer.Socket` has none."""
+    """Adds every option in upper case, and in lower case where `transfer.Socket` has none."""
     known = {*dir(SocketMethods), *dir(OptionAccess)}
     for name, option in SocketOption.__members__.items():
         for spelling in (name, name.lower()):
@@ -136,8 +136,8 @@ _add_attributes()
 
 
 def our_type(socket_type: int | str) -> SocketType:
-    """The type of ZeroMQ's number, or of a name, as any enumeration's member has one. Raises ZMQError
-    (EINVAL), NotSupported."""
+    """Returns the type for ZeroMQ's number, a name, or a member of any enumeration. Raises ZMQError (EINVAL),
+    NotSupported."""
     name = socket_type.name if isinstance(socket_type, Enum) else socket_type
     try:
         kind = SocketType[name.upper()] if isinstance(name, str) else SocketType(name)

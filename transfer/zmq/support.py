@@ -13,42 +13,42 @@ from transfer.zmq.options import RULES, Effect
 _HEAD = f"""\
 # pyzmq programs on transfer
 
-<!-- Written by `python -m transfer.zmq.support`; a test says when it is out of date. -->
+<!-- Written by `python -m transfer.zmq.support`; a test fails when it is out of date. -->
 
 `import transfer.zmq as zmq` instead of `import zmq`, and `import transfer.zmq.asyncio` instead of
 `import zmq.asyncio`: a program with sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and
-DEALER runs as it is. Names, numbers, defaults (linger -1, high-water mark 1000, lazy connect) and errors
+DEALER runs unchanged. Names, numbers, defaults (linger -1, high-water mark 1000, lazy connect) and errors
 are those of pyzmq {version.pyzmq_version()} over libzmq {version.zmq_version()}. The tests in
 `tests/zmq_compat/` run the same programs on both.
 
 Good to know:
 
-* Both ends must be of this project: the wire is another one than ZMTP. Endpoints are `tcp://`, `ipc://`
-  and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm` are not there.
-* `except zmq.ZMQError` catches every error raised on purpose. The texts say more than libzmq's and end
-  with a hint: `Again` names the endpoint that nobody serves. `errno` is what pyzmq gives.
-* What is not there raises `NotSupported` (a `ZMQError` with ENOTSUP) that says why, when it is used;
-  an option that is not there may still be set to its default.
+* Both ends must use this project: the wire protocol is not ZMTP. Endpoints are `tcp://`, `ipc://`
+  and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm` are missing.
+* `except zmq.ZMQError` catches every error raised on purpose. The texts are longer than libzmq's and end
+  with a hint: `Again` names the endpoint that has no peer. `errno` is pyzmq's.
+* A missing function raises `NotSupported` (a `ZMQError` with ENOTSUP) with the reason when it is used;
+  a missing option may still be set to its default.
 * A socket type may be a number of ZeroMQ's, a name ("PUSH"), or the member of that name of any
-  enumeration (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except for bare
-  numbers: its own differ from ZeroMQ's. `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though
+  enumeration (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` accepts the same, except for bare
+  numbers: its numbers differ from ZeroMQ's. `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though
   both are 4.
-* A peer that speaks ZeroMQ's own protocol is recognised by its greeting, and a warning of the log says so.
+* A peer with ZeroMQ's own protocol is recognised by its greeting, and the log has a warning.
 * Sockets may be used from any thread.
-* `close` returns at once and what was sent is delivered in the background, as in libzmq;
+* `close` returns at once and queued messages are delivered in the background, as in libzmq;
   `Context.term` and `destroy` wait for that. `destroy(linger=...)` bounds the wait for sockets closed
-  before, too. `term` closes sockets that are still open instead of waiting for their owners.
+  before, too. `term` closes open sockets instead of waiting for their owners.
 * `send_pyobj` and `recv_pyobj` refuse unless MOONCAKE_ALLOW_PICKLE=1.
 * A ROUTER refuses a second peer with an identity that another has, and that peer tries again (libzmq
-  leaves it connected and unheard). One that reconnects is known as the same. ROUTER_HANDOVER is as in
-  libzmq.
-* `transfer` itself is quicker: its `send` and `recv` have no Python in the way, and `transfer.asyncio`
-  makes no future where nothing must be waited for.
+  leaves it connected without serving it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as
+  in libzmq.
+* `transfer` itself is faster: its `send` and `recv` run no Python code, and `transfer.asyncio`
+  makes no future for a call that need not wait.
 """
 
 
 def document() -> str:
-    """The whole page."""
+    """Returns the whole page."""
     return "\n".join([_HEAD, *_names(), *_types(), *_options(), *_constants()])
 
 
@@ -65,8 +65,8 @@ def _types() -> Iterator[str]:
 def _options() -> Iterator[str]:
     yield "## Socket options\n"
     for effect, heading in (
-        (Effect.FORWARDED, "These work, as numbers and as attributes in small and large letters."),
-        (Effect.IGNORED, "These are taken, remembered, and have no effect."),
+        (Effect.FORWARDED, "These work, as numbers and as attributes in lower and upper case."),
+        (Effect.IGNORED, "These are stored and have no effect."),
         (Effect.REFUSED, "These refuse any value but their default."),
     ):
         by_reason: dict[str, list[str]] = {}
@@ -88,7 +88,7 @@ def _spellings(option: SocketOption) -> list[str]:
 
 def _constants() -> Iterator[str]:
     yield "## Constants\n"
-    yield "All are there with pyzmq's numbers, whether what they stand for works or not.\n"
+    yield "All exist with pyzmq's numbers, whether their function works or not.\n"
     for kind in constants.ENUMS:
         if kind in (SocketType, SocketOption):
             continue

@@ -1,4 +1,4 @@
-"""MessageTracker: when may the memory of a message be used again?"""
+"""MessageTracker: reports when the memory of a message may be reused."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["MessageTracker"]
 class MessageTracker:
     """Watches any number of messages. Thread-safe.
 
-    towatch: trackers (ours too), events, or frames that were made with `track=True`.
+    towatch: trackers (also of `transfer`), events, or frames that were made with `track=True`.
     """
 
-    #: kept by the tracker of a frame: tells when the frame is gone
+    #: kept by the tracker of a frame: set when the frame is freed
     frame: Any = None
 
     def __init__(self, *towatch: Any) -> None:
@@ -40,13 +40,13 @@ class MessageTracker:
 
     @property
     def done(self) -> bool:
-        """True when none of the memory is in use any more."""
+        """Whether none of the memory is in use any more."""
         return all(event.is_set() for event in self.events) and all(peer.done for peer in self.peers)
 
     def wait(self, timeout: float = -1) -> None:
-        """Waits until all is done. `timeout` in seconds, negative: endless. Raises NotDone.
+        """Waits until all messages are done. `timeout` in seconds, negative without limit. Raises NotDone.
 
-        A message whose peer died counts as done, as in pyzmq: its memory is free.
+        A message whose peer is lost counts as done, as in pyzmq: its memory is free.
         """
         timeout = -1 if timeout is False or (limit := seconds(timeout)) is None else limit
         deadline = None if timeout < 0 else time.monotonic() + timeout

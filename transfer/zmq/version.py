@@ -1,7 +1,7 @@
 """The versions whose behaviour this package follows.
 
-Programs compare them to decide what they may call, so the numbers are those of the pyzmq and
-libzmq that were the model, not those of this project.
+Programs compare them to decide what they may call, so the numbers are those of the pyzmq and libzmq that were
+the model, not those of this project.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ __revision__ = ""
 
 
 def pyzmq_version() -> str:
-    """The version of pyzmq that was the model."""
+    """Returns the version of pyzmq that was the model."""
     return __version__
 
 
 def pyzmq_version_info() -> tuple[int, int, int]:
-    """The same as three numbers."""
+    """Returns the version of pyzmq as three numbers."""
     return version_info
 
 
 def zmq_version() -> str:
-    """The version of libzmq that was the model."""
+    """Returns the version of libzmq that was the model."""
     return "4.3.5"
 
 
 def zmq_version_info() -> tuple[int, int, int]:
-    """The same as three numbers."""
+    """Returns the version of libzmq as three numbers."""
     return (4, 3, 5)

@@ -36,7 +36,7 @@ def connected_socket(
         try:
             # Another one each time: the broker then knows that the earlier connection has gone.
             socket.identity = one_time_identity()
-            socket._links.said = said  # not a warning for each try
+            socket._links.warned = said  # not a warning for each try
             socket.rcvhwm = 0
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)

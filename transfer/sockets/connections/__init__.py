@@ -1,4 +1,4 @@
-"""The connections of one socket: they come, they go, and what they held is not lost in silence."""
+"""The connections of one socket: how they begin, how they end, and what happens to their messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections that come: admitted by the pattern, watched, attached to the core."""
+"""New connections: the pattern admits them, the reactor watches them, the core gets their streams."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds that a new connection waits until the unread messages of the peer's previous one are in place
+#: seconds that a new connection waits for the unread messages of the peer's previous one
 _UNREAD_TIMEOUT = 5.0
 _CAME_BACK = "the peer came back by a new connection"
 
@@ -39,7 +39,7 @@ class Admission(QueueLimits):
     """The beginning of a connection, in the reactor's thread."""
 
     def _connected(self, record: Endpoint, made: Connected) -> None:
-        """The reactor has a connection for us, after its handshake."""
+        """Takes a connection from the reactor, after its handshake."""
         socket = self._socket()
         if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
             made.discard()
@@ -47,13 +47,13 @@ class Admission(QueueLimits):
         if record.outgoing and record.connector is None:  # `connect` has not returned yet
             try:
                 self.context.reactor.call_soon(self._connected, record, made, otherwise=made.discard)
-            except Closed:  # the context ends at this moment
+            except Closed:  # the context is closing
                 made.discard()
             return
         queue, record.queue = record.queue, None
         if queue is not None:
             socket._detach(queue.stream)
-        if record.address.begin:  # the position of the one before goes to the publisher
+        if record.address.begin:  # the publisher needs the position of the previous one
             self._end_those(lambda other: not other.pending and other.source is record, _CAME_BACK)
         try:
             peer, replaced, refused = self._admit(socket, record, made, queue)
@@ -76,23 +76,23 @@ class Admission(QueueLimits):
             return
         try:
             self._begin(socket, record, peer, replaced, queue)
-        except Exception as error:  # the connection is the peer's by now, and ends with it
-            if not (self.closing or self.context.closed):  # its descriptor may be closed just now
+        except Exception as error:  # the peer owns the connection, which ends with it
+            if not (self.closing or self.context.closed):  # another thread may be closing its descriptor
                 logger.exception("the connection to %s cannot be used", peer.address)
             self.lost(peer.stream, error)
 
     def _begin(
         self, socket: SocketMethods, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None
     ) -> None:
-        """Messages go to the peer, and come from it."""
+        """Opens the way for messages in both directions."""
         if record.outgoing:
             record.peer = peer
             record.attempts, record.error = 0, None
         if replaced is not None:
-            self._say_replaced(replaced)
+            self._send_replaced(replaced)
             self.lost(replaced, Broken(_CAME_BACK))
         self._end_earlier(peer)
-        # Watched before it is attached: whoever finds it broken afterwards ends the watch too.
+        # Watched before it is attached: the thread that finds it broken afterwards also ends the watch.
         self._watch(peer)
         moves = queue is not None and queue is not peer
         with self._in_order() if moves else nullcontext():
@@ -105,8 +105,8 @@ class Admission(QueueLimits):
             record.follower.connected(record, peer)
 
     def _end_earlier(self, peer: Peer) -> None:
-        """The other side has given up the connection that this one follows: what came by it is received
-        before what comes by this one."""
+        """Ends the earlier connection of the same peer, which the other side has given up: its messages are
+        received before those of the new one."""
 
         def is_earlier(other: Peer) -> bool:
             if other is peer or other.pending or other.source is not peer.source:
@@ -124,8 +124,8 @@ class Admission(QueueLimits):
             self.changed.wait_for(lambda: not any(map(is_earlier, self._ending_peers)), _UNREAD_TIMEOUT)
 
     def prepare_subscribe(self, prefix: bytes) -> None:
-        """Before messages of a new subscription are let through: ends the connections by which some may have
-        come and been dropped. Their publishers take these for received; the next begins at the position."""
+        """Ends the connections whose messages for a new subscription may have been dropped. Their publishers
+        count these as received; the next connection begins at the position."""
         self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
 
     def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
@@ -136,11 +136,11 @@ class Admission(QueueLimits):
         )
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
-        """Messages can reach the peer: whoever waits for that is told."""
+        """Completes the admission: messages can reach the peer. Wakes the threads that wait for that."""
         peer.attached = True
         if peer.foreign and not self.receives:
             peer.stream.on_readable = partial(self._read, peer)
-            self._read(peer)  # what came before
+            self._read(peer)  # data that arrived before
         if carrier := getattr(peer.stream, "carrier", None):
             carrier.watch(partial(self.lost, peer.stream))
         self._count("connected")
@@ -155,8 +155,8 @@ class Admission(QueueLimits):
     def _admit(
         self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
     ) -> tuple[Peer, Any, ProtocolError | None]:
-        """Makes the stream and tells the pattern: (the peer, the stream that it replaces, why it has to go at
-        once). Raises HandshakeError, OSError or Closed; nothing has changed then."""
+        """Makes the stream and attaches it to the pattern: (the peer, the stream that it replaces, why the
+        pattern refuses it). Raises HandshakeError, OSError or Closed; nothing has changed then."""
         remote = made.agreement.remote
         features = made.agreement.features
         with self._lock:
@@ -191,7 +191,7 @@ class Admission(QueueLimits):
             replaced = refused = None
             try:
                 replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
-            except Exception as error:  # noqa: BLE001 - ours have checked; a program's own rules may do what they like
+            except Exception as error:  # noqa: BLE001 - a pattern of the program may raise anything
                 refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
                 refused.__cause__ = error
             self.peers[stream] = peer
@@ -200,7 +200,7 @@ class Admission(QueueLimits):
         return peer, replaced, refused
 
     def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
-        """The connection's stream: its own, that of the queue, or a new one. Raises OSError if the peer has
+        """Returns the connection's stream: its own, the queue's, or a new one. Raises OSError if the peer has
         sent more than its handshake; nothing has changed then."""
         if made.stream is not None:
             stream = made.stream
@@ -215,9 +215,9 @@ class Admission(QueueLimits):
         stream.credits = credits
         return stream
 
-    def _may_come(self, record: Endpoint, agreement: Agreement) -> None:
-        """Whether a peer can be admitted now: its handshake is not over yet, so it has sent no message that
-        would be lost. In the reactor's thread, as the admission that follows. Raises HandshakeError."""
+    def _check_admission(self, record: Endpoint, agreement: Agreement) -> None:
+        """Checks that a peer can be admitted. Its handshake is not over yet, so no message can be lost.
+        Runs in the reactor's thread, like the admission that follows. Raises HandshakeError."""
         socket = self._socket()
         if socket is None:
             return
@@ -225,7 +225,7 @@ class Admission(QueueLimits):
             self._end_given_up(record, agreement.remote)
         with self._lock:
             queue = record.queue
-            if queue is not None:  # the peer takes its place
+            if queue is not None:  # the peer replaces it
                 self.pattern.detach(queue.stream)
             try:
                 self._check(socket, record, agreement.remote)
@@ -234,7 +234,7 @@ class Admission(QueueLimits):
                     self.pattern.attach(queue.stream, queue.socket_type)
 
     def _end_given_up(self, record: Endpoint, remote: Hello) -> None:
-        """The peer comes by a new connection: this side has not seen the end of the earlier one yet."""
+        """Ends the earlier connection of a peer that connects again: its end has not arrived yet."""
         with self._lock:
             earlier = [
                 peer.stream
@@ -244,9 +244,9 @@ class Admission(QueueLimits):
         for stream in earlier:
             self.lost(stream, Broken(_CAME_BACK))
 
-    def _may_begin(self, record: Endpoint) -> None:
-        """A PAIR shakes hands with one at a time: another would send at the end of its handshake what is lost
-        when it is refused here. In the reactor's thread. Raises HandshakeError."""
+    def _check_handshake(self, record: Endpoint) -> None:
+        """Lets a PAIR shake hands with one peer at a time: a second one would lose the messages that it sends
+        right after its handshake. Runs in the reactor's thread. Raises HandshakeError."""
         if not isinstance(self.pattern, Pair):
             return
         with self._lock:
@@ -265,8 +265,8 @@ class Admission(QueueLimits):
             self._check_identity(remote)
 
     def _check_log(self, record: Endpoint, log: LogId | None) -> None:
-        """A publisher has a log if `?begin=` asks for it. This socket has no other connection to that log, by
-        which it would receive each message twice. Raises HandshakeError."""
+        """Checks that a publisher has a log if `?begin=` needs one, and that no other connection of this
+        socket receives the same log, which would double each message. Raises HandshakeError."""
         if log is None:
             if record.address.begin:
                 hint = "?begin= is for what a broker publishes"
@@ -284,8 +284,7 @@ class Admission(QueueLimits):
                 )
 
     def _check_identity(self, remote: Hello) -> None:
-        """Who has the identity of a peer that is there has to be the same, or that one has ended. Raises
-        HandshakeError."""
+        """Checks that no other live peer has this identity. Raises HandshakeError."""
         there = self.peers.get(self.pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
@@ -302,7 +301,7 @@ class Admission(QueueLimits):
         if self.positions is not None and peer.log is not None:
             socket = self._socket()
             for found in socket._found() if socket is not None else ():
-                self.record_position(*found)  # the program is given it before what comes by this connection
+                self.record_position(*found)  # the program receives it before messages of this connection
             name, last_seen, offline = peer.log.name, peer.source.last_seen, []
             if not self.positions.connected(peer.log) and last_seen is not None:
                 offline.append(encode_offline(time.monotonic() - last_seen))
@@ -311,11 +310,11 @@ class Admission(QueueLimits):
         try:
             for order in orders:
                 stream.send(control(order), force=True)
-        except Broken:  # whoever reads the stream finds its end
-            logger.debug("a publisher went before it heard the subscriptions")
+        except Broken:  # the thread that reads the stream finds its end
+            logger.debug("a publisher disconnected before it received the subscriptions")
 
     def _drop(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
-        """Ends a connection that no stream can be made of: more came by TLS than the handshake's part."""
+        """Ends a connection that cannot have a stream: TLS brought more data than the handshake."""
         self._count(f"refused:{error.reason}")
         self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
         made.discard()
@@ -323,9 +322,9 @@ class Admission(QueueLimits):
             record.connector.lost()
 
     def _failed(self, record: Endpoint, error: TransferError) -> None:
-        """One attempt to connect failed; the connector tries again, except after Fatal."""
+        """Records a failed attempt to connect. The connector tries again, except after Fatal."""
         record.attempts += 1
-        lacks, record.error = self.lacks(record, error), self.telling(record.error, error)
+        lacks, record.error = self.lacks(record, error), self.clearer_error(record.error, error)
         if record.follower is not None:
             record.follower.record.error = record.error
         if isinstance(error, Fatal):
@@ -347,7 +346,7 @@ class Admission(QueueLimits):
             self.changed.notify_all()
 
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
-        """Refuses a peer after its hello was good, and says why."""
+        """Refuses a peer after its hello was valid, and sends it the reason."""
         if record.outgoing and error.reason not in PLACE_TAKEN:
             self._failed(record, error)
         else:
@@ -356,7 +355,7 @@ class Admission(QueueLimits):
         if made.stream is not None:
             made.stream.close()
         elif made.agreement.plain:
-            made.discard()  # it knows no such word
+            made.discard()  # a plain peer does not know this message
         elif made.fd >= 0:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
             stream = self.context.core.Stream(
@@ -370,22 +369,22 @@ class Admission(QueueLimits):
                 stream.send(control(refusal), force=True)
                 stream.flush()
             except Broken:
-                logger.debug("%s was gone before it was refused", made.peer)
+                logger.debug("%s disconnected before it was refused", made.peer)
             stream.close()
         if record.connector is not None:
             record.connector.lost()
 
-    def _say_replaced(self, stream: Any) -> None:
-        """So that a peer who is alive after all does not come back and push out the other one."""
+    def _send_replaced(self, stream: Any) -> None:
+        """Informs the replaced peer, so that it does not connect again and replace the new one in turn."""
         try:
             stream.send(control(bytes([Control.REFUSED]) + REPLACED), force=True)
             stream.flush()
         except Broken:
-            logger.debug("the replaced connection was gone")
+            logger.debug("the replaced connection has ended already")
 
     def _watch(self, peer: Peer) -> None:
-        """The reactor reads what a send-only socket gets, and sees a peer's end also while the
-        application is busy elsewhere."""
+        """Watches the connection: the reactor reads what a send-only socket receives, and notices the peer's
+        end even while the application is busy."""
         if peer.foreign:
             self._watch_foreign(peer)
         elif self.receives:
@@ -396,8 +395,8 @@ class Admission(QueueLimits):
             self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
 
     def _watch_foreign(self, peer: Peer) -> None:
-        """The connection beside a foreign stream tells of its end and carries control frames; what
-        the stream itself sleeps on is the reactor's where the application does not receive."""
+        """Watches the control connection of a foreign stream, which carries control frames and reports its
+        end. If the application does not receive, the reactor watches the stream's descriptors, too."""
         if peer.fd >= 0:
             self.context.reactor.register(peer.fd, READABLE, partial(self._read_control, peer))
         if not self.receives:
@@ -405,7 +404,7 @@ class Admission(QueueLimits):
                 self.context.reactor.register(fd, READABLE, partial(self._read_sharing, fd))
 
     def _explain_choice(self, peer: Peer) -> None:
-        """Says once why a better transport is not used."""
+        """Logs once why a better transport is not used."""
         agreement = peer.agreement
         if agreement is None:
             return

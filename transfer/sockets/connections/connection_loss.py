@@ -1,4 +1,4 @@
-"""Connections that go: what they held finds another peer, or is counted and told."""
+"""Lost connections: their messages go to another peer, or are counted and reported."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ logger = logging.getLogger("transfer")
 
 _Left = TypeVar("_Left")
 
-#: seconds that another thread may take to count what it has read of a lost peer
+#: seconds that another thread may take to count what it has read from a lost peer
 _READING = 1.0
-#: seconds until messages of a lost peer that nobody had room for are offered again
+#: seconds until messages of a lost peer are offered again after no peer had room
 _RETRY = 0.01
 #: reasons that concern the message that was being received
 _OF_ONE_MESSAGE = frozenset({"too_large", "no_memory"})
@@ -55,15 +55,15 @@ _HINTS = {
 #: behind the reason of a refusal: a zero, and the message's number
 _NUMBER = struct.Struct("<BQ")
 _REFUSED = bytes([Control.REFUSED])
-#: bytes that are still received by a connection which the peer has given up
+#: bytes that are still read from a connection which the peer has given up
 _MOST_LEFT = 64 << 20
 
 
 class ConnectionLoss(Credits):
-    """The end of a connection, found by any thread, and what follows from it."""
+    """Handles the end of a connection, in the thread that finds it."""
 
     def lost(self, stream: Any, error: BaseException) -> bool:
-        """A stream ended. Any thread, any number of times. False: it was known already. The error is kept."""
+        """Handles the end of a stream. Any thread, any number of times. False: it is known already."""
         return uninterrupted(partial(self._lost, stream, without_frames(error)), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
@@ -75,7 +75,7 @@ class ConnectionLoss(Credits):
             if isinstance(stream, UnreadMessages):
                 self.pattern.fail(stream, error)
                 self.pattern.detach(stream)
-            if self.closing or stream not in self.peers:  # `close` takes care of what is there
+            if self.closing or stream not in self.peers:  # `close` handles the rest
                 return False
             peer = self.peers.pop(stream)
             self._ending_peers.append(peer)
@@ -109,8 +109,8 @@ class ConnectionLoss(Credits):
         if socket is not None and not socket.closed:
             socket._notify()
             if self.pattern.failure is not None:
-                # Once more from outside: a receiving call that found the loss takes its own
-                # notice back, and an event loop has to see that there is an error to fetch.
+                # Notify again from another thread: a receiving call that found the loss clears its own
+                # notification, and an event loop must see that there is an error to fetch.
                 self.context.reactor.call_soon(self._notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
@@ -135,7 +135,7 @@ class ConnectionLoss(Credits):
         return reason
 
     def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
-        """The lost peer's unread messages (`UnreadMessages`) take the place of its stream."""
+        """Replaces the stream of a lost peer by its unread messages (`UnreadMessages`)."""
         stream = peer.stream
         if socket is not None:
             socket._detach(stream)
@@ -148,9 +148,9 @@ class ConnectionLoss(Credits):
             self._attach(socket, remnant, sends=False)
 
     def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
-        """What a lost peer left. None: it cannot be had, and the connection ends all the same."""
+        """Takes what a lost peer left. None: that failed, and the connection ends all the same."""
         # Another thread may have read a credit and not counted it yet: its messages would seem lost.
-        [held] = map(peer.reading.acquire, (True,), (_READING,))  # no signal's handler runs before `try`
+        [held] = map(peer.reading.acquire, (True,), (_READING,))  # no signal handler runs before `try`
         try:
             return take()
         except Exception:
@@ -161,16 +161,16 @@ class ConnectionLoss(Credits):
                 peer.reading.release()
 
     def _rescue(self, peer: Peer, error: BaseException) -> UnreadMessages | None:
-        """Reads what the peer sent before its end: the end may have been found by a send."""
+        """Reads what the peer sent before its end, since a send may have found the end."""
         if isinstance(error, ProtocolError) or peer.pending:
             return None
-        heard = []
-        # One who still sends could go on for ever. What is left then counts as unconfirmed there.
+        received = []
+        # A peer that still sends could do so without end. The rest counts as unconfirmed at its side.
         ended = peer.ended or peer.stream.broken is not None
         most = math.inf if ended else peer.stream.received_bytes + _MOST_LEFT
         try:
             while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
-                heard.append(frames)
+                received.append(frames)
                 if frames[0].flags & Flag.CONTROL:
                     self._credited(peer, frames[0])
                     if bytes(frames[0].data[:1]) == _REFUSED:
@@ -178,24 +178,24 @@ class ConnectionLoss(Credits):
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
-        found = [one for one in heard if not one[0].flags & Flag.CONTROL and self._is_subscribed(one)]
-        if self.pattern.answers:  # the requester is gone, its answer has no receiver
+        found = [one for one in received if not one[0].flags & Flag.CONTROL and self._is_subscribed(one)]
+        if self.pattern.answers:  # the requester is gone, its reply has no receiver
             self.pattern.drop("requester_gone", len(found))
             return None
-        for frames in heard if self.positions is not None else ():
+        for frames in received if self.positions is not None else ():
             self._read_late(peer, frames)
         return UnreadMessages(found, peer) if found and self.receives else None
 
     def _is_gone(self, peer: Peer) -> bool:
-        """At the socket's end: whether a peer that confirms has ended, and no call has handled that yet. The
-        credits that it sent before are read."""
+        """Whether a peer that confirms has ended, and no call has handled that yet. Used when the socket
+        closes. Reads the credits that the peer sent before its end."""
         stream = peer.stream
         if not peer.confirms or stream.sent == stream.confirmed:
             return False
         if stream.broken is None and not draining.has_ended(peer.fd):
             return False
         peer.ended = True
-        if self.context.reactor.in_loop():  # a socket may be dropped in the middle of its thread's own read
+        if self.context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
             return True
         if peer.foreign:
             with suppress(Broken, ProtocolError):
@@ -205,21 +205,21 @@ class ConnectionLoss(Credits):
         return True
 
     def _count_unconfirmed(self, peer: Peer, unsent: int) -> int:
-        """At the socket's end: how much a peer had been given and did not confirm."""
+        """Counts the messages that a peer had been given and did not confirm, when the socket closes."""
         if count := max(0, int(peer.stream.sent - unsent - peer.stream.confirmed)):
             self._count("unconfirmed", count)
             self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
         return count
 
     def _matters(self, remnant: UnreadMessages) -> bool:
-        """A REQ looks for its reply in what is left; where it is not, the request has failed."""
+        """Whether a REQ finds its reply in the unread messages; if not, its request has failed."""
         pattern = self.pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
 
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
         """Decides about every message that the lost peer had not confirmed.
 
-        The last `count` of the stream were not sent: `unsent`, or what goes to no other peer.
+        The last `count` messages of the stream were not sent; `unsent` has those that may go to other peers.
         """
         first = peer.stream.sent - count + 1
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
@@ -228,7 +228,7 @@ class ConnectionLoss(Credits):
         def orphan(number: int, frames: list[OutFrame]) -> Orphan:
             return Orphan(frames, trackers.pop(number, None), peer.loss, number)
 
-        with self._lock:  # whoever notes a message afterwards finds it among those that moved
+        with self._lock:  # a thread that notes a message later finds it in `moved`
             peer.settle(first)
             trackers = dict(peer.trackers)
             if kept:
@@ -255,7 +255,7 @@ class ConnectionLoss(Credits):
     def _settle_request(
         self, pattern: Requester, peer: Peer, unsent: list[list[OutFrame]], error: BaseException
     ) -> None:
-        """A request that never left goes to another peer, one that did fails, or is sent again."""
+        """Gives a request that never left to another peer. One that did left fails, or is sent again."""
         if not pattern.waiting or pattern.peer is not peer.stream:
             return
         request = next((frames for frames in unsent if frames[0][1] == pattern.waiting), None)
@@ -280,7 +280,7 @@ class ConnectionLoss(Credits):
             record.queue = None
         if record.peer is peer:
             record.peer = None
-            if record not in self.endpoints:  # disconnected: a new queue would swallow messages
+            if record not in self.endpoints:  # disconnected: a new queue would lose messages
                 return
             record.since = time.monotonic()
             self._queue_for(record)
@@ -317,12 +317,12 @@ class ConnectionLoss(Credits):
         self.emit(EventKind.DISCONNECTED, *where, error=error)
 
     def _take_unsent(self, peer: Peer) -> tuple[list[list[OutFrame]], int]:
-        """What the peer's stream had not begun to send and others get, in memory of our own; how many
-        messages it had not begun in all."""
+        """Takes what the peer's stream had not begun to send, copied to memory of the core, if it may go to
+        other peers. Returns it and the number of messages that the stream had not begun."""
         stream = peer.stream
         if self.pattern.send_mode is not SendMode.ROUND_ROBIN:
             return [], stream.drop_unsent()
-        for _, tracker in list(peer.trackers):  # `_settle` decides
+        for _, tracker in list(peer.trackers):  # `_settle` decides about them
             tracker._rescue()
         unsent = self._left_by(peer, stream.take_unsent)
         return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
@@ -330,11 +330,11 @@ class ConnectionLoss(Credits):
     # -- messages that wait for a peer --------------------------------------------------------------
 
     def _queue_for(self, record: Endpoint) -> None:
-        """With lazy connect: messages queue here until the endpoint is there."""
+        """Queues messages until the endpoint is connected (lazy connect)."""
         socket = self._socket()
         if socket is None or socket.immediate or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
-        if record.follower is not None:  # they share the queue of the endpoint that stands for them
+        if record.follower is not None:  # members share the queue of their endpoint
             return
         expected = min(self.pattern.peer_types)
         with self._lock:
@@ -356,7 +356,7 @@ class ConnectionLoss(Credits):
         socket._ways_changed()
 
     def take_queue(self, record: Endpoint) -> None:
-        """What was queued for an endpoint that stands for many goes to those of them that are connected."""
+        """Moves the queue of an endpoint that stands for many to its connected members."""
         with self._in_order():
             with self._lock:
                 queue, record.queue = record.queue, None
@@ -372,7 +372,7 @@ class ConnectionLoss(Credits):
                 socket._ways_changed()
 
     def _hand_over(self, queue: Peer) -> None:
-        """The connection brought a stream of its own (inproc): what was queued will go there."""
+        """Moves the queue to a connection that brought its own stream (inproc)."""
         stream = queue.stream
         with self._lock:
             self.peers.pop(stream, None)
@@ -382,7 +382,7 @@ class ConnectionLoss(Credits):
         stream.close()
 
     def give_orphans(self) -> None:
-        """Offers the messages of lost peers to whoever has room, in their order: one thread at a time."""
+        """Offers the messages of lost peers to peers with room, in order. One thread at a time."""
         if self.orphans:
             uninterrupted(self._give_orphans, None)
 
@@ -398,24 +398,24 @@ class ConnectionLoss(Credits):
         self._look_behind()
 
     def _give_oldest(self, socket: SocketMethods) -> bool:
-        """Offers the first of the orphans. False: there is none, or no room for it."""
+        """Offers the oldest orphan. False: there is none, or no peer has room for it."""
         with self._lock:
             if not self.orphans or not self.peers or socket.closed or self.closing:
                 return False
             orphan = self.orphans[0]
             losses = self._losses
-        # Memory of our own: whoever sent it was told long ago that he may change his.
+        # The core owns this memory: the sender may have changed its memory since.
         taken, frames = partial(self._given, orphan), orphan.frames
         try:
             stream = socket._send_frames(
                 frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
             )
         except (Again, Closed):
-            if losses != self._losses:  # what that connection left goes before this
+            if losses != self._losses:  # messages of that connection go before this one
                 return True
             self._later("orphans", _RETRY, self.give_orphans)
             return False
-        with self._lock, suppress(ValueError):  # `send_newest` may have thrown it away
+        with self._lock, suppress(ValueError):  # `send_newest` may have dropped it
             self.orphans.remove(orphan)
         self.pattern.moved(stream, frames)
         return True
@@ -428,9 +428,9 @@ class ConnectionLoss(Credits):
         self.note(frames, tracker, stream, number, again=True)
 
     def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
-        """Conflate: sends now, or keeps this message in the place of the one that was kept before.
+        """Sends the message now, or keeps it instead of the one that was kept before (conflate).
 
-        The stream that took it (a count for a fan-out), or None: it waits here.
+        Returns the stream that took it (a count for a fan-out), or None if it waits here.
         """
         socket = self._socket()
         assert socket is not None
@@ -456,9 +456,11 @@ class ConnectionLoss(Credits):
         number: int,
         again: bool = False,
     ) -> None:
-        """A message went to this stream: remembers who wants to know what becomes of it. number: the
-        message's in the stream. `again`: the stream is not the first one that had it. frames None: the
-        message is noted already, but for its tracker."""
+        """Records that a stream has a message, for its tracker and for `resend`.
+
+        number: the message's number in the stream. again: another stream had it before. frames None: the
+        message is recorded already, but not its tracker.
+        """
         peer = stream.peer
         if tracker is not None and not again:
             tracker._taken(1)
@@ -470,17 +472,17 @@ class ConnectionLoss(Credits):
                 tracker._not_confirmable()
             if peer.confirms:
                 self.await_credits()
-            peer.confirm(stream.confirmed)  # its credit may have come before this was noted
+            peer.confirm(stream.confirmed)  # its credit may have arrived before this was recorded
         elif self._follow(tracker, peer, number) or (
             resend and self._resend(frames or (), tracker, peer, number)
         ):
             return
         elif tracker is not None:
-            tracker._fail(Broken("the peer went at once"))
+            tracker._fail(Broken("the peer disconnected at once"))
 
     def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
-        """The peer was lost between the send and its note. If the message had not left for it, the tracker
-        goes with the message to another peer: True."""
+        """Handles a loss between the send and its record. If the message had not left, the tracker goes with
+        it to another peer: True."""
         with self._lock:
             orphan = peer.moved.pop(number, None)
             if orphan is None:
@@ -496,8 +498,8 @@ class ConnectionLoss(Credits):
     def _resend(
         self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer | LostPeer, number: int
     ) -> bool:
-        """The peer was lost between the send and its note, when its other messages had been offered to other
-        peers already: offers this one too. False: it had not left, and was among those."""
+        """Handles a loss between the send and its record, after the peer's other messages were offered to
+        other peers: offers this one too. False: it had not left, and was among those."""
         kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
         if peer.settled is None or number >= peer.settled or not kept:
             return False
@@ -508,8 +510,8 @@ class ConnectionLoss(Credits):
         return True
 
     def _put_back(self, orphan: Orphan) -> None:
-        """Before what waits, but behind what the same stream had before it. Under the lock."""
+        """Inserts an orphan before waiting messages, in the order of its stream. Under the lock."""
         its = [i for i, other in enumerate(self.orphans) if other.loss == orphan.loss]
         older = sum(self.orphans[i].number < orphan.number for i in its)
-        at = its[0] + older if its else 0  # they stand together
+        at = its[0] + older if its else 0  # they are adjacent
         self.orphans.insert(at, orphan)

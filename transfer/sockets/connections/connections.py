@@ -1,8 +1,8 @@
-"""The connections of one socket: they come, they go, and what they held is not lost in silence.
+"""The connections of one socket: how they begin, how they end, and what happens to their messages.
 
-Everything here is rare: it runs in the reactor's thread, or in the thread that found a connection
-broken, never once for each message. `state` holds the data, `losses` the end of connections,
-`control` what travels beside the messages, `arrivals` their beginning, this file the endpoints.
+All of this is rare: it runs in the reactor's thread, or in the thread that found a connection broken, never
+once for each message. `state` holds the data, `connection_loss` the end of connections, `control` the control
+frames, `admission` their beginning, this file the endpoints.
 """
 
 from __future__ import annotations
@@ -44,23 +44,23 @@ from transfer.transports.security.guard import is_loopback
 if TYPE_CHECKING:
     from transfer.sockets.socket import SocketMethods
 
-#: seconds of waiting at the end of a socket after which a missing peer is said
+#: seconds after which a socket that closes reports a missing peer
 _LONG_WAIT = 5.0
 
 
 class Connections(Dialer):
-    """What a socket does with endpoints. Thread-safe; callbacks come in the reactor's thread."""
+    """Binds and connects the endpoints of a socket. Thread-safe; callbacks run in the reactor's thread."""
 
     # -- endpoints ----------------------------------------------------------------------------------
 
     def bind(self, endpoint: str) -> str:
-        """Binds; returns the endpoint with the real port. Raises as `transports.serve` does."""
+        """Binds; returns the endpoint with the real port. Raises as `transports.serve`."""
         socket = self._owner()
         address = parse(endpoint)
         if address.is_directory:
             raise AddressError(
                 f"{endpoint} can be connected to, not bound",
-                hint="bind tcp://*:port; announce() tells a registry of it, and a service of Kubernetes DNS",
+                hint="bind tcp://*:port; announce() registers it, and a service of Kubernetes DNS",
             )
         check_begin(address, self.pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)
@@ -75,7 +75,7 @@ class Connections(Dialer):
                 hello=self._hello,
                 on_connected=partial(self._connected, record),
                 on_failed=partial(self._refused, record),
-                admits=partial(self._may_come, record),
+                admits=partial(self._check_admission, record),
                 backlog=socket.backlog,
                 handshake_timeout=handshake_timeout(socket),
                 upgrades=self._upgrade,
@@ -90,7 +90,7 @@ class Connections(Dialer):
             open_still = not self.closing
             if open_still:
                 self.endpoints.append(record)
-        if not open_still:  # another thread closed the socket meanwhile, and did not see this one
+        if not open_still:  # another thread closed the socket and did not see this one
             record.close()
             raise Closed("the socket is closed")
         self.emit(EventKind.LISTENING, str(record.address))
@@ -98,7 +98,7 @@ class Connections(Dialer):
         return str(record.address)
 
     def connect(self, endpoint: str) -> Endpoint:
-        """Begins to connect. Waits only under the policy `require`; then raises Fatal or Again."""
+        """Starts to connect. Blocks only under the policy `require`; then raises Fatal or Again."""
         socket = self._owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
@@ -120,7 +120,7 @@ class Connections(Dialer):
         except BaseException:
             self._forget(record)
             raise
-        if self.closing:  # another thread closed the socket meanwhile, and found no connector here
+        if self.closing:  # another thread closed the socket and found no connector here
             record.close()
             raise Closed("the socket is closed")
         self.schedule_checks()
@@ -129,7 +129,7 @@ class Connections(Dialer):
         return record
 
     def _check_once(self, address: Address) -> None:
-        """Raises AddressError: what is kept there would come twice."""
+        """Raises AddressError for a second connection to one log, which would double its messages."""
         bare = replace(address, begin=None, policy=None)
         for other in self.endpoints:
             if other.address.begin and replace(other.address, begin=None, policy=None) == bare:
@@ -146,8 +146,8 @@ class Connections(Dialer):
             hello=partial(self._hello, new_nonce(), address),
             on_connected=partial(self._connected, record),
             on_failed=partial(self._failed, record),
-            admits=partial(self._may_come, record),
-            begins=partial(self._may_begin, record),
+            admits=partial(self._check_admission, record),
+            begins=partial(self._check_handshake, record),
             on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
             on_retried=partial(self._retried, str(address)),
             options=replace(self._connect_options(socket), prepare=self._preparation(address)),
@@ -156,8 +156,8 @@ class Connections(Dialer):
         )
 
     def reach_member(self, follower: DirectoryConnector, address: Address) -> Endpoint | None:
-        """Begins to connect to one of those that an endpoint stands for. None: that one, or the socket, is
-        given up. Raises TransferError."""
+        """Starts to connect to a member of an endpoint that stands for many. None: the endpoint or the socket
+        is closed. Raises TransferError."""
         socket = self._socket()
         record = Endpoint(address, time.monotonic(), outgoing=True)
         record.follower = follower
@@ -172,14 +172,14 @@ class Connections(Dialer):
             raise
         with self._lock:
             wanted = not self.closing and record in self.endpoints
-        if not wanted:  # given up by another thread, which may have found no connector here
+        if not wanted:  # another thread gave it up and may have found no connector here
             record.close()
             return None
         self.schedule_checks()
         return record
 
     def release(self, endpoint: str, bound: bool) -> Endpoint:
-        """Ends a bound or connected endpoint. Raises AddressError if there is none like it."""
+        """Ends a bound or connected endpoint. Raises AddressError if there is no such endpoint."""
         wanted = str(parse(endpoint))
         with self._lock:
             for record in reversed(self.endpoints):
@@ -196,7 +196,7 @@ class Connections(Dialer):
         return record
 
     def drop(self, record: Endpoint, linger: float) -> None:
-        """Ends what is connected or queued for a released endpoint, and for those that it stood for."""
+        """Ends the connections and the queue of a released endpoint, and of its members."""
         with self._lock:
             members = [other for other in self.endpoints if is_member_of(other, record.connector)]
             self.endpoints = [other for other in self.endpoints if other not in members]
@@ -217,7 +217,7 @@ class Connections(Dialer):
             raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
 
     def _is_reached(self, record: Endpoint) -> bool:
-        """It has a connection, or one of those that it stands for has."""
+        """Whether the endpoint, or one of its members, has a connection."""
         members = (other for other in self.endpoints if is_member_of(other, record.connector))
         return record.peer is not None or any(member.peer is not None for member in members)
 
@@ -228,34 +228,34 @@ class Connections(Dialer):
             queue, record.queue = record.queue, None
         record.close()
         if queue is not None:
-            self.lost(queue.stream, Broken(f"{record.address} was given up"))
+            self.lost(queue.stream, Broken(f"{record.address} was disconnected"))
         if record.address.is_directory:
             self.drop(record, 0)
 
     # -- failures of connectors and acceptors -------------------------------------------------------
 
     def _retried(self, endpoint: str, pause: float) -> None:
-        """The connector tries again after this pause, in seconds."""
+        """Records that the connector tries again after this pause, in seconds."""
         self._count("retried")
         self.emit(EventKind.CONNECT_RETRIED, endpoint)
 
     def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
-        """An accepted connection came to nothing."""
+        """Records an accepted connection that failed."""
         reason = getattr(error, "reason", "")
         if reason in PLACE_TAKEN or reason == "busy":
             self._count(f"refused:{reason}")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, reason, error=error)
         elif isinstance(error, (HandshakeError, ProtocolError)):
-            here = f"listening on {record.address}, {where} was not let in"
+            here = f"listening on {record.address}, {where} was refused"
             if not self.warn_of(here, error, outgoing=False):
-                said = str(error).partition("\n")[0]
-                self._throttled.say(logging.INFO, reason, "%s: %s", here, said)
+                text = str(error).partition("\n")[0]
+                self._throttled.say(logging.INFO, reason, "%s: %s", here, text)
             self._count(f"handshake:{reason}")
             self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
-            said = str(error).replace("\n  hint:", ";")
+            reason = str(error).replace("\n  hint:", ";")
             text = "%s: a connection is not accepted: %s"
-            self._throttled.say(logging.WARNING, "accept", text, record.address, said, most=1)
+            self._throttled.say(logging.WARNING, "accept", text, record.address, reason, most=1)
             self._count("accept_failed")
             self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
@@ -264,7 +264,7 @@ class Connections(Dialer):
     def flush(self, deadline: float) -> None:
         """Sends what is queued, until `deadline` (time.monotonic()); with `resend` until it is confirmed.
 
-        Endpoints are still tried and bound meanwhile: the peer may yet come.
+        Meanwhile endpoints still listen and connect: the peer may yet arrive.
         """
         due = time.monotonic() + _LONG_WAIT
         while True:
@@ -287,7 +287,7 @@ class Connections(Dialer):
                     self.changed.wait(0.01)
 
     def _awaits_confirmation(self) -> bool:
-        """Whether something is kept for a resend whose confirmation may yet come."""
+        """Whether a message is kept for a resend, and its confirmation may still arrive."""
         kept = list(filter(_is_kept, list(self.peers.values())))
         if isinstance(self.pattern, Requester) or not kept:
             return False
@@ -295,11 +295,11 @@ class Connections(Dialer):
             self._read(peer)
         self.read_credits()
         socket = self._socket()
-        # Behind a message that nobody receives any more no credit is seen.
+        # Behind a message that no call receives any more, no credit is seen.
         return not (self.receives and socket is not None and socket._readable())
 
     def close(self, deadline: float) -> int:
-        """Ends everything; how many messages were not sent. `flush` comes before."""
+        """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
         with self._none_gives(), self._lock:
             self._wait_for_moves()
             self.closing = True
@@ -328,17 +328,17 @@ class Connections(Dialer):
         return unsent
 
     def end(self, peers: list[Peer], deadline: float) -> int:
-        """Ends these connections in order; how many of their messages were not sent."""
+        """Ends these connections in order and returns the number of their messages that were not sent."""
         for peer in peers:
             if peer.confirms_ours and peer.stream.broken is None:
-                try:  # the last credit, so that the sender's count of what was lost is exact
+                try:  # the last credit, so that the sender's count of lost messages is exact
                     last = CREDIT.pack(Control.CREDIT, peer.stream.consumed)
                     peer.stream.send(control(last), force=True)
                 except Broken:
                     continue
         draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
-        # Counted now: the end that `finish` makes breaks a stream that is still writing, and what it
-        # had begun would not count as lost any more.
+        # Counted before `finish`, which breaks a stream that is still writing; its message would not count
+        # as lost afterwards.
         queued = {peer.stream: draining.unsent(peer.stream) for peer in peers}
         draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
@@ -360,16 +360,17 @@ class Connections(Dialer):
         return unsent
 
     def _preparation(self, address: Address) -> Callable[[], None] | None:
-        """Loads what the endpoint's transport needs, if it takes long. Not for the reactor's thread."""
+        """Returns a function that loads what the endpoint's transport needs, if that takes long. Not for the
+        reactor's thread."""
         if address.scheme in ("inproc", "ipc"):
             return None
         offer = self.context.offer
-        if address.scheme == BASE:  # any other is named by its scheme
+        if address.scheme == BASE:  # other transports are named by the scheme
             known, loopback = self.context.credentials.security.any, is_loopback(address.host)
             offer = permitted(offer, known=known, loopback=loopback)
         return registry.preparation(offer, address.scheme)
 
 
 def _is_kept(peer: Peer) -> bool:
-    """Whether messages that it was sent are kept until it confirms them."""
+    """Whether messages to this peer are kept until it confirms them."""
     return peer.confirms and bool(peer.retained)

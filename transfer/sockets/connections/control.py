@@ -21,32 +21,32 @@ from transfer.transports.reactor import READABLE
 if TYPE_CHECKING:
     from transfer.sockets.socket import SocketMethods
 
-#: why a ROUTER refuses a connection whose identity came again by a newer one
+#: the reason for which a ROUTER refuses a connection after a newer one with the same identity
 REPLACED = b"replaced"
-#: why it refuses one whose identity another connection has
+#: the reason for which it refuses a connection whose identity another one has
 TAKEN = "identity"
 _HEARTBEAT_SIZE = HEADER_SIZE + 1
 _CREDIT = bytes([Control.CREDIT])
-#: bytes of answers to subscriptions that may wait for a peer, beside its messages
+#: bytes of acknowledged subscriptions that may wait for a peer, in addition to its messages
 _ANSWERS = 16 << 20
 _SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
 _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
-#: prefixes of one connection that are kept; more count as all topics
+#: prefixes of one connection that are kept; more of them count as all topics
 _MAX_UNSUBSCRIBED = 1000
-#: control frames of one peer that the reactor reads before it looks after others
+#: control frames of one peer that the reactor reads before it serves other peers
 TURN_FRAMES = 64
-#: so many heartbeats may wait for a receiver
+#: heartbeats that may wait for a receiver
 _GATHERED = 16
 
 
 class Controls(ConnectionLoss):
-    """Credits, subscriptions, heartbeats. Never on the way of a message."""
+    """Credits, subscriptions and heartbeats; not on the path of messages."""
 
     # -- what arrives -------------------------------------------------------------------------------
 
     def _read(self, peer: Peer, events: int = READABLE) -> None:
-        """Control frames on a send-only socket, and its peer's end: some, then it is the others' turn."""
+        """Reads control frames and the peer's end on a send-only socket, a limited number at a time."""
         if peer.read_later:
             return
         stream = peer.stream
@@ -73,7 +73,7 @@ class Controls(ConnectionLoss):
             self._read(peer)
 
     def _read_control(self, peer: Peer, events: int) -> None:
-        """The connection beside a foreign stream: control frames, and the peer's end."""
+        """Reads the control connection of a foreign stream: control frames, and the peer's end."""
         try:
             with peer.reading:
                 for frame in peer.stream.control_ready():
@@ -82,14 +82,14 @@ class Controls(ConnectionLoss):
             self.lost(peer.stream, error)
 
     def _read_sharing(self, fd: int, events: int) -> None:
-        """Something came for the foreign streams of a send-only socket that share a descriptor."""
+        """Reads the foreign streams of a send-only socket that share a readable descriptor."""
         for peer in list(self.peers.values()):
             if peer.foreign and fd in peer.stream.wait_fds:
                 self._read(peer)
 
     def _ended(self, peer: Peer, events: int) -> None:
-        """The peer closed its side. What it sent before is still to be read by the application,
-        who finds the end behind it; only a new connection need not wait for that."""
+        """Handles a peer that closed its side. The application still reads what the peer sent before, and
+        then finds the end; only a new connection need not wait for that."""
         self.context.reactor.unregister(peer.fd)
         peer.ended = True
         if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
@@ -98,23 +98,23 @@ class Controls(ConnectionLoss):
                 peer.source.connector.lost()
         socket = self._socket()
         if socket is not None:
-            # Somebody closes the socket, or the stream, at this moment: then there is nothing to find.
+            # Another thread may close the socket or the stream now: then there is nothing to find.
             with suppress(Closed, Broken):
-                socket._readable()  # finds the end, unless there is something to read before it
+                socket._readable()  # finds the end, unless data precedes it
 
     def control_arrived(self, stream: Any, frame: Any) -> None:
-        """As `on_control`; a frame that makes no sense ends the connection."""
+        """As `on_control`; an invalid frame ends the connection."""
         try:
             self.on_control(stream, frame)
         except (ProtocolError, Broken) as error:
             self.lost(stream, error)
 
     def on_control(self, stream: Any, frame: Any) -> None:
-        """A control frame arrived. Raises ProtocolError for one that makes no sense."""
+        """Handles a control frame. Raises ProtocolError for an invalid one."""
         data = bytes(frame.data)
         if data[:1] == _CREDIT:
-            if isinstance(teller := stream.peer, Peer):  # a lost one too, until it is settled
-                self.on_credit(teller, data)
+            if isinstance(sender := stream.peer, Peer):  # a lost one too, until it is settled
+                self.on_credit(sender, data)
             return
         peer = self.peers.get(stream)
         if peer is None or not data:
@@ -177,7 +177,7 @@ class Controls(ConnectionLoss):
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
-        """Adds or takes back a subscription of ours and tells every publisher."""
+        """Adds or removes a subscription and sends the change to every publisher."""
         pattern = self.pattern
         assert isinstance(pattern, Subscriber)
         if add and any(record.address.begin for record in list(self.endpoints)):
@@ -199,7 +199,7 @@ class Controls(ConnectionLoss):
     # -- heartbeats ---------------------------------------------------------------------------------
 
     def schedule_heartbeat(self) -> None:
-        """The next look at the peers: soon enough for each of the three options."""
+        """Schedules the next check of the peers, often enough for each of the three options."""
         socket = self._socket()
         if socket is None or self.closing:
             return
@@ -213,7 +213,7 @@ class Controls(ConnectionLoss):
                 self._later("heartbeat", pulse, self._beat)
 
     def _beat(self) -> None:
-        """One-way: tells idle peers that we live, and looks who was silent for too long."""
+        """Sends heartbeats to idle peers, and ends connections that were silent for too long. One-way."""
         socket = self._socket()
         if socket is None or self.closing:
             return
@@ -225,20 +225,20 @@ class Controls(ConnectionLoss):
             if peer.agreement is None:
                 continue
             stream = peer.stream
-            told = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
-            # What a foreign stream moves is noticed by the peer when its application looks; what comes
-            # beside it, by the peer's reactor.
+            beats = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
+            # A peer notices data of a foreign stream when its application reads; its reactor notices the
+            # control connection.
             way = stream.control if peer.foreign else stream
             try:
-                said = max(way.last_sent_ns, peer.since_ns)  # the hello tells that we live, too
-                if told and now - said >= idle // 2 and not way.queued:
+                last_sent = max(way.last_sent_ns, peer.since_ns)  # the hello is a sign of life, too
+                if beats and now - last_sent >= idle // 2 and not way.queued:
                     stream.send(control(bytes([Control.HEARTBEAT])), force=True)
                 if self._is_silent(socket, peer, now):
                     self.emit(EventKind.SILENT, peer.endpoint, peer.address)
                     self._count("silent")
                     self.lost(stream, Broken("the peer was silent for too long"))
                 elif self._is_stalled(socket, peer, now):
-                    # Not raised: a traceback would keep what was half read for as long as the event.
+                    # Not raised: the event would keep the half-read message alive through the traceback.
                     self.lost(stream, _stalled(socket.frame_timeout))
             except Broken as error:
                 self.lost(stream, error)
@@ -248,13 +248,13 @@ class Controls(ConnectionLoss):
         self.schedule_heartbeat()
 
     def _has_gathered(self, peer: Peer) -> bool:
-        """Only control frames wait, as far as their length tells, and many: nobody has received for
-        long, and whoever does next would go through an hour of heartbeats first."""
+        """Whether many control frames wait, and only such, by their length: the next receive would have to
+        go through an hour of heartbeats first."""
         unread = draining.unread(peer.fd) if self.receives else 0
         return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
 
     def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Unread bytes are life: whoever is in a long step has not read them, that is all."""
+        """Whether a peer is silent. Unread bytes are a sign of life: the application is only slow to read."""
         if not peer.heartbeat or socket.heartbeat_timeout <= 0:
             return False
         allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
@@ -262,13 +262,12 @@ class Controls(ConnectionLoss):
         return now - last > allowed and draining.unread(peer.fd) == 0
 
     def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Half a message was read, and nothing came since. Whoever says nothing between two messages
-        may do so for ever; inside one there is nothing that a sender could wait for."""
+        """Whether a peer is silent in the middle of a message. Between messages it may be silent for ever."""
         allowed = socket.frame_timeout * 1_000_000
         stream = peer.stream
         if allowed <= 0 or not stream.midway or draining.unread(peer.fd):
             return False
-        # Again after the kernel's queue: a thread may have emptied that at this very moment.
+        # Checked again after the kernel's queue, which a thread may have emptied in this moment.
         return bool(stream.midway) and now - stream.last_received_ns > allowed
 
 

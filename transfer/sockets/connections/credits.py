@@ -1,4 +1,4 @@
-"""Credits: what they say, and those that arrive while no call receives."""
+"""Credits: how they are counted, and how they are read while no call receives."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ from transfer.sockets.peer import Peer, PeerInfo
 from transfer.transports.core.wire import CREDIT, Control, Flag
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
-#: seconds until the first look for credits, and the longest pause between two that find nothing
+#: seconds until the first check for credits, and the longest pause between two checks without result
 _FIRST, _LONGEST = 0.02, 0.16
-#: with more bytes unread there are messages among them, which are the application's to read
+#: with more unread bytes there are messages among them, which the application reads
 _LITTLE = 64 * 1024
 
 
 class Credits(NoPeer):
-    """A socket that receives too gets credits among its messages. While its application only sends, they are
-    read here: as far as the first message, which is kept for the next receive."""
+    """Reads the credits of a socket that also receives while its application only sends. They arrive among
+    the messages: it reads up to the first message, which is kept for the next receive."""
 
     _pause = _FIRST
     _confirmed = -1
 
     def infos(self) -> list[PeerInfo]:
-        """Every connected peer, for people."""
+        """Every connected peer, for display."""
         self.read_credits()
         return super().infos()
 
     def await_credits(self) -> None:
-        """Something was sent that is kept, or watched by a tracker, until it is confirmed."""
+        """Starts to look for credits: a sent message is kept, or has a tracker, until it is confirmed."""
         if self.receives and "credits" not in self._timers:
             self._pause = _FIRST
             self._later("credits", _FIRST, self._look_for_credits)
@@ -55,14 +55,14 @@ class Credits(NoPeer):
             self.on_credit(peer, bytes(frame.data))
 
     def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
-        """A publisher confirms the subscription of this number."""
+        """Handles a publisher's acknowledgement of the subscription with this number."""
         pattern.acknowledged(peer.stream, number)
         if self.positions is not None and peer.log is not None and pattern.is_held(peer.stream):
             self.positions.confirm(peer.log.name, pattern.subscriptions)
             peer.source.caught_up = True
 
     def on_publisher_position(self, peer: Peer, kind: int, data: bytes) -> None:
-        """A publisher sets the position of a topic, or has skipped a message. Raises ProtocolError."""
+        """Handles a publisher's position in a topic, or a skipped message. Raises ProtocolError."""
         assert self.positions is not None
         if kind == Control.POSITION:
             self.positions.reset(peer, *decode_position(data))
@@ -75,7 +75,7 @@ class Credits(NoPeer):
             self._throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
 
     def _read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
-        """Messages and control frames that a connection had received before its end, in their order."""
+        """Handles messages and control frames that a connection received before its end, in order."""
         data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
         pattern = self.pattern
         if not data:
@@ -84,7 +84,7 @@ class Credits(NoPeer):
             return
         if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
             return
-        with suppress(ProtocolError):  # the connection has ended as it is
+        with suppress(ProtocolError):  # the connection has ended anyway
             if data[0] in (Control.POSITION, Control.SKIPPED):
                 self.on_publisher_position(peer, data[0], bytes(frames[0].data))
             elif data[0] == Control.SUBSCRIBED:
@@ -99,7 +99,7 @@ class Credits(NoPeer):
         )
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
-        """The peer tells how many messages it consumed. Raises ProtocolError."""
+        """Handles the count of messages that the peer has consumed. Raises ProtocolError."""
         if len(data) != CREDIT.size:
             raise ProtocolError("control", f"a credit of {len(data)} bytes")
         consumed = CREDIT.unpack(data)[1]
@@ -108,7 +108,7 @@ class Credits(NoPeer):
         peer.confirm(consumed)
 
     def read_credits(self) -> None:
-        """Never waits; does nothing while another thread receives."""
+        """Reads credits without blocking; does nothing while another thread receives."""
         socket = self._socket()
         if socket is None or not self.receives or self.closing:
             return

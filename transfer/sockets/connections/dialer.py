@@ -1,4 +1,4 @@
-"""What a connection of a socket begins with: its hello, its options, the transport that it changes to."""
+"""The start of a socket's connections: the hello, the options, the change to another transport."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Dialer(Admission):
     """Reads the options of the socket and its context, and changes nothing."""
 
     def _hello(self, instance: str = "", address: Address | None = None) -> Any:
-        """Ours. address: what is connected to."""
+        """Makes this side's hello. address: the address to connect to."""
         socket = self._socket()
-        if socket is None:  # closed in this moment: what comes of the handshake is discarded
+        if socket is None:  # the socket was closed: the result of the handshake is discarded
             return make_hello(self.pattern.socket_type, offer=self.context.offer)
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if address is not None and address.begin:
@@ -42,7 +42,7 @@ class Dialer(Admission):
         )
 
     def _upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
-        """Our part in changing to the transport that was chosen. Raises Declined."""
+        """Prepares this side's change to the chosen transport. Raises Declined."""
         socket = self._owner()
         around = Surroundings(
             core=self.context.core,
@@ -84,5 +84,5 @@ class Dialer(Admission):
 
 
 def handshake_timeout(socket: SocketMethods) -> float:
-    """Seconds for a handshake."""
+    """Returns the timeout of a handshake, in seconds."""
     return float(socket.handshake_ivl / 1000.0 or 30.0)

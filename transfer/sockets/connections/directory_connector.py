@@ -1,8 +1,8 @@
-"""One endpoint that stands for many: who is there is asked of a name service, and followed.
+"""One endpoint that stands for many: a name service lists its members, and the list is followed.
 
-`connect("dns://trainers:5590")` makes one endpoint for its user, and under it one connection for each
-address. Look-ups run on a thread of their own; everything else here in the reactor's. What follows from an
-answer decides `transfer.transports.discovery.membership`.
+`connect("dns://trainers:5590")` makes one endpoint for the user, and one connection for each address of the
+list. Look-ups run in a thread; everything else here in the reactor's thread.
+`transfer.transports.discovery.membership` decides what follows from a list.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds between two looks at the connections of members, of which so many are looked at quickly
+#: seconds between two checks of the members' connections, for up to FEW members
 PULSE, FEW = 0.25, 256
-#: seconds in which a retired peer takes nothing of what waits for it, behind which that goes to others
+#: seconds without progress after which the queue of a retired peer goes to other peers
 STUCK = 5.0
-#: the same, without a message either way, of a retired peer that may still answer
+#: seconds without a message either way, for a retired peer that may still reply
 QUIET = 5.0
-#: seconds that a retired peer of a DEALER or PAIR, which cannot be kept from new work, has at most
+#: seconds that a retired peer of a DEALER or PAIR stays at most, since it cannot be kept from new work
 LONGEST_LEAVE = 30.0
 
 
@@ -59,9 +59,9 @@ def open_directory(address: Address, context: Context) -> Directory:
 
 @dataclass(slots=True)
 class _Member:
-    """One of those that are followed. closed: its connector is: a connection that ends is not made again.
-    muted: it gets no new work. retired: time.monotonic() when it was. moved: the messages that waited for
-    it, that it was sent and that it sent, and when one of these numbers changed."""
+    """A member that is followed. closed: its connector is closed, so a lost connection is not made again.
+    muted: it gets no new work. retired: time.monotonic() of that. moved: the numbers of its queued, sent and
+    received messages, and when one of them changed."""
 
     record: Endpoint
     closed: bool = False
@@ -73,7 +73,7 @@ class _Member:
 class DirectoryConnector:
     """The connector of an endpoint that stands for many; see `connect.connection.Connector`.
 
-    One thread `transfer-discovery` until `close`, which does not wait for a look-up that is under way.
+    It runs one thread, `transfer-discovery`, until `close`, which does not wait for a look-up in progress.
     """
 
     def __init__(self, links: Connections, record: Endpoint, directory: Directory) -> None:
@@ -90,11 +90,11 @@ class DirectoryConnector:
 
     @property
     def listed(self) -> int:
-        """Members that are there, as far as the name service said."""
+        """Number of members in the last list of the name service."""
         return self._membership.listed
 
     def lost(self) -> None:
-        """Has no connection of its own."""
+        """Does nothing: it has no connection itself."""
 
     def close(self) -> None:
         self._stop.set()
@@ -104,7 +104,7 @@ class DirectoryConnector:
         for member in list(self._members.values()):
             member.record.close()
 
-    # -- the thread that asks -----------------------------------------------------------------------
+    # -- the look-up thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
         polling = Polling()
@@ -119,19 +119,19 @@ class DirectoryConnector:
                 outcome = error
                 pause = polling.failed()
             except Exception as error:
-                # Of a library, for an answer that nobody thought of. Without this thread nobody new is found.
+                # A library's error for an unexpected answer. Without this thread no new member is found.
                 logger.exception("a look-up of %s failed", self.address)
                 outcome = InternalError(f"a look-up of {self.address} failed: {error}")
                 pause = polling.failed()
             try:
-                self._links.context.reactor.call_soon(self._heard, outcome)
+                self._links.context.reactor.call_soon(self._apply, outcome)
             except TransferError:  # the context has ended
                 break
             self._stop.wait(pause)
 
-    # -- what it heard; from here on in the reactor's thread ----------------------------------------
+    # -- results; from here on in the reactor's thread ----------------------------------------------
 
-    def _heard(self, outcome: Listing | TransferError) -> None:
+    def _apply(self, outcome: Listing | TransferError) -> None:
         if self._stop.is_set() or self._links.closing:
             return
         if isinstance(outcome, TransferError):
@@ -140,45 +140,45 @@ class DirectoryConnector:
         self._failing = False
         self._links._count("looked_up:done")
         changes = self._membership.update(outcome, most := min(MOST, share_of_descriptors(2)))
-        self._tell_cut(len(outcome.members), most)
+        self._log_cut(len(outcome.members), most)
         for address in changes.added:
             self._add(address)
-            self._tell("added", EventKind.MEMBER_ADDED, address)
+            self._report("added", EventKind.MEMBER_ADDED, address)
         for address in changes.restored:
-            self._tell("restored", EventKind.MEMBER_ADDED, address)
+            self._report("restored", EventKind.MEMBER_ADDED, address)
             self._mute(self._members[address], False)
         for address in [*changes.held, *changes.retired]:
             self._members[address].record.close()
             self._members[address].closed = True
         for address in changes.retired:
-            self._tell("retired", EventKind.MEMBER_RETIRED, address)
+            self._report("retired", EventKind.MEMBER_RETIRED, address)
             self._retire(self._members[address])
         for address in changes.held:
             if self._members[address].record.peer is None:
                 self._remove(address)
         if any(changes):
             logger.info("%s: %d are there: %s", self.address, self.listed, _summary(changes._asdict()))
-        nobody = AddressError(f"nobody is listed for {self.address}") if not self.listed else None
-        if nobody is not None or isinstance(self.record.error, AddressError):
-            self.record.error = nobody
+        empty = AddressError(f"no peer is listed for {self.address}") if not self.listed else None
+        if empty is not None or isinstance(self.record.error, AddressError):
+            self.record.error = empty
 
     def _failed(self, error: TransferError) -> None:
         self.record.error = error
         self._links._count("looked_up:failed")
         self._links.emit(EventKind.LOOK_UP_FAILED, str(self.address), error=error)
-        if not self._failing:  # once, and not every few seconds for as long as it lasts
+        if not self._failing:  # logged once, not at each failed look-up
             self._failing = True
-            logger.warning("%s; those that are known stay (%d)", str(error).partition("\n")[0], self.listed)
+            logger.warning("%s; known members stay (%d)", str(error).partition("\n")[0], self.listed)
 
-    def _tell_cut(self, listed: int, most: int) -> None:
-        """That not all can be followed; once, and not with each answer for as long as it lasts."""
+    def _log_cut(self, listed: int, most: int) -> None:
+        """Logs that not all members can be followed: once, not for each list."""
         cut, before = listed > most, self._cut
         self._cut = cut
         if cut and not before:
             text = "%s: %d addresses are listed, %d are followed, and the rest is left out; %s"
             logger.warning(text, self.address, listed, most, descriptor_hint())
 
-    def _tell(self, word: str, kind: EventKind, address: Address) -> None:
+    def _report(self, word: str, kind: EventKind, address: Address) -> None:
         self._links._count(f"member:{word}")
         self._links.emit(kind, str(self.address), str(address))
 
@@ -187,7 +187,7 @@ class DirectoryConnector:
     def _add(self, address: Address) -> None:
         try:
             record = self._links.reach_member(self, address)
-        except TransferError as error:  # certificates that cannot be read, say; others must not miss theirs
+        except TransferError as error:  # other members must not miss the change
             self.record.error = error
             logger.warning("%s cannot be followed: %s", address, error)
             record = None
@@ -197,7 +197,7 @@ class DirectoryConnector:
             self._members[address] = _Member(record)
 
     def _retire(self, member: _Member) -> None:
-        """No new work; the connection stays until `_look` finds that it is done or dead."""
+        """Gives the member no new work; the connection stays until `_look` finds that it is done or dead."""
         if member.record.peer is None:
             self._remove(member.record.address)
             return
@@ -210,19 +210,19 @@ class DirectoryConnector:
         member = self._members.pop(address)
         self._membership.ended(address)
         self._links._forget(member.record)
-        self._tell("removed", EventKind.MEMBER_REMOVED, address)
+        self._report("removed", EventKind.MEMBER_REMOVED, address)
 
     def connected(self, record: Endpoint, peer: Peer) -> None:
-        """A member has its connection."""
+        """Handles a new connection of a member."""
         socket = self._links._socket()
         if socket is not None and socket.tcp_keepalive < 0:
-            with suppress(OSError):  # its end is being told at this moment
+            with suppress(OSError):  # the connection is ending
                 liveness.probe(peer.fd)
         self._links.take_queue(self.record)
         self._look_later()
 
     def ended(self, record: Endpoint) -> None:
-        """The connection of a member has ended. Any thread."""
+        """Handles the end of a member's connection. Any thread."""
         with suppress(TransferError):
             self._links.context.reactor.call_soon(self._ended, record)
 
@@ -233,7 +233,7 @@ class DirectoryConnector:
         member.muted = False
         if not self._membership.ended(record.address):
             self._remove(record.address)
-        elif member.closed:  # it was away from the list for a while, and is back
+        elif member.closed:  # it was missing in the list for a while
             del self._members[record.address]
             self._links._forget(record)
             self._add(record.address)
@@ -241,8 +241,8 @@ class DirectoryConnector:
             self._links._queue_for(self.record)
 
     def _mute(self, member: _Member, muted: bool) -> None:
-        """Keeps new work from a peer, or gives it some again. Only where nothing is received: who is taken
-        out of the core's turns is not heard either."""
+        """Keeps new work from a peer, or gives it work again. Not on a socket that receives: a peer that the
+        core does not serve is not read either."""
         links, peer = self._links, member.record.peer
         socket = links._socket()
         if peer is None or socket is None or links.receives or member.muted == muted:
@@ -255,20 +255,20 @@ class DirectoryConnector:
             if peer.stream not in links.peers:  # it was lost at this moment
                 socket._detach(peer.stream)
                 return
-        if peer.foreign:  # both leave the stream without a reader
+        if peer.foreign:  # after both calls the stream has no reader
             peer.stream.on_readable = partial(links._read, peer)
             links._read(peer)
         if not muted:
             links.give_orphans()
         socket._notify()
 
-    # -- those that are connected, some times a second ----------------------------------------------
+    # -- connected members, checked periodically ----------------------------------------------------
 
     def _look_later(self) -> None:
         if self._timer is None and not self._stop.is_set():
             pause = PULSE * (1 + len(self._members) // FEW)
             self._timer = self._links.context.reactor.call_later(pause, self._look)
-            if self._stop.is_set():  # by another thread, which may not have seen the timer
+            if self._stop.is_set():  # another thread closed this and may not have seen the timer
                 self._timer.cancel()
 
     def _look(self) -> None:
@@ -284,7 +284,7 @@ class DirectoryConnector:
             alive = liveness.answers(peer.fd)
             if state is State.LISTED:
                 if alive == member.muted:
-                    self._tell_doubt(address, alive)
+                    self._log_doubt(address, alive)
                     self._mute(member, not alive)
             elif not alive:
                 self._links.lost(
@@ -295,8 +295,8 @@ class DirectoryConnector:
         if any(member.record.peer is not None for member in self._members.values()):
             self._look_later()
 
-    def _tell_doubt(self, address: Address, alive: bool) -> None:
-        if self._links.receives:  # nothing follows from it there
+    def _log_doubt(self, address: Address, alive: bool) -> None:
+        if self._links.receives:  # such a socket mutes no peer
             return
         text = "%s: %s answers again" if alive else "%s: %s does not answer; it gets no work until it does"
         logger.info(text, self.address, address)
@@ -304,10 +304,10 @@ class DirectoryConnector:
             self._links._count("member:doubted")
 
     def _is_done(self, member: _Member, peer: Peer, now: float) -> bool:
-        """A retired peer has done with what it was given, or nothing says that it ever will."""
+        """Whether a retired peer is done with its messages, or shows no sign that it ever will be."""
         links, stream = self._links, peer.stream
         if not links.sends:
-            return False  # whether it has something left to send is known only to itself
+            return False  # only the peer knows whether it has more to send
         moved = (int(stream.queued), int(stream.sent), int(stream.received))
         if moved != member.moved[0]:
             member.moved = (moved, now)
@@ -318,23 +318,23 @@ class DirectoryConnector:
             return not links.pattern.has_open(stream)
         if links.receives:
             socket = links._socket()
-            with suppress(Closed):  # what it has confirmed may not have been read yet
+            with suppress(Closed):  # its confirmations may be unread
                 _ = socket is not None and socket._readable()
             return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > LONGEST_LEAVE
-        # A subscriber confirms nothing: what the kernel still has for it gets a second.
+        # A subscriber confirms nothing: its kernel gets a second to deliver the rest.
         return not peer.unconfirmed and (peer.confirms or stuck > 1.0)
 
 
 def _summary(changes: dict[str, list[Address]]) -> str:
-    """For one line of a log, which need not have thousands of addresses."""
-    said = []
+    """Formats changes for one line of the log, without thousands of addresses."""
+    texts = []
     for what, addresses in changes.items():
         if addresses:
             more = f" and {len(addresses) - 8} more" if len(addresses) > 8 else ""
-            said.append(f"{what} {', '.join(map(str, addresses[:8]))}{more}")
-    return "; ".join(said)
+            texts.append(f"{what} {', '.join(map(str, addresses[:8]))}{more}")
+    return "; ".join(texts)
 
 
 def is_member_of(record: Endpoint, connector: Connector | None) -> bool:
-    """Whether an endpoint is one of those that this connector follows."""
+    """Whether an endpoint is a member that this connector follows."""
     return record.follower is not None and record.follower is connector

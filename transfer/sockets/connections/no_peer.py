@@ -1,5 +1,4 @@
-"""What is the matter with a socket that has no peer: for the error of a time-out, and for the log while a
-call waits."""
+"""Explains why a socket has no peer: in the error after a timeout, and in the log while a call waits."""
 
 from __future__ import annotations
 
@@ -24,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: reasons of handshakes that fail again as long as both programs stay as they are: those that the listening
-#: side warns of (its peer may not show them), and those of the side that connects
+#: reasons of handshakes that fail again until one of the programs changes: those that the listening side logs
+#: (its peer may not show them), and those that the connecting side logs
 _OF_ACCEPTED = frozenset({"magic", "socket_type"})
 _LASTING = (
     _OF_ACCEPTED
@@ -33,14 +32,14 @@ _LASTING = (
     | {"flags", "length", "version", "hello", "no_hello", "self_connect", "token", "tls"}
     | {"no_log", "duplicate_log"}
 )
-#: of handshakes that end so for any reason, and say none
-_WORDLESS = frozenset({"broken", "closed", "truncated", "timeout"})
+#: reasons of handshakes that end for an unknown cause
+_UNEXPLAINED = frozenset({"broken", "closed", "truncated", "timeout"})
 
 
 class Warned:
-    """What the log has a warning of. Of one socket, or of those that one connection is tried with in turn.
+    """The warnings that were logged. For one socket, or for all attempts of one connection.
 
-    waits: that a call waits without a peer. reasons: of failed handshakes.
+    waits: a call waits without a peer. reasons: reasons of failed handshakes.
     """
 
     def __init__(self) -> None:
@@ -49,29 +48,29 @@ class Warned:
 
 
 class NoPeer(LinkState):
-    """Says what is known of endpoints without a connection."""
+    """Describes endpoints without a connection."""
 
     def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
         super().__init__(socket, context, pattern)
-        self.said = Warned()
+        self.warned = Warned()
 
     @property
     def alone(self) -> bool:
-        """No peer is connected."""
+        """Whether no peer is connected."""
         return all(peer.pending for peer in list(self.peers.values()))
 
     @property
-    def deaf(self) -> bool:
-        """A SUB without a subscription: its publishers send it nothing."""
+    def lacks_subscriptions(self) -> bool:
+        """Whether this is a SUB without a subscription: its publishers send it nothing."""
         return isinstance(self.pattern, Subscriber) and not len(self.pattern.subscriptions)
 
     def explained(self, error: Again) -> Again:
-        """The error of a call whose time is over, or what is known of the missing peer instead."""
-        return self.nobody() if self.alone or self.deaf else error
+        """Returns the error of a call after its timeout, or a description of the missing peer instead."""
+        return self.no_peer_error() if self.alone or self.lacks_subscriptions else error
 
-    def nobody(self, before: str = "") -> Again:
-        """What to raise of a socket without peers: what is the matter, what to do, and the failure behind it
-        as its `__cause__`."""
+    def no_peer_error(self, before: str = "") -> Again:
+        """Makes the error of a socket without peers: the problem, a hint, and the failure behind it as its
+        `__cause__`."""
         with self._lock:
             endpoints = list(self.endpoints)
         tried = [e for e in endpoints if e.connector is not None]
@@ -84,13 +83,13 @@ class NoPeer(LinkState):
         if not tried:
             names = ", ".join(str(e.address) for e in endpoints)
             return Again(
-                f"{before}nobody has connected to {names} yet", hint="start the peer, or wait_for_peers()"
+                f"{before}no peer has connected to {names} yet", hint="start the peer, or wait_for_peers()"
             )
         return _unserved(tried[0], before)
 
     def _too_few(self, before: str) -> Again:
-        """Peers are connected: fewer than are waited for, or without subscriptions."""
-        if self.deaf:
+        """Makes the error if fewer peers than expected are connected, or have subscriptions."""
+        if self.lacks_subscriptions:
             return Again(
                 f"{before}this SUB is connected and has subscribed to nothing",
                 hint='call subscribe(b"") for all messages, or with the beginning of their topics',
@@ -107,43 +106,44 @@ class NoPeer(LinkState):
         return Again(f"{before}only {connected} are connected", hint="start more peers")
 
     def long_wait(self) -> None:
-        """A call waits: one warning for a socket, if it has no peer. Who only listens waits rightly."""
+        """Logs a warning, once for a socket, if a call waits without a peer. A socket that only listens may
+        wait."""
         listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
-        matters = not listens if self.alone else self.deaf
-        if self.said.waits or self.closing or not matters:
+        matters = not listens if self.alone else self.lacks_subscriptions
+        if self.warned.waits or self.closing or not matters:
             return
-        self.said.waits = True
-        logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.nobody()))
+        self.warned.waits = True
+        logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.no_peer_error()))
 
     @staticmethod
-    def telling(before: TransferError | None, error: TransferError) -> TransferError:
-        """Which of an endpoint's last two failures says more: one that lasts, or the end that followed."""
+    def clearer_error(before: TransferError | None, error: TransferError) -> TransferError:
+        """Returns the more informative of an endpoint's last two failures: a lasting one, or the newest."""
         lasts = before is not None and getattr(before, "reason", "") in _LASTING
-        return before if before and lasts and getattr(error, "reason", "") in _WORDLESS else error
+        return before if before and lasts and getattr(error, "reason", "") in _UNEXPLAINED else error
 
     @staticmethod
     def lacks(record: Endpoint, error: TransferError) -> bool:
-        """Twice in a row the other side closed without a word, as one does that wants TLS, or a certificate.
-        Once may be one that just ends."""
+        """Whether the other side closed twice in a row without a reason, as one does that requires TLS or a
+        certificate. A single time may be a peer that just ends."""
         return error.hint in LACKING and record.error is not None and record.error.hint == error.hint
 
     def warn_of(self, where: str, error: TransferError, outgoing: bool, lasts: bool = False) -> bool:
-        """A handshake failed: one warning for each reason that only a change of a program or its options
-        removes. What a stranger causes who connects to us is one of few reasons."""
+        """Logs a failed handshake, once for each reason that persists until a program or its options change.
+        A client that connects to this socket can cause few reasons only."""
         reason = error.hint if lasts else getattr(error, "reason", "")
         of_these = _LASTING if outgoing else _OF_ACCEPTED
-        if reason in self.said.reasons or not (lasts or reason in of_these):
+        if reason in self.warned.reasons or not (lasts or reason in of_these):
             return False
-        self.said.reasons |= {reason}
+        self.warned.reasons |= {reason}
         logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
         return True
 
     def watch_queue(self, record: Endpoint, seconds: float) -> None:
-        """Messages may be queued for an endpoint that is never reached, and no call waits then."""
+        """Logs a warning if messages are queued for an endpoint that is never reached; no call waits then."""
 
         def look() -> None:
             queue = record.queue
-            if queue is not None and not self.said.waits:
+            if queue is not None and not self.warned.waits:
                 if queue.stream.queued:
                     self.long_wait()
                 self.watch_queue(record, seconds)
@@ -161,7 +161,7 @@ def _unserved(worst: Endpoint, before: str) -> Again:
     cause = str(error).partition("\n")[0] if error is not None else "no answer yet"
     if not hasattr(error, "reason") and getattr(worst.connector, "state", "") == "shaking hands":
         cause, hint = (
-            "connected, but the other side says nothing",
+            "connected, but the other side sends nothing",
             "does a peer of this library listen there?",
         )
     tried = f"tried for {time.monotonic() - worst.since:.1f} s ({cause})"
@@ -169,7 +169,7 @@ def _unserved(worst: Endpoint, before: str) -> Again:
     found = Again(
         f"{before}{worst.address} refuses this socket: {tried}"
         if refuses
-        else f"{before}nobody serves {worst.address} yet: {tried}",
+        else f"{before}no peer listens at {worst.address} yet: {tried}",
         hint=hint or "start the peer; check host and port; `transfer doctor` shows what works here",
     )
     found.__cause__ = error
@@ -177,7 +177,7 @@ def _unserved(worst: Endpoint, before: str) -> Again:
 
 
 class LongWait:
-    """Looks now and then, while a call waits on an event loop, whether there is a peer. Owned by the call."""
+    """Checks periodically whether there is a peer while a call waits on an event loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, socket: SocketMethods) -> None:
         self._loop = loop
@@ -189,5 +189,5 @@ class LongWait:
         self._handle = self._loop.call_later(self._socket._long_wait / 1000, self._look)
 
     def close(self) -> None:
-        """The call ends."""
+        """Ends the checks with the call."""
         self._handle.cancel()

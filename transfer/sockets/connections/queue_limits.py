@@ -10,7 +10,7 @@ from transfer.transports.shm.memory import available_memory
 
 #: seconds between two checks
 _PAUSE = 0.1
-#: where there is no other limit
+#: the limit if there is no other
 _UNLIMITED = 1 << 62
 
 

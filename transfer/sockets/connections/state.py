@@ -1,4 +1,4 @@
-"""What a socket's links hold, and the small things that all of their parts use."""
+"""The data of a socket's connections, and the small functions that all of their parts use."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ logger = logging.getLogger("transfer")
 
 #: seconds that a call waits for the thread that offers orphans
 _GIVING = 1.0
-#: of counters of one socket
+#: counters of one socket
 _MOST_WORDS = 500
 
 
 def control(data: bytes) -> list[OutFrame]:
-    """A message of one control frame."""
+    """Makes a message of one control frame."""
     return [(Flag.CONTROL, 0, None, None, data)]
 
 
 @dataclass(slots=True, eq=False)
 class Orphan:
-    """A message that a lost peer was to have. loss: the peer's. number: the message's in that peer's stream.
-    fresh: no stream has had it, so that it is not counted as sent. taken: the stream that took it, and its
-    number there."""
+    """A message for a peer that was lost. loss: the number of that loss. number: the message's number in that
+    peer's stream. fresh: no stream has had it, so that it does not count as sent. taken: the stream that took
+    it, and its number there."""
 
     frames: list[OutFrame]
     tracker: Tracker | None
@@ -57,8 +57,8 @@ class Orphan:
 
 
 class LinkState:
-    """Endpoints and peers of a socket. It refers to the socket weakly, so that a socket that
-    nobody uses any more can be found and closed although the reactor knows its links."""
+    """Endpoints and peers of a socket. It refers to the socket weakly: the garbage collector can free an
+    unused socket although the reactor refers to its connections."""
 
     def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
         self._socket = weakref.ref(socket)
@@ -67,22 +67,22 @@ class LinkState:
         self.peers: dict[Any, Peer] = {}
         self.endpoints: list[Endpoint] = []
         self.monitors: list[Monitor] = []
-        #: messages of lost peers that wait for another one, the oldest first; what is sent goes behind them
+        #: messages of lost peers that wait for another one, the oldest first; new messages go behind them
         self.orphans: deque[Orphan] = deque()
         #: held by the thread that offers them to peers
         self._giving = threading.Lock()
         #: threads that take messages out of a stream and have not yet put them into another or into `orphans`
         self._moves = 0
-        #: lost peers whose unread messages are not yet in the place of their stream
+        #: lost peers whose unread messages do not yet replace their stream
         self._ending_peers: list[Peer] = []
-        #: connections that were lost
+        #: number of lost connections
         self._losses = 0
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False
-        #: lines of the log that peers cause
+        #: log lines that peers cause, limited in rate
         self._throttled = ThrottledLog(logger)
         # Never held while the core is called, except for sends on one stream: the core calls
         # `lost` from any thread and may hold locks of its own then.
@@ -91,20 +91,20 @@ class LinkState:
         self._timers: dict[str, Any] = {}
         #: the positions of a SUB in publishers' logs, if it connects with `?begin=`
         self.positions: TopicPositions | None = None
-        #: the thread that received last from a log, and whether others did before
+        #: the thread that received last from a log, and whether other threads did before
         self._last_receiver, self._several_receive = 0, False
-        #: sends subscribers what a PUB has in its log
+        #: sends subscribers messages from a PUB's log
         self.catch_up_source: CatchUpSource | None = None
         #: what transports keep for all connections of this socket, by name; closed with it
         self.own: dict[str, Any] = {}
-        #: descriptors of foreign streams that the reactor watches for us, and for how many of them
+        #: descriptors of foreign streams that the reactor watches, and how many streams share each
         self._foreign_fds: dict[int, int] = {}
-        self._pulse = 0.0  # seconds between two looks at the peers
+        self._pulse = 0.0  # seconds between two checks of the peers
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
 
     def record_position(self, stream: Any, frames: Sequence[Frame]) -> None:
-        """The program has this message, or is given it before anything else."""
+        """Records a message that the program has, or receives before anything else."""
         if self.positions is None:
             return
         missed, thread = self.positions.record(stream, frames), threading.get_ident()
@@ -113,16 +113,16 @@ class LinkState:
         if missed:
             self._count("missed", missed)
             if missed < 0 or (missed <= MAX_LATE_GAP and self._several_receive):
-                return  # one of several receiving threads was ahead
+                return  # another receiving thread was faster
             text = "%s: %d messages of topic %r were removed from the log before they could be received"
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 
-    # -- for people ---------------------------------------------------------------------------------
+    # -- for display --------------------------------------------------------------------------------
 
     @property
     def ready(self) -> int:
-        """Peers that messages can reach: connected, and with their subscriptions told."""
+        """Number of peers that messages can reach: connected, with their subscriptions known."""
         pattern = self.pattern
         if isinstance(pattern, (Publisher, Subscriber)):
             return pattern.ready
@@ -130,11 +130,11 @@ class LinkState:
 
     @property
     def followed(self) -> int:
-        """Members that are listed now, of all endpoints that stand for many."""
+        """Number of members that are listed now, of all endpoints that stand for many."""
         return sum(getattr(record.connector, "listed", 0) for record in list(self.endpoints))
 
     def infos(self) -> list[PeerInfo]:
-        """Every connected peer, for people."""
+        """Every connected peer, for display."""
         with self._lock:
             return [peer.info() for peer in self.peers.values() if not peer.pending]
 
@@ -148,7 +148,7 @@ class LinkState:
         count: int = 0,
         error: BaseException | None = None,
     ) -> None:
-        """Tells the monitors, if there are any."""
+        """Reports an event to the monitors, if there are any."""
         if self.monitors:
             event = Event(kind, endpoint, peer, reason, count, error)
             for monitor in list(self.monitors):
@@ -157,7 +157,7 @@ class LinkState:
     # -- for the parts ------------------------------------------------------------------------------
 
     def resize_buffers(self, send: int, receive: int) -> None:
-        """Kernel buffers of connections that are there already."""
+        """Resizes the kernel buffers of existing connections."""
         for peer in list(self.peers.values()):
             if peer.fd >= 0:
                 draining.resize(peer.fd, send, receive)
@@ -171,7 +171,7 @@ class LinkState:
                 self._share_foreign(peer, -1)
 
     def _share_foreign(self, peer: Peer, change: int) -> list[int]:
-        """One stream more or less that sleeps on its descriptors; those that are new."""
+        """Adds or removes a stream that waits on its descriptors; returns the descriptors that are new."""
         new = []
         with self._lock:
             for fd in peer.stream.wait_fds:
@@ -200,7 +200,7 @@ class LinkState:
 
     @staticmethod
     def _limit(socket: SocketMethods, stream: Any) -> None:
-        """What the socket's options allow, for a stream that came with its connection."""
+        """Applies the socket's limits to a stream that its connection brought."""
         stream.send_high_water = 1 if socket.conflate else socket.sndhwm
         stream.send_high_water_bytes = socket.sndhwm_bytes
         stream.max_message = socket.largest_message
@@ -211,7 +211,7 @@ class LinkState:
             socket._notify()
 
     def _attach(self, socket: SocketMethods, stream: Any, sends: bool = True) -> bool:
-        """Gives the stream to the core. False: the socket was closed in this moment."""
+        """Gives the stream to the core. False: another thread has closed the socket."""
         try:
             socket._attach(stream, sends and self.sends, self.receives)
         except Closed:
@@ -228,14 +228,14 @@ class LinkState:
         if count:
             with self._lock:
                 if word not in self.counts and len(self.counts) >= _MOST_WORDS and ":" in word:
-                    # Peers choose what stands last; before it, at most, is what was wanted and used.
+                    # Peers choose the last word; the words before it are this side's, at most two.
                     name, *between, _ = word.split(":")
                     word = ":".join([name, *(between if name == "fallback" else ()), "other"])
                 self.counts[word] = self.counts.get(word, 0) + count
 
     @contextmanager
     def _in_order(self) -> Iterator[None]:
-        """Nothing that is sent overtakes what inside goes from one stream to another."""
+        """Makes new messages wait while the body moves messages from one stream to another."""
         with self._lock:
             self._moves += 1
         self._look_behind()
@@ -248,13 +248,13 @@ class LinkState:
             self._look_behind()
 
     def _wait_for_moves(self) -> None:
-        """Under the lock, before the end: what a lost connection left is in no list while it is taken from
-        there. The reactor's own thread does not wait."""
+        """Waits until no message of a lost connection is between two lists. Under the lock, when the socket
+        closes. The reactor's own thread does not wait."""
         if not self.context.reactor.in_loop():
             self.changed.wait_for(lambda: not self._moves, _GIVING)
 
     def _look_behind(self) -> None:
-        """The core's distributor waits as long as something is left over. Called whenever that may change."""
+        """Makes the core's distributor wait while older messages are left. Call it when that may change."""
         socket = self._socket()
         if socket is None or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
@@ -267,7 +267,7 @@ class LinkState:
 
     @contextmanager
     def _none_gives(self) -> Iterator[None]:
-        """No other thread offers one of the orphans. It never waits while it does."""
+        """Keeps other threads from offering orphans. It never blocks inside."""
         held = self._giving.acquire(timeout=_GIVING)
         try:
             yield
@@ -276,7 +276,7 @@ class LinkState:
                 self._giving.release()
 
     def _later(self, name: str, seconds: float, call: Any) -> None:
-        """One timer of each name at a time."""
+        """Starts a timer, one of each name at a time."""
 
         def due() -> None:
             self._timers.pop(name, None)

@@ -1,4 +1,4 @@
-"""The positions of a SUB in a publisher's log, by topic: it reads on from there after a lost connection."""
+"""A SUB's positions in a publisher's log, by topic: it reads on from there after a lost connection."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ BEGIN = "begin"
 LOG, EPOCH = "log", "epoch"
 #: bytes of a topic in a log
 MAX_LOG_TOPIC = 255
-#: letters of a log's name
+#: characters of a log's name
 MAX_LOG_NAME = 64
 #: topics of one log, and logs, whose positions are kept; the least recently used is forgotten first
 _MAX_TOPICS, _MAX_LOGS = 100_000, 64
-#: bytes of topics whose positions a publisher is sent: a broker accepts 16 MiB, subscriptions included
+#: bytes of topics whose positions a publisher receives: a broker accepts 16 MiB, subscriptions included
 _MAX_SENT_BYTES = 12 << 20
 #: epochs of a log for which the position in a topic is kept
 _MAX_EPOCHS = 4
@@ -58,7 +58,7 @@ class TopicPosition(NamedTuple):
 
 
 def log_of(remote: Hello) -> LogId | None:
-    """The log of the publisher with this hello. None: it has none."""
+    """Returns the log of the publisher with this hello, or None."""
     name, epoch = remote.extra.get(LOG), remote.extra.get(EPOCH)
     if not isinstance(name, str) or not 0 < len(name) <= MAX_LOG_NAME or not isinstance(epoch, int):
         return None
@@ -107,7 +107,8 @@ def decode_offline(data: bytes) -> float:
 
 
 def check_begin(address: Address, pattern: Pattern, *, bound: bool = False) -> bool:
-    """Whether the endpoint says where to begin. Raises AddressError: this socket or scheme cannot."""
+    """Whether the endpoint has a start position. Raises AddressError if this socket or scheme has no use
+    for one."""
     if address.begin is None:
         return False
     if isinstance(pattern, Subscriber) and not bound and not address.is_directory:
@@ -117,7 +118,7 @@ def check_begin(address: Address, pattern: Pattern, *, bound: bool = False) -> b
     if address.is_directory:
         hint = f"`{address.scheme}://` stands for many: name the broker's own.subscriptions by tcp://"
     elif bound:
-        hint = "bind without it"
+        hint = "bind without ?begin="
     else:
         hint = f"a {pattern.socket_type.name} has no use for it: connect without"
     raise AddressError(f"{address}: ?begin= is for a SUB that connects to one publisher", hint=hint)
@@ -131,13 +132,13 @@ def check_log_prefix(prefix: bytes) -> None:
         text = "\0"
     if len(prefix) > MAX_LOG_TOPIC or "\0" in text:
         raise UsageError(
-            f"a subscription to {prefix!r:.80}, beside ?begin= in an endpoint",
+            f"a subscription to {prefix!r:.80}, together with ?begin= in an endpoint",
             hint=f"topics of a log are UTF-8 of at most {MAX_LOG_TOPIC} bytes, without NUL",
         )
 
 
 class CatchUpSource(ABC):
-    """Sends subscribers what a PUB has in its log. The reactor's thread calls the methods."""
+    """Sends subscribers messages from a PUB's log. The reactor's thread calls the methods."""
 
     log: LogId
 
@@ -155,13 +156,13 @@ class CatchUpSource(ABC):
 
     @abstractmethod
     def set_position(self, peer: Peer, position: TopicPosition, topic: bytes) -> None:
-        """The last message of the topic that the peer received in an epoch. The newest epoch is sent last.
-        Raises ProtocolError, also if the peer has subscribed already."""
+        """Sets the last message of the topic that the peer received in an epoch. The newest epoch arrives
+        last. Raises ProtocolError, also if the peer has subscribed already."""
 
     @abstractmethod
     def set_offline(self, peer: Peer, seconds: float) -> None:
-        """How long the peer has had no publisher, after one with another log. Raises ProtocolError, also if
-        the peer has subscribed already."""
+        """Sets how long the peer has had no publisher, after one with another log. Raises ProtocolError,
+        also if the peer has subscribed already."""
 
 
 class _LogPositions:
@@ -217,7 +218,7 @@ class _LogPositions:
         return removed
 
     def expect_late(self, topic: bytes, numbers: range) -> None:
-        """These are missing: they were not sent, or the thread that received them has not recorded them."""
+        """Records missing numbers: not sent, or received by a thread that has not recorded them yet."""
         self.late.update(((topic, number), None) for number in numbers)
         while len(self.late) > _MAX_LATE:
             del self.late[next(iter(self.late))]
@@ -234,7 +235,7 @@ class TopicPositions:
         self._by_log: dict[str, _LogPositions] = {}
 
     def connected(self, log: LogId) -> bool:
-        """A connection to the log's publisher begins. Whether an earlier one confirmed subscriptions."""
+        """Begins a connection to the log's publisher; whether an earlier one confirmed subscriptions."""
         with self._lock:
             known = self._in(log.name)
             if known.epoch != log.epoch:  # its numbers may be other messages'
@@ -242,8 +243,8 @@ class TopicPositions:
             return bool(known.subscriptions)
 
     def record(self, stream: Any, frames: Sequence[Frame]) -> int:
-        """The program received this message. Returns how many before it are missing, since the log had
-        dropped them; -1: this one was counted as missing, while another thread was receiving it."""
+        """Records a message that the program received. Returns how many before it are missing, since the log
+        had dropped them; -1: this one counted as missing while another thread was receiving it."""
         peer, first = stream.peer, frames[0]
         number, topic = first.sequence, first.topic
         if peer is None or peer.log is None or not number or topic is None:
@@ -267,13 +268,13 @@ class TopicPositions:
         return 0
 
     def reset(self, peer: Peer, position: TopicPosition, topic: bytes) -> None:
-        """The publisher sends the topic from behind this message, whatever was received before."""
+        """Sets the message behind which the publisher sends the topic, whatever was received before."""
         if peer.log is not None:
             with self._lock:
                 self._in(peer.log.name).set(topic, position)
 
     def skip(self, peer: Peer, number: int, topic: bytes) -> bool:
-        """The publisher has left out this message. False: it has said so before."""
+        """Records a message that the publisher has left out. False: it is recorded already."""
         if peer.log is None or not number:
             return True
         with self._lock:
@@ -298,7 +299,7 @@ class TopicPositions:
         return (encode_position(position, topic) for topic, epochs in chosen for position in epochs)
 
     def confirm(self, name: str, prefixes: Iterable[bytes]) -> None:
-        """The log's publisher has confirmed these subscriptions, and sent the position of their topics."""
+        """Records that the log's publisher has confirmed these subscriptions and sent their positions."""
         with self._lock:
             self._in(name).subscriptions = frozenset(prefixes)
 

@@ -1,4 +1,4 @@
-"""What a lost peer had sent before its end and nobody had read yet."""
+"""Messages that a lost peer sent before its end and that are not read yet."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ if TYPE_CHECKING:
 
 
 class UnreadMessages(Stream):
-    """A stream that only hands out what is left, then ends. It stands in the place of the one
-    that is closed, so that the core serves it, before all others, and wakes whoever waits. Thread-safe."""
+    """A stream that only returns the remaining messages, then ends. It replaces the closed stream, so that
+    the core serves it before all others and wakes waiting threads. Thread-safe."""
 
     ended = True
 
@@ -33,13 +33,13 @@ class UnreadMessages(Stream):
         with self._lock:
             if self.handed is None:
                 if not self._messages:
-                    raise Broken("the peer is gone, and all it had sent was received")
+                    raise Broken("the peer is gone, and all its messages were received")
                 self.handed = self._messages[0]
                 self._messages.popleft()
             return self.handed
 
     def consume(self, frames: list[Frame]) -> None:
-        """The lost stream counted it."""
+        """Does nothing: the lost stream counted the message."""
 
     def send(
         self,
@@ -63,7 +63,7 @@ class UnreadMessages(Stream):
         return 0
 
     def subscribe(self, prefix: bytes) -> None:
-        """Nothing is sent here."""
+        """Does nothing: this stream sends nothing."""
 
     def unsubscribe(self, prefix: bytes) -> bool:
         return False

@@ -1,1 +1,1 @@
-"""A program's way to the runs of a spool: rows as batches of arrays, in an exact order."""
+"""Clients of a spool's runs: rows as batches of arrays, in an exact order."""

@@ -1,4 +1,4 @@
-"""What is asked of a spool beside its rows: which runs there are, and which rows a step of training had."""
+"""Administrative requests to a spool: its runs, its groups, and the rows of a training step."""
 
 from __future__ import annotations
 
@@ -24,20 +24,19 @@ if TYPE_CHECKING:
 
     from transfer.spool.format.rows import Arrays
 
-#: bytes of rows that are read at a time to verify them
+#: bytes of rows that `verify` reads at a time
 _VERIFIED = 4 << 20
-#: rows whose origin is asked for at a time
+#: rows whose origin one request asks for
 _CHUNK = 1 << 17
-#: what says where a row comes from: of which task's frame it is which row
+#: the columns of a row's origin: the task, its frame, and the row in that frame
 _ORIGIN = ("job", "partition", "attempt", "sequence")
 
 
 class Steps(NamedTuple):
-    """Steps of training on end, and the rows of an epoch's order that they had, all ranks together.
+    """Consecutive training steps, and the rows of an epoch's order that they consumed, all ranks together.
 
-    first: number of the first step. begin: row at which it begins. rows: of each step, of which rank r of R
-    had [r * rows // R, (r + 1) * rows // R). seed: of the shuffle, None without. run_id: of the run that has
-    these rows.
+    first: number of the first step. begin: row at which it begins. rows: of each step; rank r of R consumed
+    [r * rows // R, (r + 1) * rows // R). seed: of the shuffle, or None. run_id: of the run with these rows.
     """
 
     first: int
@@ -54,24 +53,27 @@ class Steps(NamedTuple):
         return self.first + self.steps
 
     def between(self, first: int, stop: int) -> Steps | None:
-        """Those of [first, stop) among them."""
+        """Returns the part of these steps inside [first, stop)."""
         low, high = max(first, self.first), min(stop, self.stop)
         if low >= high:
             return None
         return self._replace(first=low, steps=high - low, begin=self.begin + (low - self.first) * self.rows)
 
     def goes_on(self, before: Steps) -> bool:
-        """Whether these continue the others, so that both can be told as one."""
+        """Whether these steps continue `before`, so that one record can describe both."""
         return self == before._replace(
             first=before.stop, steps=self.steps, begin=before.begin + before.steps * before.rows
         )
 
 
 class SpoolAdmin:
-    """Asks the spool at `run://HOST:PORT`, of a run's address too, about its runs. Not thread-safe.
+    """Manages the runs of the spool at `run://HOST:PORT`; a run's address works, too. Not thread-safe.
 
-    timeout: seconds within which it must answer. Methods raise Again when it does not, and OptionError for
-    a run that is not there. A context manager.
+    A context manager. Methods raise Again if the spool does not answer, and OptionError for an unknown run.
+
+    Args:
+        address: the spool's address.
+        timeout: seconds within which the spool must answer.
     """
 
     def __init__(self, address: str, *, timeout: float = 30.0) -> None:
@@ -87,29 +89,36 @@ class SpoolAdmin:
         self.close()
 
     def close(self) -> None:
-        """Idempotent; any thread: a call elsewhere raises Closed."""
+        """Closes the connection. Idempotent; any thread: a call in another thread raises Closed."""
         self._link.close()
 
     def overview(self) -> dict[str, Any]:
-        """`runs`: a summary of each, by name; `disk_bytes`; `full`: why writers wait just now, or ""."""
+        """Returns `runs`: a summary of each, by name; `disk_bytes`; `full`: why writers wait now, or ""."""
         found = self._ask(ListRuns())
         found["runs"].sort(key=lambda run: str(run["name"]))
         return found
 
     def inspect(self, run: str) -> dict[str, Any]:
-        """A run's summary with its `columns`, `groups`, `readers` and the `jobs` that write to it."""
+        """Returns a run's summary with its `columns`, `groups`, `readers` and the `jobs` that write to it."""
         return self._ask(InspectRun(run=run))
 
     def delete(self, run: str, *, force: bool = False, run_id: str = "") -> tuple[int, int]:
-        """The run is gone with its groups: its (rows, bytes). force: though somebody reads or writes it,
-        for which UsageError is raised else. run_id: only the run with this id, else Broken is raised.
-        (0, 0) where the answer was lost, and the run is gone when it is asked for again."""
-        run_id = run_id or self.inspect(run)["run_id"]  # asked again, it must not be a run of later
+        """Deletes a run with its groups.
+
+        Args:
+            run: its name.
+            force: deletes it even while clients read or write it; by default that raises UsageError.
+            run_id: deletes only the run with this id; another one raises Broken.
+
+        Returns:
+            (rows, bytes) of the run; (0, 0) if the answer was lost and the run is gone at the second request.
+        """
+        run_id = run_id or self.inspect(run)["run_id"]  # a repeated request must not delete a later run
         found = self._ask_to_end(DeleteRun(run=run, force=force, run_id=run_id))
         return found.get("rows", 0), found.get("bytes", 0)
 
     def verify(self, run: Mapping[str, Any]) -> str:
-        """Reads all rows of a run: what of them is damaged, or "". run: its summary."""
+        """Reads all rows of a run; returns a description of the damage, or "". run: its summary."""
         if run["damage"]:
             return str(run["damage"])
         begin, end = run["first"], run["rows"]
@@ -121,14 +130,17 @@ class SpoolAdmin:
             except LogDamaged as error:
                 return str(error).partition("\n  hint: ")[0]
             if not meta["count"]:
-                return f"rows {begin:,} to {end:,} are not there"
+                return f"rows {begin:,} to {end:,} are missing"
             begin += meta["count"]
         return ""
 
     def groups(self, run: str) -> dict[str, Any]:
-        """The run's groups by name, each with its positions (`acknowledged`, `delivered`), the rows that it
-        has never acknowledged (`behind`), its `readers` of this moment, seconds without activity (`idle`),
-        the bytes that a stream keeps since it has not acknowledged them (`held_bytes`), and `given_up`."""
+        """Returns the run's groups by name.
+
+        Each has its positions (`acknowledged`, `delivered`), the rows that it has never acknowledged
+        (`behind`), its current `readers`, seconds without activity (`idle`), the bytes that a stream keeps
+        for it (`held_bytes`), and `given_up`.
+        """
         found = self.inspect(run)
         for name, group in found["groups"].items():
             group["readers"] = sum(reader["group"] == name for reader in found["readers"])
@@ -137,16 +149,21 @@ class SpoolAdmin:
         return dict(sorted(groups.items()))
 
     def forget_group(self, run: str, group: str, *, force: bool = False) -> int:
-        """The group's positions are gone, and a stream keeps no rows for it: the bytes that are given back.
+        """Deletes a group's positions; a stream keeps no more rows for it.
 
-        A reader of this name begins as a new group does. Raises OptionError: there is no such group;
-        UsageError: it is being read, unless `force`. 0 where the answer was lost, and the group is gone when
-        it is asked for again.
+        A later reader of this name begins as a new group.
+
+        Returns:
+            The bytes that are freed; 0 if the answer was lost and the group is gone at the second request.
+
+        Raises:
+            OptionError: there is no such group.
+            UsageError: a client reads it, unless `force`.
         """
         return int(self._ask_to_end(ForgetGroup(run=run, group=group, force=force)).get("bytes", 0))
 
     def lineage(self, run: str, group: str = "default") -> list[Steps]:
-        """The steps that the group has acknowledged, in their order, each told once.
+        """Returns the steps that the group has acknowledged, in order, each once.
 
         Raises OptionError: there is no such group.
         """
@@ -154,24 +171,24 @@ class SpoolAdmin:
         return merged(Steps(*record)._replace(run_id=found["run_id"]) for record in found["steps"])
 
     def step(self, run: str, group: str, number: int) -> Steps:
-        """One step. Raises OptionError if it is not known."""
+        """Returns one step. Raises OptionError if it is unknown."""
         known = self.lineage(run, group)
         for steps in known:
             found = steps.between(number, number + 1)
             if found is not None:
                 return found
-        told = f"steps {known[0].first} to {known[-1].stop - 1} are" if known else "none is"
+        range_text = f"steps {known[0].first} to {known[-1].stop - 1} are" if known else "none is"
         raise OptionError(
             f"step {number} of group {group!r} is not in the lineage of run {run!r}",
-            hint=f"{told} known; a step is told when it was acknowledged",
+            hint=f"{range_text} known; a step is known when it was acknowledged",
         )
 
     def explain(self, run: str, lineage: Iterable[Steps]) -> Iterator[dict[str, Any]]:
-        """Where each row of these steps comes from, as tables of at most 131,072 rows: columns by name.
+        """Yields the origin of each row of these steps, as tables of at most 131,072 rows: columns by name.
 
-        `step`, `rank`, `epoch`, `position` in the epoch's order; `run_id` and `job` (text), `partition`,
-        `attempt` of the task that sent it, `sequence` of its frame, `row` in that frame. All others are
-        int64. Raises Broken: the run is not the one of these steps any more.
+        The columns: `step`, `rank`, `epoch`, `position` in the epoch's order; `run_id` and `job` (text),
+        `partition`, `attempt` of the task that sent it, `sequence` of its frame, `row` in that frame. All but
+        the texts are int64. Raises Broken: the run is not the one of these steps any more.
         """
         import numpy as np
 
@@ -205,7 +222,7 @@ class SpoolAdmin:
         return arrays, meta["jobs"]
 
     def _ask_to_end(self, request: Ask) -> dict[str, Any]:
-        """Asks for the end of something. {}: it is not there any more when it is asked for again, since the
+        """Sends a request that deletes something. Returns {} if it is gone at the second request, since the
         first answer was lost with the connection."""
         try:
             return self._ask(request)
@@ -220,14 +237,14 @@ class SpoolAdmin:
         return meta
 
 
-def merged(told: Iterable[Steps]) -> list[Steps]:
-    """The steps in their order, of what was told one after another.
+def merged(records: Iterable[Steps]) -> list[Steps]:
+    """Returns the steps in order, from records in the order of their arrival.
 
-    Ranks tell the same steps, each at its own time: these count once. Steps that were done anew, from an
-    older checkpoint, count as they were done last; with them what followed the old ones is gone.
+    Ranks report the same steps, each at another time: these count once. Steps that were repeated from an
+    older checkpoint count as they were done last; the steps after the old ones are dropped.
     """
     found: list[Steps] = []
-    for steps in told:
+    for steps in records:
         known = next((one for one in reversed(found) if one.first <= steps.first), None)
         if known is not None and known.between(steps.first, steps.stop) == steps:
             continue
@@ -243,13 +260,13 @@ def merged(told: Iterable[Steps]) -> list[Steps]:
 
 
 def behind(run: Mapping[str, Any], group: str) -> int:
-    """Rows of a run that a group has never acknowledged. run: its summary."""
+    """Returns how many rows of a run a group has never acknowledged. run: its summary."""
     epoch, row = run["groups"][group]["acknowledged"] or (0, 0)
     return 0 if epoch else max(0, int(run["rows"]) - int(row))
 
 
 def ranges(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A table of `explain` in few words: for each rank and frame its rows as [begin, end) pairs."""
+    """Summarizes a table of `explain`: for each rank and frame its rows as [begin, end) pairs."""
     import numpy as np
 
     names = ("rank", *_ORIGIN)

@@ -1,4 +1,4 @@
-"""A connection to a spool that asks and is answered; it is made anew when the spool comes back."""
+"""A connection to a spool for requests and answers, and a client that reconnects."""
 
 from __future__ import annotations
 
@@ -30,30 +30,29 @@ with comes_with("spool", __name__):
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Array, Arrays
 
-#: seconds between two looks whether the spool is still there
+#: seconds between two checks whether the spool is still connected
 _LOOK = 0.2
-#: seconds for a connection: the socket does not try a refused one again, so the first are given up soon
+#: seconds for a connection: the socket does not retry a refused one, so the first attempts end soon
 _FIRST, _CONNECT = 0.25, 5.0
-#: seconds between two of them at most
+#: seconds between two attempts, at most
 _PAUSE = 1.0
-#: a lost connection is not made again by the socket: what was asked would be lost in silence
+#: the socket does not reconnect by itself: requests would be lost without notice
 _NEVER_MS = 86_400_000
 
 
 class SpoolConnection:
     """One connection to a spool, until it breaks. Any thread may send; one receives.
 
-    said: what the log has a warning of, where this is not the first try. Raises Again if nobody is there
-    within `timeout` seconds.
+    warned: the warnings of earlier attempts. Raises Again if no spool answers within `timeout` seconds.
     """
 
-    def __init__(self, endpoint: str, timeout: float, said: Warned | None = None) -> None:
+    def __init__(self, endpoint: str, timeout: float, warned: Warned | None = None) -> None:
         import transfer
 
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.DEALER)
-            self._socket._links.said = said or Warned()
+            self._socket._links.warned = warned or Warned()
             self._socket.identity = one_time_identity()
             self._socket.reconnect_ivl = _NEVER_MS
             self._socket.reconnect_ivl_max = _NEVER_MS
@@ -65,16 +64,16 @@ class SpoolConnection:
             raise
 
     def send(self, request: Ask, arrays: Mapping[str, Array]) -> None:
-        """Raises Broken, Closed."""
+        """Sends a request. Raises Broken, Closed."""
         if not self._socket.peers():
-            raise Broken("the spool went away")
+            raise Broken("the spool closed the connection")
         try:
             self._socket.send_tensors(arrays, meta=to_meta(request))
         except Again as error:
-            raise Broken("the spool takes nothing any more") from error
+            raise Broken("the spool accepts no more requests") from error
 
     def receive(self, timeout: float | None) -> tuple[Arrays, dict[str, Any]]:
-        """The next answer. Raises Again after so many seconds, Broken when the spool went away, Closed."""
+        """Returns the next answer. Raises Again after so many seconds, Broken (the spool is gone), Closed."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             left = _LOOK if deadline is None else min(_LOOK, deadline - time.monotonic())
@@ -83,27 +82,27 @@ class SpoolConnection:
                 arrays, meta = self._socket.recv_tensors()
             except TensorMismatch:
                 self._socket.recv_multipart()
-                raise ProtocolError("spool", "what answers is no spool") from None
+                raise ProtocolError("spool", "the peer is no spool") from None
             except Again:
                 if not self._socket.peers():
-                    raise Broken("the spool went away") from None
+                    raise Broken("the spool closed the connection") from None
                 if deadline is not None and time.monotonic() >= deadline:
                     raise
                 continue
             if not isinstance(meta, dict):
-                raise ProtocolError("spool", "what answers is no spool")
+                raise ProtocolError("spool", "the peer is no spool")
             return arrays, meta
 
     def close(self) -> None:
-        """Idempotent; any thread."""
+        """Closes the connection. Idempotent; any thread."""
         self._context.destroy(0)
 
 
 class ReconnectingClient:
-    """Asks a spool, and asks again on a new connection when one breaks: all requests may be repeated.
+    """Sends requests to a spool, and repeats them on a new connection when one breaks. Requests are
+    idempotent.
 
-    timeout: seconds within which an answer must come. `close` may be called from any thread, all else from
-    one.
+    timeout: seconds within which an answer must arrive. Any thread may call `close`, one thread the rest.
     """
 
     def __init__(self, endpoint: str, *, timeout: float = 30.0) -> None:
@@ -111,10 +110,10 @@ class ReconnectingClient:
         self.timeout = patience(timeout, endless=False) or 0.0
         self._line: SpoolConnection | None = None
         self._number = 0
-        self._sent = 0  # how often the request of now was
+        self._sent = 0  # how often the current request was sent
         self._unanswered: tuple[SpoolConnection, Ask] | None = None
         self._patience = _FIRST
-        self._said = Warned()  # since there was a connection
+        self._warned = Warned()  # since the last connection
         self._lock = threading.Lock()
         self._closing = threading.Event()
 
@@ -126,14 +125,17 @@ class ReconnectingClient:
         timeout: float | None = None,
         resume: bool = False,
     ) -> tuple[Arrays, dict[str, Any]]:
-        """The answer. resume: if the last request was the same and was not answered in time, its answer is
-        waited for. Raises Again (nobody answers), Closed, what the spool refuses with, and
-        ProtocolError("checksum"): the rows of two answers were changed on their way."""
+        """Returns the answer to a request.
+
+        resume: if the last request was the same and had no answer in time, waits for its answer. Raises Again
+        (no spool answers), Closed, the spool's refusal, and ProtocolError("checksum"): the rows of two
+        answers were corrupted in transit.
+        """
         seconds = self.timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         pause = 0.05
         self._sent = 0
-        doubted = False  # an answer was changed on its way
+        doubted = False  # an answer was corrupted in transit
         while True:
             try:
                 found, meta = self._ask_once(request, arrays or {}, deadline, resume)
@@ -145,7 +147,7 @@ class ReconnectingClient:
                     continue
             except (Broken, Again) as error:
                 if self._line is not None and isinstance(error, Again):
-                    # It is there and works on it still.
+                    # The spool is connected and still works on it.
                     raise Again(
                         f"the spool at {self.endpoint} did not answer within {seconds:g} s"
                     ) from error
@@ -157,18 +159,18 @@ class ReconnectingClient:
                         error,
                     ) from error
             else:
-                check(meta)  # not before: a refusal may be a Broken or Again too, and is final
+                check(meta)  # only here: a refusal may be Broken or Again, too, and is final
                 return found, meta
             if self._closing.wait(pause * random.uniform(0.5, 1.0)):
                 raise Closed("the link to the spool was closed")
             pause = min(2 * pause, _PAUSE)
 
     def line(self, timeout: float) -> SpoolConnection:
-        """The connection, made if there is none. Raises Again, Closed."""
+        """Returns the connection, and makes it if needed. Raises Again, Closed."""
         if self._line is None:
             patience, self._patience = self._patience, min(2 * self._patience, _CONNECT)
-            line = SpoolConnection(self.endpoint, min(patience, max(0.01, timeout)), self._said)
-            self._patience, self._said = _FIRST, Warned()
+            line = SpoolConnection(self.endpoint, min(patience, max(0.01, timeout)), self._warned)
+            self._patience, self._warned = _FIRST, Warned()
             with self._lock:
                 if self._closing.is_set():
                     line.close()
@@ -178,7 +180,7 @@ class ReconnectingClient:
 
     @property
     def repeated(self) -> bool:
-        """Whether the last request was sent more than once: it may have been done before its answer."""
+        """Whether the last request was sent more than once: it may have been processed before its answer."""
         return self._sent > 1
 
     @property
@@ -187,14 +189,14 @@ class ReconnectingClient:
         return self._line is not None
 
     def hang_up(self) -> None:
-        """The connection is of no use any more."""
+        """Closes the current connection; the next request makes a new one."""
         with self._lock:
             line, self._line = self._line, None
         if line is not None:
             line.close()
 
     def close(self) -> None:
-        """Idempotent; any thread: what is waited for elsewhere raises Closed."""
+        """Closes the client. Idempotent; any thread: a call in another thread raises Closed."""
         self._closing.set()
         self.hang_up()
 
@@ -215,31 +217,33 @@ class ReconnectingClient:
 
 
 def is_sound(arrays: Arrays, meta: dict[str, Any]) -> bool:
-    """Whether the rows of an answer are as the spool sent them."""
+    """Whether the rows of an answer match the spool's checksum."""
     crc = meta.get("crc")
     return not arrays if crc is None else type(crc) is int and fits(arrays, crc)
 
 
 def changed() -> ProtocolError:
-    """The error for rows that were changed on their way twice."""
+    """Makes the error for rows that were corrupted in transit twice."""
     return ProtocolError(
         "checksum",
-        "rows were changed on their way from the spool, twice",
+        "rows from the spool were corrupted in transit, twice",
         hint="a network card, a proxy or memory is faulty; `checksum` on the socket guards each frame too",
     )
 
 
 def check(meta: dict[str, Any]) -> None:
-    """Raises what the spool refused with."""
+    """Raises the spool's refusal, if the answer is one."""
     if "error" in meta:
         raise raised(meta["error"])
 
 
-def refused(said: str, hint: str, error: BaseException) -> Again:
-    """That nobody answers, with the reason if there was one who refused: then its hint is the better one.
-    error: what wait_for_peers() raised."""
+def refused(text: str, hint: str, error: BaseException) -> Again:
+    """Makes the error that no spool answers, with the reason and the hint of a peer that refused.
+
+    error: of wait_for_peers().
+    """
     cause = error.__cause__
     if not isinstance(cause, HandshakeError):
         why = str(cause).partition("\n")[0] if isinstance(cause, TransferError) else ""
-        return Again(f"{said} ({why})" if why else said, hint=hint)
-    return Again(f"{said} ({cause.reason}: {cause.message})", hint=cause.hint or hint)
+        return Again(f"{text} ({why})" if why else text, hint=hint)
+    return Again(f"{text} ({cause.reason}: {cause.message})", hint=cause.hint or hint)

@@ -1,4 +1,4 @@
-"""What is decided when a stream of rows is opened."""
+"""Decisions at the start of a stream of rows."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from transfer.transports.errors import OptionError
 if TYPE_CHECKING:
     from transfer.spool.format.row_source import RowSource, RunInfo
 
-#: bytes of a batch whose size nobody gave
+#: bytes of a batch whose size is not given
 BATCH_BYTES = 4 << 20
-#: rows of it at most
+#: most rows of it
 MOST_ROWS = 1 << 16
-#: rows that tell how large rows are
+#: rows that are read to estimate their size
 SAMPLE_ROWS = 64
 
 
 def sensible_batch(source: RowSource, info: RunInfo, timeout: float | None) -> int:
-    """Rows that are about 4 MiB, told by the first ones, which are the same for all ranks.
+    """Returns a batch size of about 4 MiB, from the size of the first rows, so that all ranks agree.
 
-    Of a run that is still written they are those where the group is: earlier ones may be gone.
+    While a run is being written these are the rows at the group's position: earlier ones may be deleted.
     """
     rows = SAMPLE_ROWS
     begin = info.acknowledged[1] if info.acknowledged is not None and info.state == OPEN else 0
@@ -38,13 +38,13 @@ def sensible_batch(source: RowSource, info: RunInfo, timeout: float | None) -> i
 
 
 def close_in(process: int, source: RowSource) -> None:
-    """A forked child leaves its parent's source alone."""
+    """Closes the source, unless this is a forked child of its owner."""
     if os.getpid() == process:
         source.close()
 
 
 def open_source(url_or_source: str | RowSource, timeout: float | None) -> RowSource:
-    """The source at a URL; a source as it is. Raises AddressError, ArgumentError."""
+    """Opens a URL; returns a source unchanged. Raises AddressError, ArgumentError."""
     if not isinstance(url_or_source, str):
         if not callable(getattr(url_or_source, "collect", None)):
             raise wrong("url_or_source", url_or_source, "run://HOST:PORT/NAME, or a source of rows")
@@ -55,7 +55,7 @@ def open_source(url_or_source: str | RowSource, timeout: float | None) -> RowSou
 
 
 def whole(name: str, value: int) -> int:
-    """The argument of this name; numpy's integers are integers too. Raises OptionError: it is none."""
+    """Checks an integer argument, also one of numpy. Raises OptionError."""
     try:
         return index(value)
     except TypeError:
@@ -65,7 +65,7 @@ def whole(name: str, value: int) -> int:
 def checked_numbers(
     batch: int | None, epochs: int | None, shuffle: int | None, rank: int, world: int
 ) -> tuple[int | None, int | None, int | None, int, int]:
-    """The same as plain integers. Raises OptionError."""
+    """Returns the arguments as plain integers. Raises OptionError."""
     batch = whole("batch_size", batch) if batch is not None else None
     epochs = whole("epochs", epochs) if epochs is not None else None
     shuffle = whole("shuffle", shuffle) if shuffle is not None else None
@@ -73,7 +73,7 @@ def checked_numbers(
     if batch is not None and batch < 1:
         raise OptionError(f"batch_size is at least 1, not {batch}")
     if epochs is not None and epochs < 1:
-        raise OptionError(f"epochs is at least 1, or None for ever, not {epochs}")
+        raise OptionError(f"epochs is at least 1, or None without end, not {epochs}")
     if shuffle is not None and not 0 <= shuffle < 1 << 63:
         raise OptionError(f"shuffle is a seed from 0 to 2**63 - 1, or None, not {shuffle}")
     if not 0 <= rank < world:
@@ -82,7 +82,7 @@ def checked_numbers(
 
 
 def checked_pair(name: str, given: tuple[int, int] | None) -> tuple[int, int] | None:
-    """(number, how many), or None. Raises OptionError."""
+    """Checks (number, count), or None. Raises OptionError."""
     if given is None:
         return None
     if not isinstance(given, (tuple, list)) or len(given) != 2:
@@ -94,6 +94,6 @@ def checked_pair(name: str, given: tuple[int, int] | None) -> tuple[int, int] | 
 
 
 def check_group(group: str) -> None:
-    """Raises OptionError."""
+    """Checks a group's name. Raises OptionError."""
     if not isinstance(group, str) or not 0 < len(group) <= MAX_NAME:
         raise OptionError(f"group is a name of 1 to {MAX_NAME} characters, not {group!r:.80}")

@@ -1,8 +1,8 @@
-"""Which rows of a run which rank and worker gets in which step: arithmetic only. Pure.
+"""Which rows of a run each rank and worker gets in each step: arithmetic only. Pure.
 
 An epoch's rows are cut into steps of `world * batch` rows from the row where reading began; rank r gets the
-r-th `batch` rows of each. Worker w of W gets every W-th step from the w-th on, through all epochs without a
-break, so that workers who are asked in turn give the steps in their order.
+r-th `batch` rows of each. Worker w of W gets every W-th step from the w-th on, across epochs, so that asking
+the workers in turn gives the steps in order.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from transfer.spool.format.protocol import Fetch
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Before a step: the `index`-th of those that began at row `base` of the epoch.
+    """The position before a step: the `index`-th of those that began at row `base` of the epoch.
 
-    number: the step's own number, counted from the beginning of the training.
+    number: the step's number since the beginning of the training.
     """
 
     epoch: int
@@ -27,7 +27,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """A request: for `times` steps from a place on, of which a worker takes every `workers`-th.
+    """A request for `times` steps from a place on, of which a worker gets every `workers`-th.
 
     tail: it is for the last, shorter step of an epoch.
     """
@@ -40,10 +40,10 @@ class Ask:
 
 @dataclass(slots=True)
 class Plan:
-    """Sizes that decide on all steps. batch: rows per rank. epochs: None for ever.
+    """The numbers that determine all steps. batch: rows per rank. epochs: None without end.
 
-    columns: that are fetched; None: all. total: rows of the run, known only when it is over. Until then every
-    step is a whole one.
+    columns: those to fetch; None: all. total: rows of the run, known only when it is over. Until then every
+    step is a full one.
     """
 
     batch: int
@@ -58,15 +58,15 @@ class Plan:
 
     @property
     def step_rows(self) -> int:
-        """Rows of a whole step, of all ranks together."""
+        """Rows of a full step, all ranks together."""
         return self.world * self.batch
 
     def steps(self, base: int) -> int:
-        """How many steps an epoch has from row `base` on, when the run is over."""
+        """Returns the number of steps of an epoch from row `base` on, when the run is over."""
         return self._whole(base) + bool(self._tail(base))
 
     def dropped(self, base: int) -> int:
-        """Rows at an epoch's end that no rank gets."""
+        """Returns the rows at an epoch's end that no rank gets."""
         return 0 if self._tail(base) else self._rest(base)
 
     def _whole(self, base: int) -> int:
@@ -78,18 +78,18 @@ class Plan:
         return max(0, self.total - base) % self.step_rows
 
     def _tail(self, base: int) -> int:
-        """Rows of the last, shorter step. With fewer rows than ranks there is none, or ranks would differ."""
+        """Returns the rows of the last, shorter step. 0 with fewer rows than ranks, or ranks would differ."""
         rest = self._rest(base)
         return 0 if self.drop_last or rest < self.world else rest
 
     def ended(self, place: Place) -> bool:
-        """Whether there is no step any more. Also if all epochs to come, endlessly many, have none."""
+        """Whether no step is left, also if all further epochs, even endlessly many, have none."""
         if self.epochs is not None:
             return place.epoch >= self.epochs
         return self.total is not None and place.base == 0 and not self.steps(0)
 
     def settled(self, place: Place) -> Place:
-        """The same place, told as one of a later epoch if its own has no such step."""
+        """Returns the same place in a later epoch, if this epoch has no such step."""
         while self.total is not None and not self.ended(place):
             steps = self.steps(place.base)
             if place.index < steps:
@@ -98,24 +98,24 @@ class Plan:
         return place
 
     def after(self, place: Place, steps: int) -> Place:
-        """The place so many steps later, those of other workers counted too."""
+        """Returns the place so many steps later, including those of other workers."""
         return self.settled(replace(place, index=place.index + steps, number=place.number + steps))
 
     def row(self, place: Place) -> int:
-        """The row of the epoch at which the step of a settled place begins."""
+        """Returns the row of the epoch at which the step of a settled place begins."""
         return place.base + place.index * self.step_rows
 
     def rows_of(self, place: Place) -> tuple[int, int]:
-        """The rows of the step, of all ranks together: [begin, end)."""
+        """Returns the step's rows, all ranks together: [begin, end)."""
         begin = self.row(place)
         if self.total is not None and begin + self.step_rows > self.total:
             return begin, begin + self._tail(place.base)
         return begin, begin + self.step_rows
 
     def ask(self, place: Place, most: int, visible: int) -> Ask:
-        """The request for the next steps of a settled place: at most `most`, and only such as are visible.
+        """Returns the request for the next steps of a settled place: at most `most`, and only visible ones.
 
-        If none is, it is for one, which waits at the spool until it is.
+        If none is visible, it asks for one step; the spool answers when that is visible.
         """
         known = visible if self.total is None else self.total
         left = max(0, known - place.base) // self.step_rows - place.index
@@ -147,7 +147,7 @@ class Plan:
         )
 
     def complete(self, ask: Ask) -> int:
-        """How many of the steps asked for there are: of a run that ended in between maybe not all."""
+        """Returns how many of the requested steps exist: fewer if the run has ended since."""
         if ask.tail or self.total is None:
             return ask.times
         left = self._whole(ask.place.base) - ask.place.index

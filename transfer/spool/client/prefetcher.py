@@ -1,4 +1,4 @@
-"""Fetches batches ahead of the training loop, on a thread of its own."""
+"""Fetches batches ahead of the training loop, in a separate thread."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ if TYPE_CHECKING:
 
 #: bytes of one request
 CHUNK_BYTES = 4 << 20
-#: bytes that a batch takes in this process beside its rows
+#: bytes that a batch takes in this process in addition to its rows
 BATCH_BYTES = 1024
 #: requests under way
 MOST_ASKS = 8
-#: those of them for rows that are not visible yet
+#: how many of them may be for rows that are not visible yet
 WAITING_ASKS = 2
-#: seconds after which a wait for rows looks whether there is room for one more request
+#: seconds after which a wait for rows checks whether there is room for one more request
 _SLICE = 0.1
-#: seconds that a thread has to end
+#: seconds within which a thread must end
 _END = 10.0
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """Said once, between batches: the run is over and has so many rows."""
+    """Reported once, between batches: the run is over and has so many rows."""
 
     total: int
 
@@ -44,8 +44,8 @@ class Over:
 class Prefetcher:
     """The batches of a plan from a place on, fetched ahead up to a number of bytes.
 
-    From the first `take` on it alone asks and collects, until `close`. `take` and `close` may be called from
-    any thread; `close` also by a finalizer.
+    From the first `take` until `close`, only its thread uses the source. Any thread may call `take` and
+    `close`; a finalizer may call `close`.
     """
 
     def __init__(
@@ -75,18 +75,18 @@ class Prefetcher:
         self._asks: deque[Ask] = deque()
         self._changed = threading.Condition()
         self._ready: deque[tuple[Arrays | Over, int]] = deque()
-        self._held = 0  # bytes of chunks of which a batch was not taken yet
+        self._held = 0  # bytes of chunks with a batch that was not taken yet
         self._error: BaseException | None = None
         self._closed = False
         self._thread: threading.Thread | None = None
         self._process = os.getpid()
-        #: (epoch, row) before which the training loop has all rows of this reader
+        #: (epoch, row): the training loop has taken all rows of this reader before it
         self.used: tuple[int, int] | None = None
 
     def take(self, timeout: float | None) -> Arrays | Over:
-        """The next batch, or the word that the run is over.
+        """Returns the next batch, or an Over when the run is over.
 
-        Raises Again after so many seconds, Closed, and what the source raised, when all before it was taken.
+        Raises Again after so many seconds, Closed, and the source's error after all batches before it.
         """
         with self._changed:
             self._start()
@@ -107,7 +107,7 @@ class Prefetcher:
             return item
 
     def close(self) -> None:
-        """Ends the thread and closes the source. Idempotent; in a forked child it does nothing."""
+        """Ends the thread and closes the source. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._process:
             return
         with self._changed:
@@ -127,21 +127,21 @@ class Prefetcher:
             self._thread = threading.Thread(target=self._run, name="transfer-prefetch", daemon=True)
             self._thread.start()
 
-    # --- on the thread ---------------------------------------------------------------------------
+    # --- in the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
         error: BaseException | None = None
         try:
             while self._turn():
                 pass
-        except BaseException as caught:  # noqa: BLE001 - raised where batches are taken
+        except BaseException as caught:  # noqa: BLE001 - `take` raises it
             error = caught
         with self._changed:
             self._error = error
             self._changed.notify_all()
 
     def _turn(self) -> bool:
-        """Asks for what there is room for, and takes one answer. False when there is nothing more to do."""
+        """Sends requests while there is room, and takes one answer. False when the work is done."""
         if self._closed:
             return False
         while not self._plan.ended(self._place) and self._has_room():
@@ -160,15 +160,15 @@ class Prefetcher:
                 self._changed.wait_for(lambda: self._closed or self._has_room(), _END)
         elif self._failed:
             raise Broken(
-                f"run {self._name!r} failed after {self._visible:,} rows, and no more will come",
-                hint="Its whole steps were handed out. What failed, Spark's job tells.",
+                f"run {self._name!r} failed after {self._visible:,} rows; no more will arrive",
+                hint="All full steps were returned. The error of Spark's job has the cause.",
             )
         else:
             return False
         return True
 
     def _has_room(self) -> bool:
-        """Whether one more request may be made."""
+        """Whether one more request may be sent."""
         if len(self._asks) >= MOST_ASKS:
             return False
         if self._plan.total is None:
@@ -176,14 +176,14 @@ class Prefetcher:
             if waiting >= WAITING_ASKS:
                 return False
         if self._row_bytes is None:
-            return not self._asks  # the first answer tells how large rows are
+            return not self._asks  # the first answer shows how large rows are
         if not self._asks and not self._held:
             return True
         steps = sum(ask.times for ask in self._asks) + self._chunk()
         return self._held + steps * self._step_bytes() <= self._limit
 
     def _chunk(self) -> int:
-        """Steps of one request."""
+        """Returns the number of steps of one request."""
         if self._row_bytes is None:
             return 1
         size = min(CHUNK_BYTES, self._limit // 4)
@@ -193,7 +193,7 @@ class Prefetcher:
         return self._plan.batch * (self._row_bytes or 0.0) + BATCH_BYTES
 
     def _learn(self, state: str, visible: int) -> None:
-        """The run is over. A failed one has no shorter last step, and no other epoch."""
+        """Records that the run is over. A failed one has no shorter last step, and no further epoch."""
         self._plan.total = visible
         if state == FAILED:
             self._failed = True
@@ -225,7 +225,7 @@ class Prefetcher:
             self._changed.notify_all()
 
     def _go_back(self, asks: Sequence[Ask]) -> None:
-        """Goes on behind the last whole step that was asked for before the run's end was known."""
+        """Continues after the last full step that was requested before the run's end was known."""
         for ask in asks:
             complete = self._plan.complete(ask)
             if complete < ask.times:
@@ -235,14 +235,14 @@ class Prefetcher:
 
 
 def dense_bytes(layouts: Sequence[Layout]) -> float | None:
-    """Bytes of a row, or None if rows differ or nothing is known."""
+    """Returns the bytes of a row, or None if rows differ or nothing is known."""
     import numpy as np
 
     total = 0
     for layout in layouts:
         try:
             total += np.dtype(layout.dtype).itemsize * math.prod(layout.shape) + layout.nulls
-        except TypeError:  # a type of a library that is not loaded
+        except TypeError:  # a type of a library that is not imported
             return None
         if layout.kind != "dense":
             return None

@@ -1,4 +1,4 @@
-"""`RowStream`: the rows of a run as batches of numpy arrays, in an exact order that can be gone on with."""
+"""`RowStream`: the rows of a run as batches of numpy arrays, in an exact order that can be resumed."""
 
 from __future__ import annotations
 
@@ -44,30 +44,37 @@ class RowStream:
                 ...                         # for epoch in range(stream.epoch, 3):
                                             #     for batch in stream.one_epoch(): ...
 
-    A batch is a dict of numpy arrays, views of what was received; `transfer.spool.format.rows` tells how
-    strings and lists lie in it. Step k of an epoch is the rows from k * world_size * batch_size on, and
-    rank r has the r-th `batch_size` of them; so all ranks have equally many steps. The rest of an epoch,
-    too few rows for a whole step, is one more step that ranks share evenly; with `drop_last`, or with fewer
-    rows than ranks, it is left out and counted. While the run is open a step is handed out as soon as all
-    its rows are there.
+    A batch is a dict of numpy arrays, views of received memory; `transfer.spool.format.rows` describes how
+    strings and lists are stored. Step k of an epoch is the rows from k * world_size * batch_size on, and rank
+    r has the r-th `batch_size` of them; so all ranks have equally many steps. The rest of an epoch, too few
+    rows for a full step, is one more step that ranks share evenly. With `drop_last`, or with fewer rows than
+    ranks, it is dropped and counted. While the run is open, a step is returned as soon as all its rows are
+    visible.
 
-    `url_or_source`: "run://host:port/NAME", or a source. `batch_size`: rows of a rank in a step; None: about
-    4 MiB of rows, the same number at all ranks. `group`: whose position the spool keeps. `epochs`: None reads
-    for ever. `shuffle`: the seed of the order, another one in each epoch; the run must be sealed. `columns`:
-    those that batches have. `worker`, `workers`: of a rank, for processes that share its steps in turn.
-    `lease`: (shard, shards) of the group, by default one for each rank and worker. `prefetch_bytes`: fetched
-    ahead at most; one request may be larger. `timeout`: seconds without rows before `Again` is raised, after
-    which one may iterate again; None waits for ever.
+    Args:
+        url_or_source: "run://host:port/NAME", or a source.
+        batch_size: rows of a rank in a step; None: about 4 MiB of rows, the same number on all ranks.
+        group: the group whose position the spool keeps.
+        epochs: None reads without end.
+        shuffle: the seed of the order, which differs in each epoch; the run must be sealed.
+        columns: the columns of a batch; None: all.
+        worker, workers: of a rank, for processes that share its steps in turn.
+        lease: (shard, shards) of the group, by default one for each rank and worker.
+        prefetch_bytes: the most that is fetched ahead; one request may be larger.
+        timeout: seconds without rows after which `Again` is raised; iterating again continues. None waits
+            without limit.
 
-    **Where it goes on.** `state_dict()` is the position behind the last batch that was handed out: save it
-    with the model, and load it into a stream with any number of ranks and any batch size. Without a state
-    reading begins at the position that the group acknowledged. `acknowledge()` is for after the checkpoint
-    was saved: all before it is done with for good. Until then the group's batches are only leased: who begins
-    without a state is given them again, and `redelivered_rows` tells how many. One rank that acknowledges is
-    enough.
+    **Resuming.** `state_dict()` is the position after the last returned batch: save it with the model, and
+    load it into a stream with any number of ranks and any batch size. Without a state, reading begins at the
+    position that the group acknowledged. Call `acknowledge()` after the checkpoint is saved: rows before it
+    are not delivered again. Until then the group's batches are only leased: a reader without a state gets
+    them again, and `redelivered_rows` counts them. One rank that acknowledges is enough.
 
-    Errors: Broken when the run failed, after its last whole step, or when the lease was lost; Again; Closed;
-    ProtocolError. Not thread-safe, except that `close` may be called from another thread.
+    Raises:
+        Broken: the run failed (after its last full step), or the lease was lost.
+        Again, Closed, ProtocolError: see above.
+
+    Not thread-safe, except that another thread may call `close`.
     """
 
     def __init__(
@@ -121,14 +128,14 @@ class RowStream:
         self._finalizer: weakref.finalize[..., RowStream] = weakref.finalize(
             self, close_in, os.getpid(), self._source
         )
-        #: whether a loop has seen the end
+        #: whether an iteration has seen the end
         self.finished = False
         self.batches = 0
         self.rows = 0
         self.bytes = 0
-        #: rows at ends of epochs that no rank got
+        #: rows at the ends of epochs that no rank got
         self.dropped_rows: int
-        #: seconds in which the training loop waited for rows
+        #: seconds for which the training loop waited for rows
         self.waited_seconds = 0.0
         self.lineage = Lineage()
         self._begin(*(self.info.acknowledged or (0, 0)))
@@ -143,15 +150,15 @@ class RowStream:
         self.close()
 
     def close(self) -> None:
-        """Ends the thread and gives the lease back. Idempotent; an iteration elsewhere raises Closed."""
+        """Ends the thread and releases the lease. Idempotent. Iterations in other threads raise Closed."""
         self._finalizer()
 
     # --- reading ---------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Arrays]:
-        """The batches of all epochs that are left. Left early, the next iteration goes on.
+        """Yields the batches of all remaining epochs. If it is left early, the next iteration continues.
 
-        Raises UsageError when an iteration has seen the end before.
+        Raises UsageError if an iteration has seen the end before.
         """
         self._refuse_anew()
         while not self._at_end():
@@ -160,9 +167,9 @@ class RowStream:
                 yield batch
 
     def one_epoch(self, epoch: int | None = None) -> Iterator[Arrays]:
-        """The batches that are left of the epoch, and when it was read whole those of the next one.
+        """Yields the remaining batches of the epoch; when it is complete, those of the next one.
 
-        epoch: only what is left of this one. Raises UsageError after the last epoch.
+        epoch: yields only the rest of this one. Raises UsageError after the last epoch.
         """
         self._refuse_anew()
         epoch = self._place.epoch if epoch is None else whole("epoch", epoch)
@@ -173,7 +180,7 @@ class RowStream:
 
     @property
     def epoch(self) -> int:
-        """The epoch of the last batch; before the first one, and when an iteration has ended, of the next."""
+        """The epoch of the last batch; before the first one, and after an iteration, of the next."""
         return self._epoch
 
     @property
@@ -182,19 +189,19 @@ class RowStream:
         return self._plan.batch
 
     def seek(self, epoch: int) -> None:
-        """Goes to the first row of an epoch. Raises UsageError when batches were taken already."""
+        """Moves to the first row of an epoch. Raises UsageError after the first batch."""
         self._refuse_late()
         self._begin(number_from(epoch, "epoch"), 0)
 
     def stands_in(self, epoch: int) -> bool:
-        """Whether the steps to come, all workers' together, begin in this epoch."""
+        """Whether the remaining steps, of all workers, begin in this epoch."""
         return self._marked.epoch <= epoch <= self._place.epoch
 
     def _refuse_anew(self) -> None:
         if self.finished:
             raise UsageError(
                 f"all epochs of this stream were read ({self._plan.epochs})",
-                hint="`epochs=` says how many there are; after a resume `range(stream.epoch, epochs)`.",
+                hint="`epochs=` sets their number; after a resume `range(stream.epoch, epochs)`.",
             )
 
     def _at_end(self) -> bool:
@@ -204,7 +211,7 @@ class RowStream:
         return self.finished
 
     def _next(self) -> Arrays | None:
-        """The next batch; None when something else was learned."""
+        """Returns the next batch, or None when only the run's state has changed."""
         prefetcher = self._prefetcher or self._start()
         try:
             return self._take(prefetcher)
@@ -239,25 +246,25 @@ class RowStream:
         return batch
 
     def _settle(self, place: Place) -> Place:
-        """As the plan has it, with the rows counted that are left out on the way."""
+        """Settles a place by the plan, and counts the rows that are dropped on the way."""
         settled = self._plan.settled(place)
         base = place.base
         for _ in range(place.epoch, settled.epoch):
             self.dropped_rows += self._plan.dropped(base)
             base = 0
         if self._plan.epochs is None and self._plan.ended(settled):
-            self.dropped_rows += self._plan.dropped(base)  # no epoch has a step: those of the first one
+            self.dropped_rows += self._plan.dropped(base)  # no epoch has a step: count those of the first one
         return settled
 
     def _mark(self, number: int) -> None:
-        """Writes the steps up to this one into the lineage, those of the other workers too."""
+        """Records the steps up to this one in the lineage, including those of other workers."""
         while self._marked.number <= number:
             begin, end = self._plan.rows_of(self._marked)
             self.lineage.add(self._marked.number, self._marked.epoch, begin, end, self._plan.world)
             self._marked = self._plan.after(self._marked, 1)
 
     def _pick(self, arrays: Arrays) -> Arrays:
-        """The columns that were asked for, with the arrays that belong to them."""
+        """Returns the requested columns, with the arrays that belong to them."""
         if self._columns is None:
             return arrays
         picked: Arrays = {}
@@ -275,7 +282,7 @@ class RowStream:
     # --- beginning -------------------------------------------------------------------------------
 
     def _begin(self, epoch: int, row: int, number: int | None = None) -> None:
-        """Steps count from this row. number: of the first one; None: as if all before were of this size."""
+        """Counts steps from this row on. number: of the first one; None: as if all before had this size."""
         if number is None:
             number = -(-row // self._plan.step_rows)
             number += epoch * (self._plan.steps(0) if self._plan.total is not None else 0)
@@ -283,7 +290,7 @@ class RowStream:
         self._go_to(replace(start, index=self._worker, number=number + self._worker), start)
 
     def _warn_of_nothing(self, group: str) -> None:
-        """A training that gets no rows says why."""
+        """Logs why a training gets no rows."""
         total = self._plan.total
         if total and not self._plan.steps(0):
             _log.warning(
@@ -294,21 +301,21 @@ class RowStream:
             )
         elif self.info.acknowledged is not None and self._plan.ended(self._place):
             _log.warning(
-                "group %r has done with all epochs of run %r: another group begins anew",
+                "group %r has acknowledged all epochs of run %r: a new group starts from the beginning",
                 group,
                 self.info.name,
             )
 
     def _go_to(self, place: Place, marked: Place) -> None:
-        """place: of this worker's next step. marked: of the first one that the lineage does not tell of."""
+        """place: of this worker's next step. marked: of the first step that the lineage does not have."""
         self.dropped_rows = 0
         self._place = self._settle(place)
         self._marked = self._plan.settled(marked)
         self._epoch = self._place.epoch
-        self._told = marked.number  # steps before it the spool was told of
+        self._reported = marked.number  # the spool has the lineage of the steps before it
         epoch, row = self.info.delivered or (0, 0)
         behind = (epoch - self._marked.epoch) * self.info.visible + row - self._plan.row(self._marked)
-        #: rows, all ranks together, that were sent to the group before, and come again
+        #: rows, all ranks together, that were sent to the group before and are sent again
         self.redelivered_rows = max(0, behind)
 
     def _start(self) -> Prefetcher:
@@ -335,9 +342,9 @@ class RowStream:
     # --- position --------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """The position behind the last batch that was handed out, as plain numbers and strings.
+        """Returns the position after the last returned batch, as plain numbers and strings.
 
-        One of several workers tells where its own next step begins: `merge_states` makes one of all theirs.
+        For one of several workers it is where this worker's next step begins; `merge_states` combines them.
         """
         plan, place = self._plan, self._place
         state = {
@@ -352,18 +359,17 @@ class RowStream:
             "world_size": plan.world,
             "worker": self._worker,
             "workers": plan.workers,
-            "lineage": self.lineage.between(self._told, place.number),
+            "lineage": self.lineage.between(self._reported, place.number),
         }
         if plan.workers > 1:
             state |= {"next": list(astuple(place)), "marked": list(astuple(self._marked))}
         return state
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Goes on at that position, before the first batch was taken.
+        """Continues at that position. Call it before the first batch.
 
-        Raises OptionError for a state of another run (also one that had this name before) or seed, one that
-        this release cannot read, or one of one of several workers that is not this one; UsageError when
-        batches were taken already.
+        Raises OptionError for a state of another run (also one with the same name) or seed, one that this
+        release cannot read, or one of another worker; UsageError after the first batch.
         """
         self._refuse_late()
         state = self._checked(state)
@@ -373,10 +379,10 @@ class RowStream:
             raise OptionError(f"the state is at row {state['row']:,} of a run of {self.info.visible:,} rows")
         else:
             self._begin(state["epoch"], state["row"], state["step"])
-        # Steps that were never acknowledged: the next acknowledgement tells of them.
+        # Steps that were never acknowledged: the next acknowledgement reports them.
         self.lineage = Lineage(Lineage(state["lineage"]).since(*(self.info.acknowledged or (0, 0))))
         if self.lineage.records:
-            self._told = min(self._told, self.lineage.records[0][0])
+            self._reported = min(self._reported, self.lineage.records[0][0])
 
     def _load_worker(self, state: Mapping[str, Any]) -> None:
         mine = (self._worker, self._plan.workers, self._plan.batch, self._plan.world)
@@ -398,18 +404,18 @@ class RowStream:
             if mine != its:
                 raise OptionError(
                     f"the state is one with another {name}: {its!r}, this stream has {mine!r}",
-                    hint="Rows would be left out or come twice. Begin without the state to read anew.",
+                    hint="Rows would be missed or read twice. Start without the state to read all.",
                 )
         if not state["run_id"]:
-            _log.warning("a state of an earlier release does not say which run %r it is of", self.info.name)
+            _log.warning("a state of an earlier release has no id of its run %r", self.info.name)
         check_run(self.info.name, self.info.run_id, state["run_id"])
         return state
 
     def acknowledge(self, state: Mapping[str, Any] | None = None) -> None:
-        """Tells the spool that all before a state (default: now) is done with; durable when it returns.
+        """Acknowledges all steps before a state (default: now) to the spool; durable when it returns.
 
-        Call it after the checkpoint with that state was saved: who begins without a state is not given it
-        again. Raises UsageError in one of several workers, who knows only its own steps.
+        Call it after the checkpoint with that state is saved: a reader that begins without a state does not
+        get these rows again. Raises UsageError in one of several workers, which knows only its own steps.
         """
         state = self._checked(self.state_dict() if state is None else state)
         if state["workers"] > 1:
@@ -418,6 +424,6 @@ class RowStream:
                 hint="Acknowledge where the training loop is: `dataset.acknowledge(loader.state_dict())`.",
             )
         epoch, row, step = state["epoch"], state["row"], state["step"]
-        steps = with_seed(self.lineage.between(self._told, step), self._plan.seed)
+        steps = with_seed(self.lineage.between(self._reported, step), self._plan.seed)
         self._source.acknowledge(epoch, row, steps)
-        self._told = max(self._told, step)
+        self._reported = max(self._reported, step)

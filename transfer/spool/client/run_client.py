@@ -1,4 +1,4 @@
-"""A trainer's way to a run: `RunClient` fetches rows, and goes on where it was when the spool comes back."""
+"""`RunClient`: fetches a run's rows for a trainer, and continues after a restart of the spool."""
 
 from __future__ import annotations
 
@@ -32,18 +32,17 @@ with comes_with("spool", __name__):
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
 
-#: seconds between two looks whether a run is there, or a lease is free
+#: seconds between two checks whether a run exists, or a lease is free
 _LOOK = 0.2
-#: seconds that a lease may be another reader's: a killed one's connection may look alive for a while
+#: seconds to wait for another reader's lease: the connection of a killed one may look alive for a while
 _LEASE_PATIENCE = 20.0
 
 
 class RunClient:
     """One reader of `run://host:port/NAME`; a `RowSource`.
 
-    timeout: seconds to wait for the run to be there, and for a spool that went away to come back. Not
-    thread-safe, but `acknowledge` may be called by another thread than `request` and `collect`, and `close`
-    by any.
+    timeout: seconds to wait for the run to exist, and for a lost spool to return. Not thread-safe, except
+    that another thread may call `acknowledge` during `request` and `collect`, and any thread `close`.
     """
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
@@ -53,18 +52,16 @@ class RunClient:
         self._link = ReconnectingClient(address.endpoint, timeout=timeout)
         self._beside = ReconnectingClient(
             address.endpoint, timeout=timeout
-        )  # acknowledges while rows are on their way
+        )  # acknowledges while rows are in transit
         self._wanted: OpenRun | None = None
         self._waiting: deque[Fetch] = deque()
         self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}
-        #: of the oldest request, if it is too large for one answer: parts that came, and how many are due
+        #: of the oldest request, if it is too large for one answer: received parts, and how many are due
         self._parts: list[Rows] = []
-        self._doubted: set[Any] = set()  # numbers of requests whose answers were changed on their way
+        self._doubted: set[Any] = set()  # numbers of requests whose answers were corrupted
         self._due = 0
-        self._number = 1 << 32  # apart from the numbers of the link's own requests
-        self._away: float | None = (
-            None  # since when the run is not open: there is no spool, or it has not answered yet
-        )
+        self._number = 1 << 32  # distinct from the numbers of the link's requests
+        self._away: float | None = None  # when the run ceased to be open: no spool, or no answer yet
         self._closed = threading.Event()
 
     def open(
@@ -96,9 +93,9 @@ class RunClient:
         self._send(fetch)
 
     def collect(self, timeout: float | None) -> Rows:
-        """See `RowSource.collect`. Rows that one answer cannot hold are fetched in several, and joined."""
+        """See `RowSource.collect`. Fetches and joins several answers if one cannot hold the rows."""
         if not self._waiting:
-            raise UsageError("nothing was asked for")
+            raise UsageError("no request is open")
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             try:
@@ -133,7 +130,7 @@ class RunClient:
         return self._link.connected and self._away is None
 
     def _split(self, most: int) -> None:
-        """Asks for the oldest request's rows, at most so many at a time."""
+        """Splits the oldest request into requests of at most so many rows."""
         fetches = [self._numbered(part) for part in split(self._waiting.popleft(), most)]
         self._due = max(self._due, 1) + len(fetches) - 1
         self._waiting.extendleft(reversed(fetches))
@@ -146,7 +143,7 @@ class RunClient:
         return Rows(arrays, sum(part.count for part in parts), parts[-1].visible, parts[-1].state)
 
     def _collect(self, deadline: float | None) -> Rows:
-        """The answer to the oldest request, which is gone then. Raises AnswerTooLarge: it is still there."""
+        """Returns the answer to the oldest request and removes it. Raises AnswerTooLarge, and keeps it."""
         number = self._waiting[0].id
         while number not in self._came:
             if self._closed.is_set():
@@ -183,7 +180,7 @@ class RunClient:
         return Rows(arrays, meta["count"], meta["visible"], meta["state"])
 
     def _doubt(self, number: Any) -> None:
-        """An answer was changed on its way: it is asked for again, once, on a new connection."""
+        """Handles a corrupted answer: requests it again, once, on a new connection."""
         self._link.hang_up()
         if number in self._doubted:
             self._doubted.clear()
@@ -194,7 +191,7 @@ class RunClient:
         self._doubted.add(number)
 
     def _drop_oldest(self) -> None:
-        """With all of its parts."""
+        """Removes the oldest request with all its parts."""
         for _ in range(max(self._due, 1)):
             self._came.pop(self._waiting.popleft().id, None)
         self._parts, self._due = [], 0
@@ -220,14 +217,14 @@ class RunClient:
             if self._link.connected:
                 self._link.line(0.0).send(Release(used=used), {})
         except (Broken, Closed):
-            pass  # its end is told by the connection's
+            pass  # the spool sees the end of the connection
         self._link.close()
         self._beside.close()
 
     def _come_back(self, deadline: float | None) -> None:
-        """A new connection, on which everything that is waited for is asked again.
+        """Makes a new connection and repeats all open requests on it.
 
-        Raises Again (not by then), Broken (the time-out is over).
+        Raises Again (not by the deadline), Broken (the timeout is over).
         """
         if self._closed.is_set():
             raise Closed("the reader was closed")
@@ -239,7 +236,7 @@ class RunClient:
             if time.monotonic() < until - _LOOK:
                 raise
             raise Broken(
-                f"the spool at {self._link.endpoint} went away, and was not back within {self._timeout:g} s",
+                f"the spool at {self._link.endpoint} is gone, and was not back within {self._timeout:g} s",
                 hint="start it again on its folder, and the training from its last checkpoint",
             ) from error
         self._away = None
@@ -249,10 +246,10 @@ class RunClient:
                 try:
                     line.send(fetch, {})
                 except Broken:
-                    return  # the next `receive` says so too
+                    return  # the next `receive` raises it, too
 
     def _open(self, since: float, deadline: float) -> RunInfo:
-        """since: when it was tried first. Raises Again at the deadline."""
+        """since: time of the first attempt. Raises Again at the deadline."""
         assert self._wanted is not None
         while True:
             _, meta = self._link.ask(self._wanted, timeout=max(0.1, deadline - time.monotonic()), resume=True)
@@ -260,16 +257,16 @@ class RunClient:
             if "busy" in meta and now >= min(since + _LEASE_PATIENCE, over):
                 raise UsageError(
                     f"group {self._wanted.group!r} of run {self.run} is being read: {meta['busy']}",
-                    hint="every trainer needs a group of its own; the ranks of one have as many shards",
+                    hint="every trainer needs a separate group; the ranks of one have as many shards",
                 )
             if meta.get("missing") and now >= over:
                 raise OptionError(
                     f"there is no run {self.run!r} at {self._link.endpoint}; waited {now - since:.0f} s",
-                    hint="`transfer runs list` tells which there are",
+                    hint="`transfer runs list` lists all runs",
                 )
             if "busy" not in meta and not meta.get("missing"):
                 info = _info(meta)
-                # From now on it is this run: another one of its name has other rows.
+                # From now on it must be this run: another one of its name has other rows.
                 self._wanted = msgspec.structs.replace(self._wanted, run_id=info.run_id)
                 return info
             if now >= deadline:
@@ -279,7 +276,7 @@ class RunClient:
 
 
 def split(fetch: Fetch, most: int) -> list[Fetch]:
-    """The same rows, two or more, in several fetches of at most so many, or of one range if one is longer."""
+    """Splits a fetch of two or more rows into fetches of at most `most` rows, or of one longer range."""
     step = max(1, min(most, fetch.times * fetch.rows - 1))
     change = msgspec.structs.replace
     one = change(fetch, next=None)  # the shard's next step begins behind the last part

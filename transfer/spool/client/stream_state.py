@@ -1,4 +1,4 @@
-"""What a stream of rows saves of its position, and several workers' made into one. Pure."""
+"""The saved position of a stream of rows, and the merge of several workers' positions. Pure."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from transfer.spool.client.lineage import Lineage
 from transfer.transports.arguments import shown
 from transfer.transports.errors import OptionError
 
-#: of what `state_dict` gives. 2 does not say which of the runs of its name it is of
+#: of the result of `state_dict`. 2 does not identify the run among those of its name
 STATE_VERSION = 3
 _OLDEST = 2
 _NUMBERS = ("epoch", "row", "step", "batch_size", "world_size", "worker", "workers")
-#: what only one of several workers tells: [epoch, base, index, number] of its next step, and of the first one
-#: that its lineage does not tell of
+#: the keys that only a worker's state has: [epoch, base, index, number] of its next step, and of the first
+#: one that its lineage does not have
 _PLACES = ("next", "marked")
 
 
-#: what the states of all workers of a rank have in common
+#: the keys that the states of all workers of a rank share
 _SHARED = ("run", "run_id", "seed", "workers")
 
 
 def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
-    """The state as this version has it; run_id is "" in one of version 2. Raises OptionError for what is no
+    """Returns the state in this version's form; run_id is "" in version 2. Raises OptionError for an invalid
     state."""
     if not isinstance(state, Mapping):
-        raise OptionError(f"a state is what `state_dict()` gave, not {shown(state)}")
+        raise OptionError(f"a state is a result of `state_dict()`, not {shown(state)}")
     version = state.get("version")
     if type(version) is not int or not _OLDEST <= version <= STATE_VERSION:
         raise OptionError(
@@ -47,28 +47,28 @@ def check_state(state: Mapping[str, Any]) -> dict[str, Any]:
             raise OptionError(f"the state has no {name}, or a wrong one: {place!r}")
     whole = isinstance(state.get("lineage"), list) and isinstance(state.get("run_id"), str)
     if not whole or "run" not in state or "seed" not in state:
-        raise OptionError("the state is not whole")
+        raise OptionError("the state is not complete")
     return state | {"version": STATE_VERSION}
 
 
 def check_run(run: str, mine: str, its: str) -> None:
-    """That two are the same run of this name, by their ids. Raises OptionError, which names both."""
+    """Checks that two ids are of the same run. Raises OptionError, which names both."""
     if its and mine != its:
         raise OptionError(
-            f"the state is one of another run {run!r}: {its}, and this one is {mine}",
-            hint="The run was deleted and written again, and its rows are others. Begin without the state.",
+            f"the state belongs to another run {run!r}: {its}, and this one is {mine}",
+            hint="The run was deleted and written again, and has other rows. Start without the state.",
         )
 
 
 def merge_states(states: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state of those of all workers of a rank: before the first step that any of them still has to do.
+    """Merges the states of all workers of a rank: the position before the first step that is left to any.
 
-    If they are those behind one batch, it is the position behind that batch, exactly. Raises OptionError
+    If all states are those after one batch, it is exactly the position after that batch. Raises OptionError
     unless each worker is there once, and all have read one run.
     """
     found = sorted(map(check_state, states), key=lambda state: int(state["worker"]))
     if not found or [state["worker"] for state in found] != list(range(found[0]["workers"])):
-        raise OptionError("to merge states, that of each worker is needed, once")
+        raise OptionError("merging needs the state of each worker, once")
     for state in found[1:]:
         check_run(state["run"], found[0]["run_id"], state["run_id"])
         if any(state[name] != found[0][name] for name in _SHARED):

@@ -1,1 +1,1 @@
-"""What a run is on the wire and in the log: addresses, requests, rows, the order of an epoch."""
+"""A run on the wire and in the log: addresses, requests, rows, the order of an epoch."""

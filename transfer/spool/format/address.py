@@ -13,12 +13,12 @@ from transfer.transports.errors import AddressError
 
 SCHEME = "run://"
 DEFAULT_PORT = 5570
-#: what may be meant as `run://`
+#: schemes that may be misspelt `run://`
 _BROKEN = re.compile(r"([A-Za-z]+)(?::/{0,2}|/{2})(?=[^/])")
 
 
 class RunAddress(NamedTuple):
-    """endpoint: of the spool, for a socket. run: the name; "" for the spool itself."""
+    """endpoint: of the spool, for a socket. run: the name; "" means the spool itself."""
 
     endpoint: str
     run: str
@@ -28,7 +28,7 @@ class RunAddress(NamedTuple):
 
 
 def parse(text: str) -> RunAddress:
-    """Reads `run://host:port/NAME`, the port being 5570 if none is there. Raises AddressError."""
+    """Parses `run://host:port/NAME`; the default port is 5570. Raises AddressError."""
     if not isinstance(text, str):
         raise AddressError(f"{shown(text)} is no run's address", hint="text such as run://HOST:PORT/NAME")
     rest = text.removeprefix(SCHEME)
@@ -46,7 +46,7 @@ def parse(text: str) -> RunAddress:
 
 
 def parse_run(text: str) -> RunAddress:
-    """The same, of one that names a run. Raises AddressError."""
+    """As `parse`, for an address that names a run. Raises AddressError."""
     address = parse(text)
     if not address.run:
         raise AddressError(f"{text!r} names no run", hint="run://HOST:PORT/NAME")
@@ -54,16 +54,16 @@ def parse_run(text: str) -> RunAddress:
 
 
 def meant(text: str) -> str:
-    """The address of a run that was probably meant by one whose scheme is misspelt; "" if none was."""
+    """Returns the run's address that one with a misspelt scheme probably means; "" if there is none."""
     found = _BROKEN.match(text)
     if found is None or text.startswith(SCHEME) or not get_close_matches(found[1].lower(), ["run"]):
         return ""
     return SCHEME + text[found.end() :]
 
 
-def rows_beside(endpoint: str) -> str:
-    """Where rows come in, if nobody says it: 5571 for 5570, so that both can be named to a firewall. Raises
-    AddressError where runs could have no address."""
+def default_rows_endpoint(endpoint: str) -> str:
+    """Returns the default endpoint for rows: the next port, 5571 for 5570, so that firewalls can name both.
+    Raises AddressError if runs could have no address there."""
     if not endpoint.startswith("tcp://"):
         raise AddressError(
             f"a spool cannot listen at {endpoint!r}: runs have addresses such as run://HOST:PORT/NAME",

@@ -1,10 +1,12 @@
-"""The order of an epoch: which row of which frame stands at which position. Pure, and the same for ever.
+"""The order of an epoch: which row of which frame is at which position. Pure, and fixed for ever.
 
-Without a seed rows stand as they became visible. With one they are shuffled in two steps, so that a piece of
-the order needs no more than a part of the run: frames are cut into blocks of about 64 KiB, all blocks are
-permuted and cut into windows of 128 to 256 (or all, if there are fewer), and the rows of each window are
-permuted. So any row may stand anywhere; rows that were neighbours in a block are spread over their window, 8
-to 16 MiB of rows; and 256 rows on end come from about 100 blocks or more, of all parts of the run.
+Without a seed the rows are in the order in which they became visible. With one they are shuffled in two
+steps,
+so that a piece of the order needs only a part of the run: frames are cut into blocks of about 64 KiB, all
+blocks are permuted and cut into windows of 128 to 256 (or all, if there are fewer), and the rows of each
+window are permuted. So any row may be anywhere. Rows that were neighbours in a block are spread over their
+window, 8 to 16 MiB of rows; and 256 consecutive rows come from about 100 blocks or more, of all parts of the
+run.
 """
 
 from __future__ import annotations
@@ -17,11 +19,11 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Array
 
 BLOCK_BYTES = 64 * 1024
-#: rows in a block, however small they are: a window's permutation stays at a million rows
+#: most rows in a block, even if they are small: a window's permutation stays at a million rows
 BLOCK_ROWS = 4096
-#: blocks in a window at most
+#: most blocks in a window
 WINDOW = 256
-#: windows whose permutation is kept: readers of several ranks are at about the same place
+#: windows whose permutation is cached: readers of several ranks are at about the same place
 KEPT_WINDOWS = 4
 
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -31,7 +33,7 @@ _BITS = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Rows start to stop of a frame, one after the other. place: of the first one in the answer."""
+    """Rows start to stop of a frame, in order. place: of the first one in the answer."""
 
     frame: int
     start: int
@@ -41,7 +43,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gather:
-    """Rows of one frame, and the place of each in the result. Both int64, equally long, places rising."""
+    """Rows of one frame, and the place of each in the result. Both int64, of equal length, places rising."""
 
     frame: int
     rows: Array
@@ -52,8 +54,8 @@ class Gather:
 class _Window:
     """The blocks of a window, and its rows permuted. A row's number in the window counts block after block.
 
-    rows: for each position the row's number. block: for each number the block it lies in. frames, shift: for
-    each block its frame, and what makes of a number in the window one in the frame.
+    rows: the row's number for each position. block: the block for each number. frames, shift: for each block
+    its frame, and the difference between a number in the frame and one in the window.
     """
 
     rows: Array
@@ -65,9 +67,9 @@ class _Window:
 class Order:
     """The rows of a run in the order of one epoch: positions count from 0.
 
-    frame_rows: rows of each frame, in visible order. seed: None for that order. row_bytes: of a row about. It
-    decides on the blocks: for one order it must always be the same. Takes memory for the blocks and a few
-    windows, not for all rows. Not thread-safe.
+    frame_rows: rows of each frame, in visible order. seed: None for that order. row_bytes: about the size of
+    a row; it determines the blocks, so it must always be the same for one order. Takes memory for the blocks
+    and a few windows, not for all rows. Not thread-safe.
     """
 
     def __init__(
@@ -94,13 +96,13 @@ class Order:
         self._windows: dict[int, _Window] = {}
 
     def piece(self, begin: int, end: int) -> Piece | None:
-        """The rows at positions [begin, end) of an order that is not shuffled, if they lie in one frame."""
+        """Returns the rows at positions [begin, end) of an unshuffled order, if one frame has them all."""
         frame = int(self._ends.searchsorted(begin, "right"))
         first = int(self._ends[frame - 1]) if frame else 0
         return Piece(frame, begin - first, end - first) if end <= self._ends[frame] else None
 
     def pieces(self, begin: int, end: int, place: int = 0) -> list[Piece]:
-        """What stands at positions [begin, end) of an order that is not shuffled. Cut off at the last row.
+        """Returns the rows at positions [begin, end) of an unshuffled order, cut off at the last row.
         place: of the first row in the answer."""
         assert not self.shuffled, "a shuffled order has no pieces"
         begin, end = max(0, begin), min(end, self.rows)
@@ -117,7 +119,7 @@ class Order:
         return found
 
     def gather(self, begin: int, end: int) -> tuple[Array, Array]:
-        """For each position of [begin, end) the frame, and the row in that frame. Cut off at the last row."""
+        """Returns the frame and the row in it for each position of [begin, end), cut off at the last row."""
         import numpy as np
 
         parts: list[tuple[Array, Array]] = []
@@ -143,9 +145,9 @@ class Order:
         )
 
     def grouped(self, ranges: Iterable[tuple[int, int]]) -> list[Gather]:
-        """The rows at these ranges of positions, joined in this order, by the frames that they come from.
+        """Returns the rows at these ranges of positions, joined in this order, grouped by frame.
 
-        The places are those in the joined result, 0 to its rows. Positions behind the last row are left out.
+        The places are those in the joined result, 0 to its rows. Positions after the last row are dropped.
         """
         import numpy as np
 
@@ -157,7 +159,7 @@ class Order:
         )
 
     def _ends_of_windows(self) -> Array:
-        """The position behind the last row of each window."""
+        """Returns the position after the last row of each window."""
         import numpy as np
 
         if not len(self._blocks):
@@ -167,7 +169,7 @@ class Order:
         return ends
 
     def _lie(self, blocks: Array) -> tuple[Array, Array, Array]:
-        """Where blocks lie: their frames, their first rows in them, and how many rows they have."""
+        """Returns the frames of these blocks, their first rows in them, and how many rows they have."""
         import numpy as np
 
         frames = self._block_ends.searchsorted(blocks, "right")
@@ -196,11 +198,11 @@ class Order:
 
 
 def by_frame(frames: Array, rows: Array, place: int = 0) -> list[Gather]:
-    """Rows by the frames that they come from. place: of the first one in the answer."""
+    """Groups rows by frame. place: of the first one in the answer."""
     import numpy as np
 
     names, numbers = np.unique(frames, return_inverse=True)
-    # Numbers of 16 bits are sorted in linear time.
+    # numpy sorts 16-bit numbers in linear time.
     places = np.argsort(numbers.astype(np.uint16 if len(names) <= 1 << 16 else np.int64), kind="stable")
     found, begin = [], 0
     for name, count in zip(names.tolist(), np.bincount(numbers).tolist(), strict=True):
@@ -211,10 +213,10 @@ def by_frame(frames: Array, rows: Array, place: int = 0) -> list[Gather]:
 
 
 def permutation(key: int, count: int) -> Array:
-    """The numbers 0 to count (int64) in an order that follows from the key.
+    """Returns the numbers 0 to count (int64) in an order that follows from the key.
 
-    Each number is sorted by a key of its own: the output of splitmix64 at that number, whose low bits make
-    room for the number itself. So no two are equal, and any way to sort gives the same.
+    Each number is sorted by the output of splitmix64 for it, whose low bits are replaced by the number. So no
+    two keys are equal, and any sort gives the same result.
     """
     import numpy as np
 
@@ -230,7 +232,7 @@ def permutation(key: int, count: int) -> Array:
 
 
 def _key(*numbers: int) -> int:
-    """One key of 64 bits from several numbers, each of which changes it wholly."""
+    """Mixes several numbers into one key of 64 bits; each of them changes it completely."""
     key = 0
     for number in numbers:
         key = (key + number + _GOLDEN) & _BITS

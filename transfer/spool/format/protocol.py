@@ -1,8 +1,8 @@
-"""What a spool is asked, and how it answers. Pure.
+"""The requests and answers of a spool. Pure.
 
 Requests and answers are bundles of tensors. A request's metadata is `{"ask": …, "id": n, …}`, with the
 fields of one of the classes below; its answer's is `{"id": n, …}`, or `{"id": n, "error": [class, text,
-hint]}`. Rows come another way, as `run_messages.py` has it: through the PUSH socket of each task.
+hint]}`. Rows arrive in another way, as in `run_messages.py`: through the PUSH socket of each task.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ with comes_with("spool", __name__):
     import msgspec
 
 VERSION = 1
-#: ranges that one fetch may ask for, and the rows of all of them together
+#: ranges of one fetch, and the rows of all of them together
 MAX_TIMES, MAX_ROWS = 1 << 16, 1 << 24
-#: bytes that the rows of one answer have at most, unless it is one row; each counts as a few bytes at least
+#: most bytes of rows in one answer, unless it is a single row; each row counts as a few bytes at least
 MAX_ANSWER, MIN_ROW_BYTES = 1 << 30, 8
-#: bytes of a request: words alone, and those that a bundle takes for them at most
+#: bytes of a request: its text only, and those that a bundle adds at most
 MAX_REQUEST = MAX_INDEX + MAX_METADATA
-#: rows that are explained at a time
+#: rows that one `explain` returns
 MAX_EXPLAINED = 1 << 18
 
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=MAX_NAME)]
-#: which of the runs that had a name, one after the other; see `RunInfo`
+#: identifies a run among those that had its name; see `RunInfo`
 RunId = Annotated[str, msgspec.Meta(max_length=MAX_NAME)]
 Text = Annotated[str, msgspec.Meta(max_length=4096)]
-#: arrays that an answer is to have; with one of a column come the others of it. None: all
+#: arrays of an answer; one array of a column includes its others. None: all
 Columns = (
     Annotated[
         list[Annotated[str, msgspec.Meta(max_length=MAX_ARRAY_NAME)]],
@@ -46,14 +46,14 @@ Columns = (
 )
 Number = Annotated[int, msgspec.Meta(ge=0, le=MAX_NUMBER)]
 Delivery = Literal["committed", "partition"]
-#: "batch": one job, whose commit seals the run. "stream": each commit adds to it, it is never sealed
+#: "batch": one job, whose commit seals the run. "stream": each commit adds rows, and it is never sealed
 Kind = Literal["batch", "stream"]
-#: what happens to a job that writes to a batch which another job has completed: an error, or nothing
+#: the fate of a job that writes to a batch which another job has completed: an error, or it writes nothing
 IfComplete = Literal["refuse", "skip"]
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="ask"):
-    """A request. id: chosen by who asks; the answer has the same."""
+    """A request. id: chosen by the client; the answer has the same."""
 
     id: Number = 0
 
@@ -61,8 +61,8 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True,
 class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
     """A job wants to send rows of a run: `{"port": of the PULL socket, "done": it is committed already}`.
 
-    if_complete: whether it is refused where another job has completed the run, or answered as done.
-    task: so says one of its tasks, which may be late: a batch that was aborted meanwhile stays so.
+    if_complete: the job is refused if another one has completed the run, or answered as done.
+    task: one of the job's tasks sends this, possibly late: an aborted batch stays aborted.
     """
 
     run: Name
@@ -74,7 +74,7 @@ class Declare(Ask, frozen=True, kw_only=True, tag="declare"):
 
 
 class Ended(Ask, frozen=True, kw_only=True, tag="ended"):
-    """Answered when all of this attempt is on the disk, which its `end` announced: `{}`."""
+    """Answered when this attempt is on the disk up to its announced `end`: `{}`."""
 
     run: Name
     job: Name
@@ -83,7 +83,7 @@ class Ended(Ask, frozen=True, kw_only=True, tag="ended"):
 
 
 class CommitJob(Ask, frozen=True, kw_only=True, tag="commit"):
-    """The job is complete; its winners travel beside it. Answered when that is on the disk: `{"rows": n}`."""
+    """The job is complete; the message has its winners. Answered when that is on the disk: `{"rows": n}`."""
 
     run: Name
     job: Name
@@ -99,11 +99,12 @@ class AbortJob(Ask, frozen=True, kw_only=True, tag="abort"):
 
 
 class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
-    """A reader wants a shard of a run: the fields of `RunInfo`. token: the same when it comes again.
+    """A reader wants a shard of a run: the fields of `RunInfo`. token: the same after a reconnect.
 
-    run_id: of the run that it has opened before; "": it has not yet, and takes the one of this name.
-    delivered: (epoch, row) before which it has all rows of its shard, if it comes again. columns: that it is
-    going to ask for; None: all. shuffled: in another order. Refused as `busy` while another reader has this
+    run_id: of the run that it has opened before; "": it has not yet, and accepts the current one of this
+    name.
+    delivered: after a reconnect, (epoch, row) before which it has all rows of its shard. columns: those that
+    it will request; None: all. shuffled: in another order. Refused as `busy` while another reader has this
     shard; `{"missing": true}` while there is no such run.
     """
 
@@ -119,13 +120,14 @@ class OpenRun(Ask, frozen=True, kw_only=True, tag="open"):
 
 
 class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
-    """Asks for the rows [begin + i * stride, begin + i * stride + rows), i < times, of an epoch's order.
+    """Requests the rows [begin + i * stride, begin + i * stride + rows), i < times, of an epoch's order.
 
-    seed: of the shuffle; None: as they became visible. need: it is answered when so many rows are visible, or
-    the run is over. Ranges that lie beyond the end of a run that is over are cut off. The answer's metadata
-    has `count`, `visible` and `state`, its tensors are the rows.
+    seed: of the shuffle; None: in visible order. need: the answer is sent when so many rows are visible, or
+    the run is over. Ranges beyond the end of a run that is over are cut off. The answer's metadata has
+    `count`, `visible` and `state`, its tensors are the rows.
 
-    next: (epoch, row) at which the shard's next step begins; None: this is no step, but rows to look at.
+    next: (epoch, row) at which the shard's next step begins; None: this is no step, only an inspection of
+    rows.
     least: an epoch has another step for the shard if so many of its rows are left.
     """
 
@@ -142,11 +144,11 @@ class Fetch(Ask, frozen=True, kw_only=True, tag="fetch"):
 
 
 class Read(Ask, frozen=True, kw_only=True, tag="read"):
-    """Asks for the rows [begin, end) as they became visible: no lease, and no group's position moves.
+    """Requests the rows [begin, end) in visible order: no lease, and no group's position moves.
 
-    Answered at once, cut off at what is visible. The answer's metadata has `count`, `visible` and `state` as
-    a fetch's; `first`, the first row that is kept; and `run_id`. With begin = end it has these alone. A
-    run_id in the request refuses the rows of another run of that name.
+    Answered at once, cut off at the visible end. The answer's metadata has `count`, `visible` and `state` as
+    a fetch's; `first`, the first stored row; and `run_id`. With begin = end it has only these. A run_id in
+    the request refuses the rows of another run of that name.
     """
 
     run: Name
@@ -157,11 +159,11 @@ class Read(Ask, frozen=True, kw_only=True, tag="read"):
 
 
 class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
-    """The group has done with all before (epoch, row): `{}` when that is on the disk. steps: lineage
+    """The group acknowledges all rows before (epoch, row): `{}` when that is on the disk. steps: lineage
     records.
 
-    Said by whoever reads `count` shards from `shard` on, of `shards`; of the others what they were sent
-    before this position is done with, and no more.
+    The sender reads `count` shards from `shard` on, of `shards`. For the other shards it acknowledges only
+    the rows that they were sent before this position.
     """
 
     run: Name
@@ -176,25 +178,25 @@ class Acknowledge(Ask, frozen=True, kw_only=True, tag="acknowledge"):
 
 
 class Release(Ask, frozen=True, kw_only=True, tag="release"):
-    """The reader goes: `{}`. used: (epoch, row) before which it has used all rows of its shard; None: it does
-    not say."""
+    """The reader disconnects: `{}`. used: (epoch, row) before which it has used all rows of its shard; None:
+    unknown."""
 
     used: tuple[Number, Number] | None = None
 
 
 class ListRuns(Ask, frozen=True, kw_only=True, tag="list"):
-    """`{"runs": [a summary of each]}`."""
+    """Requests `{"runs": [a summary of each]}`."""
 
 
 class InspectRun(Ask, frozen=True, kw_only=True, tag="inspect"):
-    """A run's summary with its groups, partitions and jobs."""
+    """Requests a run's summary with its groups, partitions and jobs."""
 
     run: Name
 
 
 class DeleteRun(Ask, frozen=True, kw_only=True, tag="delete"):
-    """The run is gone, with its groups: `{"rows": n, "bytes": n}`. force: though somebody reads or writes
-    it. run_id: this one of that name, or none."""
+    """Deletes the run with its groups: `{"rows": n, "bytes": n}`. force: even while clients read or write it.
+    run_id: only the run of that name with this id."""
 
     run: Name
     force: bool = False
@@ -202,9 +204,9 @@ class DeleteRun(Ask, frozen=True, kw_only=True, tag="delete"):
 
 
 class ForgetGroup(Ask, frozen=True, kw_only=True, tag="forget_group"):
-    """The group's positions are gone, and a stream keeps no rows for it: `{"bytes": that are given back}`.
+    """Deletes the group's positions; a stream keeps no rows for it: `{"bytes": the freed bytes}`.
 
-    force: though somebody reads for it.
+    force: even while clients read for it.
     """
 
     run: Name
@@ -213,7 +215,7 @@ class ForgetGroup(Ask, frozen=True, kw_only=True, tag="forget_group"):
 
 
 class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
-    """Where the rows [begin, end) of an epoch's order come from: see `Answers.explain`; `{"jobs": names}`."""
+    """Requests the origin of rows [begin, end) of an order: see `Answers.explain`; `{"jobs": names}`."""
 
     run: Name
     run_id: RunId = ""
@@ -224,7 +226,7 @@ class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
 
 
 class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
-    """What the trainers of a group recorded for their steps: `{"run_id": id, "steps": [records]}`."""
+    """Requests the steps that a group's trainers recorded: `{"run_id": id, "steps": [records]}`."""
 
     run: Name
     group: Name
@@ -237,25 +239,25 @@ Request = (
 
 
 def to_meta(request: Ask) -> dict[str, Any]:
-    """The metadata of the message that carries it. Raises UsageError: it is none that a spool takes."""
+    """Returns the metadata of a request's message. Raises UsageError: no spool accepts it."""
     try:
         meta: dict[str, Any] = msgspec.to_builtins(request)
         msgspec.convert(meta, type(request))
     except (msgspec.ValidationError, TypeError) as error:
-        raise UsageError(f"a spool cannot be asked this: {error}") from error
+        raise UsageError(f"this is no valid request to a spool: {error}") from error
     return meta
 
 
 def from_meta(meta: Any) -> Request:
-    """Reads what a peer sent. Raises ProtocolError("spool")."""
+    """Parses a peer's metadata. Raises ProtocolError("spool")."""
     try:
         return msgspec.convert(meta, Request)  # type: ignore[arg-type, no-any-return, unused-ignore]
     except msgspec.ValidationError as error:
-        raise ProtocolError("spool", f"a request that is none: {error}") from error
+        raise ProtocolError("spool", f"an invalid request: {error}") from error
 
 
 class AnswerTooLarge(UsageError):
-    """Rows that one answer cannot hold; `most` is how many may be asked for at a time. One always may."""
+    """Rows that one answer cannot hold; `most` is how many may be requested at a time, at least one."""
 
     def __init__(self, message: str, *, hint: str = "", most: int = 1) -> None:
         super().__init__(message, hint=hint)
@@ -263,7 +265,7 @@ class AnswerTooLarge(UsageError):
 
 
 def refusal(error: TransferError) -> list[str]:
-    """An error, as it travels."""
+    """Returns an error in its wire form."""
     text, _, _ = str(error).partition("\n  hint: ")
     if isinstance(error, ProtocolError):
         text = text.removeprefix(f"{error.reason}: ")
@@ -273,18 +275,18 @@ def refusal(error: TransferError) -> list[str]:
     return [type(error).__name__, text, error.hint]
 
 
-def raised(told: Any) -> TransferError:
-    """The error that a peer's `refusal` tells of, as ours."""
-    if not (isinstance(told, list) and len(told) in (3, 4) and all(isinstance(part, str) for part in told)):
-        return ProtocolError("spool", "an answer that is neither one nor a refusal")
-    if told[0] == "ProtocolError" and len(told) == 4:
-        return ProtocolError(told[3], told[1], hint=told[2])
-    if told[0] == "AnswerTooLarge" and len(told) == 4 and told[3].isdecimal():
-        return AnswerTooLarge(told[1], hint=told[2], most=int(told[3][:19]))
-    kind = getattr(errors, told[0], None)
+def raised(error: Any) -> TransferError:
+    """Returns the error that a peer's `refusal` describes."""
+    if not (isinstance(error, list) and len(error) in (3, 4) and all(isinstance(one, str) for one in error)):
+        return ProtocolError("spool", "neither an answer nor a refusal")
+    if error[0] == "ProtocolError" and len(error) == 4:
+        return ProtocolError(error[3], error[1], hint=error[2])
+    if error[0] == "AnswerTooLarge" and len(error) == 4 and error[3].isdecimal():
+        return AnswerTooLarge(error[1], hint=error[2], most=int(error[3][:19]))
+    kind = getattr(errors, error[0], None)
     if not (isinstance(kind, type) and issubclass(kind, TransferError)) or kind is ProtocolError:
         kind = errors.PeerError
     try:
-        return kind(told[1], hint=told[2])
-    except TypeError:  # one that wants more than a text
-        return errors.PeerError(told[1], hint=told[2])
+        return kind(error[1], hint=error[2])
+    except TypeError:  # its constructor needs more than a text
+        return errors.PeerError(error[1], hint=error[2])

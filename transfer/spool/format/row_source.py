@@ -1,5 +1,4 @@
-"""What a reader needs of a spool: a run's description, its rows by position, and the word that it has done
-with them."""
+"""What a reader needs of a spool: a run's description, its rows by position, and acknowledgement."""
 
 from __future__ import annotations
 
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays, Layout
 
 OPEN, SEALED, FAILED = "open", "sealed", "failed"
-#: of a run of which the spool's folder has lost something
+#: the state of a run of which the spool's folder has lost something
 DAMAGED = "damaged"
 
 
@@ -23,11 +22,11 @@ DAMAGED = "damaged"
 class RunInfo:
     """A run, as it is when it is opened.
 
-    state: "open" (rows may still come), "sealed" (it is complete), "failed" (no more will come). visible:
-    rows that can be read. layouts: its columns, which an open run without rows does not have yet.
-    acknowledged, delivered: (epoch, row) before which the group has acknowledged, and up to which rows had
-    been sent to it before its present readers came; None: never. run_id: 128 random bits as hexadecimal
-    digits, made with the run: a run that is deleted and written again has another one.
+    state: "open" (more rows may arrive), "sealed" (complete), "failed" (no more rows). visible: rows that can
+    be read. layouts: its columns, which an open run without rows does not have yet. acknowledged, delivered:
+    (epoch, row) before which the group has acknowledged, and up to which rows had been sent to it before its
+    present readers connected; None: never. run_id: 128 random bits as hexadecimal digits, made with the run;
+    a run that is deleted and written again has another one.
     """
 
     name: str
@@ -41,9 +40,9 @@ class RunInfo:
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The answer to a fetch: `count` rows as arrays, writable, and what the run had when it was given.
+    """The answer to a fetch: `count` rows as writable arrays, and the state of the run at that moment.
 
-    Fewer rows than were asked for: the run is over, and has no more.
+    With fewer rows than requested, the run is over and has no more.
     """
 
     arrays: Arrays
@@ -54,7 +53,7 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """For whom a position is acknowledged: `count` shards of a group from `shard` on, of `shards`."""
+    """The shards for which a position is acknowledged: `count` of a group from `shard` on, of `shards`."""
 
     run_id: str
     group: str
@@ -66,9 +65,9 @@ class Lease:
 def check_opening(
     run: str, state: str, layouts: Sequence[Layout], columns: Sequence[str] | None, *, shuffled: bool
 ) -> None:
-    """Whether a run can be read so. layouts: none, if they are not known yet; its rows tell then.
+    """Checks that a run can be read in this way. layouts: empty if they are unknown yet.
 
-    Raises OptionError (it has no such column), UsageError, Broken (it has no order to be shuffled in).
+    Raises OptionError (it has no such column), UsageError, Broken (it has no order to shuffle).
     """
     if layouts:
         choose(layouts, columns)
@@ -79,13 +78,13 @@ def check_opening(
         )
     if shuffled and state == FAILED:
         raise Broken(
-            f"run {run!r} failed and has no order to be shuffled in",
+            f"run {run!r} failed and cannot be shuffled",
             hint="Read its rows without `shuffle`, or write it again under another name.",
         )
 
 
 class RowSource(Protocol):
-    """One reader's way to one run. Not thread-safe, except that `close` may be called from another thread."""
+    """A reader of one run. Not thread-safe, except that another thread may call `close`."""
 
     def open(
         self,
@@ -98,24 +97,24 @@ class RowSource(Protocol):
     ) -> RunInfo:
         """Takes the lease of this shard of the group, which lasts until `close` or the reader's end.
 
-        Raises OptionError (no such run within the source's time-out), UsageError (another reader has the
-        lease), Again (nobody answers), and as `check_opening`: then the group is not made.
+        Raises OptionError (no such run within the source's timeout), UsageError (another reader has the
+        lease), Again (no spool answers), and as `check_opening`: then the group is not made.
         """
 
     def request(self, fetch: Fetch) -> None:
-        """Asks for rows. Answers come in the order of the requests; a lost one is asked for again."""
+        """Requests rows. Answers arrive in the order of the requests; a lost one is requested again."""
 
     def collect(self, timeout: float | None) -> Rows:
-        """The answer to the oldest request. Raises Again after so many seconds (the request stands), Broken
-        (the lease is lost, or the run is gone), Closed."""
+        """Returns the answer to the oldest request. Raises Again after so many seconds (the request stays),
+        Broken (the lease is lost, or the run is gone), Closed."""
 
     def acknowledge(self, epoch: int, row: int, steps: list[list[int]]) -> None:
-        """The group has done with all rows before this one, as far as its shards were sent them: durable
+        """Acknowledges all rows before this one for the group, as far as its shards were sent them: durable
         when it returns. steps: lineage records."""
 
     def acknowledge_for(self, lease: Lease, epoch: int, row: int, steps: list[list[int]]) -> None:
-        """`acknowledge` for readers in other processes; this one need not be open."""
+        """Acknowledges for readers in other processes; this one need not be open."""
 
     def close(self, used: tuple[int, int] | None = None) -> None:
-        """Gives the lease back. Idempotent; a `collect` elsewhere raises Closed. used: (epoch, row) before
-        which all rows of the shard were used; None: that is not known."""
+        """Releases the lease. Idempotent; a `collect` in another thread raises Closed. used: (epoch, row)
+        before which all rows of the shard were used; None: unknown."""

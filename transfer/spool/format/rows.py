@@ -1,9 +1,9 @@
-"""Rows as dicts of arrays: how a column lies in them, and cutting, joining and picking rows. Pure.
+"""Rows as dicts of arrays: the layout of a column, and cutting, joining and picking rows. Pure.
 
-A column of `kind` "dense" is one array (rows, *shape). The others are as long as each row says: the values of
-all rows one behind the other, (values, *shape), and beside it `NAME.offsets`, int64 (rows + 1), which begins
-with 0: row i is values[offsets[i]:offsets[i + 1]]. "string" is UTF-8 and "binary" bytes, both uint8. Where
-nulls were filled, `NAME.valid`, bool (rows), tells which rows had a value.
+A column of `kind` "dense" is one array (rows, *shape). The other kinds have rows of different lengths: one
+array with the values of all rows, (values, *shape), and `NAME.offsets`, int64 (rows + 1), which begins with
+0. Row i is values[offsets[i]:offsets[i + 1]]. "string" is UTF-8 and "binary" bytes, both uint8. Where nulls
+were filled, `NAME.valid`, bool (rows), marks the rows that had a value.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     Array = np.ndarray[Any, Any]
     Arrays = dict[str, Array]
-    #: (shape, dtype) -> memory that may be written
+    #: (shape, dtype) -> writable memory
     Allocate = Callable[[tuple[int, ...], Any], Array]
 
 Kind = Literal["dense", "ragged", "string", "binary"]
@@ -30,19 +30,19 @@ Kind = Literal["dense", "ragged", "string", "binary"]
 _MAX_DIMENSIONS, _MAX_LENGTH = 32, 1 << 40
 #: characters of a type's name
 _MAX_DTYPE = 1 << 16
-#: in one dict of arrays: all rows of a run are counted in 64 bits
+#: rows in one dict of arrays: 64 bits count all rows of a run
 _MAX_ROWS = 1 << 32
 OFFSETS = ".offsets"
-#: bytes of a row's value whose length is not known
+#: assumed bytes of a row's value whose length is unknown
 _GUESS = 64
 VALID = ".valid"
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one column lies in a dict of arrays. shape: of a row ("dense") or of a value (else).
+    """The layout of one column in a dict of arrays. shape: of a row ("dense") or of a value (else).
 
-    nulls: whether `NAME.valid` is there.
+    nulls: whether there is a `NAME.valid`.
     """
 
     name: str
@@ -63,17 +63,17 @@ class Layout:
 
     @property
     def takes_no_bytes(self) -> bool:
-        """Whether any number of rows fits into no memory at all."""
+        """Whether rows take no memory at all, whatever their number."""
         return self.kind == "dense" and not self.nulls and 0 in self.shape
 
 
 def to_json(layouts: Iterable[Layout]) -> list[dict[str, Any]]:
-    """What travels as JSON."""
+    """Returns the layouts in their JSON form."""
     return [asdict(layout) for layout in layouts]
 
 
 def from_json(value: Any) -> tuple[Layout, ...]:
-    """Reads what a peer sent. Raises ProtocolError("run")."""
+    """Parses a peer's layouts. Raises ProtocolError("run")."""
     known = {field.name for field in fields(Layout)}
     layouts = []
     for one in value if isinstance(value, list) else [None]:
@@ -99,18 +99,18 @@ def from_json(value: Any) -> tuple[Layout, ...]:
 
 
 def _is_dtype(text: str) -> bool:
-    """Whether numpy knows it, and its values are bytes."""
+    """Whether numpy has this type, and its values are bytes."""
     import numpy as np
 
     try:
         dtype = np.dtype(text if len(text) <= _MAX_DTYPE else "")
-    except Exception:  # noqa: BLE001 - a peer's text, of which numpy makes very different errors
+    except Exception:  # noqa: BLE001 - numpy raises many kinds of errors for a peer's text
         return False
     return not dtype.hasobject and dtype.itemsize > 0
 
 
 def row_bytes(layouts: Iterable[Layout]) -> int:
-    """About how many bytes a row has: always the same for the same columns, since orders hang on it."""
+    """Returns about how many bytes a row has: constant for the same columns, since orders depend on it."""
     import numpy as np
 
     size = 0
@@ -148,25 +148,25 @@ def check(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: int) -> 
             (rows,),
             "bool",
         ):
-            raise ProtocolError("run", f"{where} does not tell which of {rows} rows have a value")
+            raise ProtocolError("run", f"{where} has no validity of its {rows} rows")
 
 
 def column_names(columns: Sequence[str] | None) -> tuple[str, ...] | None:
-    """The columns that were asked for; None: all. Raises as `list_of_names`."""
+    """Returns the requested columns; None: all. Raises as `list_of_names`."""
     return None if columns is None else list_of_names("columns", columns)
 
 
 def list_of_names(option: str, given: Sequence[str]) -> tuple[str, ...]:
-    """The names that an option lists. Raises OptionError for one text, whose letters would be names too, and
-    ArgumentError."""
+    """Returns the names that an option lists. Raises OptionError for a single text, whose letters would be
+    names, too, and ArgumentError."""
     if isinstance(given, (str, bytes)):
         raise OptionError(f"{option} is a list of names, not {given!r}", hint=f"One: {option}=[{given!r}].")
     return tuple(text(name, f"a name of {option}") for name in sequence(given, option, "names"))
 
 
 def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layout, ...]:
-    """The columns to which these arrays belong (None: all), in the run's order. Raises OptionError for an
-    array that no column has."""
+    """Returns the columns to which these arrays belong (None: all), in the run's order. Raises OptionError
+    for an array of no column."""
     if names is None:
         return tuple(layouts)
     wanted = set(names)
@@ -180,7 +180,7 @@ def choose(layouts: Sequence[Layout], names: Iterable[str] | None) -> tuple[Layo
 
 
 def layouts_of(arrays: Arrays) -> tuple[Layout, ...]:
-    """The columns of a batch, by the names of its arrays alone: strings and bytes are "ragged" by these."""
+    """Returns the columns of a batch, by the names of its arrays: strings and bytes count as "ragged"."""
     found = []
     for name, values in arrays.items():
         base, dot, suffix = name.rpartition(".")
@@ -193,7 +193,7 @@ def layouts_of(arrays: Arrays) -> tuple[Layout, ...]:
 
 
 def cut(arrays: Mapping[str, Array], layouts: Sequence[Layout], start: int, stop: int) -> Arrays:
-    """Rows start to stop, as views but for the offsets, which begin with 0 again."""
+    """Returns rows start to stop, as views, except for offsets, which begin with 0 again."""
     piece: Arrays = {}
     for layout in layouts:
         values = arrays[layout.name]
@@ -211,7 +211,7 @@ def cut(arrays: Mapping[str, Array], layouts: Sequence[Layout], start: int, stop
 def join(
     pieces: Sequence[Mapping[str, Array]], layouts: Sequence[Layout], allocate: Allocate | None = None
 ) -> Arrays:
-    """The rows of all pieces, copied; one alone is given back as it is. allocate: makes the memory."""
+    """Returns the rows of all pieces, copied; a single one unchanged. allocate: makes the memory."""
     import numpy as np
 
     if len(pieces) == 1:
@@ -232,7 +232,7 @@ def join(
 
 
 def pick(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: Array) -> Arrays:
-    """The rows with these numbers, in that order, copied."""
+    """Returns the rows with these numbers, in that order, copied."""
     import numpy as np
 
     picked: Arrays = {}
@@ -244,7 +244,7 @@ def pick(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: Array) ->
             offsets = arrays[layout.name + OFFSETS]
             lengths = offsets[rows + 1] - offsets[rows]
             ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            # For each value that is wanted, where it lies: its row's first one, and how far behind that.
+            # The index of each value: that of its row's first one, plus its distance from it.
             places = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
             picked[layout.name] = values[places]
             picked[layout.name + OFFSETS] = ends
@@ -254,13 +254,12 @@ def pick(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: Array) ->
 
 
 def strings(batch: Mapping[str, Any], name: str) -> list[str]:
-    """A "string" column of a batch (numpy or torch) as Python strings. Raises OptionError if it is none."""
+    """Returns a "string" column of a batch (numpy or torch) as Python strings. Raises OptionError."""
     return [value.decode() for value in blobs(batch, name)]
 
 
 def blobs(batch: Mapping[str, Any], name: str) -> list[bytes]:
-    """A "string" or "binary" column of a batch (numpy or torch) as bytes. Raises OptionError if it is
-    none."""
+    """Returns a "string" or "binary" column of a batch (numpy or torch) as bytes. Raises OptionError."""
     import numpy as np
 
     if name not in batch or name + OFFSETS not in batch:

@@ -1,13 +1,13 @@
 """A run: the rows that many producers send to one receiver, each of them accounted for.
 
 A producer is one attempt at one partition (a Spark task attempt). It sends `begin`, then its rows in
-frames numbered from 0, then `end` with how many there were and a checksum. When every partition has a
-winner, whoever started the run sends `commit`, which names the partitions; if it fails, `abort`.
+frames numbered from 0, then `end` with their number and a checksum. When every partition has a winner, the
+process that started the run sends `commit`, which names the partitions; if it fails, `abort`.
 
-Delivery is `eager`: rows are handed on when they arrive, and the first frame with a given (run,
-partition, sequence) wins. A retry of a partition sends all of it again; what was taken already is
-dropped and counted. That is right only if the retry cuts the same frames, so every frame carries a
-checksum, and a retry that differs is an error and not a silent mixture.
+With `eager` delivery rows are delivered when they arrive, and the first frame with a given (run, partition,
+sequence) wins. A retry of a partition sends all of it again; frames that were taken already are dropped and
+counted. That is correct only if the retry cuts the same frames, so every frame carries a checksum, and a
+retry that differs is an error.
 
 Everything here is pure: no socket, no clock, no thread, no numpy.
 """
@@ -24,33 +24,33 @@ from transfer.transports.core import IMPLEMENTATION, crc32c
 from transfer.transports.errors import Broken, ProtocolError
 
 PROTOCOL = 1
-#: limit for numbers in a message: what fits an int64
+#: the largest number in a message: int64
 MAX_NUMBER = (1 << 63) - 1
 MAX_NAME = 255
-#: for the description of a run's columns
+#: characters of the description of a run's columns
 MAX_COLUMNS = 8 << 20
-#: bytes of a checksum that are summed at a time
+#: bytes that a checksum covers at a time
 _SLICE = 16 << 20
 _LINK = struct.Struct("<QQQ")
-#: set in checksums that are CRC-32 as zlib makes it, and not CRC-32C
+#: set in checksums that are zlib's CRC-32 and not CRC-32C
 _ZLIB = 1 << 32
 
 
 def chain(crc: int, sequence: int, rows: int, frame_crc: int) -> int:
-    """The checksum of an attempt after one more frame; begins with 0."""
+    """Returns the checksum of an attempt after one more frame; it begins with 0."""
     return zlib.crc32(_LINK.pack(sequence, rows, frame_crc), crc)
 
 
 def checksum(columns: Mapping[str, Any]) -> int:
-    """Over the columns' bytes in the order of their names. They are C-contiguous numpy arrays.
+    """Returns the checksum of the columns' bytes, in the order of their names. Columns are C-contiguous.
 
-    The CRC-32C of the compiled core, else zlib's CRC-32: whoever compares sees by the number which it is.
+    It is the CRC-32C of the compiled core, else zlib's CRC-32; the number shows which.
     """
     return _crc32c(columns) if IMPLEMENTATION == "native" else _crc32(columns)
 
 
 def checksum_in_slices(columns: Mapping[str, Any]) -> Generator[int, None, int]:
-    """The same, for a thread that has others to serve: yields after each few megabytes."""
+    """As `checksum`, for a thread that serves others, too: yields after each few megabytes."""
     native, crc = IMPLEMENTATION == "native", 0
     for name in sorted(columns):
         data = columns[name].reshape(-1).view("uint8")
@@ -82,13 +82,13 @@ def _crc32(columns: Mapping[str, Any]) -> int:
 
 
 # --- messages -------------------------------------------------------------------------------
-# `run` is the name that the user chose or was given; `job` is new for each time that the run is tried.
+# `run` is the run's name, chosen by the user or generated; `job` is new for each try of the run.
 
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """An attempt says which partition it sends. `number` counts the retries from 0. `columns`: the layouts
-    of its rows as JSON (see `rows.py`), for receivers that keep them; "" when it has no rows."""
+    """An attempt begins a partition. `number` counts the retries from 0. `columns`: the layouts of its rows
+    as JSON (see `rows.py`), for receivers that store them; "" without rows."""
 
     kind: ClassVar[str] = "begin"
     run: str
@@ -129,10 +129,10 @@ class End:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The run is complete. Its partitions travel beside it, as columns (see `Winner`).
+    """The run is complete. The message has its partitions, as columns (see `Winner`).
 
-    With several receivers, partition p belongs to receiver p % receivers; `receiver` is the one
-    that this message is for. `transports` names how the rows travelled, with commas.
+    With several receivers, partition p belongs to receiver p % receivers; `receiver` is this message's
+    recipient. `transports` names the transports of the rows, with commas.
     """
 
     kind: ClassVar[str] = "commit"
@@ -145,7 +145,7 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """The run has failed. Rows that were handed on cannot be called back."""
+    """The run has failed. Rows that were delivered cannot be taken back."""
 
     kind: ClassVar[str] = "abort"
     run: str
@@ -157,16 +157,16 @@ _KINDS: dict[str, type[Message]] = {m.kind: m for m in (Begin, Rows, End, Commit
 
 
 def to_meta(message: Message) -> dict[str, Any]:
-    """What goes into the metadata of the message that carries it."""
+    """Returns the metadata of a message."""
     return {"transfer.run": PROTOCOL, "kind": message.kind, **asdict(message)}
 
 
 def from_meta(meta: Mapping[str, Any] | None) -> Message:
-    """Reads what a peer sent. Raises ProtocolError("run") when it is anything else."""
+    """Parses a peer's metadata. Raises ProtocolError("run") for anything else."""
     if not isinstance(meta, Mapping) or meta.get("transfer.run") != PROTOCOL:
         raise ProtocolError(
             "run",
-            "a message arrived that belongs to no run",
+            "a message belongs to no run",
             hint="Only the Spark writer of the same release may send to this socket.",
         )
     given = {k: v for k, v in meta.items() if k not in ("transfer.run", "kind")}
@@ -188,7 +188,7 @@ def from_meta(meta: Mapping[str, Any] | None) -> Message:
 
 @dataclass(frozen=True, slots=True)
 class Winner:
-    """The attempt that produced a partition, as the commit names it."""
+    """The attempt that produced a partition, as named by the commit."""
 
     partition: int
     attempt: int
@@ -202,28 +202,28 @@ WINNER_COLUMNS = tuple(f.name for f in dataclass_fields(Winner))
 
 
 def to_table(winners: Sequence[Winner]) -> dict[str, list[int]]:
-    """The winners as columns of integers: a run may have any number of partitions."""
+    """Returns the winners as columns of integers: a run may have any number of partitions."""
     return {name: [getattr(winner, name) for winner in winners] for name in WINNER_COLUMNS}
 
 
 def from_table(table: Mapping[str, Sequence[int]]) -> list[Winner]:
-    """Raises ProtocolError("run") when the columns are not those of `to_table`."""
+    """Parses the columns of `to_table`. Raises ProtocolError("run")."""
     if table.keys() != set(WINNER_COLUMNS) or len({len(column) for column in table.values()}) != 1:
         raise ProtocolError("run", "a commit arrived without its table of partitions")
     return [Winner(*row) for row in zip(*(table[name] for name in WINNER_COLUMNS), strict=True)]
 
 
-# --- the receiver's books -------------------------------------------------------------------
+# --- the receiver's accounting --------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Counts:
-    """What arrived, in plain integers. Rows and frames are those handed on; the rest was dropped."""
+    """The received counts. Rows and frames are those that were delivered; the others were dropped."""
 
     rows: int = 0
     frames: int = 0
     duplicate_rows: int = 0  # sent again by a retry or a speculative copy
-    stray_frames: int = 0  # of an attempt whose beginning went to somebody else
+    stray_frames: int = 0  # of an attempt whose `begin` went to another receiver
     attempts: int = 0
 
 
@@ -236,17 +236,17 @@ class _Attempt:
 
 @dataclass(slots=True)
 class _Partition:
-    #: (rows, crc) of the frames handed on. Attempts send without gaps, so this has none either.
+    #: (rows, crc) of the delivered frames. Attempts send without gaps, so this has none either.
     taken: list[tuple[int, int]] = field(default_factory=list)
     ended: End | None = None
 
 
 class RunLedger:
-    """What has arrived of one run. Not thread-safe: one receiver owns it.
+    """The accounting of one run. Not thread-safe: one receiver owns it.
 
     All methods raise ProtocolError with one of these reasons: `lost_rows` (a gap, or fewer rows than
-    were announced), `doubled_rows` (more than were announced), `recut` (a retry cut other frames
-    than the attempt before it).
+    announced), `doubled_rows` (more than announced), `recut` (a retry cut other frames than the attempt
+    before it).
     """
 
     def __init__(self, run: str, job: str) -> None:
@@ -254,7 +254,7 @@ class RunLedger:
         self.job = job
         self.counts = Counts()
         self.complete = False
-        self.committed_rows = 0  # of the partitions that are ours, as the commit told
+        self.committed_rows = 0  # of this receiver's partitions, as in the commit
         self._attempts: dict[tuple[int, int], _Attempt] = {}
         self._partitions: dict[int, _Partition] = {}
 
@@ -269,7 +269,7 @@ class RunLedger:
         return frozenset((number, end.rows, end.crc) for number, end in ended if end is not None)
 
     def rows_of(self, partition: int) -> int:
-        """Rows handed on from one partition."""
+        """Returns the delivered rows of a partition."""
         found = self._partitions.get(partition)
         return sum(rows for rows, _ in found.taken) if found else 0
 
@@ -279,11 +279,11 @@ class RunLedger:
         self.counts.attempts += 1
 
     def rows(self, message: Rows) -> bool:
-        """True: hand these rows on. False: they were there before, or are strays."""
+        """Records a frame. True: deliver its rows. False: they are duplicates or strays."""
         attempt = self._attempts.get((message.partition, message.attempt))
         if attempt is None:
-            # The connection was re-made in mid-attempt. Its task fails, for want of confirmation
-            # of what went before, and is retried from the start.
+            # The connection was made again in mid-attempt. The task fails, since its earlier messages are not
+            # confirmed, and is retried from the start.
             self.counts.stray_frames += 1
             return False
         if message.sequence > attempt.frames:
@@ -324,7 +324,7 @@ class RunLedger:
         partition.ended = message
 
     def commit(self, message: Commit, winners: list[Winner]) -> None:
-        """Compares what the run says it sent with what was handed on."""
+        """Compares the rows that the run sent with those that were delivered."""
         ours = {w.partition: w for w in winners if w.partition % message.receivers == message.receiver}
         for number, winner in ours.items():
             found = self._partitions.get(number)
@@ -355,8 +355,8 @@ class RunLedger:
 
     def abort(self, message: Abort) -> None:
         raise Broken(
-            f"run {message.run} failed in Spark; {self.counts.rows:,} of its rows had been handed on",
-            hint="Spark's own error says why. Start the epoch again from your last checkpoint.",
+            f"run {message.run} failed in Spark; {self.counts.rows:,} of its rows had been delivered",
+            hint="Spark's error has the cause. Start the epoch again from your last checkpoint.",
         )
 
     def _duplicate(self, message: Rows) -> bool:

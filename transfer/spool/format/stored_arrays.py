@@ -1,4 +1,4 @@
-"""How a dict of arrays with metadata lies in the log: its first frame as the body, the large arrays as the
+"""The layout of a dict of arrays with metadata in the log: its first frame is the body, large arrays are the
 blob. Pure."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PADDING = bytes(ALIGNMENT)
 
 
 def encode(arrays: Mapping[str, Array], meta: Any) -> tuple[bytes, list[Any]]:
-    """(body, the buffers of the blob). The buffers are the arrays' own memory."""
+    """Returns (body, the buffers of the blob). The buffers are the arrays' memory."""
     first, *others = frames_of(arrays, meta, None)
     header, data = first[3] or b"", first[4]
     blob = []
@@ -29,7 +29,7 @@ def encode(arrays: Mapping[str, Array], meta: Any) -> tuple[bytes, list[Any]]:
 
 
 def decode(body: memoryview, blob: memoryview | None) -> tuple[Arrays, Any]:
-    """The arrays, as read-only views of what is given, and the metadata. Raises LogDamaged."""
+    """Returns the arrays, as read-only views of the arguments, and the metadata. Raises LogDamaged."""
     start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     header = unpack_bundle(bytes(body[_LENGTH.size : start]))
     data = body[start:]
@@ -42,20 +42,20 @@ def decode(body: memoryview, blob: memoryview | None) -> tuple[Arrays, Any]:
             arrays[entry.name] = NUMPY.build(entry.recipe, data, header.start + entry.offset)
             continue
         if blob is None or position + entry.recipe.nbytes > len(blob):
-            raise LogDamaged(f"the rows of column {entry.name!r} are not there")
+            raise LogDamaged(f"the rows of column {entry.name!r} are missing")
         arrays[entry.name] = NUMPY.build(entry.recipe, blob, position)
         position += -(-entry.recipe.nbytes // ALIGNMENT) * ALIGNMENT
     return arrays, header.metadata_of(data)
 
 
 def metadata(body: memoryview) -> Any:
-    """The metadata alone."""
+    """Returns the metadata alone."""
     start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     return unpack_bundle(bytes(body[_LENGTH.size : start])).metadata_of(body[start:])
 
 
 def nbytes_of(body: memoryview) -> int:
-    """The bytes of all arrays, of which the blob may be gone."""
+    """Returns the bytes of all arrays, even if the blob is deleted."""
     start = _LENGTH.size + _LENGTH.unpack_from(body)[0]
     index = unpack_bundle(bytes(body[_LENGTH.size : start])).index_of(body[start:])
     return sum(entry.recipe.nbytes for entry in index.entries)

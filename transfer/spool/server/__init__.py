@@ -1,1 +1,1 @@
-"""The spool itself: keeps rows of runs, and gives them to readers."""
+"""The spool's server: stores the rows of runs, and sends them to readers."""

@@ -1,4 +1,4 @@
-"""Answers that take long are made a slice at a time, in turns."""
+"""Makes answers that take long in slices, in turns."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
 
 #: makes an answer: yields the bytes that it is about to allocate, then at each place where it may pause;
-#: returns rows and how many there are
+#: returns the rows and their number
 Slices = Generator[int, None, "tuple[Arrays, int]"]
 
 T = TypeVar("T")
-#: seconds for which one answer is made before others have their turn
+#: seconds for which one answer is made before the others have their turn
 _SLICE = 0.01
 #: bytes from which on an answer waits until no other one of that size is being made
 LARGE = 64 << 20
@@ -31,26 +31,26 @@ class _Answer(Generic[T]):
 
 
 class AnswerQueue:
-    """Answers that are being made, each for 10 ms at a time. For one thread."""
+    """Answers in the making, each for 10 ms at a time. For one thread."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._running: deque[_Answer[Any]] = deque()
-        self._waiting: deque[_Answer[Any]] = deque()  # large ones, of which one is made at a time
+        self._waiting: deque[_Answer[Any]] = deque()  # large answers, made one at a time
 
     @property
     def busy(self) -> bool:
-        """Whether `turn` has something to do."""
+        """Whether `turn` has work to do."""
         return bool(self._running)
 
     def begin(self, slices: Generator[int, None, T], made: Callable[[T | Exception], None]) -> None:
-        """Makes an answer, at once if it is small. made: called when it is there, maybe within this call."""
+        """Makes an answer, at once if it is small. made: called with it, maybe within this call."""
         answer = _Answer(slices, made)
         try:
             answer.large = next(slices) > LARGE
         except StopIteration as stop:
             made(stop.value)
-        except Exception as error:  # noqa: BLE001 - of this answer; who asked is told
+        except Exception as error:  # noqa: BLE001 - of this answer; the client gets it
             made(error)
         else:
             if answer.large and any(one.large for one in self._running):
@@ -59,7 +59,7 @@ class AnswerQueue:
                 self._go_on(answer)
 
     def turn(self) -> None:
-        """Each of them goes on for a slice."""
+        """Runs one slice of each answer."""
         for _ in range(len(self._running)):
             self._go_on(self._running.popleft())
 
@@ -71,7 +71,7 @@ class AnswerQueue:
                 next(answer.slices)
         except StopIteration as stop:
             self._ended(answer, stop.value)
-        except Exception as error:  # noqa: BLE001 - of this answer; who asked is told
+        except Exception as error:  # noqa: BLE001 - of this answer; the client gets it
             self._ended(answer, error)
         else:
             self._running.append(answer)
@@ -83,7 +83,7 @@ class AnswerQueue:
 
 
 def whole(slices: Slices) -> tuple[Arrays, int]:
-    """The answer, made without a pause."""
+    """Makes the answer without a pause."""
     while True:
         try:
             next(slices)

@@ -1,4 +1,4 @@
-"""What a fetch brings: rows of visible frames, cut or copied as the order of the epoch says."""
+"""Makes the answer to a fetch: rows of visible frames, cut or copied in the order of the epoch."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from transfer.spool.server.answer_queue import Slices
     from transfer.transports.core import Pool
 
-#: orders that are kept; one of a shuffled epoch takes eight bytes a block
+#: cached orders; one of a shuffled epoch takes eight bytes for each block
 _KEPT_ORDERS = 8
-#: rows, and bytes of them, that are gathered at a time: a row takes about 80 bytes of memory while they are
+#: rows, and bytes of them, that are gathered at a time: a row takes about 80 bytes of memory meanwhile
 _UNIT_ROWS, _UNIT_BYTES = 1 << 18, 16 << 20
 
 
@@ -44,11 +44,11 @@ class Answers:
         self._orders: OrderedDict[tuple[int, int | None, int, int], Order] = OrderedDict()
 
     def rows(self, entry: RunRecord, fetch: Fetch, seen: VisibleState) -> Slices:
-        """(the rows, how many), of what was seen to be visible, made in slices.
+        """Returns (the rows, their number) among the visible ones, made in slices.
 
-        Raises UsageError (no such column, for instance), AnswerTooLarge, Broken (they are not kept any more).
+        Raises UsageError (no such column, for instance), AnswerTooLarge, Broken (the rows are deleted).
         """
-        order = self._order(entry, fetch, entry.run.layouts or (), seen)  # whatever columns are asked for
+        order = self._order(entry, fetch, entry.run.layouts or (), seen)  # for all columns
         count = sum(end - begin for begin, end in _ranges(fetch, seen.rows))
         if not count:
             return {}, 0
@@ -90,7 +90,7 @@ class Answers:
         return copy.arrays, count
 
     def _frame(self, entry: RunRecord, fetch: Fetch, number: int) -> Arrays:
-        """Others may have acknowledged or deleted it since the last slice."""
+        """Returns a frame. Other clients may have acknowledged or deleted it since the last slice."""
         try:
             return self._store.frame(entry, number)
         except TransferError:
@@ -104,12 +104,12 @@ class Answers:
         if fetch.begin < entry.first:
             raise Broken(
                 f"rows {fetch.begin:,} to {entry.first:,} of run {entry.run.name} are not kept any more",
-                hint="all groups of the stream had acknowledged them; begin where your group is",
+                hint="all groups of the stream have acknowledged them; begin at your group's position",
             )
 
     def explain(self, entry: RunRecord, asked: Explain) -> Arrays:
-        """Where the rows [begin, end) of an epoch's order come from, as columns: `job` (a number),
-        `partition`, `attempt`, `sequence` of the frame, and the row in that frame, for each row."""
+        """Returns the origin of each of the rows [begin, end) of an epoch's order, as columns: `job` (a
+        number), `partition`, `attempt`, `sequence` of the frame, and the row in that frame."""
         import numpy as np
 
         fetch = Fetch(
@@ -156,7 +156,7 @@ class Answers:
         return order
 
     def _allocate(self, shape: tuple[int, ...], dtype: Any) -> Array:
-        """Memory of the pool: pages that are there already."""
+        """Allocates memory of the pool, whose pages exist already."""
         import numpy as np
 
         size = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
@@ -168,9 +168,9 @@ class Answers:
 
 
 def _check_size(nbytes: int, rows: int, count: int) -> None:
-    """Rows that are as long as each says may be more than was guessed; one is always given.
+    """Raises AnswerTooLarge if rows of variable length are larger than estimated. One row is always allowed.
 
-    nbytes: of the first so many rows of all that the fetch asks for.
+    nbytes: of the first `rows` rows of all that the fetch requests.
     """
     if count > 1 and nbytes > MAX_ANSWER:
         raise _too_large(count, rows * MAX_ANSWER // (2 * nbytes))
@@ -191,7 +191,7 @@ def _ranges(fetch: Fetch, visible: int) -> Iterator[tuple[int, int]]:
 
 
 def _pieces(order: Order, fetch: Fetch, visible: int, unit: int) -> Iterator[Piece | None]:
-    """The rows of all ranges in an order that is not shuffled, each with its place in the answer."""
+    """Yields the rows of all ranges in an unshuffled order, each with its place in the answer."""
     place = 0
     for begin, end in _ranges(fetch, visible):
         for first in range(begin, end, unit):
@@ -201,7 +201,7 @@ def _pieces(order: Order, fetch: Fetch, visible: int, unit: int) -> Iterator[Pie
 
 
 def _gathers(order: Order, fetch: Fetch, visible: int, unit: int) -> Iterator[Gather | None]:
-    """The same of a shuffled order, about `unit` rows at a time. None: it may pause."""
+    """As `_pieces` for a shuffled order, about `unit` rows at a time. None: it may pause."""
     import numpy as np
 
     place = rows = 0

@@ -1,4 +1,4 @@
-"""How attempts ended, and the tasks that ask for it: each waits until its rows are on the disk."""
+"""Records how attempts ended. The task of an attempt waits here until its rows are on the disk."""
 
 from __future__ import annotations
 
@@ -15,19 +15,18 @@ from transfer.transports.errors import Broken, TransferError
 
 #: (run, job, partition, attempt)
 Key = tuple[str, str, int, int]
-#: ends of attempts that are remembered for a task that asks again
+#: ends of attempts that are kept for a task that asks again
 _REMEMBERED = 100_000
-#: seconds after which an attempt that is asked for must have come: its task has sent all of it before it asks
+#: seconds after which an awaited attempt must have arrived: its task has sent all of it before it asks
 _MISSING = 5.0
-#: attempts that may be asked for while they are not there
+#: attempts that may be awaited while they are missing
 _MAX_ASKING = 100_000
 
 
 class AttemptEnds:
-    """Any thread.
+    """The ends of attempts. Any thread.
 
-    receiving: the attempt whose message the rows' thread has taken from its socket and not yet put into the
-    books.
+    receiving: the attempt whose message the rows' thread has taken from its socket and not recorded yet.
     """
 
     def __init__(self, store: Store, responder: Responder) -> None:
@@ -36,18 +35,18 @@ class AttemptEnds:
         self._lock = threading.Lock()
         #: None: it ended well
         self._ends: OrderedDict[Key, TransferError | None] = OrderedDict()
-        #: tasks that asked before the end was known, and until when it has to be
+        #: tasks that asked before the end was known, and their deadlines
         self._asking: dict[Key, list[tuple[bytes, Ended, float]]] = {}
         self.receiving: Key | None = None
 
     def ask(self, identity: bytes, request: Ended) -> dict[str, Any] | None:
-        """The answer; None: it follows. Raises how the attempt failed."""
+        """Returns the answer; None: it follows. Raises the error of a failed attempt."""
         key = request.run, request.job, request.partition, request.attempt
         attempt = self._store.attempt(*key)
         with self._lock:
             if key in self._ends:
                 error = self._ends[key]
-            elif attempt is not None and attempt.kept:  # before this process began
+            elif attempt is not None and attempt.kept:  # before this process started
                 error = None
             else:
                 if len(self._asking) >= _MAX_ASKING:
@@ -59,12 +58,12 @@ class AttemptEnds:
         return {}
 
     def began(self, message: Begin) -> None:
-        """What was known of an attempt of this name is of one before, whose job was aborted."""
+        """Forgets the end of an earlier attempt of this name, whose job was aborted."""
         with self._lock:
             self._ends.pop((message.run, message.job, message.partition, message.attempt), None)
 
     def dropped(self, message: End) -> None:
-        """The spool was restarted while it was sent, or its job is over."""
+        """Records an attempt whose job is over, or that was cut off by the spool's restart."""
         self._over(message, self._why_missing(message.run, message.job, message.partition))
 
     def _why_missing(self, run: str, job: str, partition: int) -> TransferError:
@@ -77,12 +76,12 @@ class AttemptEnds:
         return _missing(run, partition)
 
     def kept(self, message: End) -> None:
-        """All of an attempt is on the disk."""
+        """Records that all of an attempt is on the disk."""
         self._store.attempt_kept(message)
         self._over(message, None)
 
     def failed(self, message: Begin | Rows | End, error: TransferError) -> None:
-        """An attempt sent what cannot be kept."""
+        """Records that an attempt sent data that cannot be stored."""
         self._over(message, error)
 
     def _over(self, message: Begin | Rows | End, error: TransferError | None) -> None:
@@ -97,13 +96,13 @@ class AttemptEnds:
             self._responder.respond(identity, request, {"error": refusal(error)} if error else {})
 
     def refuse_missing(self) -> None:
-        """Refuses who asks for an attempt that this process does not know: it was sent to the one before."""
+        """Refuses tasks that wait for an attempt of an earlier process."""
         now = time.monotonic()
         with self._lock:
             late = {key: asking for key, asking in self._asking.items() if asking[0][2] < now}
         for key, asking in late.items():
             if key == self.receiving:
-                continue  # its end has come, and the disk is slow
+                continue  # its end has arrived, and the disk is slow
             attempt = self._store.attempt(*key)
             if attempt is not None and attempt.ended is not None:
                 continue  # it waits for the disk
@@ -116,6 +115,6 @@ class AttemptEnds:
 
 def _missing(run: str, partition: int) -> Broken:
     return Broken(
-        f"partition {partition} of run {run} is not there",
-        hint="the spool was restarted meanwhile, or its job is over; Spark tries the task again",
+        f"partition {partition} of run {run} is missing",
+        hint="the spool was restarted, or the job is over; Spark retries the task",
     )

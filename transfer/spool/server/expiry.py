@@ -1,4 +1,4 @@
-"""Removes what nothing uses any more, by its age: staged rows, groups, runs, rows of streams."""
+"""Removes unused data by its age: staged rows, groups, runs, rows of streams."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transfer.spool.server.store import Store
 
 _log = logging.getLogger("transfer.spool")
 
-#: seconds between two looks at all runs, at most
+#: seconds between two checks of all runs, at most
 _EVERY = 60.0
-#: is told of each removal: a reason of one word, and bytes
+#: called for each removal with a reason of one word, and bytes
 Removed = Callable[[str, int], None]
 
 
 class Expiry:
-    """Looks at all runs now and then. For one thread.
+    """Checks all runs periodically. For one thread.
 
-    Activity is noted in the log, so that a restart does not make everything young. Removals are logged.
+    Activity is recorded in the log, so that a restart does not reset all ages. Removals are logged.
     """
 
     def __init__(self, store: Store, ages: Ages, removed: Removed = lambda reason, nbytes: None) -> None:
@@ -33,7 +33,7 @@ class Expiry:
         self._removals = 0
 
     def look(self, reading: Collection[tuple[int, str]]) -> int | None:
-        """The sequence to wait for before what was removed is gone; None: nothing was removed.
+        """Returns the sequence to wait for before the removals are final; None: nothing was removed.
 
         reading: numbers of runs with the groups for which they are being read.
         """
@@ -45,7 +45,7 @@ class Expiry:
         with self._store.lock:
             for entry in [*self._store.entries.values()]:
                 if entry.damage:
-                    continue  # an operator decides what becomes of it
+                    continue  # an operator decides about it
                 self._look_at(entry, {group for number, group in reading if number == entry.number}, now)
         return self._store.mark() if self._removals > before else None
 
@@ -85,7 +85,7 @@ class Expiry:
         self._remove("group", text, before - entry.bytes_from(0), group.used, now)
 
     def _reason(self, entry: RunRecord, reading: set[str], now: float) -> str:
-        """Why the run goes; "": it stays."""
+        """Returns why the run is removed; "": it stays."""
         ages, live = self._ages, [group for group in entry.groups.values() if not group.given_up]
         if reading:
             return ""
@@ -95,13 +95,13 @@ class Expiry:
             done = all((group.acknowledged or (0, -1)) >= (0, entry.rows) for group in live)
             return "read" if done and self._is_over(ages.retention, entry.touched, now) else ""
         writing = entry.state == OPEN and any(job.attempts for job in entry.run.jobs.values())
-        # A stream that was opened stays, with its groups' positions: only its rows go, see `_release`.
+        # A stream that a reader has opened stays, with its groups' positions: `_release` removes only rows.
         opened = bool(entry.groups) if entry.run.kind == "stream" else bool(live)
         unread = not opened and not writing and self._is_over(ages.unread, entry.touched, now)
         return "unread" if unread else ""
 
     def _release(self, entry: RunRecord, now: float) -> None:
-        """Rows of a stream that are kept for no group, as long as for who might come."""
+        """Removes rows of a stream without groups, after the time in which a group may still appear."""
         if any(not group.given_up for group in entry.groups.values()) or entry.rows <= entry.first:
             entry.released = None
             return

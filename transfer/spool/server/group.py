@@ -1,8 +1,8 @@
-"""A group of readers: what each of its shards was given of a run, and what the group has done with. Pure.
+"""A group of readers: what each of its shards was sent, and what the group has acknowledged. Pure.
 
-A position is (epoch, row): all before it. Whoever acknowledges one speaks for all shards, since it is one of
-the whole run; but what a shard was never given it cannot have done with. So each shard has a position of its
-own, and the group's is the least of them.
+A position is (epoch, row): all rows before it. An acknowledgement is for the whole run, so it counts for all
+shards; but a shard cannot have processed rows that it was never sent. So each shard has a position, and the
+group's is the least of them.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from transfer.spool.format.protocol import Fetch
 from transfer.transports.errors import LogDamaged
 
 Position = tuple[int, int]
-#: of what the log keeps of a group. 1 had neither a number nor shards, 2 did not say which of them were read
+#: versions of a group's state in the log. 1 had neither a number nor shards, 2 lacked which shards were read
 GROUP_VERSION = 3
-#: shards of a group at most: each of them is remembered
+#: most shards of a group: each of them takes memory
 MAX_SHARDS = 1 << 16
 
 
 @dataclass(slots=True)
 class Shard:
-    """What a shard has done with, and what it was given since. None: nothing.
+    """What a shard has acknowledged, and what it was sent since. None: nothing.
 
-    read: a reader has it now. confirmed: what that one has acknowledged.
+    read: a reader has it now. confirmed: what that reader has acknowledged.
     """
 
     acknowledged: Position | None = None
@@ -35,36 +35,36 @@ class Shard:
     confirmed: Position | None = None
 
     def acknowledge(self, position: Position, kept: Position) -> None:
-        """Its own reader, or who speaks for that one, has done with all before this position."""
+        """Records that the shard's reader, or a process for it, acknowledges all rows before this."""
         before = self.confirmed if self.read else self.acknowledged
         self.acknowledged = _most(position, _least(self.acknowledged, kept))
         self.confirmed = position
-        # What it was sent behind that is on its way to a training loop, unless it goes back.
+        # Rows sent after that are in transit to a training loop, unless it goes back.
         back = before is not None and position < before
         self.delivered = self.acknowledged if back else _most(position, self.delivered)
 
     def acknowledge_of_all(self, position: Position, kept: Position) -> None:
-        """Another one's reader says so: what this one was given before the position is done with."""
+        """Records another reader's acknowledgement: rows sent to this shard before the position are done."""
         back = self.acknowledged is not None and position < self.acknowledged
         reached = _least(position, _most(self.acknowledged, self.delivered))
         self.acknowledged = _most(reached, _least(self.acknowledged, kept))
-        if back and not self.read:  # what its reader had is given again, to the next one
+        if back and not self.read:  # the next reader gets the same rows again
             self.delivered = self.acknowledged
 
 
 @dataclass(slots=True)
 class Group:
-    """Readers of a run that share its rows, in so many shards; 0: no reader has come yet.
+    """Readers of a run that share its rows, in so many shards; 0: no reader has connected yet.
 
-    begun: what the group had done with when its rows were divided into these shards; a shard that never came
-    is there still. positions: of the shards that came.
+    begun: what the group had acknowledged when its rows were divided into these shards; a shard without a
+    reader is still there. positions: of the shards that had readers.
 
-    delivered: up to which rows were sent to any of them, see `RunInfo`. before: what it was when the first of
-    the readers came that read now, one after the other or together; settled: whether it tells of them. It is
-    not when a reader has gone since. noted: the record that keeps that this group and its shards are there.
+    delivered: up to which rows were sent to any of them, see `RunInfo`. before: its value when the first of
+    the present readers connected, together or one after the other; settled: whether `before` is about them.
+    It is not after a reader has disconnected. noted: the record that stores the group and its shards.
 
-    used: when it last read or acknowledged; used_noted: what of that is in the log. given_up: that is
-    so long ago that no rows are kept for it.
+    used: when it last read or acknowledged; used_noted: the stored value of that. given_up: that is so long
+    ago that no rows are kept for it.
     """
 
     begun: Position | None = None
@@ -80,7 +80,7 @@ class Group:
 
     @property
     def acknowledged(self) -> Position | None:
-        """What all shards have done with."""
+        """What all shards have acknowledged."""
         found = [shard.acknowledged for shard in self.positions.values()]
         if len(found) < self.shards or not found:
             found.append(self.begun)
@@ -88,14 +88,15 @@ class Group:
 
     @property
     def absent(self) -> int:
-        """Shards that never came."""
+        """Number of shards that never had a reader."""
         return self.shards - len(self.positions)
 
     def join(self, shard: int, shards: int, *, alone: bool) -> bool:
-        """A reader begins, where the group is. alone: no other reads. Whether that has to be kept.
+        """Adds a reader, which begins at the group's position. Returns whether that must be stored.
 
-        Other shards than before begin where the group is. What a shard was given and had not done with when
-        the readers went is given to their successors again, so it does not count as delivered.
+        alone: no other reader is connected. If the shards change, all begin at the group's position. Rows
+        that a shard was sent and had not acknowledged when the readers disconnected are sent to their
+        successors again, so they do not count as delivered.
         """
         changed = shards != self.shards
         if changed:
@@ -110,8 +111,8 @@ class Group:
         return changed
 
     def rejoin(self, shard: int, shards: int, delivered: Position | None) -> bool:
-        """A reader is here again after its connection broke, or the spool was away, and had been given so
-        much. Whether that has to be kept."""
+        """Adds a reader after its connection broke, or the spool was restarted, with the position that it had
+        reached. Returns whether that must be stored."""
         changed = shards != self.shards
         if changed:
             self.begun, self.shards, self.positions = self.acknowledged, shards, {}
@@ -120,8 +121,8 @@ class Group:
         return changed
 
     def deliver(self, shard: int, fetch: Fetch, visible: int, *, over: bool) -> bool:
-        """A shard is given the rows of a fetch, of so many that were visible. over: no more come. Whether it
-        has gone into another epoch."""
+        """Records that a shard is sent the rows of a fetch, of so many visible ones. over: no more arrive.
+        Returns whether it has moved to another epoch."""
         position, known = reached(fetch, visible, over=over), self.positions.get(shard)
         if position is None or known is None:
             return False
@@ -129,8 +130,8 @@ class Group:
         return (before or (0, 0))[0] != position[0]
 
     def leave(self, shard: int, used: Position | None) -> None:
-        """A reader goes, and has used so much of what it was given. None: it was lost, or does not say, and
-        what it had not done with is given again."""
+        """Removes a reader, with the position up to which it has used its rows. None: it was lost, or does
+        not report that, and its unacknowledged rows are sent again."""
         known = self.positions.get(shard)
         if known is not None:
             known.delivered = _least(known.delivered, used) if used is not None else known.acknowledged
@@ -139,15 +140,15 @@ class Group:
     def acknowledge(
         self, position: Position, shard: int, count: int, shards: int, kept: Position = (0, 0)
     ) -> None:
-        """Said by a reader, or by the process that has `count` of them from `shard` on.
+        """Records the acknowledgement of a process that has `count` shards from `shard` on.
 
-        It knows of its own shards; of the others what they were given before this position is done with.
-        kept: rows before it are gone, and who had done with them does not go back there.
+        It covers its own shards; of the others, the rows that they were sent before this position.
+        kept: rows before it are deleted, and a shard that has acknowledged them does not go back there.
         """
         if not self.shards:
             self.begun = position
             return
-        # Where the group goes back, the shards that never came begin there too.
+        # Where the group goes back, the shards without readers begin there, too.
         self.begun = _most(_least(self.begun, position), _least(self.begun, kept))
         own = range(shard, shard + count) if shards == self.shards else range(0)
         for number in own:
@@ -158,15 +159,15 @@ class Group:
 
 
 def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:
-    """Where the rows begin that a shard needs next, when it has those of a fetch. None: the fetch does not
-    tell.
+    """Returns the position of the rows that a shard needs after those of a fetch. None: the fetch has no next
+    position.
 
-    Steps that are not whole are given once more, shorter, when the run is over.
+    Incomplete steps are sent once more, shorter, when the run is over.
     """
     if fetch.next is None:
         return None
     epoch, row = fetch.next
-    if fetch.need > visible:  # it was over before so many came
+    if fetch.need > visible:  # it was over before so many arrived
         missing = -(-(fetch.need - visible) // max(1, fetch.stride))
         epoch, row = fetch.epoch, max(0, row - min(missing, fetch.times) * fetch.stride)
     if over and visible - row < fetch.least:
@@ -175,7 +176,7 @@ def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:
 
 
 def group_to_json(group: Group) -> bytes:
-    """What the log keeps of it."""
+    """Returns the log's form of a group."""
     value = {
         "version": GROUP_VERSION,
         "acknowledged": group.acknowledged,
@@ -192,7 +193,7 @@ def group_to_json(group: Group) -> bytes:
 
 
 def group_from_json(value: bytes) -> Group:
-    """Raises LogDamaged: a later release wrote it."""
+    """Parses the log's form. Raises LogDamaged: a later release wrote it."""
     fields: Mapping[str, Any] = json.loads(value)
     version = fields.get("version", 1)
     if version > GROUP_VERSION:
@@ -211,7 +212,7 @@ def group_from_json(value: bytes) -> Group:
 
 
 def _shard(acknowledged: list[int] | None, delivered: list[int] | None, read: bool = False) -> Shard:
-    """What its reader had is known again when that comes back; one that does not is lost."""
+    """Makes a shard; if its reader reconnects, the reader's position is known again."""
     known = _position(acknowledged)
     return Shard(known, known if read else _position(delivered))
 

@@ -1,13 +1,12 @@
-"""The books of one run: who sent what, what is staged, what readers may see. Pure: events in, decisions out.
+"""The accounting of one run: which attempt sent what, what is staged, what is visible. Pure.
 
-A job is one try of the run; each of its tasks may be tried several times (attempts). What an attempt sends
-is staged. It becomes visible, whole, at the job's commit ("committed"), or when the first attempt of a
-partition has ended and is on the disk ("partition"). Where rows of an earlier job are visible, partitions of
-a later one wait for its commit: its plan may be another one, whose partitions hold the same rows again. What
-nobody will see any more is named, so that its room can be given back.
+A job is one try of the run; each of its tasks may be tried several times (attempts). The rows of an attempt
+are staged. They become visible, all together, at the job's commit ("committed"), or when the first attempt of
+a partition has ended and is on the disk ("partition"). If rows of an earlier job are visible, partitions of a
+later one wait for its commit: its plan may differ, with the same rows in other partitions. Frames that can
+never become visible are reported, so that their space can be freed.
 
-The same events in the same order give the same books: that is how a spool finds its state again after a
-crash.
+The same events in the same order give the same state: so a spool recovers its state after a crash.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from transfer.spool.format.rows import Layout
 from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain
 from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
-#: committed jobs of a stream that are known by name: Spark repeats only its last batch
+#: committed jobs of a stream that are remembered by name: Spark repeats only its last batch
 REMEMBERED_JOBS = 1000
 RECUT_HINT = (
     "With delivery=partition each try has to give the same partitions, with the same rows in the same order, "
@@ -33,7 +32,7 @@ RECUT_HINT = (
 
 
 class Place(NamedTuple):
-    """A frame of rows: its offset in the run's topic, and its rows."""
+    """A frame of rows: its offset in the run's topic, and its number of rows."""
 
     offset: int
     rows: int
@@ -54,8 +53,8 @@ class Attempt:
     kept: bool = False
 
 
-class Taken(NamedTuple):
-    """The attempt whose rows of a partition became visible at its end, and what it sent."""
+class VisibleAttempt(NamedTuple):
+    """The attempt whose rows of a partition became visible at its end, and their counts."""
 
     job: str
     attempt: int
@@ -68,7 +67,7 @@ class Taken(NamedTuple):
 
 
 class Visible:
-    """The frames that readers may see, in order, as columns of integers. Frame i ends before row
+    """The visible frames, in order, as columns of integers. Frame i ends before row
     `ends[i]`."""
 
     __slots__ = ("attempts", "ends", "jobs", "offsets", "partitions", "sequences")
@@ -102,12 +101,12 @@ class Visible:
 
 @dataclass(slots=True)
 class Job:
-    """A job that is neither committed nor aborted. layouts: of the rows that its ended attempts have. told:
+    """A job that is neither committed nor aborted. layouts: of the rows of its ended attempts. announced:
     those of the attempt that began last."""
 
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     layouts: tuple[Layout, ...] | None = None
-    told: tuple[Layout, ...] = ()
+    announced: tuple[Layout, ...] = ()
 
     @property
     def offsets(self) -> list[int]:
@@ -115,17 +114,15 @@ class Job:
 
     @property
     def nbytes(self) -> int:
-        """Of what its attempts have staged."""
+        """Bytes of its staged rows."""
         return sum(attempt.nbytes for attempt in self.attempts.values())
 
 
 class Run:
-    """One run. Not thread-safe. All methods raise UsageError, ProtocolError or NotATensor for what may not
-    be.
+    """One run. Not thread-safe. All methods raise UsageError, ProtocolError or NotATensor for invalid events.
 
-    done: jobs that were committed, in order; of a stream the last of them. names: of all jobs with rows that
-    are visible, for lineage. strays: frames that came for nobody, dropped. visible_bytes: of all rows that
-    became visible.
+    done: committed jobs, in order; of a stream only the last ones. names: of all jobs with visible rows, for
+    lineage. strays: dropped frames without a job or attempt. visible_bytes: of all rows that became visible.
     """
 
     def __init__(self, name: str, delivery: Delivery, kind: Kind) -> None:
@@ -140,19 +137,20 @@ class Run:
         self.names: list[str] = []
         self.strays = 0
         self.visible_bytes = 0
-        #: in mode "partition": whose rows of a partition are visible. A stream has each partition once a job
-        self._taken: dict[tuple[str, int], Taken] = {}
+        #: in mode "partition": the attempt with a partition's visible rows. A stream has each partition once
+        #: a job
+        self._taken: dict[tuple[str, int], VisibleAttempt] = {}
 
     @property
     def staged_bytes(self) -> int:
-        """Of rows that are not visible."""
+        """Bytes of rows that are not visible."""
         return sum(job.nbytes for job in self.jobs.values())
 
-    # -- what a job does ---------------------------------------------------------------------------------
+    # -- events of a job ---------------------------------------------------------------------------------
 
     def declare(self, job: str, delivery: Delivery, kind: Kind, if_complete: IfComplete = "refuse") -> bool:
-        """True: send. False: what this job would send is committed already, or another job has completed the
-        run and `if_complete` says to skip it."""
+        """Declares a job. True: send. False: its rows are committed already, or another job has completed the
+        run and `if_complete` is "skip"."""
         if (delivery, kind) != (self.delivery, self.kind):
             raise UsageError(
                 f"run {self.name} is a {self.kind} with delivery {self.delivery}, not a {kind}, {delivery}",
@@ -165,7 +163,7 @@ class Run:
         return True
 
     def check_begin(self, message: Begin, layouts: tuple[Layout, ...]) -> bool:
-        """Whether this beginning may be. False: its job is over, or unknown; what follows will be dropped."""
+        """Checks a `begin`. False: its job is over, or unknown; its messages will be dropped."""
         job = self.jobs.get(message.job)
         if job is None:
             return False
@@ -176,23 +174,23 @@ class Run:
         return True
 
     def begin(self, message: Begin, layouts: tuple[Layout, ...]) -> bool:
-        """An attempt begins. False: as in `check_begin`."""
+        """Begins an attempt. False: as in `check_begin`."""
         if not self.check_begin(message, layouts):
             return False
         key = message.partition, message.attempt
         job = self.jobs[message.job]
-        # One object for all attempts: there may be very many, of very many columns.
-        job.told = layouts = job.told if job.told == layouts else layouts
+        # One object for all attempts: there may be many, with many columns.
+        job.announced = layouts = job.announced if job.announced == layouts else layouts
         job.attempts[key] = Attempt(*key, layouts)
         return True
 
     def layouts_of(self, message: Rows) -> tuple[Layout, ...]:
-        """What this frame's columns have to be."""
+        """Returns the required columns of this frame."""
         attempt = self._attempt(message)
         return attempt.layouts if attempt is not None else ()
 
     def wants(self, message: Rows) -> bool:
-        """Whether this frame is to be kept. False: it came for nobody any more."""
+        """Whether to store this frame. False: its attempt or job is over."""
         attempt = self._attempt(message)
         if attempt is None:
             self.strays += 1
@@ -200,13 +198,13 @@ class Run:
         if attempt.ended is not None or message.sequence != len(attempt.places):
             raise ProtocolError(
                 "lost_rows",
-                f"run {self.name}, partition {message.partition}: frame {message.sequence} came where "
+                f"run {self.name}, partition {message.partition}: frame {message.sequence} arrived where "
                 f"{len(attempt.places)} was due",
             )
         return True
 
     def rows(self, message: Rows, offset: int, nbytes: int = 0) -> bool:
-        """A frame was kept there. False: its job ended meanwhile, and it is not needed."""
+        """Records a stored frame. False: its job has ended, and it is not needed."""
         attempt = self._attempt(message)
         if attempt is None:
             return False
@@ -217,7 +215,7 @@ class Run:
         return True
 
     def check_end(self, message: End) -> bool:
-        """Whether this end fits what came. False: its job is over, or unknown."""
+        """Checks that an `end` matches the received frames. False: its job is over, or unknown."""
         attempt = self._attempt(message)
         if attempt is None:
             return False
@@ -225,14 +223,14 @@ class Run:
             raise ProtocolError(
                 "lost_rows" if attempt.rows < message.rows else "checksum",
                 f"run {self.name}, partition {message.partition}: {message.rows:,} rows in {message.frames} "
-                f"frames were announced, {attempt.rows:,} in {len(attempt.places)} came",
+                f"frames were announced, {attempt.rows:,} in {len(attempt.places)} arrived",
             )
         self._check_layouts(message.job, message.partition, attempt.layouts)
         self._check_cut(message.job, message)
         return True
 
     def end(self, message: End) -> list[int]:
-        """An attempt has ended, and is on the disk. The offsets of frames that nobody needs any more."""
+        """Ends an attempt that is on the disk. Returns the offsets of unneeded frames."""
         attempt = self._attempt(message)
         if attempt is None:
             return []
@@ -248,7 +246,7 @@ class Run:
             attempt.places, attempt.nbytes = [], 0
             return unneeded
         if self.kind == "batch" and self.names and self.names[-1] != message.job:
-            return []  # the commit shows it
+            return []  # the commit makes it visible
         self._take(message.job, job, [attempt])
         return []
 
@@ -270,14 +268,14 @@ class Run:
                     "lost_rows",
                     f"run {self.name}, partition {winner.partition}: {winner.rows:,} rows were acknowledged, "
                     "and the spool does not have them",
-                    hint="was its folder deleted or changed? Nothing was delivered; write the run again",
+                    hint="was its folder deleted or changed? Nothing became visible; write the run again",
                 )
         self._check_named(job, winners)
         return True
 
     def commit(self, job: str, winners: Sequence[Winner]) -> list[int]:
-        """The job is complete: its winners are visible now, and a batch is sealed. The offsets of all frames
-        that nobody needs any more."""
+        """Commits a job: its winners are visible now, and a batch is sealed. Returns the offsets of all
+        unneeded frames."""
         found = self.jobs.pop(job, None) or Job()
         self.done[job] = None
         if len(self.done) > REMEMBERED_JOBS:
@@ -300,7 +298,7 @@ class Run:
         return unneeded
 
     def abort(self, job: str) -> list[int]:
-        """The job has failed. The offsets of its frames that nobody needs any more."""
+        """Aborts a job. Returns the offsets of its frames, which are not needed any more."""
         found = self.jobs.pop(job, None)
         if found is None:
             return []
@@ -308,24 +306,24 @@ class Run:
             self.state = FAILED
         return self._losers(found, job, set())
 
-    # -- within ------------------------------------------------------------------------------------------
+    # -- internal ----------------------------------------------------------------------------------------
 
     def _is_done(self, job: str, if_complete: IfComplete) -> bool:
-        """Raises UsageError: another job has completed the run."""
+        """Whether the job is done. Raises UsageError: another job has completed the run."""
         if job in self.done:
             return True
         if self.state == SEALED and if_complete == "refuse":
             raise UsageError(
                 f"run {self.name} is complete, with {self.visible.rows:,} rows of another job; nothing was "
                 "written to it",
-                hint="write to another name, or delete the run: transfer runs delete. To end well without "
-                "writing where the run is complete, as after a commit of unknown outcome: if_complete=skip",
+                hint="write to another name, or delete the run: transfer runs delete. To succeed without "
+                "writing if the run is complete, as after a commit of unknown outcome: if_complete=skip",
             )
         return self.state == SEALED
 
     def _check_layouts(self, job: str, partition: int, layouts: tuple[Layout, ...]) -> None:
-        """An attempt without rows has none. Of rows that take no bytes a small message holds any number: an
-        order of them would cost what it likes."""
+        """Checks an attempt's columns; one without rows has none. Rows without bytes are refused: a small
+        message may hold any number of them, and an order of them would take unlimited memory."""
         if layouts and all(layout.takes_no_bytes for layout in layouts):
             raise NotATensor(
                 f"partition {partition} of run {self.name} has rows of no bytes: every array in every column "
@@ -341,19 +339,19 @@ class Run:
             )
 
     def _check_cut(self, job: str, sent: End | Winner) -> None:
-        """Raises ProtocolError: rows of this partition are visible already, and they are others."""
+        """Raises ProtocolError if different rows of this partition are visible already."""
         taken = self._taken.get(self._key(job, sent.partition))
         if taken is not None and not taken.agrees(sent):
             raise ProtocolError(
                 "recut",
                 f"run {self.name}, partition {sent.partition}: attempt {sent.attempt} sent {sent.rows:,} "
                 f"rows, and attempt {taken.attempt}, whose {taken.rows:,} rows readers may see already, "
-                "sent others",
+                "sent different ones",
                 hint=RECUT_HINT,
             )
 
     def _check_named(self, job: str, winners: Sequence[Winner]) -> None:
-        """Raises ProtocolError: rows are visible of a partition that the job's commit does not name."""
+        """Raises ProtocolError if a visible partition is missing in the job's commit."""
         named = {self._key(job, winner.partition) for winner in winners}
         for key, taken in self._taken.items():
             of_job = self.kind == "batch" or taken.job == job
@@ -376,11 +374,11 @@ class Run:
         ]
 
     def _take(self, name: str, job: Job, attempts: Sequence[Attempt]) -> None:
-        """In mode "partition": these attempts' rows are those of their partitions."""
+        """In mode "partition": records these attempts' rows as those of their partitions."""
         for attempt in attempts:
             assert attempt.ended is not None
             key = self._key(name, attempt.partition)
-            self._taken[key] = Taken(name, attempt.number, attempt.rows, attempt.ended.crc)
+            self._taken[key] = VisibleAttempt(name, attempt.number, attempt.rows, attempt.ended.crc)
         if attempts:
             self._show(name, job, attempts)
 
@@ -393,7 +391,7 @@ class Run:
         for attempt in attempts:
             self.visible.add(number, attempt.partition, attempt.number, attempt.places)
             self.visible_bytes += attempt.nbytes
-            attempt.nbytes = 0  # not staged any more
+            attempt.nbytes = 0  # no longer staged
 
     def _key(self, job: str, partition: int) -> tuple[str, int]:
         return (job if self.kind == "stream" else ""), partition

@@ -1,4 +1,4 @@
-"""After what time the spool removes what nothing uses. Pure."""
+"""The ages at which the spool removes unused data. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from dataclasses import dataclass, fields
 from transfer.transports.errors import OptionError
 
 _DAY = 86_400.0
-#: seconds: no activity is noted in the log more exactly, and no start waits longer before it removes anything
+#: seconds: the precision of activity in the log, and the longest delay of removals after a start
 _COARSEST, _LONGEST_GRACE = 3600.0, 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Ages:
-    """Seconds without activity; None: never.
+    """Seconds without activity after which data is removed; None: never.
 
     retention: a sealed run that all its groups have read. staged: rows of a job that has sent nothing.
-    failed: a failed run. group: a group that has neither read nor acknowledged, which holds rows of a
+    failed: a failed run. group: a group that has neither read nor acknowledged, and that holds rows of a
     stream, or a run that `retention` would remove. unread: a run without groups, and rows of a stream
     without groups.
 
-    Raises OptionError: an age that is none.
+    Raises OptionError: an age is not valid.
     """
 
     retention: float | None = None
@@ -37,11 +37,11 @@ class Ages:
 
     @property
     def coarse(self) -> float:
-        """How exactly activity is noted in the log: so much longer than its age everything is kept."""
+        """The precision of activity in the log: data is kept for so much longer than its age."""
         known: list[float | None] = [getattr(self, field.name) for field in fields(self)]
         return min([_COARSEST, *(age / 10 for age in known if age is not None)])
 
     def grace(self, age: float) -> float:
-        """How long a start waits before it removes anything by this age: readers and writers come back
-        meanwhile."""
+        """Returns how long a start waits before it removes data of this age, so that readers and writers can
+        reconnect."""
         return min(age / 10, _LONGEST_GRACE)

@@ -1,4 +1,4 @@
-"""Receives the spool's messages: one that cannot be read is dropped, and no other."""
+"""Receives the spool's messages. It drops an unreadable message, and only that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class MessageReceiver:
-    """Dicts of tensors at one socket. For one thread. take: `take_bundle` or `take_bundle_from`."""
+    """Receives dicts of tensors from a socket. For one thread. take: `take_bundle`, `take_bundle_from`."""
 
     def __init__(self, socket: Any, take: Callable[..., tuple[Any, ...]], faults: PeerFaults) -> None:
         self._socket = socket
@@ -21,7 +21,7 @@ class MessageReceiver:
         self._faults = faults
 
     def next(self, flags: int = 0) -> tuple[Any, ...] | None:
-        """What was received; None: it was no dict of tensors that numpy knows. Raises Again, Closed."""
+        """Returns a message; None: it was no dict of tensors that numpy supports. Raises Again, Closed."""
         try:
             found: tuple[Any, ...] = self._socket._sound(self._take, self._socket, flags, NUMPY)
             return found
@@ -29,6 +29,6 @@ class MessageReceiver:
             raise
         except (ProtocolError, TensorMismatch, NotSupported) as error:
             self._faults.warn("a message", error, "a peer")
-        except Exception as error:  # noqa: BLE001 - whatever a peer's bytes raise, others are served
+        except Exception as error:  # noqa: BLE001 - an error for one peer's bytes must not affect others
             self._faults.note("a message", error)
         return None

@@ -1,4 +1,4 @@
-"""A reader, as the desk has it: which shard it leases, what it waits for, and what it has not taken yet."""
+"""The server's state of a reader: the shard that it leases, its requests, its unread answers."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any, Protocol
 
 from transfer.spool.server.run_record import RunRecord
 
-#: bytes of answers that a reader has not taken; beyond that it gets no more, whatever it has asked for
+#: bytes of answers that a reader may leave unread; beyond that it gets no more
 _MOST_UNSENT = 64 << 20
 
 
-class Sent(Protocol):
-    """An answer on its way. done: its memory is free again."""
+class PendingAnswer(Protocol):
+    """An answer in transit. done: its memory is free again."""
 
     @property
     def done(self) -> bool: ...
@@ -21,15 +21,15 @@ class Sent(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Taker:
-    """A connection that asks for rows. waiting: what it asked for. busy: an answer is being made. unsent:
-    answers that its connection has not taken yet, with their bytes."""
+    """A connection that requests rows. waiting: its requests. busy: an answer is being made. unsent: answers
+    that its connection has not taken yet, with their bytes."""
 
     waiting: deque[Any] = field(default_factory=deque)
     busy: bool = False
-    unsent: deque[tuple[Sent, int]] = field(default_factory=deque)
+    unsent: deque[tuple[PendingAnswer, int]] = field(default_factory=deque)
 
     def lags(self) -> bool:
-        """Whether it has not taken what it was answered: it is answered no more until it has."""
+        """Whether it has too many unread answers: it gets no more until it reads them."""
         while self.unsent and self.unsent[0][0].done:
             self.unsent.popleft()
         return sum(nbytes for _, nbytes in self.unsent) >= _MOST_UNSENT
@@ -42,9 +42,9 @@ class Taker:
 
 @dataclass(slots=True)
 class Reader(Taker):
-    """A connection that reads a shard of a group's rows, which is its lease; it waits with its fetches.
+    """A connection that reads a shard of a group's rows, which is its lease; `waiting` has its fetches.
 
-    entry: the run that it opened, though it was deleted since.
+    entry: the run that it opened, even if it is deleted since.
     """
 
     entry: RunRecord

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-_FORGOTTEN = "by `transfer runs forget-group`; who opens the run again begins as a new group does"
+_FORGOTTEN = "by `transfer runs forget-group`; a reader that opens the run again begins as a new group"
 
 
 class ReaderRequests:
-    """For one thread. A reader that has opened a run leases its shard until it goes."""
+    """Handles readers' requests. For one thread. A reader leases its shard until it disconnects."""
 
     def __init__(
         self, store: Store, answers: Answers, answer: Answer, responder: Responder, faults: PeerFaults
@@ -34,19 +34,19 @@ class ReaderRequests:
         self._store = store
         self._responder = responder
         self._readers: dict[bytes, Reader] = {}
-        #: why a connected reader has no lease any more
+        #: why a connected reader has lost its lease
         self._ended: dict[bytes, str] = {}
-        #: groups by (number of the run, name), whose positions are to be kept
+        #: groups by (number of the run, name), whose positions are to be stored
         self._unnoted: dict[tuple[int, str], RunRecord] = {}
         self._rows = RowRequests(store, answers, answer, faults, self._delivered)
 
     @property
     def leases(self) -> list[Reader]:
-        """All readers that have one."""
+        """All readers with a lease."""
         return [*self._readers.values()]
 
     def open(self, identity: bytes, request: OpenRun) -> dict[str, Any] | None:
-        """Leases a shard. The answer; None: it follows."""
+        """Leases a shard. Returns the answer; None: it follows."""
         if request.shard >= request.shards:
             raise UsageError(f"shard {request.shard} of {request.shards}", hint="shards are counted from 0")
         if request.shards > MAX_SHARDS:
@@ -86,12 +86,12 @@ class ReaderRequests:
             "acknowledged": group.acknowledged,
             "delivered": group.before,
         }
-        # From now on a stream keeps rows for its sake, after a crash too, which does not take the run's id.
+        # From now on a stream keeps rows for it, also after a crash, which does not change the run's id.
         self._responder.respond_when_committed(group.noted, identity, request, lambda: answer)
         return None
 
     def fetch(self, identity: bytes, request: Fetch) -> None:
-        """The rows follow, when they are visible."""
+        """Queues a fetch; the rows follow when they are visible."""
         reader = self._readers.get(identity)
         if reader is None:
             if (ended := self._ended.get(identity)) is not None:
@@ -100,16 +100,16 @@ class ReaderRequests:
         self._rows.fetch(identity, reader, request)
 
     def read(self, identity: bytes, request: Read) -> None:
-        """The rows follow; no group, and no lease."""
+        """Queues a read without group and lease; the rows follow."""
         self._store.entry(request.run, request.run_id).touched = self._store.now()
         self._rows.read(identity, request)
 
     def serve_waiting(self) -> float:
-        """Answers the requests for rows that can be answered now. Seconds until it is to be called again."""
+        """Answers the requests for rows that can be answered now. Returns the seconds until the next call."""
         return self._rows.serve_waiting(self._readers)
 
     def acknowledge(self, identity: bytes, request: Acknowledge) -> None:
-        """The answer follows, when the group's position is on the disk."""
+        """Acknowledges a position; the answer follows when it is on the disk."""
         entry = self._store.entry(request.run, request.run_id)
         if request.group not in entry.groups:
             raise UsageError(
@@ -119,7 +119,7 @@ class ReaderRequests:
         lease = request.shard, request.count, request.shards
         if request.shard + request.count > request.shards or request.shards > MAX_SHARDS:
             raise UsageError(f"shards {request.shard} to {request.shard + request.count} of {request.shards}")
-        if request.row > entry.rows:  # rows that come later would count as read
+        if request.row > entry.rows:  # later rows would count as read
             raise UsageError(
                 f"row {request.row:,} of run {request.run}, which has {entry.rows:,} rows",
                 hint="acknowledge a state of this run, at most as far as it was read",
@@ -129,14 +129,14 @@ class ReaderRequests:
         self._responder.respond_when_committed(sequence, identity, request, dict)
 
     def release(self, identity: bytes, request: Release) -> dict[str, Any]:
-        """The reader goes."""
+        """Ends a reader's lease."""
         reader = self._readers.pop(identity, None)
         if reader is not None:
             self._leave(reader, request.used)
         return {}
 
     def end_leases(self, entry: RunRecord, group: str) -> None:
-        """The group is forgotten; what its readers wait for is refused."""
+        """Ends the leases of a forgotten group; its readers' open requests are refused."""
         text = f"group {group!r} of run {entry.run.name} was forgotten"
         error = refusal(Broken(text, hint=_FORGOTTEN))
         for identity, reader in [*self._readers.items()]:
@@ -147,33 +147,33 @@ class ReaderRequests:
                     self._responder.respond(identity, request, {"error": error})
 
     def tick(self, connected: set[bytes]) -> None:
-        """Readers whose connection is gone have no lease any more."""
+        """Ends the leases of readers whose connection is lost."""
         self.note_all()
         for identity in [identity for identity in self._readers if identity not in connected]:
             reader = self._readers.pop(identity)
-            _log.info("a reader of run %s, group %s went away", reader.run, reader.group)
+            _log.info("a reader of run %s, group %s disconnected", reader.run, reader.group)
             self._leave(reader, None)
         for identity in [identity for identity in self._ended if identity not in connected]:
             del self._ended[identity]
         self._rows.tick(connected)
 
     def note_all(self) -> None:
-        """Positions of groups that were not kept yet are; also when the spool is closed."""
+        """Stores the positions of groups that are not stored yet; also when the spool closes."""
         unnoted, self._unnoted = self._unnoted, {}
         for (_, group), entry in unnoted.items():
             if self._store.entries.get(entry.run.name) is entry and group in entry.groups:
                 self._store.note(entry, group)
 
     def _look_at_others(self, identity: bytes, request: OpenRun, entry: RunRecord) -> tuple[str, bool]:
-        """(why the shard cannot be leased, or ""; whether no other reads for the group)."""
+        """Returns (why the shard cannot be leased, or ""; whether no other reader of the group exists)."""
         wanted, alone = (request.shards, request.shard), True
         for other, reader in [*self._readers.items()]:
             if (reader.run, reader.group) != (request.run, request.group) or other == identity:
                 continue
-            if reader.entry is not entry:  # its shards would be of two runs
+            if reader.entry is not entry:  # the group's shards would be of two runs
                 return f"shard {reader.shard} of {reader.shards} of {reader.entry.run_id}, deleted", False
             if reader.token == request.token and reader.shard == request.shard:
-                del self._readers[other]  # its connection broke, and it is here again
+                del self._readers[other]  # it has reconnected
             elif (reader.shards, reader.shard) == wanted or reader.shards != request.shards:
                 return f"shard {reader.shard} of {reader.shards}", False
             else:
@@ -182,7 +182,7 @@ class ReaderRequests:
 
     def _delivered(self, reader: Reader, request: Fetch, seen: VisibleState) -> None:
         if not any(one is reader for one in self._readers.values()):
-            return  # it went while its answer was made
+            return  # it disconnected while its answer was made
         entry = reader.entry
         group = entry.groups[reader.group]
         if group.deliver(reader.shard, request, seen.rows, over=seen.state != OPEN):
@@ -193,18 +193,18 @@ class ReaderRequests:
             group.delivered = position
 
     def _leave(self, reader: Reader, used: Position | None) -> None:
-        """The group's positions are kept soon: once for all readers that go together."""
+        """Removes a reader. The group's positions are stored soon, once for all readers that end together."""
         group = reader.entry.groups.get(reader.group)
         if group is None:
-            return  # it was forgotten meanwhile
+            return  # the group was forgotten
         group.used = self._store.now()
-        group.settled = False  # who comes next is told what this one was sent
+        group.settled = False  # the next reader learns which rows this one was sent
         group.leave(reader.shard, used)
         self._unnoted[reader.entry.number, reader.group] = reader.entry
 
 
 def _check_kept(entry: RunRecord, name: str, group: Group) -> None:
-    """Raises Broken: the group was given up, and rows that it has not read were given back."""
+    """Raises Broken if the group was given up, and rows that it has not read were deleted."""
     row = group.acknowledged[1] if group.acknowledged is not None else 0
     if entry.run.kind == "stream" and row < entry.first:
         raise Broken(

@@ -1,4 +1,4 @@
-"""What a store finds in its log when it starts: all runs, with their books and their groups."""
+"""Recovers the state of a store from its log: all runs, with their rows and their groups."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _log = logging.getLogger("transfer.spool")
 
 
 def recover(runs: RunLog, now: Callable[[], float]) -> dict[str, RunRecord]:
-    """The runs by their names; what a crash left of others is removed. Raises LogDamaged."""
+    """Returns the runs by name, and removes the remains of a crash. Raises LogDamaged."""
     state = dict(runs.log.state)
     found = [entry_of(key, value) for key, value in state.items() if key.startswith(RUN_KEY)]
     numbers = {entry.number: entry for entry in found}
     _drop_strays(runs.log, numbers)
     for entry in found:
         entry.noted = entry.touched, dict(entry.active)
-        entry.touched = entry.touched or now()  # a release before this one did not note it
+        entry.touched = entry.touched or now()  # an earlier release did not store it
         _recover_run(runs, entry)
         entry.seen = VisibleState(entry.run.visible.rows, entry.run.state)
         entry.active = {job: entry.active.get(job, entry.touched) for job in entry.run.jobs}
@@ -34,7 +34,7 @@ def recover(runs: RunLog, now: Callable[[], float]) -> dict[str, RunRecord]:
 
 
 def _drop_strays(log: Log, numbers: Collection[int]) -> None:
-    """A crash came while a run was made, or after it was deleted."""
+    """Removes topics without a run: a crash came while a run was made, or after its deletion."""
     for topic in log.topics:
         of_run = number_of(topic)
         if of_run is not None and of_run not in numbers:
@@ -57,7 +57,7 @@ def _recover_groups(
 
 
 def _recover_run(runs: RunLog, entry: RunRecord) -> None:
-    """Its books, or the reason why there are none: the other runs are served all the same."""
+    """Recovers a run, or records why that fails: other runs must be served all the same."""
     try:
         if runs.log.range(entry.topic)[0] > 0:
             raise LogDamaged("its first messages are not in the log any more")
@@ -79,7 +79,7 @@ def _replay(runs: RunLog, entry: RunRecord) -> None:
 
 
 def _check_messages(log: Log, entry: RunRecord) -> None:
-    """Raises LogDamaged if the log has named messages that the run's readers need."""
+    """Raises LogDamaged if the log reports damage to messages that the run's readers need."""
     offsets = entry.run.visible.offsets
     for one in log.damage:
         if one.topic == entry.topic and any(one.begin <= offset < one.end for offset in offsets):

@@ -1,4 +1,4 @@
-"""A run's books, found again from the messages of its topic."""
+"""Recovers a run's state from the messages of its topic."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from transfer.spool.server.ledger import Run
 from transfer.spool.server.run_record import RunRecord
 from transfer.transports.errors import ProtocolError
 
-#: in the metadata of the message that has a sealed run's index
+#: in the metadata of the message with a sealed run's index
 INDEX = "transfer.index"
 
 
 def replay(entry: RunRecord, messages: Iterable[Any]) -> list[int]:
-    """The books, from all messages of its topic.
+    """Replays all messages of a run's topic.
 
-    The offsets of frames that nobody needs: a crash may have come before they were discarded.
+    Returns the offsets of unneeded frames, which a crash may have left.
     """
     run = entry.run
     unneeded: list[int] = []
@@ -30,14 +30,14 @@ def replay(entry: RunRecord, messages: Iterable[Any]) -> list[int]:
     for message in messages:
         meta = metadata(message.body)
         if isinstance(meta, dict) and meta.get(INDEX) == 1:
-            continue  # the spool ended before the word was kept that there is an index
+            continue  # the spool ended before the record of this index was stored
         event = from_meta(meta)
         if isinstance(event, Begin):
             run.declare(event.job, run.delivery, run.kind)
             run.begin(event, layouts_of(event))
         elif isinstance(event, Rows):
             if not run.rows(event, message.offset, nbytes_of(message.body)):
-                # Its job ended while it was written.
+                # Its job ended while the frame was being written.
                 unneeded.append(message.offset)
         elif isinstance(event, End):
             unneeded += run.end(event)
@@ -52,18 +52,18 @@ def replay(entry: RunRecord, messages: Iterable[Any]) -> list[int]:
     for job in entry.aborted:
         unneeded += _abort(run, job)
     if run.state == FAILED and not entry.active.keys() <= aborted:
-        run.state = OPEN  # another job has declared itself and not begun
+        run.state = OPEN  # another job is declared and has not begun
     return unneeded
 
 
 def _abort(run: Run, job: str) -> list[int]:
-    """As `Run.abort`, also of a job that no attempt had begun for: no event says that it was declared."""
+    """As `Run.abort`, also for a job without attempts, since no event records a declaration."""
     run.declare(job, run.delivery, run.kind, "skip")
     return run.abort(job)
 
 
 def keep_attempt(run: Run, message: End) -> None:
-    """All of this attempt is on the disk."""
+    """Records that all of this attempt is on the disk."""
     job = run.jobs.get(message.job)
     attempt = job.attempts.get((message.partition, message.attempt)) if job is not None else None
     if attempt is not None:
@@ -71,7 +71,7 @@ def keep_attempt(run: Run, message: End) -> None:
 
 
 def layouts_of(message: Begin) -> tuple[Layout, ...]:
-    """The columns that an attempt tells of. Raises ProtocolError."""
+    """Returns the columns that an attempt announces. Raises ProtocolError."""
     if not message.columns:
         return ()
     try:

@@ -1,4 +1,4 @@
-"""The spool's desk: every request to what answers it, requests about runs, and what is due by the clock."""
+"""Dispatches the spool's requests, answers those about runs, and runs periodic work."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
 
 class RequestHandler:
-    """Answers requests. For one thread, but for `attempts`.
+    """Answers requests. For one thread, except `attempts`.
 
-    attempts, writers, readers: what answers the tasks that push rows, the jobs that they are of, and readers.
+    attempts, writers, readers: they answer tasks that send rows, their jobs, and readers.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class RequestHandler:
         }
 
     def ask(self, identity: bytes, request: protocol.Request, arrays: Mapping[str, Array]) -> None:
-        """Answers at once, or later. Raises what the request is refused with."""
+        """Answers at once, or later. Raises the refusal of a request."""
         if isinstance(request, protocol.CommitJob):  # the only one that has arrays
             self.writers.commit(identity, request, winners_of(arrays))
             return
@@ -77,13 +77,13 @@ class RequestHandler:
             self._responder.respond(identity, request, found)
 
     def tick(self, connected: set[bytes]) -> None:
-        """Readers whose connection is gone have no lease any more; runs whose time is over go."""
+        """Ends the leases of lost readers, and removes runs by their age."""
         self.readers.tick(connected)
         self.writers.tick(connected)
-        if not self.writers.full:  # else attempts may come when there is room
+        if not self.writers.full:  # else attempts may still arrive when there is room
             self.attempts.refuse_missing()
         removed = self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
-        if removed is not None:  # readers see it, and its room is free, only then
+        if removed is not None:  # readers see it, and its space is free, only then
             self._committer.when_committed(removed, lambda: None)
 
     # -- runs --------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ class RequestHandler:
             if (readers or entry.run.jobs) and not request.force:
                 raise UsageError(
                     f"run {request.run} has {readers} readers and {len(entry.run.jobs)} jobs that write",
-                    hint="they will fail if it goes; delete it with --force if that is meant",
+                    hint="they will fail if it is deleted; --force deletes it anyway",
                 )
             self.writers.run_deleted(entry)
             rows, nbytes = self._store.delete(request.run)
@@ -133,7 +133,7 @@ class RequestHandler:
             if readers and not request.force:
                 raise UsageError(
                     f"group {request.group!r} of run {request.run} has {len(readers)} readers",
-                    hint="they will fail if it goes; forget it with --force if that is meant",
+                    hint="they will fail if it is deleted; --force deletes it anyway",
                 )
             self.readers.end_leases(entry, request.group)
             before = entry.bytes_from(0)
@@ -151,13 +151,13 @@ class RequestHandler:
     def _lineage(self, identity: bytes, request: protocol.Lineage) -> dict[str, Any]:
         entry = self._store.entry(request.run)
         steps = self._store.lineage(entry, request.group)
-        if not steps:  # else those of a group that was forgotten are known too
+        if not steps:  # else the steps of a forgotten group are known, too
             _check_group(entry, request.group)
         return {"run_id": entry.run_id, "steps": steps}
 
 
 def _check_group(entry: RunRecord, group: str) -> None:
-    """Raises OptionError: the run has no such group."""
+    """Raises OptionError if the run has no such group."""
     if group not in entry.groups:
         names = ", ".join(sorted(entry.groups)[:5]) or "none"
         raise OptionError(f"run {entry.run.name} has no group {group!r}", hint=f"there are: {names}")

@@ -1,4 +1,4 @@
-"""Answers of a few words to requests: at once, or when the log has committed what they say."""
+"""Sends short answers to requests: at once, or when the log has committed what they report."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.log.group_committer import GroupCommitter
 from transfer.spool.format.protocol import Ask
-from transfer.spool.server.reader import Sent
+from transfer.spool.server.reader import PendingAnswer
 
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
 
 #: sends (identity, arrays, metadata); None: the connection is gone
-Answer = Callable[[bytes, "Arrays", dict[str, Any]], Sent | None]
+Answer = Callable[[bytes, "Arrays", dict[str, Any]], PendingAnswer | None]
 
 
 class Responder:
-    """Any thread."""
+    """Sends short answers. Any thread."""
 
     def __init__(self, answer: Answer, committer: GroupCommitter) -> None:
         self._answer = answer
@@ -30,5 +30,5 @@ class Responder:
     def respond_when_committed(
         self, sequence: int, identity: bytes, request: Ask, meta: Callable[[], dict[str, Any]]
     ) -> None:
-        """Answers when all up to this record is on the disk. meta: what it says then."""
+        """Answers when all records up to this one are on the disk. meta: makes the answer then."""
         self._committer.when_committed(sequence, lambda: self.respond(identity, request, meta()))

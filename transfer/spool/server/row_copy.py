@@ -1,4 +1,4 @@
-"""Rows of many frames, copied into the memory of one answer, with little memory beside it."""
+"""Copies rows of many frames into the memory of one answer, with little further memory."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from transfer.spool.format.rows import OFFSETS, VALID, Layout
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Allocate, Array, Arrays
 
-#: values of a column that are placed at a time by numbers of eight bytes each
+#: values of a column that are copied at a time by an index of eight bytes each
 _SCATTERED = 1 << 18
 #: values of a row from which on rows are copied one by one
 _LONG = 64
 
 
 class RowCopy:
-    """`count` rows in the making: `measure_*` all of them, if their lengths differ, then `allocate`, then
-    `copy_*` the same.
+    """Copies `count` rows: `measure_*` all of them if their lengths differ, then `allocate`, then `copy_*`
+    the same rows.
 
-    lengths_differ: some column is as long as each row says. measured: rows of which the lengths are known.
+    lengths_differ: a column has rows of different lengths. measured: rows whose lengths are known.
     """
 
     def __init__(self, layouts: Sequence[Layout], count: int) -> None:
@@ -39,11 +39,11 @@ class RowCopy:
 
     @property
     def nbytes(self) -> int:
-        """Of the rows that were measured."""
+        """Bytes of the measured rows."""
         return self.measured * self._width + self._values
 
     def measure_piece(self, frame: Arrays, start: int, stop: int, place: int) -> None:
-        """Rows start to stop of a frame stand at `place` and behind it."""
+        """Measures rows start to stop of a frame, for the places from `place` on."""
         self.measured += stop - start
         for layout in self._ragged:
             ends = frame[layout.name + OFFSETS][start : stop + 1]
@@ -51,7 +51,7 @@ class RowCopy:
             self._add(layout, int(ends[-1] - ends[0]))
 
     def measure_rows(self, frame: Arrays, rows: Array, places: Array) -> None:
-        """These rows of a frame stand at these places."""
+        """Measures these rows of a frame, for these places."""
         self.measured += len(rows)
         for layout in self._ragged:
             ends = frame[layout.name + OFFSETS]
@@ -60,7 +60,7 @@ class RowCopy:
             self._add(layout, int(lengths.sum()))
 
     def allocate(self, sample: Arrays, allocate: Allocate) -> None:
-        """All has been measured. sample: a frame, which says what the columns are."""
+        """Allocates memory after all rows are measured. sample: a frame with the columns."""
         import numpy as np
 
         for layout in self._layouts:
@@ -116,7 +116,7 @@ def _value_width(layout: Layout) -> int:
 
 
 def _fixed_width(layout: Layout) -> int:
-    """Bytes that each row has of a column."""
+    """Returns the bytes of a column that each row takes."""
     return (_value_width(layout) if layout.kind == "dense" else 8) + layout.nulls
 
 
@@ -135,7 +135,7 @@ def _copy_values(
     step = max(1, _SCATTERED // max(1, -(-total // max(1, rows))))
     for first in range(0, rows, step):
         some = lengths[first : first + step]
-        if int(some.sum()) > 4 * _SCATTERED:  # a few very long ones among short ones
+        if int(some.sum()) > 4 * _SCATTERED:  # a few very long rows among short ones
             for one in range(first, min(rows, first + step)):
                 place, begin, length = int(places[one]), int(begins[one]), int(lengths[one])
                 target[place : place + length] = source[begin : begin + length]

@@ -1,4 +1,4 @@
-"""Requests for rows: who waits for which, and whose answer is made next."""
+"""Requests for rows: which client waits for which rows, and whose answer is made next."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ if TYPE_CHECKING:
     from transfer.peer_faults import PeerFaults
     from transfer.spool.format.rows import Arrays
     from transfer.spool.server.answers import Answers
-    from transfer.spool.server.reader import Sent
+    from transfer.spool.server.reader import PendingAnswer
     from transfer.spool.server.run_record import VisibleState
     from transfer.spool.server.store import Store
 
 #: requests of one connection that may wait
 _MAX_WAITING = 256
-#: seconds between two looks whether a reader's connection has taken what it was answered, and without such
+#: seconds between two checks whether a reader's connection has taken its answers, and without such
 _PRESSED, _IDLE = 0.01, 60.0
 
 
 class RowRequests:
-    """Fetches of readers, who have a lease, and reads of others. For one thread.
+    """Handles fetches of readers with a lease, and reads without one. For one thread.
 
-    answer: sends it (identity, arrays, metadata). delivered: called when a fetch of a group was answered.
+    answer: sends (identity, arrays, metadata). delivered: called after a fetch of a group is answered.
     """
 
     def __init__(
         self,
         store: Store,
         answers: Answers,
-        answer: Callable[[bytes, Arrays, dict[str, Any]], Sent | None],
+        answer: Callable[[bytes, Arrays, dict[str, Any]], PendingAnswer | None],
         faults: PeerFaults,
         delivered: Callable[[Reader, protocol.Fetch, VisibleState], None],
     ) -> None:
@@ -47,18 +47,18 @@ class RowRequests:
         self._answer = answer
         self._faults = faults
         self._delivered = delivered
-        self._takers: dict[bytes, Taker] = {}  # that read without a lease
+        self._takers: dict[bytes, Taker] = {}  # clients that read without a lease
         self._queue = AnswerQueue()
 
     def fetch(self, identity: bytes, reader: Reader, request: protocol.Fetch) -> None:
-        """Of a reader. Raises UsageError."""
+        """Queues a reader's fetch. Raises UsageError."""
         if len(reader.waiting) >= _MAX_WAITING:
             raise UsageError(f"more than {_MAX_WAITING} fetches wait")
         reader.waiting.append(request)
         self._serve(identity, reader)
 
     def read(self, identity: bytes, request: protocol.Read) -> None:
-        """Of a run, without a lease. Raises UsageError."""
+        """Queues a read without a lease. Raises UsageError."""
         taker = self._takers.setdefault(identity, Taker())
         if len(taker.waiting) >= _MAX_WAITING:
             raise UsageError(f"more than {_MAX_WAITING} reads wait")
@@ -66,7 +66,7 @@ class RowRequests:
         self._serve_reads(identity, taker)
 
     def serve_waiting(self, readers: Mapping[bytes, Reader]) -> float:
-        """Answers what can be answered now. Seconds until it is to be called again."""
+        """Answers what can be answered now. Returns the seconds until the next call."""
         self._queue.turn()
         for identity, taker in [*readers.items(), *self._takers.items()]:
             try:
@@ -82,7 +82,7 @@ class RowRequests:
         return _PRESSED if any(taker.waiting and taker.unsent for taker in takers) else _IDLE
 
     def tick(self, connected: set[bytes]) -> None:
-        """Forgets who has gone, or waits for nothing."""
+        """Removes clients that have disconnected, or wait for nothing."""
         self._takers = {
             identity: taker
             for identity, taker in self._takers.items()
@@ -90,7 +90,7 @@ class RowRequests:
         }
 
     def _serve(self, identity: bytes, reader: Reader) -> None:
-        """In the order in which they were asked."""
+        """Answers a reader's fetches in their order."""
         entry = reader.entry
         while reader.ready:
             request = reader.waiting[0]
@@ -100,7 +100,7 @@ class RowRequests:
                 return
             reader.waiting.popleft()
             if not there:
-                self._say(identity, request, {"error": refusal(self._store.gone(entry))})
+                self._send(identity, request, {"error": refusal(self._store.gone(entry))})
                 continue
             meta = {"visible": seen.rows, "state": seen.state}
             done = partial(self._delivered, reader, request, seen)
@@ -113,7 +113,7 @@ class RowRequests:
                 entry = self._store.entry(request.run, request.run_id)
                 entry.check_whole()
             except TransferError as error:
-                self._say(identity, request, {"error": refusal(error)})
+                self._send(identity, request, {"error": refusal(error)})
                 continue
             seen, rows = entry.seen, max(0, request.end - request.begin)
             fetch = protocol.Fetch(
@@ -144,7 +144,7 @@ class RowRequests:
             taker.busy = False
             if isinstance(result, Exception):
                 error = self._faults.refusal("a fetch", result, identity)
-                self._say(identity, request, {"error": refusal(error)})
+                self._send(identity, request, {"error": refusal(error)})
                 return
             arrays, count, crc = result
             sent = self._answer(identity, arrays, {"id": request.id, "count": count, "crc": crc, **meta})
@@ -155,11 +155,11 @@ class RowRequests:
         taker.busy = True
         self._queue.begin(_summed(slices), made)
 
-    def _say(self, identity: bytes, request: protocol.Ask, answer: dict[str, Any]) -> None:
+    def _send(self, identity: bytes, request: protocol.Ask, answer: dict[str, Any]) -> None:
         self._answer(identity, {}, {"id": request.id, **answer})
 
 
 def _summed(slices: Slices) -> Generator[int, None, tuple[Arrays, int, int]]:
-    """The rows, how many, and their checksum."""
+    """Returns the rows, their number, and their checksum."""
     arrays, count = yield from slices
     return arrays, count, (yield from checksum_in_slices(arrays))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: frames whose arrays are kept at hand; each is a mapping of a file, of which a process has about 65,000
+#: frames whose arrays are cached; each is a mapping of a file, of which a process has about 65,000
 _KEPT_FRAMES = 2048
 _BATCH = 4096
 
@@ -35,37 +35,37 @@ class RunLog:
     def __init__(self, log: Log, lock: threading.RLock) -> None:
         self.log = log
         self._lock = lock
-        #: by the run's number and the frame's offset, the one used last at the end
+        #: by the run's number and the frame's offset, the most recently used at the end
         self._frames: OrderedDict[tuple[int, int], Arrays] = OrderedDict()
 
     def close(self) -> None:
-        """Gives the mappings of frames back; the log is closed by who opened it."""
+        """Releases the mappings of frames; the owner of the log closes it."""
         self._frames.clear()
 
     def append(self, entry: RunRecord, message: Message, arrays: Mapping[str, Array] | None = None) -> int:
-        """An event of the run. The sequence to wait for."""
+        """Appends an event of the run. Returns the sequence to wait for."""
         return self.append_rows(entry, message, arrays or {})[0]
 
     def append_rows(self, entry: RunRecord, message: Message, arrays: Mapping[str, Array]) -> tuple[int, int]:
-        """An event of the run: the sequence to wait for, and the event's offset."""
+        """Appends an event with rows. Returns the sequence to wait for, and the event's offset."""
         body, blob = encode(arrays, to_meta(message))
         return self.log.append(entry.topic, body, blob=blob or None)
 
     def discard(self, entry: RunRecord, offsets: Iterable[int]) -> None:
-        """Gives back the room of frames."""
+        """Frees the space of frames."""
         offsets = [*offsets]
         for offset in offsets:
-            self._frames.pop((entry.number, offset), None)  # a view would keep its room on the disk
+            self._frames.pop((entry.number, offset), None)  # a view would keep its space on the disk
         for begin, end in consecutive(sorted(offsets)):
             self.log.discard(entry.topic, begin, end)
 
     def put(self, entry: RunRecord) -> int:
-        """Keeps the run's state. The sequence to wait for."""
+        """Stores the run's state. Returns the sequence to wait for."""
         entry.noted = entry.touched, dict(entry.active)
         return self.log.put(*state_of(entry))
 
     def messages(self, topic: str) -> Iterable[LogMessage]:
-        """All of a topic."""
+        """Returns all messages of a topic."""
         offset = 0
         while found := self.log.read(topic, offset, limit=_BATCH, nbytes=1 << 40, verify=False):
             yield from found
@@ -74,7 +74,7 @@ class RunLog:
     # -- frames ------------------------------------------------------------------------------------------
 
     def frame(self, entry: RunRecord, number: int) -> Arrays:
-        """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
+        """Returns the arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
         offset = entry.run.visible.offsets[number]
         key = entry.number, offset
         with self._lock:
@@ -98,14 +98,14 @@ class RunLog:
         return arrays
 
     def forget_frames(self, entry: RunRecord) -> None:
-        """The run is gone: a view would keep its room on the disk."""
+        """Drops the views of a deleted run, which would keep its space on the disk."""
         for key in [key for key in self._frames if key[0] == entry.number]:
             del self._frames[key]
 
     # -- the index ---------------------------------------------------------------------------------------
 
     def keep_index(self, entry: RunRecord) -> None:
-        """A message with all that the books of a sealed run say."""
+        """Stores a message with the whole state of a sealed run."""
         run = entry.run
         meta = {
             INDEX: 1,
@@ -118,7 +118,7 @@ class RunLog:
         entry.index = self.log.append(entry.topic, body, blob=blob or None)[1]
 
     def read_index(self, entry: RunRecord) -> bool:
-        """The books of a sealed run from its index. False: it has none. Raises LogDamaged."""
+        """Reads the state of a sealed run from its index. False: it has none. Raises LogDamaged."""
         if entry.index < 0:
             return False
         found = self.log.read(entry.topic, entry.index, limit=1)
@@ -135,13 +135,13 @@ class RunLog:
 
 
 def mark_damaged(entry: RunRecord, error: Exception) -> None:
-    """The run is not served any more; the others are."""
+    """Records the damage of a run, which is not served any more."""
     entry.damage = str(error).partition("\n  hint: ")[0] or repr(error)
     _log.error("run %s is damaged, and is not served: %s", entry.run.name, entry.damage)
 
 
 def integer_columns(table: Mapping[str, Sequence[int] | array[int]]) -> dict[str, Array]:
-    """Columns of integers as arrays."""
+    """Converts columns of integers to arrays."""
     import numpy as np
 
     return {name: np.array(column, dtype=np.int64) for name, column in table.items()}

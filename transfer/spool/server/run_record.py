@@ -1,4 +1,4 @@
-"""A run as the store has it: its books, what readers may see of them, its groups; and its keys in the log."""
+"""A run in the store: its state, what is visible of it, its groups; and its keys in the log."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
 from transfer.transports.errors import Broken, LogDamaged
 
 _RUN_TOPIC, _LINEAGE_TOPIC = "run/", "lineage/"
-#: of a run's state in the log. 1 had neither a number nor the run's id
+#: versions of a run's state in the log. 1 had neither a number nor the run's id
 RUN_VERSION = 2
 RUN_KEY, GROUP_KEY = b"run/", b"group/"
 
 
 class VisibleState(NamedTuple):
-    """What readers may see of a run: both are of one moment."""
+    """What readers may see of a run at one moment."""
 
     rows: int = 0
     state: str = OPEN
@@ -30,12 +30,14 @@ class VisibleState(NamedTuple):
 class RunRecord:
     """A run with what readers may see of it: `seen`, as it is on the disk. It changes in another thread.
 
-    touched: when it was last written or read; active: the same of its jobs that write; both as `noted` in the
-    log, now and then. released: a time, and how many rows a stream without groups had then; they go later.
-    number: unlike all others, those of runs that are gone and had this name too; run_id: so too, and unlike
-    those of other spools. index: the offset of its
-    index, or -1. tidy: what a sealed run does not need was given back. aborted: jobs whose abort a full disk
-    did not take. expired: jobs whose staged rows went, and after how many seconds of silence.
+    touched: when it was last written or read; active: the same for the jobs that write it; the log gets both
+    now and then. released: a time, and how many rows a stream without groups had then, which are removed
+    later.
+    number: unique among all runs of this spool, also deleted ones of this name; run_id: unique among spools,
+    too.
+    index: the offset of its index, or -1. tidy: the space of data that a sealed run does not need is freed.
+    aborted: jobs whose abort a full disk refused. expired: jobs whose staged rows were removed, and after how
+    many seconds of silence.
     """
 
     run: Run
@@ -48,10 +50,10 @@ class RunRecord:
     tidy: bool = False
     aborted: list[str] = field(default_factory=list)
     expired: dict[str, float] = field(default_factory=dict)
-    sequence: int = 0  # of the record that committed a job last, or deleted the run
+    sequence: int = 0  # of the last record that committed a job, or of the deletion
     groups: dict[str, Group] = field(default_factory=dict)
     touched: float = 0.0
-    damage: str = ""  # what of it is damaged: no row of it is read or written
+    damage: str = ""  # the damage: no row of it is read or written
     active: dict[str, float] = field(default_factory=dict)
     noted: tuple[float, dict[str, float]] = (0.0, {})
     released: tuple[float, int] | None = None
@@ -65,7 +67,7 @@ class RunRecord:
         return DAMAGED if self.damage else self.seen.state
 
     def check_whole(self) -> None:
-        """Raises LogDamaged, if some of it is damaged."""
+        """Raises LogDamaged if some of it is damaged."""
         if self.damage:
             raise LogDamaged(
                 f"run {self.run.name} is damaged: {self.damage}",
@@ -74,17 +76,17 @@ class RunRecord:
             )
 
     def expire(self, job: str, age: float) -> None:
-        """Its staged rows go. Of the last such jobs that is known."""
+        """Removes a job's staged rows. Only the last such jobs are remembered."""
         self.expired[job] = age
         if len(self.expired) > REMEMBERED_JOBS:
             del self.expired[next(iter(self.expired))]
 
     def check_job(self, job: str) -> None:
-        """Raises Broken, if the job's rows went by their age."""
+        """Raises Broken if the job's rows were removed by their age."""
         age = self.expired.get(job)
         if age is not None:
             raise Broken(
-                f"what job {job} had sent for run {self.run.name} was removed: nothing more came of it for "
+                f"what job {job} had sent for run {self.run.name} was removed: nothing more arrived for "
                 f"{age:g} s, the age of staged rows",
                 hint="write the rows again; a spool whose jobs are silent for longer: transfer serve "
                 "--staged-age, a broker's: spool.staged_age",
@@ -92,11 +94,11 @@ class RunRecord:
 
     @property
     def nbytes(self) -> int:
-        """Of all its rows, visible or staged, also those that are not kept any more."""
+        """Bytes of all its rows, visible or staged, including deleted ones."""
         return self.run.visible_bytes + self.run.staged_bytes
 
     def bytes_from(self, row: int) -> int:
-        """Of the visible rows from this one on, as far as they are kept: what they have on average."""
+        """Bytes of the visible rows from this one on that are still stored, by their average."""
         kept = self.rows - max(row, self.first)
         return self.run.visible_bytes * kept // self.rows if kept > 0 else 0
 
@@ -106,12 +108,12 @@ class RunRecord:
 
     @property
     def lineage(self) -> str:
-        """The topic of what its readers told."""
+        """The topic of its readers' lineage."""
         return f"{_LINEAGE_TOPIC}{self.number}"
 
 
-class Booked(NamedTuple):
-    """What readers may see of a run when the log has this record on the disk, and what nobody needs then."""
+class PendingState(NamedTuple):
+    """What is visible of a run when this record is on the disk, and which frames are unneeded then."""
 
     sequence: int
     entry: RunRecord
@@ -121,7 +123,7 @@ class Booked(NamedTuple):
 
 
 def state_of(entry: RunRecord) -> tuple[bytes, bytes]:
-    """The key and the value of what the log keeps of it as state."""
+    """Returns the key and the value of the run's state in the log."""
     run = entry.run
     value = {
         "version": RUN_VERSION,
@@ -143,35 +145,35 @@ def state_of(entry: RunRecord) -> tuple[bytes, bytes]:
 
 
 def entry_of(key: bytes, value: bytes) -> RunRecord:
-    """The run that `state_of` told of, without its rows. Raises LogDamaged: a later release wrote it."""
-    told = json.loads(value)
-    if told.get("version", 1) > RUN_VERSION:
+    """Returns the run of a stored state, without its rows. Raises LogDamaged: a later release wrote it."""
+    kept = json.loads(value)
+    if kept.get("version", 1) > RUN_VERSION:
         raise LogDamaged(
-            f"run {told.get('name')!r} was kept by a later release",
+            f"run {kept.get('name')!r} was kept by a later release",
             hint="serve this folder with that release",
         )
-    run = Run(told["name"], told["delivery"], told["kind"])
+    run = Run(kept["name"], kept["delivery"], kept["kind"])
     number = int(key[len(RUN_KEY) :])
-    # A run of version 1 has one that follows from it: the same at each start.
-    run_id = told.get("run_id") or blake2b(f"{number}/{told['created']}".encode(), digest_size=16).hexdigest()
+    # A run of version 1 has an id that follows from it, so that it is the same at each start.
+    run_id = kept.get("run_id") or blake2b(f"{number}/{kept['created']}".encode(), digest_size=16).hexdigest()
     return RunRecord(
         run,
         number,
-        told["created"],
+        kept["created"],
         run_id,
-        first=told["first"],
-        index=told["index"],
-        tidy=told["tidy"],
-        aborted=told["aborted"],
-        expired=told.get("expired", {}),
-        touched=told.get("touched", 0.0),
-        active=told.get("active", {}),
-        released=tuple(told["released"]) if told.get("released") else None,
+        first=kept["first"],
+        index=kept["index"],
+        tidy=kept["tidy"],
+        aborted=kept["aborted"],
+        expired=kept.get("expired", {}),
+        touched=kept.get("touched", 0.0),
+        active=kept.get("active", {}),
+        released=tuple(kept["released"]) if kept.get("released") else None,
     )
 
 
 def number_of(topic: str) -> int | None:
-    """The number of the run that a topic of the log belongs to; None: it is somebody else's."""
+    """Returns the number of the run that owns a topic of the log; None: no run owns it."""
     for prefix in (_RUN_TOPIC, _LINEAGE_TOPIC):
         if topic.startswith(prefix):
             return int(topic[len(prefix) :])
@@ -179,16 +181,16 @@ def number_of(topic: str) -> int | None:
 
 
 def run_key(entry: RunRecord) -> bytes:
-    """The key of its state."""
+    """Returns the key of its state."""
     return RUN_KEY + str(entry.number).encode()
 
 
 def run_group_keys(entry: RunRecord, state: Iterable[bytes]) -> list[bytes]:
-    """The keys of all its groups."""
+    """Returns the keys of all its groups."""
     prefix = GROUP_KEY + f"{entry.number}/".encode()
     return [key for key in state if key.startswith(prefix)]
 
 
 def group_key(entry: RunRecord, group: str) -> bytes:
-    """The key of a group's positions."""
+    """Returns the key of a group's positions."""
     return GROUP_KEY + f"{entry.number}/{group}".encode()

@@ -1,4 +1,4 @@
-"""Which runs of a spool's folder are whole, and a copy of those; the folder stays as it is."""
+"""Finds the undamaged runs of a spool's folder, and copies them; the folder is not changed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LIMIT, _BYTES = 1000, 64 << 20
 
 
 class Found(NamedTuple):
-    """A run of a folder. damage: what of it is not whole; "": all of it is."""
+    """A run of a folder. damage: what is damaged; "": nothing."""
 
     name: str
     state: str
@@ -33,9 +33,9 @@ class Found(NamedTuple):
 
 @contextmanager
 def opened(folder: Path) -> Iterator[Store]:
-    """The spool of a folder, as the next start would find it. Nothing in the folder is changed.
+    """Opens the spool of a folder, as the next start would find it, without changing the folder.
 
-    Raises LogInUse: a spool runs there; LogDamaged: none can.
+    Raises LogInUse: a spool runs there; LogDamaged: there is no usable spool.
     """
     with LogCopy(folder) as log:
         store = Store(log)
@@ -47,12 +47,13 @@ def opened(folder: Path) -> Iterator[Store]:
 
 @contextmanager
 def salvaged(folder: Path, out: Path) -> Iterator[tuple[Store, str]]:
-    """The same; and why its log is cut off, or "": then it is that of a copy, in which damage can be cut off.
+    """As `opened`, with the reason why its log is cut off, or "". If it is cut off, the store is of a copy,
+    where damage can be cut off.
 
-    The copy lies next to `out`, and is removed again. Raises LogInUse, UsageError: one of both is there.
+    The copy is next to `out`, and is removed again. Raises LogInUse, UsageError: one of both exists.
     """
     if out.is_file() or (out.is_dir() and any(out.iterdir())):
-        raise UsageError(f"{out} is not empty", hint="name a folder that is not there yet")
+        raise UsageError(f"{out} is not empty", hint="name a folder that does not exist yet")
     with ExitStack() as stack:
         try:
             store, cut = stack.enter_context(opened(folder)), ""
@@ -71,7 +72,7 @@ def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
         copy.mkdir(FOLDER_MODE, parents=True)
     except FileExistsError as error:
         raise UsageError(
-            f"{copy} is there: another salvage makes it now, or one that was killed left it",
+            f"{copy} exists: another salvage is running, or a killed one left it",
             hint="delete it if no salvage runs, or name another --out",
         ) from error
     try:
@@ -87,7 +88,7 @@ def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
 
 
 def verify(store: Store) -> list[Found]:
-    """Reads all of each run: every row, staged ones too, with its checksum, and their count."""
+    """Reads all of each run: every row, also staged ones, with its checksum, and their count."""
     return [
         Found(entry.run.name, entry.state, entry.rows, entry.damage or _problem(store, entry))
         for entry in store.entries.values()
@@ -102,7 +103,7 @@ def _problem(store: Store, entry: RunRecord) -> str:
                 row_layouts.check(store.frame(entry, number), entry.run.layouts or (), end - before)
             before = end
         for job in entry.run.jobs.values():
-            for offset in job.offsets:  # staged: a commit would show them
+            for offset in job.offsets:  # staged: a commit would make them visible
                 store.log.read(entry.topic, offset, limit=1)
     except (LogDamaged, ProtocolError) as error:
         return str(error).partition("\n  hint: ")[0]
@@ -110,7 +111,7 @@ def _problem(store: Store, entry: RunRecord) -> str:
 
 
 def salvage(store: Store, out: Path) -> list[Found]:
-    """Copies each run that is whole, with its groups and lineage, into a new folder: all runs, as found."""
+    """Copies each undamaged run, with its groups and lineage, into a new folder. Returns all runs."""
     found = verify(store)
     with Log(out) as log:
         for one in found:

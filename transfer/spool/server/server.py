@@ -1,4 +1,4 @@
-"""The spool: takes rows from Spark's tasks, keeps them, and gives them to trainers."""
+"""The spool: receives rows from Spark's tasks, stores them, and sends them to trainers."""
 
 from __future__ import annotations
 
@@ -49,16 +49,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: bytes of rows after which the disk is asked for them before anybody waits: the end of an attempt, which
-#: waits for all of it, finds most of it done
+#: bytes of rows after which they are written to the disk, before a client waits for that: the end of an
+#: attempt, which waits for all of it, finds most of it written
 _SYNC_AHEAD = 16 << 20
 #: seconds between two tries when the disk is full
 _FULL_PAUSE = 0.5
-#: requests that are heard before others' waiting fetches are looked at
+#: requests that are received before the waiting fetches are served
 _AT_ONCE = 1000
-#: seconds between two looks at who is still connected
+#: seconds between two checks of the connected clients
 _TICK = 0.5
-#: seconds that a thread has to end
+#: seconds within which a thread must end
 _END = 60.0
 
 
@@ -79,15 +79,21 @@ def _checked_folder(folder: str | os.PathLike[str] | Log) -> Path | Log:
 
 
 class Spool:
-    """A spool in this process, on a folder of its own, or on a log that others use too.
+    """A spool in this process, on a separate folder, or on a log that others use, too.
 
-    endpoint: where it is asked, by readers and writers. rows_endpoint: where tasks push rows; by default
-    the same host and a free port. Port 0 takes a free one; the attributes tell which. retention_bytes: what
-    its folder may take (a log has limits of its own); beyond that writers wait. retention_age: seconds
-    after which a sealed run goes that all its groups have read. ages: after which times other things go that
-    nothing uses (by default: `Ages()`). metrics_port, security: as a Context has them.
+    `close` ends it; acknowledged rows are kept.
 
-    Raises AddressInUse, LogInUse, LogDamaged. `close` ends it; rows that were acknowledged are kept.
+    Args:
+        folder: the path of the folder, or a log.
+        endpoint: where readers and writers connect. Port 0 takes a free one; the attribute has it.
+        rows_endpoint: where tasks send rows; by default a free port on the same host.
+        retention_bytes: the limit of the folder, beyond which writers wait (a log has its own limits).
+        retention_age: seconds after which a sealed run is removed that all its groups have read.
+        ages: the ages at which other unused data is removed; by default `Ages()`.
+        metrics_port, security: as in a Context.
+
+    Raises:
+        AddressInUse, LogInUse, LogDamaged: the endpoint or the folder cannot be used.
     """
 
     def __init__(
@@ -106,39 +112,39 @@ class Spool:
         where = _checked_folder(folder)
         for wanted in filter(None, (endpoint, rows_endpoint)):
             find(parse_endpoint(wanted).scheme)
-        #: of its sockets and metrics
+        #: the context of its sockets and metrics
         self.context = transfer.Context(metrics_port=metrics_port, security=security)
         try:
             self.store = Store(where, retention_bytes=retention_bytes)
         except BaseException:
             self.context.destroy(0)
             raise
-        #: what peers' bytes raised that is no error of ours
+        #: unexpected errors that peers' bytes raised
         self.faults = PeerFaults(_log)
         self._closing = threading.Event()
         self._ending = threading.Lock()
         self._closed = False
-        self._unsynced = 0  # bytes of rows; of the thread that receives them
+        self._unsynced = 0  # bytes of rows; only the receiving thread uses it
         self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._threads: list[threading.Thread] = []
         try:
-            self._asked = self.context.socket(transfer.ROUTER)
-            # The desk bounds what is on its way to each reader; here an answer would be dropped.
-            self._asked.sndhwm = self._asked.sndhwm_bytes = 0
-            self._asked.maxmsgsize = MAX_REQUEST
-            self._requests = MessageReceiver(self._asked, take_bundle_from, self.faults)
-            self._asked.bind(endpoint)
-            self.endpoint: str = self._asked.last_endpoint
-            self._pushed = self.context.socket(transfer.PULL)
+            self._socket = self.context.socket(transfer.ROUTER)
+            # The request handler limits each reader's unread answers; a limit here would drop answers.
+            self._socket.sndhwm = self._socket.sndhwm_bytes = 0
+            self._socket.maxmsgsize = MAX_REQUEST
+            self._requests = MessageReceiver(self._socket, take_bundle_from, self.faults)
+            self._socket.bind(endpoint)
+            self.endpoint: str = self._socket.last_endpoint
+            self._row_socket = self.context.socket(transfer.PULL)
             host = self.endpoint.rpartition(":")[0]
-            self._pushed.bind(rows_endpoint or f"{host}:0")
-            self.rows_endpoint: str = self._pushed.last_endpoint
+            self._row_socket.bind(rows_endpoint or f"{host}:0")
+            self.rows_endpoint: str = self._row_socket.last_endpoint
             self._committer = GroupCommitter(
                 self.store.log, "transfer-spool-sync", self._committed, self._failed
             )
             port = int(self.rows_endpoint.rpartition(":")[2])
             answers = Answers(self.store, self.context.pool)
-            self._desk = RequestHandler(
+            self._handler = RequestHandler(
                 self.store,
                 answers,
                 self._committer,
@@ -147,9 +153,9 @@ class Spool:
                 self.faults,
                 expiry=Expiry(self.store, ages, self._removed),
             )
-            for name, work in (("rows", self._receive_rows), ("desk", self._serve_desk)):
+            for name, work in (("rows", self._receive_rows), ("requests", self._serve_requests)):
                 self._threads.append(self._start(name, work))
-            if not isinstance(folder, Log):  # else its owner does that
+            if not isinstance(folder, Log):  # else its owner closes it
                 self._upkeep = Upkeep(self.store.log, "upkeep", self._start)
         except BaseException:
             self.close()
@@ -157,17 +163,17 @@ class Spool:
 
     @property
     def failure(self) -> TransferError | None:
-        """Why it has ended: its log has failed, or a thread of it. It has to be closed, and started again."""
+        """Why it has ended: its log, or one of its threads, has failed. Close it and start it again."""
         return self._committer.failure
 
     @property
     def connections(self) -> int:
-        """Programs that are connected: those that ask, and tasks that push rows."""
-        return len(self._asked.peers()) + len(self._pushed.peers())
+        """Number of connected clients: those with requests, and tasks that send rows."""
+        return len(self._socket.peers()) + len(self._row_socket.peers())
 
     @property
     def security(self) -> Security:
-        """Who may come in."""
+        """The certificates and tokens that clients need."""
         return self.context.credentials.security
 
     def url(self, run: str = "") -> str:
@@ -175,7 +181,7 @@ class Spool:
         return str(RunAddress(self.endpoint, run))
 
     def close(self) -> None:
-        """Ends it within a moment: who waits for an answer has to ask the next spool on this folder.
+        """Ends it within a moment. A client that waits for an answer must ask the next spool on this folder.
         Idempotent."""
         with self._ending:
             if self._closed:
@@ -186,15 +192,15 @@ class Spool:
             thread.join(_END)
             if thread.is_alive():
                 _log.critical("the thread %s has not ended in %g s", thread.name, _END)
-        if hasattr(self, "_desk"):
-            with suppress(TransferError):  # the log has failed: it is kept as it was
-                self._desk.readers.note_all()
+        if hasattr(self, "_handler"):
+            with suppress(TransferError):  # the log has failed: it stays as it was
+                self._handler.readers.note_all()
         if hasattr(self, "_committer"):
             self._committer.close()
         if hasattr(self, "_upkeep"):
             self._upkeep.close()
         self.store.close()
-        if not any(thread.is_alive() for thread in self._threads):  # else one might write to another's number
+        if not any(thread.is_alive() for thread in self._threads):  # else one may write to it
             os.close(self._wake)
 
     def __enter__(self) -> Self:
@@ -215,11 +221,11 @@ class Spool:
         return thread
 
     def _run(self, name: str, work: Callable[[], object]) -> None:
-        """A thread of the spool: when it ends before the spool is closed, the spool has failed."""
-        reason = "nothing was raised"
+        """Runs a thread of the spool. If it ends before the spool is closed, the spool has failed."""
+        reason = "no error"
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - whatever it is, the spool cannot go on without it
+        except BaseException as error:  # noqa: BLE001 - the spool cannot continue without this thread
             _log.exception("the spool's thread %s has ended", name)
             reason = repr(error)
         if not self._closing.is_set():
@@ -234,20 +240,20 @@ class Spool:
         self.context.tally.add(((name, (reason,)), count) for name, count in counts.items())
 
     def _failed(self, error: TransferError) -> None:
-        """Nothing can be kept any more: all who wait see that their connections end."""
+        """Fails the spool: nothing can be stored any more, so all connections end."""
         _log.critical("the spool has failed: %s", error)
         self._hang_up()
 
     # -- rows ------------------------------------------------------------------------------------------------
 
     def _receive_rows(self) -> None:
-        receiver = MessageReceiver(self._pushed, take_bundle, self.faults)
+        receiver = MessageReceiver(self._row_socket, take_bundle, self.faults)
         while not self._closing.is_set():
             try:
                 received = receiver.next()
                 message = message_of(received[1]) if received is not None else None
                 if received is not None and isinstance(message, Begin | Rows | End):
-                    self._desk.attempts.receiving = (
+                    self._handler.attempts.receiving = (
                         message.run,
                         message.job,
                         message.partition,
@@ -258,16 +264,16 @@ class Spool:
                 return
             except ProtocolError as error:
                 self.faults.warn("a message to the port for rows", error, "a peer")
-            except Exception as error:  # noqa: BLE001 - of this message; the next one comes at once
+            except Exception as error:  # noqa: BLE001 - of this message; the next one is received
                 self.faults.note("a message to the port for rows", error)
             finally:
-                self._desk.attempts.receiving = None
+                self._handler.attempts.receiving = None
 
     def _take(self, message: Begin | Rows | End, arrays: Arrays) -> None:
         try:
             if isinstance(message, Rows) and not fits(arrays, message.crc):
                 raise ProtocolError(
-                    "checksum", f"partition {message.partition}: rows were changed on the way"
+                    "checksum", f"partition {message.partition}: rows were corrupted in transit"
                 )
             sequence = self._with_room(lambda: self.store.receive(message, arrays))
         except Closed:
@@ -275,13 +281,13 @@ class Spool:
         except TransferError as error:
             if isinstance(error, InternalError):
                 self._committer.check()
-            self._desk.attempts.failed(message, error)
+            self._handler.attempts.failed(message, error)
             return
-        except Exception as error:  # noqa: BLE001 - it ends this attempt, and nothing else
-            self._desk.attempts.failed(message, self.faults.note("keeping rows", error, message.run))
+        except Exception as error:  # noqa: BLE001 - it ends only this attempt
+            self._handler.attempts.failed(message, self.faults.note("keeping rows", error, message.run))
             return
         if isinstance(message, Begin) and sequence is not None:
-            self._desk.attempts.began(message)
+            self._handler.attempts.began(message)
         if isinstance(message, Rows) and sequence is not None:
             self._unsynced += sum(array.nbytes for array in arrays.values())
             if self._unsynced >= _SYNC_AHEAD:
@@ -289,34 +295,34 @@ class Spool:
                 self._committer.when_committed(sequence, lambda: None)
         if isinstance(message, End):
             if sequence is None:
-                self._desk.attempts.dropped(message)
+                self._handler.attempts.dropped(message)
                 return
-            self._committer.when_committed(sequence, lambda: self._desk.attempts.kept(message))
+            self._committer.when_committed(sequence, lambda: self._handler.attempts.kept(message))
 
     def _with_room(self, work: Callable[[], int | None]) -> int | None:
-        """Waits as long as the disk is full: nothing is received meanwhile, and so Spark's tasks wait too."""
+        """Waits while the disk is full. Nothing is received meanwhile, so that Spark's tasks wait, too."""
         try:
             while True:
                 try:
                     return work()
                 except LogFull as error:
                     full = no_room(error)
-                    if not self._desk.writers.full:
+                    if not self._handler.writers.full:
                         _log.warning("%s", full)
-                    self._desk.writers.full = full
+                    self._handler.writers.full = full
                 if self._closing.wait(_FULL_PAUSE):
                     raise Closed("the spool was closed")
-                # Room comes back when it is on the disk that it is not needed.
+                # Space is free when the record that it is not needed is on the disk.
                 with suppress(Again):
                     self.store.log.commit(timeout=_FULL_PAUSE)
         finally:
-            self._desk.writers.full = ""
+            self._handler.writers.full = ""
 
     # -- requests --------------------------------------------------------------------------------------------
 
-    def _serve_desk(self) -> None:
+    def _serve_requests(self) -> None:
         poller = transfer.Poller()
-        poller.register(self._asked, transfer.POLLIN)
+        poller.register(self._socket, transfer.POLLIN)
         poller.register(self._wake, transfer.POLLIN)
         due = time.monotonic() + _TICK
         pause = _TICK
@@ -324,21 +330,21 @@ class Spool:
             try:
                 left = max(0.0, due - time.monotonic())
                 poller.poll(int(min(left, pause) * 1000))
-                self._hear()
+                self._receive_requests()
                 self._sleep_again()
-                pause = self._desk.readers.serve_waiting()
+                pause = self._handler.readers.serve_waiting()
                 if time.monotonic() >= due:
                     due = time.monotonic() + _TICK
-                    self._desk.tick({peer.identity for peer in self._asked.peers()})
+                    self._handler.tick({peer.identity for peer in self._socket.peers()})
             except Closed:
                 return
-            except Exception as error:  # noqa: BLE001 - of the clock: it may go better the next time
+            except Exception as error:  # noqa: BLE001 - of the periodic work: the next run may succeed
                 self.faults.note("the spool's clock", error)
                 if isinstance(error, InternalError):
                     self._committer.check()
 
-    def _hear(self) -> None:
-        """Whatever was asked meanwhile; not without end, since others wait."""
+    def _receive_requests(self) -> None:
+        """Handles waiting requests, up to a limit, since fetches wait, too."""
         for _ in range(_AT_ONCE):
             try:
                 received = self._requests.next(transfer.DONTWAIT)
@@ -348,12 +354,12 @@ class Spool:
                 return
             except Closed:
                 raise
-            except Exception as error:  # noqa: BLE001 - of this request; the next one comes at once
+            except Exception as error:  # noqa: BLE001 - of this request; the next one is received
                 self.faults.note("a request", error)
 
     def _ask(self, identity: bytes, arrays: Arrays, meta: Any) -> None:
         try:
-            self._desk.ask(identity, request_of(meta), arrays)
+            self._handler.ask(identity, request_of(meta), arrays)
             return
         except Closed:
             raise
@@ -361,21 +367,21 @@ class Spool:
             if isinstance(error, InternalError):
                 self._committer.check()
             refused = refusal(error)
-        except Exception as error:  # noqa: BLE001 - it ends this request, and nothing else
+        except Exception as error:  # noqa: BLE001 - it ends only this request
             refused = refusal(self.faults.note("a request", error, identity))
         number = meta.get("id") if isinstance(meta, dict) else None
         number = number if type(number) is int else 0
         self._answer(identity, {}, {"id": number, "error": refused})
 
     def _answer(self, identity: bytes, arrays: Arrays, meta: dict[str, Any]) -> Any:
-        """Any thread. Who is gone, or said no hello, is not answered. The message's tracker, or None."""
+        """Sends an answer; returns its tracker. None: the client is gone, or sent no hello. Any thread."""
         try:
-            return self._asked.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
+            return self._socket.send_tensors_to(identity, arrays, meta=meta, copy=False, track=bool(arrays))
         except (Closed, NotSupported):
             return None
 
     def _hang_up(self) -> None:
-        """Nothing can be kept any more: who is connected sees that it ends, and nobody is let in."""
+        """Ends all connections, and accepts no more, since nothing can be stored any more."""
         self._closing.set()
         self._wake_up()
         self.context.destroy(0)

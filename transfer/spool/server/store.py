@@ -1,8 +1,8 @@
-"""The spool's runs on its log: events are kept first, then booked, and readers see what is on the disk.
+"""The spool's runs on its log: events are stored first, then recorded, and readers see what is on the disk.
 
-Each run is a topic of the log. Its messages are the events of `ledger.py` as they came, with the rows as
-blobs, so the books are found again by reading them. When a run is sealed its index is kept as one message,
-and that is read alone.
+Each run is a topic of the log. Its messages are the events of `ledger.py` in their order, with the rows as
+blobs, so that a restart recovers the state by reading them. When a run is sealed, its index is stored as one
+message, and a restart reads only that.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from transfer.spool.server.ledger import Attempt, Run
 from transfer.spool.server.recovery import recover
 from transfer.spool.server.replay import keep_attempt, layouts_of
 from transfer.spool.server.run_log import RunLog, integer_columns
-from transfer.spool.server.run_record import Booked, RunRecord, VisibleState, group_key, run_key
+from transfer.spool.server.run_record import PendingState, RunRecord, VisibleState, group_key, run_key
 from transfer.transports.errors import Broken, LogFull, OptionError, ProtocolError, UsageError
 
 if TYPE_CHECKING:
@@ -39,19 +39,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: what holds a run's messages in the log until it is deleted
+#: the name that holds a run's messages in the log until the run is deleted
 HOLD = "spool"
-#: what anybody can make a spool keep for ever: runs, and of a run its open jobs and its groups
+#: limits of what clients can make a spool store: runs, and for each run its open jobs and its groups
 MAX_RUNS, MAX_JOBS, MAX_GROUPS = 100_000, 10_000, 10_000
 
 
 class Store:
-    """All runs of a spool's folder. Thread-safe; frames may be received by one thread only.
+    """All runs of a spool's folder. Thread-safe; only one thread may receive frames.
 
     Methods that change something return the sequence to wait for: when the log has committed it, `kept` makes
-    visible what was booked up to there. Only that: what is booked behind it may be lost in a crash.
+    visible what was recorded up to there. Later records may be lost in a crash.
 
-    where: a folder of its own, or a log that is somebody else's too, who closes it.
+    where: a folder, or a log that has another owner, who closes it.
     """
 
     def __init__(self, where: Path | Log, *, retention_bytes: int | None = None) -> None:
@@ -63,8 +63,8 @@ class Store:
         else:
             self.log = where
         self._runs = RunLog(self.log, self.lock)
-        self._booked: deque[Booked] = deque()
-        #: the time of day, of a clock that nobody sets
+        self._pending_states: deque[PendingState] = deque()
+        #: the time of day, from a clock that no program sets
         self.now: Callable[[], float] = lambda: steady_clock.unix_ns() / 1e9
         try:
             self.entries = recover(self._runs, self.now)
@@ -79,7 +79,7 @@ class Store:
             self.log.close()
 
     def entry(self, run: str, run_id: str = "") -> RunRecord:
-        """Raises OptionError: there is no such run; Broken: it is not the one with this id."""
+        """Returns a run. Raises OptionError: there is none; Broken: it has another id."""
         found = self.entries.get(run)
         if run_id and (found is None or found.run_id != run_id):
             raise _gone(run, run_id, found)
@@ -89,7 +89,7 @@ class Store:
         return found
 
     def gone(self, entry: RunRecord) -> Broken:
-        """What who still reads a deleted run hears."""
+        """Returns the error for readers of a deleted run."""
         return _gone(entry.run.name, entry.run_id, self.entries.get(entry.run.name))
 
     # -- jobs --------------------------------------------------------------------------------------------
@@ -97,7 +97,7 @@ class Store:
     def declare(
         self, run: str, job: str, delivery: Delivery, kind: Kind, if_complete: IfComplete = "refuse"
     ) -> bool:
-        """As `Run.declare`; makes the run if it is not there."""
+        """As `Run.declare`; makes the run if needed."""
         with self.lock:
             entry = self.entries.get(run)
             if entry is None:
@@ -125,14 +125,15 @@ class Store:
                 if new or job in entry.aborted:
                     entry.aborted = [one for one in entry.aborted if one != job]
                     self._runs.put(entry)
-                self._book(entry, self._booked[-1].sequence if self._booked else None)
+                self._record(entry, self._pending_states[-1].sequence if self._pending_states else None)
             entry.touched = self.now()
             return wanted
 
     def receive(self, message: Begin | Rows | End, arrays: Mapping[str, Array]) -> int | None:
-        """What a task sent. The sequence to wait for before its end counts; None: it came for nobody.
+        """Stores a task's message. Returns the sequence to wait for before its end counts; None: it is
+        dropped.
 
-        Raises LogFull (nothing was done; it may be tried again), ProtocolError, NotATensor.
+        Raises LogFull (nothing has changed; try again), ProtocolError, NotATensor.
         """
         with self.lock:
             entry = self.entries.get(message.run)
@@ -145,7 +146,7 @@ class Store:
                 layouts = layouts_of(message)
                 if not run.check_begin(message, layouts):
                     return None
-                sequence = self._runs.append(entry, message)  # before it is booked: it may be tried again
+                sequence = self._runs.append(entry, message)  # before it is recorded: it may be tried again
                 run.begin(message, layouts)
                 return sequence
             if isinstance(message, End):
@@ -154,12 +155,12 @@ class Store:
                 return None
             layouts = run.layouts_of(message)
         row_layouts.check(arrays, layouts, message.rows)
-        # Without the lock: it takes as long as the disk does.
+        # Without the lock: it takes as long as the disk needs.
         nbytes = sum(array.nbytes for array in arrays.values())
         sequence, offset = self._runs.append_rows(entry, message, arrays)
         with self.lock:
             if self.entries.get(message.run) is not entry:
-                self.log.drop(entry.topic)  # deleted meanwhile; this made its topic anew
+                self.log.drop(entry.topic)  # the run was deleted, and this made its topic again
                 return None
             if not run.rows(message, offset, nbytes):
                 self._runs.discard(entry, [offset])
@@ -171,21 +172,22 @@ class Store:
             return None
         sequence = self._runs.append(entry, message)
         self._runs.discard(entry, entry.run.end(message))
-        self._book(entry, sequence)
+        self._record(entry, sequence)
         return sequence
 
     def commit(
         self, run: str, job: str, winners: Sequence[Winner], if_complete: IfComplete = "refuse"
     ) -> tuple[int, bool]:
-        """(the sequence to wait for, whether it was committed before: which may not be on the disk yet)."""
+        """Commits a job. Returns (the sequence to wait for, whether it was committed before, possibly not on
+        the disk yet)."""
         with self.lock:
             entry = self.entries.get(run)
             if entry is None:
                 raise ProtocolError(
                     "lost_rows",
-                    f"run {run} is not there, and {sum(winner.rows for winner in winners):,} of its rows "
+                    f"run {run} does not exist, and {sum(winner.rows for winner in winners):,} of its rows "
                     "were acknowledged",
-                    hint="was it deleted, or the spool's folder deleted or changed? Nothing was delivered; "
+                    hint="was it deleted, or the spool's folder deleted or changed? Nothing became visible; "
                     "write the run again",
                 )
             entry.check_whole()
@@ -202,78 +204,78 @@ class Store:
                     self._runs.keep_index(entry)
                     sequence = self._runs.put(entry)
                 except LogFull:
-                    pass  # it is committed; without an index its books are found again by all of its events
+                    pass  # it is committed; without an index a restart reads all of its events
             entry.sequence = sequence
-            self._book(entry, sequence, unneeded)
+            self._record(entry, sequence, unneeded)
             return sequence, False
 
     def abort(self, run: str, job: str) -> int | None:
-        """The sequence to wait for; None: nothing of that job is there."""
+        """Aborts a job. Returns the sequence to wait for; None: nothing of that job is stored."""
         with self.lock:
             entry = self.entries.get(run)
             if entry is None or job not in entry.run.jobs:
                 return None
             try:
                 sequence = self._runs.append(entry, Abort(run, job))
-            except LogFull:  # its rows are what has to go
+            except LogFull:  # the job's rows must be deleted to make room
                 entry.aborted.append(job)
                 sequence = self._runs.put(entry)
             entry.active.pop(job, None)
             self._runs.discard(entry, entry.run.abort(job))
-            self._book(entry, sequence)
+            self._record(entry, sequence)
             return sequence
 
     def expire(self, entry: RunRecord, job: str, age: float) -> None:
-        """A job is aborted that was silent for so long. Who sends for it later is refused."""
+        """Aborts a job that was silent for so long. Its later messages are refused."""
         with self.lock:
             entry.expire(job, age)
             self.abort(entry.run.name, job)
             self._runs.put(entry)
 
     def mark(self) -> int:
-        """The sequence of a new record behind all others, which says nothing: to wait for all of them."""
+        """Appends an empty record and returns its sequence, to wait for all records before it."""
         return self.log.put(b"room", b"")
 
-    def _book(self, entry: RunRecord, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
-        """Readers may see what is booked now when this record is kept; None: at once."""
-        booked = Booked(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
+    def _record(self, entry: RunRecord, sequence: int | None, unneeded: Sequence[int] = ()) -> None:
+        """Makes the recorded state visible when this record is on the disk; None: at once."""
+        pending = PendingState(sequence or 0, entry, entry.run.visible.rows, entry.run.state, unneeded)
         if sequence is None:
-            self._show(booked)
+            self._show(pending)
         else:
-            self._booked.append(booked)
+            self._pending_states.append(pending)
 
     def kept(self, sequence: int) -> None:
-        """All up to this record is on the disk: what was booked till then is visible."""
+        """Makes visible what was recorded up to this record, which is on the disk."""
         with self.lock:
-            while self._booked and self._booked[0].sequence <= sequence:
-                self._show(self._booked.popleft())
+            while self._pending_states and self._pending_states[0].sequence <= sequence:
+                self._show(self._pending_states.popleft())
 
-    def _show(self, booked: Booked) -> None:
-        entry = booked.entry
-        entry.seen = VisibleState(booked.rows, booked.state)
-        if booked.unneeded and self.entries.get(entry.run.name) is entry:
-            with suppress(LogFull):  # else a spool that begins anew gives it back
-                self._runs.discard(entry, booked.unneeded)
+    def _show(self, pending: PendingState) -> None:
+        entry = pending.entry
+        entry.seen = VisibleState(pending.rows, pending.state)
+        if pending.unneeded and self.entries.get(entry.run.name) is entry:
+            with suppress(LogFull):  # else the next start frees the space
+                self._runs.discard(entry, pending.unneeded)
                 if entry.state == SEALED:
                     entry.tidy = True
                     self._runs.put(entry)
 
     def attempt(self, run: str, job: str, partition: int, attempt: int) -> Attempt | None:
-        """What is known of an attempt; None: nothing, or its job is over."""
+        """Returns an attempt; None: it is unknown, or its job is over."""
         with self.lock:
             entry = self.entries.get(run)
             found = entry.run.jobs.get(job) if entry is not None else None
             return found.attempts.get((partition, attempt)) if found is not None else None
 
     def attempt_kept(self, message: End) -> None:
-        """All of an attempt is on the disk."""
+        """Records that all of an attempt is on the disk."""
         with self.lock:
             entry = self.entries.get(message.run)
             if entry is not None:
                 keep_attempt(entry.run, message)
 
     def delete(self, run: str) -> tuple[int, int]:
-        """The run is gone: its rows and bytes. Raises OptionError."""
+        """Deletes the run; returns its rows and bytes. Raises OptionError."""
         with self.lock:
             entry = self.entry(run)
             del self.entries[run]
@@ -295,8 +297,8 @@ class Store:
         steps: list[list[int]],
         lease: tuple[int, int, int] = (0, 1, 1),
     ) -> int:
-        """The group has done with all before this position, says who has the shards of this lease (first,
-        how many, of how many). The sequence to wait for."""
+        """Acknowledges a position for the group, by the process with the shards of this lease (first, count,
+        total). Returns the sequence to wait for."""
         with self.lock:
             entry = self.entry(run)
             found = self.group(entry, group)
@@ -304,7 +306,7 @@ class Store:
                 body = json.dumps({"group": group, "steps": steps}).encode()
                 try:
                     self.log.append(entry.lineage, body)
-                except LogFull:  # what is acknowledged makes room, and must not wait for it
+                except LogFull:  # an acknowledgement frees space, and must not wait for it
                     _log.warning("the disk is full: the lineage of group %s, run %s, has a gap", group, run)
             entry.touched = found.used = self.now()
             found.given_up = False
@@ -317,7 +319,7 @@ class Store:
             return sequence
 
     def group(self, entry: RunRecord, name: str) -> Group:
-        """The group; it is made if it is not there. Raises UsageError: there are too many."""
+        """Returns the group, and makes it if needed. Raises UsageError: there are too many."""
         group = entry.groups.get(name)
         if group is None:
             if len(entry.groups) >= MAX_GROUPS:
@@ -327,13 +329,13 @@ class Store:
         return group
 
     def note(self, entry: RunRecord, group: str) -> int:
-        """The group's positions are kept, with whatever is kept next."""
+        """Stores the group's positions with the next record."""
         found = entry.groups[group]
         found.used_noted = found.used
         return self.log.put(group_key(entry, group), group_to_json(found))
 
     def forget(self, entry: RunRecord, group: str) -> int:
-        """The group's positions are gone, and no rows are kept for it. The sequence to wait for."""
+        """Deletes the group's positions; no rows are kept for it. Returns the sequence to wait for."""
         with self.lock:
             del entry.groups[group]
             sequence = self.log.remove(group_key(entry, group))
@@ -342,7 +344,7 @@ class Store:
             return sequence
 
     def note_activity(self, entry: RunRecord, coarse: float) -> None:
-        """When the run, its jobs and its groups were active is kept, if what is kept is so much older."""
+        """Stores when the run, its jobs and its groups were active, if the stored times are so much older."""
         touched, active = entry.noted
         late = any(last - active.get(job, 0.0) > coarse for job, last in entry.active.items())
         if late or entry.touched - touched > coarse or entry.active.keys() != active.keys():
@@ -352,7 +354,7 @@ class Store:
                 self.note(entry, name)
 
     def lineage(self, entry: RunRecord, group: str) -> list[list[int]]:
-        """What was recorded for a group, the oldest first."""
+        """Returns the recorded steps of a group, the oldest first."""
         steps: list[list[int]] = []
         for message in self._runs.messages(entry.lineage):
             value = json.loads(bytes(message.body))
@@ -361,17 +363,17 @@ class Store:
         return steps
 
     def frame(self, entry: RunRecord, number: int) -> Arrays:
-        """The arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
+        """Returns the arrays of a visible frame: read-only views of the log's files. Raises LogDamaged."""
         return self._runs.frame(entry, number)
 
     def trim(self, entry: RunRecord) -> None:
-        """A stream's frames that all groups have acknowledged are not kept."""
+        """Deletes a stream's frames that all groups have acknowledged."""
         live = [group for group in entry.groups.values() if not group.given_up]
         if live:
             self.trim_to(entry, min(group.acknowledged[1] if group.acknowledged else 0 for group in live))
 
     def trim_to(self, entry: RunRecord, rows: int) -> None:
-        """A stream's frames that end before this row are not kept."""
+        """Deletes a stream's frames that end before this row."""
         visible = entry.run.visible
         low = bisect_right(visible.ends, entry.first)
         high = bisect_right(visible.ends, min(rows, entry.rows))
@@ -382,10 +384,9 @@ class Store:
 
 
 def _gone(run: str, run_id: str, found: RunRecord | None) -> Broken:
-    """found: the run that has the name now."""
+    """Makes the error of a deleted run. found: the run that has the name now."""
     now = f"{run} is {found.run_id} now" if found is not None else "no run has that name now"
     return Broken(
         f"run {run}, {run_id}, was deleted: {now}",
-        hint="the rows of a run that was written again are others: read it from its first row, "
-        "without a saved state",
+        hint="a run that was written again has other rows: read it from its first row, without a saved state",
     )

@@ -1,4 +1,4 @@
-"""What the desk tells of runs, and what a commit tells it."""
+"""Summaries of runs for clients, and the parser of a commit."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def summary(entry: RunRecord, now: float) -> dict[str, Any]:
-    """A run in few words, with its groups. now: of the store's clock."""
+    """Returns a run's summary, with its groups. now: of the store's clock."""
     run = entry.run
     return {
         "name": run.name,
@@ -51,7 +51,7 @@ def summary(entry: RunRecord, now: float) -> dict[str, Any]:
 
 
 def jobs_of(entry: RunRecord) -> dict[str, Any]:
-    """The jobs that write to a run now."""
+    """Returns the jobs that write to a run now."""
     return {
         name: {
             "attempts": len(job.attempts),
@@ -63,14 +63,14 @@ def jobs_of(entry: RunRecord) -> dict[str, Any]:
 
 
 def _held(entry: RunRecord, group: Group) -> int:
-    """The bytes that a stream keeps since this group has not acknowledged them. Of a batch all are kept."""
+    """Returns the bytes that a stream keeps for this group. A batch keeps all rows anyway."""
     if entry.run.kind != "stream" or group.given_up:
         return 0
     return entry.bytes_from(group.acknowledged[1] if group.acknowledged is not None else 0)
 
 
 def winners_of(arrays: Mapping[str, Array]) -> list[Winner]:
-    """The table of a commit. Raises ProtocolError."""
+    """Parses the table of a commit. Raises ProtocolError."""
     for name in WINNER_COLUMNS:
         column = arrays.get(name)
         if column is None or column.ndim != 1 or column.dtype != "int64" or (column < 0).any():

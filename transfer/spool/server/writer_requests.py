@@ -1,4 +1,4 @@
-"""Writers' requests: a job is declared, and committed or aborted."""
+"""Writers' requests: declaring, committing and aborting a job."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: aborted jobs that are remembered for their tasks that come late
+#: aborted jobs that are remembered for their late tasks
 _REMEMBERED = 100_000
 #: commits that may wait for room
 _MAX_WAITING = 256
 #: the log's own hint is for a broker's topics
 _ROOM = (
-    "`transfer runs delete` gives room back, --retention-age by itself, of a stream also readers that "
-    "acknowledge; or give it more: --retention-bytes (a broker's: retention.bytes), or room on the disk"
+    "`transfer runs delete` frees space, --retention-age does so automatically, and in a stream readers that "
+    "acknowledge; or raise the limit: --retention-bytes (a broker's: retention.bytes), or enlarge the disk"
 )
 
 
 class WriterRequests:
-    """For one thread. port: where tasks push rows. full: why writers wait just now, or ""."""
+    """Handles writers' requests. For one thread. port: for rows. full: why writers wait, or ""."""
 
     def __init__(
         self, store: Store, committer: GroupCommitter, responder: Responder, port: int, faults: PeerFaults
@@ -41,7 +41,7 @@ class WriterRequests:
         self._responder = responder
         self._port = port
         self._faults = faults
-        #: by (run, job), and why
+        #: by (run, job): the cause
         self._aborted: OrderedDict[tuple[str, str], list[str] | None] = OrderedDict()
         #: commits that wait for room on the disk
         self._stuck: list[tuple[bytes, CommitJob, list[Winner]]] = []
@@ -50,14 +50,14 @@ class WriterRequests:
 
     @property
     def waits(self) -> str:
-        """Why rows or commits wait just now, or ""."""
+        """Why rows or commits wait now, or ""."""
         return self.full or (self._full if self._stuck else "")
 
     def declare(self, identity: bytes, request: Declare) -> dict[str, Any] | None:
-        """The answer; None: it follows."""
+        """Declares a job. Returns the answer; None: it follows."""
         job = request.run, request.job
         if request.task and request.kind == "batch" and job in self._aborted:
-            # Its job failed while it began: it must not open the run again, which no one would ever end.
+            # Its job failed while it began: it must not open the run again, which no client would ever end.
             cause = self._aborted[job]
             if cause is not None:
                 raise raised(cause)
@@ -72,13 +72,13 @@ class WriterRequests:
         answer = {"port": self._port, "done": not wanted, "full": self.waits}
         if wanted:
             return answer
-        sequence = self._store.entry(request.run).sequence  # that it is done may not be on the disk yet
+        sequence = self._store.entry(request.run).sequence  # its end may not be on the disk yet
         self._responder.respond_when_committed(sequence, identity, request, lambda: answer)
         return None
 
     def run_deleted(self, entry: RunRecord) -> None:
-        """Jobs that write to the run are refused: their next task would make a run of its name again, with
-        what is left of the rows."""
+        """Refuses the jobs that write to a deleted run: their next task would make a run of its name again,
+        with the rest of the rows."""
         name = entry.run.name
         cause = refusal(
             Broken(
@@ -95,13 +95,13 @@ class WriterRequests:
             self._aborted.popitem(last=False)
 
     def commit(self, identity: bytes, request: CommitJob, winners: list[Winner]) -> None:
-        """The answer follows, when there is room for the commit and it is on the disk."""
+        """Commits a job; the answer follows when there is room for the commit and it is on the disk."""
         cause = self._aborted.get((request.run, request.job))
         if cause is not None and request.run not in self._store.entries:
             raise raised(cause)
         try:
             sequence, before = self._store.commit(request.run, request.job, winners, request.if_complete)
-        except LogFull as error:  # as its rows do, it waits until there is room
+        except LogFull as error:  # like rows, the commit waits until there is room
             if len(self._stuck) >= _MAX_WAITING:
                 raise
             self._full = no_room(error)
@@ -114,7 +114,7 @@ class WriterRequests:
         )
 
     def abort(self, identity: bytes, request: AbortJob) -> dict[str, Any] | None:
-        """The answer; None: it follows."""
+        """Aborts a job. Returns the answer; None: it follows."""
         job = request.run, request.job
         self._remember(job, request.cause)
         sequence = self._store.abort(request.run, request.job)
@@ -124,9 +124,9 @@ class WriterRequests:
         return None
 
     def tick(self, connected: set[bytes]) -> None:
-        """Tries the commits again that wait for room."""
+        """Retries the commits that wait for room."""
         stuck, self._stuck = self._stuck, []
-        if stuck:  # room comes back when it is on the disk that it is not needed
+        if stuck:  # space is free when that is recorded on the disk
             self._committer.when_committed(self._store.mark(), lambda: None)
         for identity, request, winners in stuck:
             if identity in connected:
@@ -141,6 +141,6 @@ class WriterRequests:
 
 
 def no_room(error: LogFull) -> str:
-    """Why writers wait, and what gives a spool room."""
+    """Returns why writers wait, and how to free space."""
     text, _, _ = str(error).partition("\n  hint: ")
     return str(LogFull(text, hint=_ROOM))

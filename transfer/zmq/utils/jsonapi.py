@@ -11,12 +11,12 @@ __all__ = ["dumps", "loads"]
 
 
 def dumps(o: object, **kwargs: Any) -> bytes:
-    """`o` as JSON in UTF-8; keywords go to `json.dumps`."""
+    """Returns `o` as JSON in UTF-8; keywords go to `json.dumps`."""
     return json.dumps(o, **kwargs).encode("utf-8")
 
 
 def loads(s: bytes | str, **kwargs: Any) -> Any:
-    """The object that JSON bytes or text stand for; keywords go to `json.loads`."""
+    """Returns the object of JSON bytes or text; keywords go to `json.loads`."""
     if isinstance(s, bytes):
         s = s.decode("utf-8")
     return json.loads(s, **kwargs)

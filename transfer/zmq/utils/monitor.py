@@ -1,4 +1,4 @@
-"""Messages of a monitor's PAIR socket, taken apart."""
+"""Parses the messages of a monitor's PAIR socket."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["parse_monitor_message", "recv_monitor_message"]
 
 
 def parse_monitor_message(msg: list[bytes]) -> dict[str, Any]:
-    """{event, value, endpoint} of a monitor's message. Raises UsageError for another message."""
+    """Returns {event, value, endpoint} of a monitor's message. Raises UsageError for another message."""
     if len(msg) != 2 or len(msg[0]) != EVENT.size:
         raise UsageError(f"this is no message of a monitor: {msg!r:.60}")
     event, value = EVENT.unpack(msg[0])
@@ -21,7 +21,7 @@ def parse_monitor_message(msg: list[bytes]) -> dict[str, Any]:
 
 
 def recv_monitor_message(socket: Any, flags: int = 0) -> Any:
-    """Receives and takes apart one message; for a socket of asyncio the result is awaitable."""
+    """Receives and parses one message; with an asyncio socket the result is awaitable."""
     msg = socket.recv_multipart(flags)
     return _parsed(msg) if isinstance(msg, Awaitable) else parse_monitor_message(msg)
 

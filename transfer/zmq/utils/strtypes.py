@@ -16,7 +16,7 @@ def _deprecated() -> None:
 
 
 def cast_bytes(s: str | bytes, encoding: str = "utf8", errors: str = "strict") -> bytes:
-    """Text or bytes as bytes."""
+    """Converts text or bytes to bytes."""
     _deprecated()
     if isinstance(s, str):
         return s.encode(encoding, errors)
@@ -26,7 +26,7 @@ def cast_bytes(s: str | bytes, encoding: str = "utf8", errors: str = "strict") -
 
 
 def cast_unicode(s: str | bytes, encoding: str = "utf8", errors: str = "strict") -> str:
-    """Text or bytes as text."""
+    """Converts text or bytes to text."""
     _deprecated()
     if isinstance(s, bytes):
         return s.decode(encoding, errors)

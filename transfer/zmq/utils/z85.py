@@ -12,7 +12,7 @@ _POWERS = (85**4, 85**3, 85**2, 85, 1)
 
 
 def encode(rawbytes: bytes | bytearray | memoryview) -> bytes:
-    """`rawbytes` in Z85. Raises ValueError unless the length is a multiple of 4."""
+    """Encodes `rawbytes` in Z85. Raises ValueError unless the length is a multiple of 4."""
     if len(rawbytes) % 4:
         raise ValueError(f"the length must be a multiple of 4, not {len(rawbytes)}")
     words = struct.unpack(f">{len(rawbytes) // 4}I", rawbytes)
@@ -20,7 +20,7 @@ def encode(rawbytes: bytes | bytearray | memoryview) -> bytes:
 
 
 def decode(z85bytes: str | bytes | bytearray | memoryview) -> bytes:
-    """What `encode` was given. Raises ValueError for text that is no Z85."""
+    """Decodes Z85 text. Raises ValueError for invalid text."""
     text = z85bytes.encode() if isinstance(z85bytes, str) else bytes(z85bytes)
     if len(text) % 5:
         raise ValueError(f"the length must be a multiple of 5, not {len(text)}")

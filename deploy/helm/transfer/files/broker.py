@@ -1,4 +1,4 @@
-"""One message through the broker: published, kept, consumed, acknowledged. ENDPOINT SECONDS-TO-WAIT"""
+"""One message through the broker: published, stored, consumed, acknowledged. ENDPOINT SECONDS-TO-WAIT"""
 
 import os
 import sys

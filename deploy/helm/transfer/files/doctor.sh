@@ -1,5 +1,5 @@
 # PEER SECONDS-TO-WAIT GBIT/S SECONDS-TO-MEASURE
-# The doctor's own patience is 10 s, and the other pod may take longer to come: status 3 is a time-out.
+# The doctor waits 10 s, and the other pod may take longer to start: status 3 is a timeout.
 end=$((SECONDS + $2))
 while [ $SECONDS -lt $end ]; do
   transfer req --connect "tcp://$1:5591" --timeout 5 --data ping --quiet >/dev/null && break

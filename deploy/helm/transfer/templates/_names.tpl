@@ -18,7 +18,7 @@ app.kubernetes.io/name: {{ include "transfer.name" . }}
 app.kubernetes.io/instance: {{ .Release.Name }}
 {{- end -}}
 
-{{- /* (root, component): what services and policies choose pods by. */ -}}
+{{- /* (root, component): the labels by which services and policies select pods. */ -}}
 {{- define "transfer.selector" -}}
 {{ include "transfer.releaseLabels" .root }}
 app.kubernetes.io/component: {{ .component }}
@@ -34,7 +34,7 @@ app.kubernetes.io/component: {{ .component }}
 {{- toYaml (merge $own $about (.extra | default dict) .root.Values.commonLabels) -}}
 {{- end -}}
 
-{{- /* (root, component, workload): of pods. Without the chart's version, which would begin them all anew. */ -}}
+{{- /* (root, component, workload): of pods. Without the chart's version, which would restart all of them. */ -}}
 {{- define "transfer.podLabels" -}}
 {{- $own := include "transfer.selector" . | fromYaml -}}
 {{- toYaml (merge $own (.workload.podLabels | default dict) .root.Values.commonLabels) -}}

@@ -14,7 +14,7 @@
 {{- end -}}
 {{- end -}}
 
-{{- /* (root, policy, device): which transport is wished for. */ -}}
+{{- /* (root, policy, device): the preferred transport. */ -}}
 {{- define "transfer.transportEnvironment" -}}
 {{- if and .device (include "transfer.rdma" .root) }}
 - {name: MC_RPC_PROTOCOL, value: rdma}
@@ -81,7 +81,7 @@ workload: nodeSelector, tolerations, and perhaps affinity, priorityClassName, to
 {{- $workload := .workload -}}
 serviceAccountName: {{ include "transfer.serviceAccountName" .root }}
 automountServiceAccountToken: false
-# A service called "transfer" would put TRANSFER_PORT and more into every pod's environment.
+# A service named "transfer" would add TRANSFER_PORT and more to every pod's environment.
 enableServiceLinks: false
 {{- with .root.Values.image.pullSecrets }}
 imagePullSecrets:

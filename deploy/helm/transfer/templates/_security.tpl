@@ -10,7 +10,7 @@
 {{- default (printf "%s-tls" (include "transfer.fullname" .)) .Values.security.tls.secretName -}}
 {{- end -}}
 
-{{- /* What trainers and tests show. */ -}}
+{{- /* The secret of trainers and tests. */ -}}
 {{- define "transfer.clientTlsSecret" -}}
 {{- default (include "transfer.tlsSecret" .) .Values.security.tls.clientSecretName -}}
 {{- end -}}
@@ -23,7 +23,7 @@
 {{- default (printf "%s.internal" (include "transfer.fullname" .)) .Values.security.tls.serverName -}}
 {{- end -}}
 
-{{- /* All names of the certificate: the one that clients here ask for, and those of services and pods. */ -}}
+{{- /* All names of the certificate: the one that clients here expect, and those of services and pods. */ -}}
 {{- define "transfer.certificateNames" -}}
 {{- $full := include "transfer.fullname" . -}}
 {{- $namespace := .Release.Namespace -}}

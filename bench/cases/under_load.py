@@ -26,7 +26,7 @@ def server(peer: str, work: Work, links: list[Link]) -> Outcome:
     library = peer_named(peer)
     reply = library.open(Role.REP, work)
     pull = library.open(Role.PULL, _stream_work(work))
-    links[0].tell((reply.address, pull.address))
+    links[0].send((reply.address, pull.address))
     reply.ready(1)
     pull.ready(1)
     received = [0]
@@ -34,7 +34,7 @@ def server(peer: str, work: Work, links: list[Link]) -> Outcome:
     thread = threading.Thread(target=_drain, args=(pull, received, stopped), daemon=True)
     thread.start()
     clock = Clock()
-    links[0].tell("warm")
+    links[0].send("warm")
     echo(reply.recv, reply.send, work.warmup + 2 * work.count)
     stopped.set()
     expect(links[0], "over")
@@ -49,9 +49,9 @@ def _drain(pull: Channel, received: list[int], stopped: threading.Event) -> None
 
 
 def client(peer: str, work: Work, link: Link) -> Outcome:
-    """REQ: idle round trips first, then the same number beside the stream."""
+    """REQ: idle round trips first, then the same number while the stream runs."""
     library = peer_named(peer)
-    reply_address, pull_address = link.hear()
+    reply_address, pull_address = link.receive()
     request = library.open(Role.REQ, work, reply_address)
     push = library.open(Role.PUSH, _stream_work(work), pull_address)
     request.ready(1)
@@ -65,13 +65,13 @@ def client(peer: str, work: Work, link: Link) -> Outcome:
         busy = round_trips(request.send, request.recv, payload, work.count)
         outcome = clock.stop()
         streamed = sent[0]
-    link.tell("over")
+    link.send("over")
     return {"idle": idle, "busy": busy, "streamed": streamed, **outcome}
 
 
 @contextmanager
 def _stream(push: Channel) -> Iterator[list[int]]:
-    """A thread that pushes large messages; begins when the second one was taken."""
+    """A thread that sends large messages; returns when the second one was taken."""
     stop = threading.Event()
     begun = threading.Event()
     sent = [0]
@@ -87,11 +87,11 @@ def _stream(push: Channel) -> Iterator[list[int]]:
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     if not begun.wait(PATIENCE):
-        raise Failed("the stream did not begin")
+        raise Failed("the stream did not start")
     try:
         yield sent
     finally:
-        # the receiver may be gone by now: the thread ends with the process
+        # the receiver may be gone already: the thread ends with the process
         stop.set()
 
 
@@ -122,11 +122,11 @@ def metric(_: Work) -> Metric:
 
 def works(quick: bool) -> list[Work]:
     count = 1_000 if quick else 3_000
-    return [Work("req_rep_beside", "64B", 64, count, 300, ("transfer", "pyzmq"))]
+    return [Work("req_rep_under_load", "64B", 64, count, 300, ("transfer", "pyzmq"))]
 
 
 CASES = {
-    "req_rep_beside": Case(
-        "req_rep_beside", "REQ/REP at p99.9 beside a stream of 64 MiB messages", works, measure, metric, ALSO
+    "req_rep_under_load": Case(
+        "req_rep_under_load", "REQ/REP p99.9 during a stream of 64 MiB", works, measure, metric, ALSO
     )
 }
