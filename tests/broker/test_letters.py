@@ -31,8 +31,8 @@ from transfer.broker.core.dispatcher_events import (
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, Filed, Filter
-from transfer.broker.storage.dead_letter_writer import finish_buried
+from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Filter
+from transfer.broker.storage.dead_letter_writer import finish_dead_lettered
 from transfer.broker.storage.dead_letters import SCHEMA, STORE, DeadLetters
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
@@ -146,7 +146,7 @@ def test_a_changed_row_is_told(letters, change):
 def test_a_name_leads_nowhere_else(tmp_path, letters):
     (tmp_path / "mine").write_bytes(LARGE)
     with pytest.raises(LogDamaged, match="gone"):
-        letters.payloads.check(Filed("../mine", 0), len(LARGE))
+        letters.payloads.check(PayloadFile("../mine", 0), len(LARGE))
     letters.payloads.remove(["../mine", ""])
     assert (tmp_path / "mine").exists()
 
@@ -395,6 +395,6 @@ def test_what_has_a_letter_is_finished_behind_a_crash(letters):
         message_id = f"msg-{number}" if number != 3 else "another, which has this number by a lost log"
         facts = MessageInfo("", "orders", message_id, "maker")
         books.apply(Accepted(number, "worker", facts, LogPosition("broker/m/orders", number)))
-    assert finish_buried(books, letters) == [Finished(2, End.DEAD_LETTERED)]
+    assert finish_dead_lettered(books, letters) == [Finished(2, End.DEAD_LETTERED)]
     assert sorted(books.parcels) == [1, 3, 4, 5]
     assert books.next_number == 10

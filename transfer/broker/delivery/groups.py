@@ -17,7 +17,7 @@ from transfer.broker.delivery.group_contract import Bury, Consumer, IsBuried, Se
 from transfer.broker.delivery.group_reader import GroupReader
 from transfer.broker.delivery.topic import Recent
 from transfer.broker.delivery.turns import InTurns
-from transfer.broker.storage.durability import tell
+from transfer.broker.storage.durability import complete
 from transfer.broker.storage.group_journal import GroupJournal, Named
 from transfer.broker.storage.group_journal_writer import GroupJournalWriter
 from transfer.transports.errors import UsageError
@@ -374,7 +374,7 @@ class Groups:
     def _note(self, served: Served, on_complete: OnComplete | None) -> None:
         if not self._is_there(served):  # it was removed, and another group may have its number
             if on_complete is not None:
-                tell(on_complete, UsageError(f"group {served.named.name!r} was removed"))
+                complete(on_complete, UsageError(f"group {served.named.name!r} was removed"))
             return
         self._notes.note(served.named.number, served.group, on_complete)
 
