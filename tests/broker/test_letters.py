@@ -31,7 +31,7 @@ from transfer.broker.core.dispatcher_events import (
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Filter
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile
 from transfer.broker.storage.dead_letter_writer import finish_dead_lettered
 from transfer.broker.storage.dead_letters import SCHEMA, STORE, DeadLetters
 from transfer.broker.storage.folder_check import check

@@ -210,7 +210,7 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
 
 
 def test_positions_of_very_many_topics_are_kept_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer.broker.storage.store._AT_ONCE", 2)
+    monkeypatch.setattr("transfer.broker.storage.store._MAX_STORED", 2)
     store = opened(tmp_path)
     for n in range(5):
         put(store, f"t{n}", b"12")

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from transfer.log import Log, Retention
-from transfer.log.damage import mended
+from transfer.log.damage import repair_bit
 from transfer.log.format import NAME
 from transfer.log.record import Flag, Kind, encode, scan, state_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
@@ -90,11 +90,11 @@ def test_more_than_one_wrong_bit_is_not_guessed():
     for bit in (3, 77, 400):
         wrong = data.copy()
         wrong[bit // 8] ^= 1 << bit % 8
-        assert mended(bytes(wrong), 5) == data
-        assert mended(bytes(wrong), 6) is None
+        assert repair_bit(bytes(wrong), 5) == data
+        assert repair_bit(bytes(wrong), 6) is None
         wrong[60] ^= 6
-        assert mended(bytes(wrong), 5) is None
-    assert mended(bytes(700), 5) is None and mended(b"", 5) is None
+        assert repair_bit(bytes(wrong), 5) is None
+    assert repair_bit(bytes(700), 5) is None and repair_bit(b"", 5) is None
 
 
 @pytest.mark.parametrize("part", ["body", "place of the blob"])

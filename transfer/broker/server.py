@@ -55,7 +55,7 @@ from transfer.broker.storage.folder_parts import (
 from transfer.broker.storage.sessions import Sessions
 from transfer.broker.storage.store import Store
 from transfer.broker.storage.volume import log_room
-from transfer.log import Log, Retention, undisturbed
+from transfer.log import Log, Retention, gc_paused
 from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
@@ -274,7 +274,7 @@ class Broker:
         """The routes that were put up before, and those of the file, if there is one."""
         self.catalog = Catalog(database)
         table = RouteTable()
-        with undisturbed():
+        with gc_paused():
             if self.settings.catalog:
                 self.catalog.replace_static(read_file(self.settings.catalog))
             for route in self.catalog.load()[1]:

@@ -49,7 +49,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of the chain. time: RFC 3339 in UTC with milliseconds, never earlier than the previous line's."""
+    """A line of the chain. time: RFC 3339 in UTC with milliseconds, never before the previous line's."""
 
     sequence: int
     time: str
@@ -105,7 +105,10 @@ class Chain:
         self.hash = hash
 
     def follow(self, line: bytes) -> Event:
-        """Returns the event of the next line. Raises LogDamaged; the line after it is then accepted as it is."""
+        """Returns the event of the next line.
+
+        Raises LogDamaged; the line after it is then accepted as it is.
+        """
         sequence, hash = self.sequence, self.hash
         self.sequence = self.hash = None
         event = decode(line)

@@ -111,7 +111,8 @@ class Verdict:
 class _Read:
     """The result of reading one file.
 
-    nbytes: bytes of its complete lines. last: offset of the last complete line. beyond: events after the head's.
+    nbytes: bytes of its complete lines. last: offset of the last complete line. beyond: events after the
+    head's.
     """
 
     number: int

@@ -80,9 +80,9 @@ class BlobWriterThread:
 class BlobWrite:
     """Writes the payload of one message to the disk. Used on the broker's loop.
 
-    The publisher is paused while many bytes wait for the disk, and from `finish` until `written` is called, so
-    its next message comes after this one. `written` then calls `commit` or `abandon`. If the log is full, the
-    write waits: before the first byte without limit, afterwards for `_FULL_TIMEOUT`.
+    The publisher is paused while many bytes wait for the disk, and from `finish` until `written` is called,
+    so its next message comes after this one. `written` then calls `commit` or `abandon`.
+    In a full log the write waits: before the first byte without limit, afterwards for `_FULL_TIMEOUT`.
     hold False: it does not wait; `written` gets LogFull.
     """
 
@@ -186,7 +186,10 @@ class BlobWrite:
             self._thread.call_on_loop(self._finished if data is None else partial(self._wrote, len(data)))
 
     def _write(self, data: Buffer | None) -> None:
-        """Writes a piece. Raises LogFull and writes nothing then; a payload without bytes keeps no blob open."""
+        """Writes a piece.
+
+        Raises LogFull and writes nothing then; a payload without bytes keeps no blob open.
+        """
         begun = self._blob is not None
         if self._blob is None:
             self._blob = self._opened()

@@ -65,7 +65,10 @@ class Catalog:
         database.prepare("catalog", SCHEMA)
 
     def load(self) -> tuple[int, list[Route]]:
-        """Returns the version and all routes in order. Leaves out damaged rows and lists them in `problems`."""
+        """Returns the version and all routes in order.
+
+        Leaves out damaged rows and lists them in `problems`.
+        """
         with self._database.transaction() as connection:
             version, check = _version_row(connection)
             rows = connection.execute("SELECT * FROM routes ORDER BY number").fetchall()

@@ -61,9 +61,9 @@ _WHAT_TO_DO = (
 class Database:
     """A SQLite file with a write-ahead log and full synchronisation. Makes the file if it is missing.
 
-    Any thread may use it; calls run one at a time. Raises LogDamaged for a file that is damaged or no database,
-    and leaves it unchanged; NotSupported for a file of a later version; UsageError for a file of another
-    program. Call `close` at the end; it is idempotent.
+    Any thread may use it; calls run one at a time. Raises LogDamaged for a file that is damaged or no
+    database, and leaves it unchanged; NotSupported for a file of a later version; UsageError for a file of
+    another program. Call `close` at the end; it is idempotent.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -176,7 +176,8 @@ def _inspect(path: Path) -> None:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-        # The program crashed while it made the file, before that had a write-ahead log: SQLite rolls back first.
+        # The program crashed while it made the file, before that had a write-ahead log: SQLite rolls back
+        # first.
         _inspect_in(path, "rw")
 
 

@@ -25,20 +25,21 @@ from transfer.broker.storage.dead_letter_requests import (
     Failure,
     Outcome,
     action_of,
-    check_call,
-    check_text,
     check_actor,
+    check_call,
+    check_limit,
+    check_text,
     choose,
     letter_summary,
     unfit_to_purge,
     unfit_to_replay,
-    check_limit,
 )
 from transfer.broker.storage.dead_letters import DeadLetters, Note
 from transfer.transports.errors import Closed, LogFull, StateError, TransferError, UsageError
 
 _log = logging.getLogger("transfer.broker")
-#: publishes a letter to its consumer and topic; it is stored on return. The second argument is the replay's id
+#: publishes a letter to its consumer and topic; it is stored on return. The second argument is the replay's
+#: id
 Publish = Callable[[DeadLetter, str], None]
 #: returns whether the replay with this id was published; None: unknown
 Published = Callable[[str], bool | None]

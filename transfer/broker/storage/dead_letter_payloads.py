@@ -24,7 +24,8 @@ from transfer.transports.errors import InternalError, LogDamaged, LogFull
 
 _log = logging.getLogger("transfer.broker")
 
-#: yields the pieces of a large payload; each call begins at the start. Raises LogDamaged for a damaged payload
+#: yields the pieces of a large payload; each call begins at the start. Raises LogDamaged for a damaged
+#: payload
 PayloadSource = Callable[[], Iterable[Buffer]]
 
 #: payloads up to this size are stored in the database
@@ -46,7 +47,8 @@ class Payloads:
     def write(self, large: PayloadSource, nbytes: int) -> PayloadFile:
         """Writes a payload of `nbytes` bytes: it is on the disk when this returns.
 
-        Does not copy the payload in memory, and lets other threads run. Raises LogFull, InternalError, LogDamaged.
+        Does not copy the payload in memory, and lets other threads run. Raises LogFull, InternalError,
+        LogDamaged.
         """
         name = uuid.uuid4().hex + _SUFFIX
         with _translated(self.folder):
@@ -88,18 +90,27 @@ class Payloads:
         return {path.name for path in self.folder.glob(f"*{_SUFFIX}")} if self.folder.is_dir() else set()
 
     def begin(self, filed: PayloadFile, nbytes: int) -> bytes:
-        """Returns the first bytes of a payload, unchecked. Raises LogDamaged if the file is missing, InternalError."""
+        """Returns the first bytes of a payload, unchecked.
+
+        Raises LogDamaged if the file is missing, InternalError.
+        """
         with self._opened(filed) as fd:
             return os.pread(fd, nbytes, 0)
 
     def view(self, filed: PayloadFile, nbytes: int) -> memoryview:
-        """Maps a whole payload, unchecked. The view stays valid when the file is removed. Raises as `check`."""
+        """Maps a whole payload, unchecked.
+
+        The view stays valid when the file is removed. Raises as `check`.
+        """
         with self._opened(filed) as fd:
             self._check_size(fd, filed, nbytes)
             return memoryview(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
 
     def check(self, filed: PayloadFile, nbytes: int) -> None:
-        """Verifies a payload of `nbytes` bytes. Raises LogDamaged for damage, InternalError for a read error."""
+        """Verifies a payload of `nbytes` bytes.
+
+        Raises LogDamaged for damage, InternalError for a read error.
+        """
         found = 0
         for piece in self.pieces(filed, nbytes):
             found = crc32c(piece, found)

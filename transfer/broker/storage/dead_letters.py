@@ -16,8 +16,8 @@ from pathlib import Path
 
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage.database import Database, Value, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Filter, Reference, State
-from transfer.broker.storage.dead_letter_payloads import PayloadSource, Payloads
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile, Reference, State
+from transfer.broker.storage.dead_letter_payloads import Payloads, PayloadSource
 from transfer.transports.errors import LogDamaged, StateError, UsageError
 
 STORE = "dead_letters"
@@ -51,8 +51,8 @@ SCHEMA = [
     "CREATE INDEX dead_letters_by_target ON dead_letters (tenant, consumer, topic)",
     "CREATE INDEX dead_letters_by_state ON dead_letters (state) WHERE state <> 'dead'",
     "CREATE TABLE dead_letter_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, content TEXT NOT NULL)",
-    # The second version adds protocol heads and large payloads. Rows of the first version have NULL here, and a
-    # fields_check over the columns of the first version.
+    # The second version adds protocol heads and large payloads. Rows of the first version have NULL here, and
+    # a fields_check over the columns of the first version.
     "ALTER TABLE dead_letters ADD COLUMN front INTEGER",
     "ALTER TABLE dead_letters ADD COLUMN head BLOB NOT NULL DEFAULT X''",
     "ALTER TABLE dead_letters ADD COLUMN head_check INTEGER",
@@ -158,7 +158,10 @@ class DeadLetters:
         return [(_text(row[0]), _text(row[1])) for row in rows]
 
     def checked(self, letter: DeadLetter) -> DeadLetter:
-        """Returns the letter, marked as damaged if its file is. Reads the whole file. Raises InternalError."""
+        """Returns the letter, marked as damaged if its file is.
+
+        Reads the whole file. Raises InternalError.
+        """
         problem = self.problem(letter)
         return replace(letter, damaged=True) if problem else letter
 

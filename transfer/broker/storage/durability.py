@@ -94,7 +94,8 @@ class Durability:
     ) -> bool:
         """Appends a message. Returns False if the log is full: the message then waits for room (`appended`).
 
-        hold False: the message does not wait, and LogFull is raised. Raises InternalError if the log has failed.
+        hold False: the message does not wait, and LogFull is raised. Raises InternalError if the log has
+        failed.
         """
         if self._held:
             if not hold:

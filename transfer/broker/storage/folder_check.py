@@ -14,7 +14,7 @@ from transfer.broker.storage.audit_verification import examine
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letters import LETTERS, DeadLetters
 from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, lost_state, made_parts
-from transfer.log.read_only import Looked, look
+from transfer.log.read_only import LogReport, inspect
 from transfer.transports.errors import LogDamaged, LogInUse, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
             f"{folder} has no data of a broker", hint="name the folder of the broker's --data option"
         )
     try:
-        result = look(folder / LOG, on_progress)  # first: it detects a running broker
+        result = inspect(folder / LOG, on_progress)  # first: it detects a running broker
     except LogInUse as error:
         raise LogInUse(f"a broker runs on {folder}", hint="stop it first") from error
     except LogDamaged as error:
@@ -76,7 +76,7 @@ def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
     return Report((log, *_state(folder, made), *_audit(folder, made)))
 
 
-def _log(result: Looked) -> Part:
+def _log(result: LogReport) -> Part:
     verified, damages = result.verified, result.damages
     more = len(damages) - _MAX_PROBLEMS
     problems = (*damages[:_MAX_PROBLEMS], *((f"and {more} more",) if more > 0 else ()))

@@ -99,7 +99,10 @@ class GroupJournal:
         return self._log.remove(_SUMMARY + key)
 
     def reset(self, number: int, cursor: int) -> int:
-        """Sets a group's state: all before `cursor` is done, nothing after it. Returns the record's sequence."""
+        """Sets a group's state: all before `cursor` is done, nothing after it.
+
+        Returns the record's sequence.
+        """
         _, end = self._log.range(TOPIC)
         return self._log.put(_SUMMARY + number.to_bytes(4, "big"), _SUMMARY_HEAD.pack(end, cursor))
 

@@ -53,9 +53,10 @@ class GroupJournalWriter:
         self._closed = False
 
     def note(self, number: int, group: Group, on_complete: OnComplete | None) -> None:
-        """Queues the group's changes, which are written complete_all with those of other groups.
+        """Queues the group's changes, which are written together with those of other groups.
 
-        on_complete: called when they are on the disk; the write then begins at the end of this loop iteration.
+        on_complete: called when they are on the disk; the write then begins at the end of this loop
+        iteration.
         """
         if group.changes:
             self._changed[number] = group
@@ -140,8 +141,8 @@ class GroupJournalWriter:
         try:
             return self._journal.write((number, group.changes) for number, group in changed.items())
         except LogFull:
-            # Summaries can be written while the disk has room, and free room in the log: the journal holds old
-            # segments.
+            # Summaries can be written while the disk has room, and free room in the log: the journal holds
+            # old segments.
             return self._summarize()
 
     def _summarize(self) -> int:

@@ -106,7 +106,10 @@ class LargeWriteQueue:
         self._resume_publishers()
 
     def close(self) -> None:
-        """Appends the written messages; the others did not fit into the log. Call it after the thread's end."""
+        """Appends the written messages; the others did not fit into the log.
+
+        Call it after the thread's end.
+        """
         for topic, waiting in list(self._waiting.items()):
             while self._waiting.get(topic):  # the queue is gone if the log fails in `_end`
                 blob_write = waiting[0].blob_write

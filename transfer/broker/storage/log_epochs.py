@@ -25,11 +25,11 @@ _MAX_EPOCHS = 1000
 class LogEpochs:
     """The epochs of a log: each start of a broker begins a new one. Used on the broker's loop.
 
-    Two copies of a log have the same messages up to the end of each epoch that both know. A restored backup or
-    a copy continues with different epochs.
+    Two copies of a log have the same messages up to the end of each epoch that both know. A restored backup
+    or a copy continues with different epochs.
 
-    log: the name, and the epoch that begins now. A full log cannot store them: then no position is valid after
-    the next start.
+    log: the name, and the epoch that begins now. A full log cannot store them: then no position is valid
+    after the next start.
     """
 
     def __init__(self, log: Log) -> None:

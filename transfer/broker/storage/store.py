@@ -11,7 +11,7 @@ from transfer.broker.delivery.message import Buffer, Message, Written
 from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, position_of, record_of
 from transfer.broker.storage.volume import free_bytes
-from transfer.log import HOLDS, undisturbed
+from transfer.log import HOLDS, gc_paused
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class Store:
         self.messages = self.nbytes = 0
         #: texts of the damage that reads have found; the log itself has the damage found at the start
         self.damage: dict[tuple[str, int], str] = {}
-        with undisturbed():
+        with gc_paused():
             for name in log.topics:
                 if name.startswith(LOG_PREFIX):
                     self._restore(name)
@@ -177,7 +177,10 @@ class Store:
         self._grown[topic] = None
 
     def durable_topic(self, name: str) -> Topic:
-        """Returns a durable topic. Raises UsageError if it is not durable, or if there are too many topics."""
+        """Returns a durable topic.
+
+        Raises UsageError if it is not durable, or if there are too many topics.
+        """
         topic = self.topic(name)
         if not topic.durable:
             raise UsageError(
@@ -206,9 +209,10 @@ class Store:
         return sequence
 
     def remove(self, topic: Topic) -> int:
-        """Removes a topic with its messages. Returns the record's sequence. Raises LogFull when the disk is full.
+        """Removes a topic with its messages.
 
-        A later topic of the same name begins with the next offset, since clients identify messages by offsets.
+        Returns the record's sequence. Raises LogFull when the disk is full. A later topic of the same name
+        begins with the next offset, since clients identify messages by offsets.
         """
         name, end = topic.name, self.range(topic)[1]
         sequence = self.log.remove(_POSITION + name.encode())
@@ -223,7 +227,7 @@ class Store:
         return sequence
 
     def bytes_from(self, topic: Topic, offset: int) -> int:
-        """Returns the payload bytes of a topic from an offset on; 0: there is no message, or it is damaged."""
+        """Returns the payload bytes of a topic from an offset on; 0: no message, or a damaged one."""
         low, high = self.range(topic)
         begin = self._begin_of(topic, max(offset, low)) if max(offset, low) < high else None
         return topic.position - begin if begin is not None else 0
@@ -243,7 +247,8 @@ class Store:
         """Stores positions of topics that have grown, so that they stay when retention removes all messages.
 
         Stores a limited number of them in one call. Returns (sequence of the last record, marks for
-        `remembered` when that record is on the disk); None: no topic has grown. Raises LogFull, InternalError.
+        `remembered` when that record is on the disk); None: no topic has grown. Raises LogFull,
+        InternalError.
         """
         sequence, marks = -1, []
         for topic in list(islice(self._grown, _MAX_STORED)):
@@ -270,9 +275,9 @@ class Store:
         limit: int = 1000,
         verify: bool | int = True,
     ) -> list[Message]:
-        """Reads messages from `offset`, or from the oldest one, up to a damaged one. verify: as in `Log.read`.
+        """Reads messages from `offset`, or from the oldest one, up to a damaged one.
 
-        Raises LogDamaged if the first one is damaged.
+        verify: as in `Log.read`. Raises LogDamaged if the first one is damaged.
         """
         while True:
             try:
