@@ -307,7 +307,7 @@ def test_a_payload_that_the_log_has_no_more_is_told_to_be_lost(tmp_path):
         die(broker, billing, message)
         told = inspected(broker, "orders/billing/0")
         assert (told["payload"], told["payload_bytes"], told["payload_cut"]) == ("", len(LARGE), True)
-        assert "not what was written" in told["last_error"] and not told["damaged"]
+        assert "is damaged" in told["last_error"] and not told["damaged"]
         (failure,) = replay(broker, "orders/billing/0")["failures"]
         assert failure["error"] == "publish" and "is lost" in failure["message"]
         assert files(tmp_path) == [] and broker.letters.count() == 1

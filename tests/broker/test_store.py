@@ -88,7 +88,7 @@ def test_what_is_none_of_the_brokers_is_told(body):
 
 def test_a_payload_that_retention_took_is_not_an_empty_one():
     body = record_of(Message("t", (bytes(BLOB_FROM),), Front.OWN), 0, blob=True)
-    with pytest.raises(LogDamaged, match="not kept any more"):
+    with pytest.raises(LogDamaged, match="no longer in the log"):
         message_of("t", Kept(3, 0, memoryview(body), None, True))
 
 
@@ -230,7 +230,7 @@ def test_what_is_not_remembered_is_not_removed(tmp_path):
     """A crash behind the removal would lose the position."""
     store = opened(tmp_path, segment_bytes=4096, retention=Retention(bytes=16384))
     put(store, "old", bytes(100))
-    with pytest.raises(LogFull, match="have to acknowledge"):
+    with pytest.raises(LogFull, match="let consumers acknowledge"):
         for _ in range(20):
             put(store, "busy", bytes(1000))
     assert store.range(store.topic("old")) == (0, 1)
@@ -254,7 +254,7 @@ def test_retention_never_skips_bytes_in_a_stream(tmp_path):
         assert 0 < oldest < len(sent)
         found = flat(beating.hub.stream("t", oldest, len(sent)))
         assert found == sent[oldest:]
-        with pytest.raises(UsageError, match="not kept any more"):
+        with pytest.raises(UsageError, match="no longer in the log"):
             beating.hub.stream("t", oldest - 1, 10)
 
 
@@ -268,9 +268,9 @@ def test_too_many_topics(tmp_path):
     heard = store.topic("heard")
     heard.listeners.append(Ear())
     put(store, "kept3", b"1")
-    with pytest.raises(UsageError, match="one more than the 5"):
+    with pytest.raises(UsageError, match="exceed the limit of 5"):
         store.topic("kept4")
-    with pytest.raises(UsageError, match="one more than the 5"):
+    with pytest.raises(UsageError, match="exceed the limit of 5"):
         store.topic("passing")
     assert store.topic("kept1") is not None
     store = reopened(store)
@@ -280,7 +280,7 @@ def test_too_many_topics(tmp_path):
 
 def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
     store = opened(tmp_path, durable=lambda name: False)
-    with pytest.raises(UsageError, match="keeps nothing"):
+    with pytest.raises(UsageError, match="is not durable"):
         store.durable_topic("t")
     assert store.stream(store.topic("t"), 0, 10) == []
     store.log.close()

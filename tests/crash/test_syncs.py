@@ -54,7 +54,7 @@ def left_out(library, *names, states=300):  # noqa: F811
 @pytest.mark.timeout(120)
 def test_syncs_that_are_left_out_are_found(library) -> None:  # noqa: F811
     found, missed = left_out(library, *FAST, states=60)
-    assert len(found) >= 5 and not any("_flush_beside" in site for site in missed), missed
+    assert len(found) >= 5 and not any("_flush_unlocked" in site for site in missed), missed
 
 
 @pytest.mark.slow

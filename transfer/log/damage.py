@@ -1,4 +1,4 @@
-"""Detects damage of synced records, tells it from a torn tail, and repairs a single wrong bit.
+"""Detects damage of synced records, as opposed to a torn tail, and repairs a single wrong bit.
 
 Changes no file.
 """
@@ -13,7 +13,7 @@ from transfer.log.state import TOPIC, number_of
 
 _MESSAGE, _STATE, _OPENED = int(Kind.MESSAGE), int(Kind.STATE), int(Kind.OPENED)
 _SNAPSHOT, _CARRIED = int(Flag.SNAPSHOT), int(Flag.CARRIED)
-#: largest record in which CRC-32C can tell one wrong bit from up to four (its distance is 6 up to this size)
+#: largest record in which CRC-32C distinguishes one wrong bit from two to four (its distance is 6 up to there)
 _REPAIRABLE = 655
 #: returns where these bytes occur next after a position, or -1
 Find = Callable[[bytes, int], int]

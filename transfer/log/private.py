@@ -31,7 +31,7 @@ def open_file(path: Path, flags: int) -> int:
     except PermissionError as error:
         raise SecurityError(
             f"{path} cannot be opened: {error.strerror}",
-            hint=f"check that it belongs to user {os.geteuid()}, who runs this program",
+            hint=f"it must belong to user {os.geteuid()}, who runs this program",
         ) from error
     except OSError as error:
         if error.errno != errno.ELOOP:
@@ -135,7 +135,7 @@ def _is_for_all(found: os.stat_result) -> bool:
 
 
 def _check_folder(folder: Path) -> os.stat_result:
-    """Returns the status of a folder, also behind a link.
+    """Returns the status of a folder, or of the folder that a link names.
 
     Raises SecurityError if another user controls it.
     """

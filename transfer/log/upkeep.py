@@ -1,4 +1,4 @@
-"""Frees the log's room in the background: applies retention, and compacts segments with few needed messages."""
+"""Frees the log's room in the background: applies retention, and compacts segments that need few messages."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def decode(line: bytes) -> Event:
     try:
         values = json.loads(line)
         if tuple(values) != _KEYS:
-            raise ValueError("its members are others")
+            raise ValueError("it has other members")
         action = Action(
             str(values["actor"]),
             str(values["operation"]),
@@ -164,7 +164,7 @@ def check_export(lines: Iterable[bytes]) -> tuple[int, list[tuple[int, str]]]:
     count, number, ended, wrong = 0, 0, False, []
     for number, line in enumerate(lines, 1):
         if ended:
-            wrong.append((number, "it stands behind the end of the export"))
+            wrong.append((number, "it follows the end of the export"))
             break
         if chain is None:
             chain, text = _export_begin(line)

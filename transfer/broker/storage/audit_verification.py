@@ -163,7 +163,7 @@ def examine(folder: Path, *, begun: bool = False) -> Verdict:
         read = _examine_file(folder, number, head, chain)
         headed = head is not None or (heads and number == last)
         if read.beyond > 1 and headed and not _went_on(folder, read):
-            read.add_problem(0, f"{read.beyond} events are behind the one that {HEAD} has: that was set back")
+            read.add_problem(0, f"{read.beyond} events follow the last one in {HEAD}, which was set back")
         if head is not None and (read.problems or chain.hash is None):
             # The next event continues the acknowledged one, even if that is lost.
             chain.sequence, chain.hash = head.sequence, head.hash
@@ -217,7 +217,7 @@ def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
                     bad = bad or number
     except FileNotFoundError:
         pass
-    return heads, [Problem(HEAD, bad, "it is not what was written")] if bad else []
+    return heads, [Problem(HEAD, bad, "it is damaged")] if bad else []
 
 
 def _is_torn(line: bytes) -> bool:
@@ -248,7 +248,7 @@ def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) ->
                 read.beyond += read.nbytes > acknowledged
     except FileNotFoundError:
         if acknowledged or number > 1:
-            read.add_problem(0, "the file is gone")
+            read.add_problem(0, "the file is missing")
         return read
     read.digest = digest.hexdigest()
     if read.nbytes < acknowledged and head is not None:
@@ -274,7 +274,7 @@ def _examine_line(read: _Read, line: bytes, chain: Chain) -> None:
         read.first = event
     if begins != (read.lines == 1 and read.number > 1):
         read.add_problem(
-            read.lines, "a file begins in the middle" if begins else "it does not say what it follows"
+            read.lines, "a file begins in the middle" if begins else "it does not name the file before it"
         )
 
 
@@ -282,7 +282,7 @@ def _compare(read: _Read, head: Head | None, chain: Chain) -> None:
     """Checks that the line at the head's end is the head's event."""
     if head is not None and (read.nbytes, chain.hash) != (head.nbytes, head.hash):
         read.add_problem(
-            read.lines, f"it is not the event that {HEAD} has: it was changed, or one before removed"
+            read.lines, f"it is not the event in {HEAD}: it was changed, or an earlier one was removed"
         )
 
 

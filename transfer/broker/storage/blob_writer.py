@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 #: bytes that may wait for the disk before their publisher is paused
-_AHEAD = 32 << 20
+_MAX_WAITING = 32 << 20
 #: seconds between two tries when the log is full
 _FULL_PAUSE = 0.5
 #: seconds that a partly written payload waits for room: it keeps retention from freeing the log's oldest part
@@ -118,7 +118,7 @@ class BlobWrite:
         self._waiting += len(data)
         self._pieces.append(data)
         self._thread.do(self._write_on)
-        self._look()
+        self._update_pause()
 
     def finish(self) -> None:
         """Ends the payload: `written` is called when all bytes are written."""
@@ -127,7 +127,7 @@ class BlobWrite:
         self._thread.do(self._write_on)
 
     @property
-    def behind(self) -> bool:
+    def is_paused(self) -> bool:
         """Whether the publisher is paused because too many bytes wait for the disk."""
         return self._paused
 
@@ -235,7 +235,7 @@ class BlobWrite:
 
     def _wrote(self, nbytes: int) -> None:
         self._waiting -= nbytes
-        self._look()
+        self._update_pause()
 
     def _finished(self) -> None:
         try:
@@ -253,11 +253,11 @@ class BlobWrite:
         self._written = _no_callback
         self._publisher.resume()
 
-    def _look(self) -> None:
-        behind = self._waiting > _AHEAD
-        if behind != self._paused:
-            self._paused = behind
-            if behind:
+    def _update_pause(self) -> None:
+        pause = self._waiting > _MAX_WAITING
+        if pause != self._paused:
+            self._paused = pause
+            if pause:
                 self._publisher.pause()
             else:
                 self._publisher.resume()

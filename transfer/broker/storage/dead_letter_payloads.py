@@ -115,7 +115,7 @@ class Payloads:
         for piece in self.pieces(filed, nbytes):
             found = crc32c(piece, found)
         if found != filed.check:
-            raise LogDamaged(f"{self.folder.name}/{filed.name} is not what was written")
+            raise LogDamaged(f"{self.folder.name}/{filed.name} is damaged")
 
     def pieces(self, filed: PayloadFile, nbytes: int) -> Iterator[bytes]:
         """Yields a whole payload in pieces, unchecked. Raises as `check`."""
@@ -141,7 +141,7 @@ class Payloads:
             try:
                 fd = open_file(self._path(filed.name), os.O_RDONLY)
             except FileNotFoundError as error:
-                raise LogDamaged(f"{self.folder.name}/{filed.name} is gone") from error
+                raise LogDamaged(f"{self.folder.name}/{filed.name} is missing") from error
             try:
                 yield fd
             finally:
@@ -163,7 +163,7 @@ def _write(fd: int, parts: Iterable[Buffer], nbytes: int) -> int:
                 os.fdatasync(fd)
                 synced = written
     if written != nbytes:
-        raise LogDamaged(f"a payload of {nbytes} bytes, of which {written} are there")
+        raise LogDamaged(f"only {written} bytes of a payload of {nbytes} bytes exist")
     os.fsync(fd)
     return check
 

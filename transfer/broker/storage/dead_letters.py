@@ -241,7 +241,7 @@ class DeadLetters:
                     (State.REPLAYING, replay, delivery_id, State.REPLAYING),
                 ).rowcount
                 if changed != 1:
-                    raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+                    raise StateError(f"the dead letter {delivery_id!r} is gone, or another call replays it")
 
     def end_replay(self, published: Iterable[str], kept: Mapping[str, State], note: str) -> None:
         """Removes the published letters, and sets the states of the others."""
@@ -331,7 +331,7 @@ def _remove(connection: sqlite3.Connection, delivery_id: str, condition: str = "
     files = [_text(row[0]) for row in connection.execute(found, (delivery_id,))]
     statement = f"DELETE FROM dead_letters WHERE delivery_id = ?{condition}"
     if connection.execute(statement, (delivery_id,)).rowcount != 1:
-        raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+        raise StateError(f"the dead letter {delivery_id!r} is gone, or another call replays it")
     return files
 
 

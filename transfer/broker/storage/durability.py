@@ -81,7 +81,7 @@ class Durability:
             lambda error: self._on_loop(lambda: self.failed(error)),
         )
         self._waiting: deque[tuple[int, int, OnComplete | None]] = deque()
-        self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset behind the message)
+        self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset after the message)
         self._unsynced = 0  # bytes
         self._newest = -1
         self._wanted = False

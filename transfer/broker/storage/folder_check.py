@@ -68,7 +68,7 @@ def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
     try:
         result = inspect(folder / LOG, on_progress)  # first: it detects a running broker
     except LogInUse as error:
-        raise LogInUse(f"a broker runs on {folder}", hint="stop it first") from error
+        raise LogInUse(f"a broker runs on {folder}", hint="end it first") from error
     except LogDamaged as error:
         log, made = Part("log", "it cannot be opened", (_text(error),)), made_parts({})
     else:
