@@ -88,9 +88,7 @@ class Appender:
 
     def append_blob(self, name: str, body: bytes, parts: Sequence[memoryview]) -> tuple[int, int]:
         """Appends a message with a complete blob; returns (sequence, offset).
-
-        Other threads can append while the blob is written.
-        """
+        Other threads can append while the blob is written."""
         nbytes = sum(map(len, parts))
         segment, position = self.reserve(name, nbytes)
         try:
@@ -148,9 +146,7 @@ class Appender:
 
 def flat(body: Any) -> bytes:
     """Returns a body as bytes, copied if needed.
-
-    Raises UsageError, or TypeError if it is not a flat buffer.
-    """
+    Raises UsageError, or TypeError if it is not a flat buffer."""
     if type(body) is not bytes:
         view = memoryview(body).cast("B")
         check_size(len(view))

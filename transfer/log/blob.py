@@ -39,9 +39,7 @@ class BlobReader:
 
     def view(self, begin: int, end: int) -> memoryview | None:
         """Returns a read-only view of these bytes, which stays valid if the message is removed.
-
-        None: the message is removed, or its file is truncated. Raises LogDamaged, Closed.
-        """
+        None: the message is removed, or its file is truncated. Raises LogDamaged, Closed."""
         view = _view(self._place, begin, end)
         if view is None:  # compaction may have copied it to another segment
             place = self._find()
@@ -64,9 +62,7 @@ def blob_place(
     topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int]
 ) -> BlobPlace | None:
     """Returns the blob of the message at a place: (memory, position, offset). None: it has no blob.
-
-    Needs no lock. Raises LogDamaged.
-    """
+    Needs no lock. Raises LogDamaged."""
     record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
         return None

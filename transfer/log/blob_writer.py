@@ -69,9 +69,7 @@ class BlobWriter:
 
     def view(self, begin: int, end: int) -> memoryview:
         """Returns a read-only view of written bytes, which stays valid when the writer ends.
-
-        While it exists the blob's room is not freed. Raises UsageError, Closed.
-        """
+        While it exists the blob's room is not freed. Raises UsageError, Closed."""
         if not 0 <= begin <= end <= self.written:
             raise UsageError(f"bytes {begin} to {end} of a blob of which {self.written} are written")
         view = self._segment.blob(self._position + begin, end - begin, of=self._position)
@@ -81,9 +79,7 @@ class BlobWriter:
 
     def sync(self) -> None:
         """Syncs the bytes written so far, which shortens the log's next sync. Raises InternalError.
-
-        For another thread than the one that writes.
-        """
+        For another thread than the one that writes."""
         with disk_errors():
             self._segment.sync_blobs_unlocked()
 

@@ -27,9 +27,7 @@ def lock(folder: Path) -> int:
 
 def lock_shared(folder: Path) -> int:
     """Locks the folder for reading, shared with other readers; returns the descriptor. Raises LogInUse.
-
-    -1: no log was ever open in the folder.
-    """
+    -1: no log was ever open in the folder."""
     try:
         fd = open_file(folder / LOCK, os.O_RDONLY)
     except FileNotFoundError:

@@ -94,9 +94,7 @@ class Compaction:
 
     def _overdue(self, sealed: Sequence[Segment], excess: int, now: int) -> int:
         """Returns how many of the oldest segments retention would remove if groups did not hold messages.
-
-        By bytes (as many as free `excess`) or by age. Groups must hold the smaller part of their bytes.
-        """
+        By bytes (as many as free `excess`) or by age. Groups must hold the smaller part of their bytes."""
         retention = self._journal.room.retention
         most = _HELD_SHARE * sum(segment.disk_bytes for segment in sealed)
         count = held = taken = 0
@@ -240,9 +238,7 @@ class Compaction:
 
     def _copy_blob(self, segment: Segment, topic: Topic, record: Record) -> tuple[Hole, bytes] | None:
         """Copies the message's blob into the last segment, which it pins; returns the copy and its reference.
-
-        None: the message has no blob, the blob is in another segment, or it is discarded.
-        """
+        None: the message has no blob, the blob is in another segment, or it is discarded."""
         if not record.flags & _HAS_BLOB or record.offset in topic.discarded:
             return None
         first, begin, nbytes, crc = BLOB.unpack_from(record.body)

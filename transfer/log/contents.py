@@ -225,9 +225,7 @@ def is_of(contents: Contents, memory: memoryview) -> bool:
 
 def store(folder: Path, contents: Contents) -> int:
     """Writes the index of a segment; returns its size. Does not sync it: `load` detects a partial file.
-
-    Raises OSError, and leaves no file then. A mapped index keeps its content.
-    """
+    Raises OSError, and leaves no file then. A mapped index keeps its content."""
     path = path_of(folder, contents.first, INDEX)
     data = encode(contents)
     new = path.with_suffix(INDEX + ".new")

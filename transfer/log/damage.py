@@ -13,7 +13,7 @@ from transfer.log.state import TOPIC, number_of
 
 _MESSAGE, _STATE, _OPENED = int(Kind.MESSAGE), int(Kind.STATE), int(Kind.OPENED)
 _SNAPSHOT, _CARRIED = int(Flag.SNAPSHOT), int(Flag.CARRIED)
-#: largest record in which CRC-32C distinguishes one wrong bit from two to four (its distance is 6 up to there)
+#: most bytes for which CRC-32C distinguishes one wrong bit from two to four (its distance is 6 up to there)
 _REPAIRABLE = 655
 #: returns where these bytes occur next after a position, or -1
 Find = Callable[[bytes, int], int]
@@ -33,9 +33,7 @@ class Damage(NamedTuple):
 
 class Gap(NamedTuple):
     """Damaged synced records: bytes `position` to `end`, sequences `sequence` to `following`.
-
-    header: that of a single message, if it is consistent; None: it is unknown what the records were.
-    """
+    header: that of a single message, if it is consistent; None: it is unknown what the records were."""
 
     position: int
     end: int
@@ -53,9 +51,7 @@ class Known(NamedTuple):
 
 def claim(record: Record) -> int:
     """Returns the sequence before which all records were synced, according to a record.
-
-    The records at a segment's beginning do not show it, as they are written at once.
-    """
+    The records at a segment's beginning do not show it, as they are written at once."""
     if record.kind == _OPENED or record.flags & _SNAPSHOT:
         return 0
     return record.sequence - record.lag
@@ -137,9 +133,7 @@ def _with_header(memory: memoryview, first: int, gap: Gap) -> Gap:
 
 def _next_offset(memory: memoryview, first: int, before: int, topic: int) -> int | None:
     """Returns the offset of a topic's next message, from the headers of the records before a byte.
-
-    None: these records do not name the topic.
-    """
+    None: these records do not name the topic."""
     following: int | None = None
     for record in scan(memory[:before], first, verify=False):
         if record.kind == _MESSAGE and record.topic == topic and not record.flags & _CARRIED:
@@ -153,9 +147,7 @@ def _next_offset(memory: memoryview, first: int, before: int, topic: int) -> int
 
 def repair_bit(data: bytes, sequence: int) -> bytes | None:
     """Returns a record's bytes with its single wrong bit corrected; None: that is not possible.
-
-    data: the bytes from its beginning to that of the next record. A long record cannot be corrected.
-    """
+    data: the bytes from its beginning to that of the next record. A long record cannot be corrected."""
     if not HEADER_SIZE <= len(data) <= _REPAIRABLE:
         return None
     for bit in range(len(data) * 8):

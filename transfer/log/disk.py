@@ -38,9 +38,7 @@ def disk_errors() -> Iterator[None]:
 
 def make_folder(folder: Path) -> None:
     """Makes a folder and its missing parents, and syncs their names. Raises OSError.
-
-    Without the sync a power cut could remove the folder, with all synced files in it.
-    """
+    Without the sync a power cut could remove the folder, with all synced files in it."""
     if folder.is_dir():
         with os.scandir(folder) as names:
             if next(names, None) is not None:

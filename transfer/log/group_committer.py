@@ -140,9 +140,7 @@ class GroupCommitter:
 
     def _commit(self, wanted: int) -> bool:
         """Commits; returns False if another thread syncs for very long.
-
-        Raises TransferError if the log failed.
-        """
+        Raises TransferError if the log failed."""
         begun = time.monotonic()
         try:
             self._log.commit(wanted, timeout=_COMMIT_TIMEOUT)

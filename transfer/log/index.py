@@ -202,9 +202,7 @@ class Topic:
 
     def discard(self, begin: int, end: int) -> list[tuple[int, int]]:
         """Discards the blobs of these messages.
-
-        Returns the new ranges, at most two, then (begin, 0) for each range that is merged into them.
-        """
+        Returns the new ranges, at most two, then (begin, 0) for each range that is merged into them."""
         before = dict(self.discarded)
         # Removed messages count as discarded, so that the ranges stay few.
         self.discarded = self.discarded.joined(begin, end).joined(0, self.begin)

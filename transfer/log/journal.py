@@ -136,9 +136,7 @@ class Journal:
         self, messages: Sequence[tuple[int, int, bytes]], time_ns: int
     ) -> tuple[int, Segment, list[int]]:
         """Appends messages (topic, offset, body) without blobs, for which there is room.
-
-        Returns the first one's sequence, the segment, and their positions.
-        """
+        Returns the first one's sequence, the segment, and their positions."""
         segment, sequence = self.segments[-1], self.sequence
         begin = segment.end + self._waiting
         chunks, places = encode_messages(messages, sequence, time_ns, sequence - self._synced)
@@ -164,9 +162,7 @@ class Journal:
 
     def reserve_blob(self, nbytes: int, *, limited: bool = True) -> tuple[Segment, int]:
         """Reserves room for a blob in the last segment; returns its place. Pins the segment. Raises LogFull.
-
-        limited: retention applies. May release the lock and wait.
-        """
+        limited: retention applies. May release the lock and wait."""
         most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
             self.next_segment(limited=limited)
@@ -197,9 +193,7 @@ class Journal:
         self, segment: Segment, position: int, reserved: int, needed: int, nbytes: int
     ) -> int:
         """Reserves room for the next bytes of an arriving blob, as `Segment.reserve_arriving`.
-
-        Raises LogFull.
-        """
+        Raises LogFull."""
         self._limit(needed)
         self.room.check_disk(needed)
         most = self._segment_bytes if self.room.is_on_disk(self._segment_bytes) else 0
@@ -313,9 +307,7 @@ class Journal:
 
     def collect(self, wanted: int) -> int:
         """Frees discarded blobs, and removes the segments that retention selects; returns their number.
-
-        wanted: bytes that should be free.
-        """
+        wanted: bytes that should be free."""
         self.free_discarded()
         now = self._clock()
         count = removable(self.segments, self.room.retention, now, self._acknowledged, wanted=wanted)
@@ -430,9 +422,7 @@ class Journal:
 
     def close(self) -> None:
         """Syncs all appended records, and closes the files.
-
-        Idempotent; takes the lock. Raises InternalError.
-        """
+        Idempotent; takes the lock. Raises InternalError."""
         if not self.is_ours:
             return
         with self.lock:

@@ -42,8 +42,7 @@ class Log:
     fsync: what `commit` waits for. "always": a sync, which all waiting callers share. "interval": the next
     sync, at most `interval` seconds later. "never": the write to the system; a crash of the machine may lose
     the record, a crash of the process does not.
-    segment_bytes: size of a file; default: 64 MiB, or a 16th of `Retention.bytes` if that is less.
-    `Retention.bytes` is at least 1 MiB then.
+    segment_bytes: size of a file; default: 64 MiB, or a 16th of `Retention.bytes` (then at least 1 MiB).
     repair: moves damage that the start finds, and all records after it, into quarantine instead of raising
     LogDamaged. damaged: "serve" opens a log with missing messages; reading these raises LogDamaged.
     clock: returns nanoseconds since 1970; see `steady_clock`.
@@ -250,9 +249,7 @@ class Log:
 
     def blob_at(self, topic: str, offset: int) -> BlobReader | None:
         """Returns the blob of one message, to be read in ranges. None: the message has none, or is removed.
-
-        Raises LogDamaged, Closed.
-        """
+        Raises LogDamaged, Closed."""
 
         def find() -> BlobPlace | None:
             with self._journal as journal:
@@ -267,10 +264,8 @@ class Log:
         return BlobReader(place, find) if place is not None else None
 
     def offset_at(self, topic: str, time_ns: int) -> int:
-        """Returns the offset of the first message at or after this time, or that of the next one to be kept.
-
-        time_ns: nanoseconds since 1970, as a message's `time`.
-        """
+        """Returns the offset of the first message from `time_ns` on, or that of the next one to be kept.
+        time_ns: nanoseconds since 1970, as a message's `time`."""
         return self._first_that(topic, lambda record: record.time >= time_ns)
 
     def boundary(self) -> int:
@@ -373,17 +368,13 @@ class Log:
 
     def purge(self, topic: str) -> int | None:
         """Removes all messages of a topic, as `drop` does; its groups stay, and have acknowledged them.
-
-        Offsets continue. Returns the record's sequence; None: there is no such topic.
-        """
+        Offsets continue. Returns the record's sequence; None: there is no such topic."""
         with self._journal:
             return self._topics.purge(topic)
 
     def begin(self, topic: str, offset: int) -> bool:
         """Makes a topic whose first message has this offset.
-
-        Returns False if it exists. Raises as `append`.
-        """
+        Returns False if it exists. Raises as `append`."""
         with self._journal:
             return self._topics.begin(topic, offset)
 
@@ -402,9 +393,7 @@ class Log:
 
     def collect(self) -> int:
         """Frees discarded blobs, and removes the segments that retention selects; returns their number.
-
-        Every new segment does the same.
-        """
+        Every new segment does the same."""
         with self._journal:
             return self._journal.collect(0)
 
@@ -443,9 +432,7 @@ class Log:
 
     def close(self) -> None:
         """Syncs all appended records, abandons open blob writers, and closes the files. Idempotent.
-
-        Messages that were read stay valid.
-        """
+        Messages that were read stay valid."""
         self._closing = True
         try:
             for writer in self._writers.copy():

@@ -23,9 +23,7 @@ _warned: set[Path] = set()
 
 def open_file(path: Path, flags: int) -> int:
     """Opens a file, without following a link; only this user can access a new file.
-
-    Raises SecurityError, OSError.
-    """
+    Raises SecurityError, OSError."""
     try:
         return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
     except PermissionError as error:
@@ -67,9 +65,7 @@ def claim(folder: Path, inside: Sequence[str] | None = None) -> None:
 
 def check_private(folder: Path, names: Iterable[str]) -> None:
     """Checks that a folder and its existing files of these names belong to this user or root.
-
-    Other users must not be able to write them. Changes nothing. Raises SecurityError, OSError.
-    """
+    Other users must not be able to write them. Changes nothing. Raises SecurityError, OSError."""
     _check_parents(folder)
     for path in (folder, *(folder / name for name in names)):
         with suppress(FileNotFoundError):
@@ -136,9 +132,7 @@ def _is_for_all(found: os.stat_result) -> bool:
 
 def _check_folder(folder: Path) -> os.stat_result:
     """Returns the status of a folder, or of the folder that a link names.
-
-    Raises SecurityError if another user controls it.
-    """
+    Raises SecurityError if another user controls it."""
     us = os.geteuid()
     found = folder.lstat()
     if stat.S_ISLNK(found.st_mode):

@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator
 
 class Ranges:
     """An immutable set of offsets, as ranges [begin, end) that neither overlap nor touch.
-
-    Any thread may read it without a lock. Joining takes time proportional to the number of ranges.
-    """
+    Any thread may read it without a lock. Joining takes time proportional to the number of ranges."""
 
     __slots__ = ("_begins", "_ends")
 

@@ -32,9 +32,7 @@ class LogReport:
 
 def inspect(folder: Path, progress: Callable[[int], object] | None = None) -> LogReport:
     """Verifies a log's folder. progress: called after each segment with the bytes read so far.
-
-    Raises LogInUse (a log is open in the folder), LogDamaged (no log can be opened in it), NotSupported.
-    """
+    Raises LogInUse (a log is open in the folder), LogDamaged (no log can be opened in it), NotSupported."""
     with LogCopy(folder) as log:
         verified = log.verify(progress)
         texts = [*(one.text for one in log.damage), *verified.damages]

@@ -89,9 +89,7 @@ def encode_messages(
     messages: Iterable[tuple[int, int, bytes]], sequence: int, time: int, lag: int
 ) -> tuple[list[bytes], list[int]]:
     """Encodes messages (topic, offset, body) without blobs, from this sequence and lag on.
-
-    Returns their bytes in parts, and the position of each message in them.
-    """
+    Returns their bytes in parts, and the position of each message in them."""
     pack, pack_first, kind = _REST.pack, _FIRST.pack, int(Kind.MESSAGE)
     chunks: list[bytes] = []
     positions: list[int] = []

@@ -148,9 +148,7 @@ def _open(found: Recovered, folder: Path, firsts: list[int], kind: type[Segment]
 
 def _check_last(folder: Path, firsts: list[int], existing: list[int], begun: bool) -> None:
     """Raises LogDamaged if the last segment, which has the state and the latest messages, is missing.
-
-    existing: all segments, including those that were not begun.
-    """
+    existing: all segments, including those that were not begun."""
     orphans = without_segment(folder, [*existing, *segments_in(folder, REMOVED)])
     names = ", ".join(path.name for path in orphans)
     if not firsts and (begun or orphans):
@@ -196,9 +194,7 @@ def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents
 
 def _is_index_of(contents: Contents, segment: Segment, following: int) -> bool:
     """Whether the index is that of the segment, whose last record may be damaged.
-
-    False if it covers fewer records: then it is from a clean end at which this segment was the last one.
-    """
+    False if it covers fewer records: then it is from a clean end at which this segment was the last one."""
     if contents.following != following and bytes(segment.memory[contents.end :]).rstrip(b"\0"):
         return False
     ends_here = contents.following == following and contents.end == segment.capacity
@@ -272,9 +268,7 @@ def _begun(folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool
 
 def _unbegun(folder: Path, first: int, kind: type[Segment], *, repair: bool) -> bool:
     """Whether the last segment's first records are incomplete.
-
-    Raises LogDamaged if it had further records.
-    """
+    Raises LogDamaged if it had further records."""
     segment = kind.open(folder, first)
     try:
         for found in walk(segment.memory, segment.find, first, _known(segment)):

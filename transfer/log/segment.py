@@ -214,9 +214,7 @@ class Segment:
 
     def sync_blobs_unlocked(self) -> None:
         """Syncs the written blobs without the lock, for long syncs.
-
-        Uses a second descriptor. Raises OSError.
-        """
+        Uses a second descriptor. Raises OSError."""
         with self._lock:
             fd = os.dup(self._blob_fd) if self._blob_fd >= 0 else -1
         if fd >= 0:
@@ -227,9 +225,7 @@ class Segment:
 
     def _sync_blobs(self, fd: int) -> None:
         """Syncs the blob file; fails for ever after a failed sync.
-
-        The system reports a failure only once, and then regards the unwritten pages as written.
-        """
+        The system reports a failure only once, and then regards the unwritten pages as written."""
         if self._sync_failed is not None:
             raise OSError(self._sync_failed.errno, f"an earlier sync failed: {self._sync_failed.strerror}")
         try:
@@ -267,9 +263,7 @@ class Segment:
 
     def place_blob(self, nbytes: int) -> int:
         """Returns a place for a blob of at most `nbytes` that arrives in pieces: its position.
-
-        The place is a hole in the file: `reserve_arriving` reserves room, `end_blob` ends it.
-        """
+        The place is a hole in the file: `reserve_arriving` reserves room, `end_blob` ends it."""
         position = -(-self.blob_end // PAGE) * PAGE
         self._make_blobs()
         with self._lock:
@@ -299,9 +293,7 @@ class Segment:
 
     def end_blob(self, position: int, reserved: int, nbytes: int, kept: int) -> int:
         """Ends an arriving blob with `kept` bytes of its place's `nbytes`, of which `reserved` have room.
-
-        Returns how many bytes still have room. If no blob follows it, the rest of the place is free.
-        """
+        Returns how many bytes still have room. If no blob follows it, the rest of the place is free."""
         if not self.blob_end == self._blob_room == position + nbytes:
             return reserved
         left = kept or reserved  # an abandoned blob may have views
@@ -332,9 +324,7 @@ class Segment:
 
     def blob(self, position: int, nbytes: int, *, of: int | None = None) -> memoryview | None:
         """Returns a read-only view of a blob, which outlives the segment; None: the file is truncated.
-
-        of: where the blob begins, if this is a part of it.
-        """
+        of: where the blob begins, if this is a part of it."""
         if not nbytes:
             return memoryview(b"")
         with self._lock:  # the descriptor must not be closed and reused meanwhile
@@ -440,9 +430,7 @@ def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
 
 def remove(folder: Path, segments: Sequence[Segment]) -> None:
     """Removes the segments' files; views stay valid. Raises LogFull, InternalError.
-
-    After a crash at any point `finish_removals` removes the rest.
-    """
+    After a crash at any point `finish_removals` removes the rest."""
     if not segments:
         return
     with disk_errors():

@@ -18,9 +18,7 @@ def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
 
 def finish_removals(folder: Path) -> None:
     """Removes the files of segments that are being removed. Raises OSError.
-
-    The renamed file marks the others as removed, so it goes last.
-    """
+    The renamed file marks the others as removed, so it goes last."""
     firsts = segments_in(folder, REMOVED)
     for first in firsts:
         for suffix in (INDEX, BLOBS):

@@ -35,9 +35,7 @@ class SegmentLimits:
 
     def records(self, state: int, size: int) -> int:
         """Returns the size of a segment that begins with `state` bytes and has room for `size` bytes.
-
-        Much state makes it larger: with very many topics it would otherwise hold only state.
-        """
+        Much state makes it larger: with very many topics it would otherwise hold only state."""
         most = self.largest if self.total is None else min(self.largest, self.total // _SHARE)
         # At least one byte stays free: a file without free room is that of a sealed segment.
         return max(self.segment_bytes, state + size + 1, min(_STATE_SHARE * state, most))

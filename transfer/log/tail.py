@@ -92,9 +92,7 @@ def _discards(read: TailScan) -> list[tuple[int, int, int, int]]:
 
 def check_unsynced(segment: Segment, sequence: int, known: int = 0) -> None:
     """Raises LogDamaged if record `sequence`, the first incomplete one, was synced.
-
-    It was if it is before `known`, or if a later record shows it.
-    """
+    It was if it is before `known`, or if a later record shows it."""
     if sequence < known:
         raise LogDamaged(
             f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: the log was closed "

@@ -58,9 +58,7 @@ class Topics:
 
     def begin(self, name: str, end: int) -> bool:
         """Makes a topic whose next message has this offset. Returns False if the topic exists.
-
-        Raises UsageError, LogFull.
-        """
+        Raises UsageError, LogFull."""
         check_name(name)
         self.journal.make_room(2 * MAX_NAME, limited=False)
         if name in self.named:
@@ -140,9 +138,7 @@ class Topics:
 
     def put(self, key: bytes, value: bytes | None) -> int:
         """Appends a key's value, or its removal; returns the record's sequence.
-
-        May release the lock before it appends. Raises LogFull.
-        """
+        May release the lock before it appends. Raises LogFull."""
         body = state_body(key, value or b"")
         self.journal.make_room(len(body), limited=False)
         sequence, _, _ = self.journal.append(_STATE, _REMOVED if value is None else 0, 0, 0, 0, body)
@@ -169,9 +165,7 @@ class Topics:
 
     def needed_from(self, number: int) -> int:
         """Returns the first offset that a topic's groups need; 0 if no group reads it.
-
-        Groups that only hold messages (`HOLDS`) do not count: other readers may need the messages before.
-        """
+        Groups that only hold messages (`HOLDS`) do not count: other readers may need the messages before."""
         topic = self.numbered.get(number)
         if topic is None:
             return DROPPED

@@ -71,8 +71,7 @@ class Audit:
     def append(self, action: Action, now_ms: int) -> Event:
         """Writes an event: it is on the disk when this returns. now_ms: unix milliseconds.
 
-        Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError. No event is
-        written then.
+        Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError; writes nothing then.
         """
         with self._lock:
             if self._fd < 0:
@@ -188,9 +187,7 @@ class Audit:
 
     def export(self, start_ms: int | None = None, end_ms: int | None = None) -> Generator[bytes, None, None]:
         """Yields the lines of a time span unchanged, damaged ones too; end_ms is exclusive.
-
-        A first and a last line enclose them, so that `check_export` detects missing lines.
-        """
+        A first and a last line enclose them, so that `check_export` detects missing lines."""
         return export(self.folder, start_ms, end_ms)
 
     def close(self) -> None:
@@ -245,9 +242,7 @@ def _locked(path: Path) -> int:
 
 def _write_again(path: Path) -> None:
     """Writes the end of a file again, and syncs.
-
-    After a failed sync the system regards the pages as written, so a later sync would not write them.
-    """
+    After a failed sync the system regards the pages as written, so a later sync would not write them."""
     fd = open_file(path, os.O_RDWR)
     try:
         begin = max(0, os.fstat(fd).st_size - _LONGEST)

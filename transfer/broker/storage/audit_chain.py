@@ -66,9 +66,7 @@ class Event:
 @dataclass(frozen=True, slots=True)
 class Window:
     """Selects events: an event must match every given criterion.
-
-    start, end: unix milliseconds, `end` is exclusive. after: only higher sequences.
-    """
+    start, end: unix milliseconds, `end` is exclusive. after: only higher sequences."""
 
     start: int | None = None
     end: int | None = None
@@ -96,9 +94,7 @@ ALL = Window()
 
 class Chain:
     """Checks that each line continues the one before. One thread at a time.
-
-    sequence, hash: of the last line; None: the next line is accepted as it is.
-    """
+    sequence, hash: of the last line; None: the next line is accepted as it is."""
 
     def __init__(self, sequence: int | None = 0, hash: str | None = GENESIS) -> None:
         self.sequence = sequence
@@ -106,9 +102,7 @@ class Chain:
 
     def follow(self, line: bytes) -> Event:
         """Returns the event of the next line.
-
-        Raises LogDamaged; the line after it is then accepted as it is.
-        """
+        Raises LogDamaged; the line after it is then accepted as it is."""
         sequence, hash = self.sequence, self.hash
         self.sequence = self.hash = None
         event = decode(line)
@@ -207,9 +201,7 @@ def _export_begin(line: bytes) -> tuple[Chain, str]:
 
 def time_text(unix_ms: int) -> str:
     """Returns a time as RFC 3339 in UTC with milliseconds: `2026-03-21T00:00:00.000Z`.
-
-    Such texts sort as times do. Raises UsageError for a year without four digits.
-    """
+    Such texts sort as times do. Raises UsageError for a year without four digits."""
     seconds, ms = divmod(unix_ms, 1000)
     try:
         whole = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
@@ -220,9 +212,7 @@ def time_text(unix_ms: int) -> str:
 
 def parse_time(text: str) -> int:
     """Returns the unix milliseconds of an RFC 3339 time with a zone, or of a day's start in UTC.
-
-    Raises UsageError.
-    """
+    Raises UsageError."""
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None and len(text) == len("2026-03-21"):

@@ -51,9 +51,7 @@ class Head:
 @dataclass(frozen=True, slots=True)
 class Problem:
     """Damage in a file. line: the first wrong line, from 1; 0: the whole file.
-
-    known: a later file names this damage, and the damaged file has not changed since.
-    """
+    known: a later file names this damage, and the damaged file has not changed since."""
 
     file: str
     line: int
@@ -152,9 +150,7 @@ def segments_in(folder: Path) -> list[int]:
 
 def examine(folder: Path, *, begun: bool = False) -> Verdict:
     """Reads all of an audit. A broker may append meanwhile: events not yet acknowledged are no damage.
-
-    begun: the folder had an audit before, so an empty folder is damage.
-    """
+    begun: the folder had an audit before, so an empty folder is damage."""
     heads, problems = _read_heads(folder)
     last = max([*segments_in(folder), *heads, 1])
     chain, found = Chain(), []
@@ -188,9 +184,7 @@ def examine(folder: Path, *, begun: bool = False) -> Verdict:
 
 def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
     """Yields the lines of all files in order, each with its event; None: the line is damaged.
-
-    Does not check the chain, as `examine` does. Leaves out a line that is being written.
-    """
+    Does not check the chain, as `examine` does. Leaves out a line that is being written."""
     for number in segments_in(folder):
         with (folder / name_of(number)).open("rb") as file:
             for line in file:

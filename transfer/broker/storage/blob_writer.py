@@ -35,16 +35,12 @@ Written = Callable[[TransferError | None], None]
 
 def _no_callback(error: TransferError | None) -> None:
     """Replaces the callback once it is no longer needed.
-
-    The callback refers to the connection, which only the garbage collector would free.
-    """
+    The callback refers to the connection, which only the garbage collector would free."""
 
 
 class BlobWriterThread:
     """The thread that writes large payloads. A payload that waits for room does not block the others.
-
-    full: payloads that wait for room in a full log. open: payloads whose record is not appended yet.
-    """
+    full: payloads that wait for room in a full log. open: payloads whose record is not appended yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads) -> None:
         self.loop = loop
@@ -187,9 +183,7 @@ class BlobWrite:
 
     def _write(self, data: Buffer | None) -> None:
         """Writes a piece.
-
-        Raises LogFull and writes nothing then; a payload without bytes keeps no blob open.
-        """
+        Raises LogFull and writes nothing then; a payload without bytes keeps no blob open."""
         begun = self._blob is not None
         if self._blob is None:
             self._blob = self._opened()

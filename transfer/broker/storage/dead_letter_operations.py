@@ -144,9 +144,7 @@ class Operator:
         headers: Mapping[str, Json] | None = None,
     ) -> tuple[DeadLetter, bool]:
         """Quarantines a message: returns its letter, and whether the change is audited already.
-
-        Raises StateError if the message already has a letter for this consumer and topic, UsageError.
-        """
+        Raises StateError if the message already has a letter for this consumer and topic, UsageError."""
         for name, text in (("id", message_id), ("consumer", consumer), ("topic", topic)):
             check_text(name, text, MAX_NAME)
         check_text("tenant", tenant, MAX_NAME, empty=True)

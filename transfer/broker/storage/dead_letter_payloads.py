@@ -45,11 +45,8 @@ class Payloads:
         self.folder = folder
 
     def write(self, large: PayloadSource, nbytes: int) -> PayloadFile:
-        """Writes a payload of `nbytes` bytes: it is on the disk when this returns.
-
-        Does not copy the payload in memory, and lets other threads run. Raises LogFull, InternalError,
-        LogDamaged.
-        """
+        """Writes a payload of `nbytes` bytes: it is on the disk when this returns. Lets other threads run.
+        Does not copy the payload in memory. Raises LogFull, InternalError, LogDamaged."""
         name = uuid.uuid4().hex + _SUFFIX
         with _translated(self.folder):
             if not self.folder.is_dir():
@@ -91,26 +88,20 @@ class Payloads:
 
     def begin(self, filed: PayloadFile, nbytes: int) -> bytes:
         """Returns the first bytes of a payload, unchecked.
-
-        Raises LogDamaged if the file is missing, InternalError.
-        """
+        Raises LogDamaged if the file is missing, InternalError."""
         with self._opened(filed) as fd:
             return os.pread(fd, nbytes, 0)
 
     def view(self, filed: PayloadFile, nbytes: int) -> memoryview:
         """Maps a whole payload, unchecked.
-
-        The view stays valid when the file is removed. Raises as `check`.
-        """
+        The view stays valid when the file is removed. Raises as `check`."""
         with self._opened(filed) as fd:
             self._check_size(fd, filed, nbytes)
             return memoryview(mmap.mmap(fd, nbytes, flags=mmap.MAP_SHARED, prot=mmap.PROT_READ))
 
     def check(self, filed: PayloadFile, nbytes: int) -> None:
         """Verifies a payload of `nbytes` bytes.
-
-        Raises LogDamaged for damage, InternalError for a read error.
-        """
+        Raises LogDamaged for damage, InternalError for a read error."""
         found = 0
         for piece in self.pieces(filed, nbytes):
             found = crc32c(piece, found)

@@ -26,9 +26,7 @@ Unfit = tuple[str, str] | None
 @dataclass(frozen=True, slots=True)
 class Failure:
     """The reason why a request did not change the letter of an id.
-
-    code: not_found, wrong_target, ambiguous, repeated, damaged, in_doubt, busy, publish.
-    """
+    code: not_found, wrong_target, ambiguous, repeated, damaged, in_doubt, busy, publish."""
 
     id: str
     code: str

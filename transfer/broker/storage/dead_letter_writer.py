@@ -37,9 +37,7 @@ _DIRECT = "direct/"
 
 class DeadLetterWriter:
     """Stores the dead letters of groups.
-
-    A delivery keeps its name for ever, so a letter that was stored before a crash is not stored twice.
-    """
+    A delivery keeps its name for ever, so a letter that was stored before a crash is not stored twice."""
 
     def __init__(self, thread: DatabaseThread, letters: DeadLetters, log: Log) -> None:
         self._thread = thread
@@ -48,18 +46,14 @@ class DeadLetterWriter:
 
     def write(self, dead: Dead, message: Message | None, on_complete: OnComplete) -> None:
         """Stores a dead letter; then calls `on_complete` on the loop. Call it on the loop.
-
-        Until then the group holds the message in the log, from which a large payload is copied.
-        """
+        Until then the group holds the message in the log, from which a large payload is copied."""
         now = time.time_ns() // 1_000_000
         large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
         self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), on_complete)
 
     def is_dead_lettered(self, topic: str, group: str, offset: int) -> bool:
         """Whether this message has a letter. Blocks on the database.
-
-        A crash may have come after the letter, but before its group recorded it.
-        """
+        A crash may have come after the letter, but before its group recorded it."""
         try:
             return self._letters.has(name_of(topic, group, offset))
         except LogDamaged:
@@ -73,9 +67,7 @@ def name_of(topic: str, group: str, offset: int) -> str:
 
 def keep_letter(letters: DeadLetters, letter: DeadLetter, large: PayloadSource | None) -> None:
     """Stores a letter, without its payload if the log no longer has it. On the database thread.
-
-    Raises what `DeadLetters.add` raises.
-    """
+    Raises what `DeadLetters.add` raises."""
     try:
         letters.add(letter, large=large)
     except LogDamaged as error:
@@ -90,9 +82,7 @@ def large_of(
     message: Message | None, log: Log, log_name: str, offset: int, *, held: bool = False
 ) -> PayloadSource | None:
     """Returns the payload of a message in the log, if it is too large for the database, else None.
-
-    held: the message is in memory, and perhaps not in the log yet.
-    """
+    held: the message is in memory, and perhaps not in the log yet."""
     if message is None or message.nbytes <= INLINE:
         return None
     return (lambda: message.parts) if held else partial(_pieces, log, log_name, offset)
@@ -120,9 +110,7 @@ def _small(message: Message | None) -> bytes:
 
 def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
     """Returns the letter of a message that no consumer could process, without a large payload.
-
-    message: None if it is no longer in the log.
-    """
+    message: None if it is no longer in the log."""
     name = name_of(dead.topic, dead.group, dead.offset)
     headers = dict(message.headers or {}) if message is not None else {}
     return DeadLetter(
@@ -145,9 +133,7 @@ def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
 
 def finish_dead_lettered(state: DispatcherState, letters: DeadLetters) -> list[Finished]:
     """Finishes messages whose letters were stored before a crash, but whose end was not; returns the events.
-
-    Also prevents that the number of a stored letter is assigned again.
-    """
+    Also prevents that the number of a stored letter is assigned again."""
     events = []
     for name, message_id in letters.named(_DIRECT):
         digits = name.removeprefix(_DIRECT)

@@ -159,9 +159,7 @@ class DeadLetters:
 
     def checked(self, letter: DeadLetter) -> DeadLetter:
         """Returns the letter, marked as damaged if its file is.
-
-        Reads the whole file. Raises InternalError.
-        """
+        Reads the whole file. Raises InternalError."""
         problem = self.problem(letter)
         return replace(letter, damaged=True) if problem else letter
 
@@ -231,9 +229,7 @@ class DeadLetters:
 
     def begin_replay(self, delivery_ids: Iterable[str], replay: str) -> None:
         """Marks letters as replaying. replay: the actor and reason, to be read after a crash.
-
-        Raises StateError, and changes nothing, if a letter is gone or is replaying.
-        """
+        Raises StateError, and changes nothing, if a letter is gone or is replaying."""
         with self._database.transaction() as connection:
             for delivery_id in delivery_ids:
                 changed = connection.execute(

@@ -122,9 +122,7 @@ class Durability:
         self, topics: Sequence[Topic], messages: Sequence[Message], on_complete: OnComplete | None
     ) -> bool:
         """Appends several small messages, each to its topic: all or none. `on_complete` is called for all.
-
-        Returns False if none is appended: the caller then appends them one by one.
-        """
+        Returns False if none is appended: the caller then appends them one by one."""
         if self._held:
             return False
         try:
@@ -248,9 +246,7 @@ class Durability:
 
     def failed(self, error: TransferError) -> None:
         """Ends with an error: all waiting callbacks get it; later errors are ignored.
-
-        Appended messages get InDoubt, as they may be on the disk. Messages not appended yet get `error`.
-        """
+        Appended messages get InDoubt, as they may be on the disk. Messages not appended yet get `error`."""
         if self.failure is not None:
             return
         text = str(error).partition("\n  hint: ")[0]

@@ -100,9 +100,7 @@ class GroupJournal:
 
     def reset(self, number: int, cursor: int) -> int:
         """Sets a group's state: all before `cursor` is done, nothing after it.
-
-        Returns the record's sequence.
-        """
+        Returns the record's sequence."""
         _, end = self._log.range(TOPIC)
         return self._log.put(_SUMMARY + number.to_bytes(4, "big"), _SUMMARY_HEAD.pack(end, cursor))
 
@@ -124,9 +122,7 @@ class GroupJournal:
 
     def summarize(self, summaries: Iterable[tuple[int, int, list[Change]]]) -> int:
         """Stores (number, cursor, summary) of all groups, and frees the journal so far.
-
-        Returns the last record's sequence. Raises LogFull when the disk is full.
-        """
+        Returns the last record's sequence. Raises LogFull when the disk is full."""
         _, end = self._log.range(TOPIC)
         for number, cursor, summary in summaries:
             value = _SUMMARY_HEAD.pack(end, cursor) + encode_changes([(number, summary)])

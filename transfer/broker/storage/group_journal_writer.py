@@ -82,9 +82,7 @@ class GroupJournalWriter:
 
     def tick(self, *, full: bool) -> None:
         """Writes summaries if they are due. Called about once a second.
-
-        full: the log is full, so they are due now. Raises LogFull, InternalError.
-        """
+        full: the log is full, so they are due now. Raises LogFull, InternalError."""
         self._since_summary += 1
         due = full or self._since_summary > _SUMMARY_TICKS
         if self._journal.grown > (0 if due else SUMMARY_AFTER):

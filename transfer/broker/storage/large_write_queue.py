@@ -80,9 +80,7 @@ class LargeWriteQueue:
         self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
     ) -> None:
         """Queues a message of a durable topic. Raises UsageError if it can never fit.
-
-        hold False: a large message that does not fit into a full log fails.
-        """
+        hold False: a large message that does not fit into a full log fails."""
         one = _Queued(message, on_complete)
         if message.nbytes >= LARGE:
             self._store.check_room(message.nbytes)
@@ -107,9 +105,7 @@ class LargeWriteQueue:
 
     def close(self) -> None:
         """Appends the written messages; the others did not fit into the log.
-
-        Call it after the thread's end.
-        """
+        Call it after the thread's end."""
         for topic, waiting in list(self._waiting.items()):
             while self._waiting.get(topic):  # the queue is gone if the log fails in `_end`
                 blob_write = waiting[0].blob_write
@@ -136,9 +132,7 @@ class LargeWriteQueue:
 
     def _end(self, topic: Topic, one: _Queued, error: TransferError | None) -> None:
         """Appends a written large message, and the small ones queued after it.
-
-        Raises LogFull: the writer then calls it again.
-        """
+        Raises LogFull: the writer then calls it again."""
         waiting = self._waiting.get(topic)
         if waiting is None or one not in waiting:
             return  # the log has failed in the meantime

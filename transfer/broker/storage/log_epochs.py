@@ -46,9 +46,7 @@ class LogEpochs:
 
     def valid_number(self, log_name: str, position: TopicPosition) -> int | None:
         """Returns the position's number, or the last earlier one that the position's log and this copy share.
-
-        None: the position is of another log.
-        """
+        None: the position is of another log."""
         number, epoch = position
         if epoch == self.log.epoch:
             return number

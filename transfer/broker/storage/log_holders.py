@@ -35,9 +35,7 @@ class Holder(NamedTuple):
 
 def holders(hub: Hub) -> list[Holder]:
     """Returns the groups and direct delivery's consumers that hold the most bytes, the largest first.
-
-    On the broker's loop.
-    """
+    On the broker's loop."""
     return sorted([*_groups(hub), *_consumers(hub)], reverse=True)
 
 

@@ -27,9 +27,7 @@ SCHEMA = [
 
 class Sessions:
     """The sessions in a database. Any thread may use it. Changes are on the disk when a method returns.
-
-    Raises what `Database` raises.
-    """
+    Raises what `Database` raises."""
 
     def __init__(self, database: Database) -> None:
         self._database = database

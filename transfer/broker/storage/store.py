@@ -130,9 +130,7 @@ class Store:
 
     def append(self, topic: Topic, message: Message) -> int:
         """Appends a message to its durable topic, and sets its offset. Returns the record's sequence.
-
-        Raises LogFull.
-        """
+        Raises LogFull."""
         nbytes = message.nbytes
         large = nbytes >= BLOB_FROM
         if large or self._room is not None:
@@ -149,9 +147,7 @@ class Store:
 
     def append_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> int:
         """Appends several small messages, each to its topic: all or none. Returns the last record's sequence.
-
-        Raises LogFull.
-        """
+        Raises LogFull."""
         ends = {topic: topic.position for topic in dict.fromkeys(topics)}
         records = []
         for topic, message in zip(topics, messages, strict=True):
@@ -178,9 +174,7 @@ class Store:
 
     def durable_topic(self, name: str) -> Topic:
         """Returns a durable topic.
-
-        Raises UsageError if it is not durable, or if there are too many topics.
-        """
+        Raises UsageError if it is not durable, or if there are too many topics."""
         topic = self.topic(name)
         if not topic.durable:
             raise UsageError(
@@ -199,9 +193,7 @@ class Store:
 
     def purge(self, topic: Topic) -> int:
         """Deletes all messages of a topic, those of direct delivery too. Offsets and the position continue.
-
-        Returns the record's sequence. Raises LogFull when the disk is full.
-        """
+        Returns the record's sequence. Raises LogFull when the disk is full."""
         sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
         for log_name in (topic.log_name, DIRECT_PREFIX + topic.name):
             sequence = self.log.purge(log_name) or sequence
@@ -276,9 +268,7 @@ class Store:
         verify: bool | int = True,
     ) -> list[Message]:
         """Reads messages from `offset`, or from the oldest one, up to a damaged one.
-
-        verify: as in `Log.read`. Raises LogDamaged if the first one is damaged.
-        """
+        verify: as in `Log.read`. Raises LogDamaged if the first one is damaged."""
         while True:
             try:
                 kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
@@ -353,9 +343,7 @@ class Store:
 
     def _payloads(self, topic: Topic, position: int) -> Iterator[tuple[int, Buffer]]:
         """Yields (begin, payload) of the message at a position and of those after it.
-
-        Raises LogDamaged at the first damaged message.
-        """
+        Raises LogDamaged at the first damaged message."""
         offset = self._offset_at(topic, position)
         # A large payload is read in many pieces: only the first read verifies it.
         place = (topic.log_name, offset)
@@ -419,9 +407,7 @@ class Store:
 
     def _forget_one(self) -> bool:
         """Forgets one transient topic without listeners; returns whether it found one.
-
-        Examines a few topics per call: examining all would take long for each refused name.
-        """
+        Examines a few topics per call: examining all would take long for each refused name."""
         for name, topic in list(islice(self._transient.items(), _MAX_EXAMINED)):
             del self._transient[name]
             if all(one.passive for one in topic.listeners):

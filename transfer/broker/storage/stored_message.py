@@ -47,9 +47,7 @@ def position_of(body: Buffer) -> int:
 
 def message_of(topic: str, kept: Kept) -> Message:
     """Returns the message of a record; its payload is a view of the log's file.
-
-    Raises LogDamaged, also if retention has removed the payload before the record.
-    """
+    Raises LogDamaged, also if retention has removed the payload before the record."""
     body = kept.body
     try:
         version, front, flags, head_size, headers_size, _ = _HEAD.unpack_from(body)

@@ -29,9 +29,7 @@ def free_bytes(folder: Path) -> int:
 
 def log_room(wanted: int | VolumeShare | None, folder: Path) -> int | None:
     """Returns the most bytes that the log in this folder may take; None: no limit. The folder may be missing.
-
-    A share is at least the smallest log.
-    """
+    A share is at least the smallest log."""
     if not isinstance(wanted, VolumeShare):
         return wanted
     taken = sum(path.stat().st_blocks * _BLOCK for path in folder.glob("*"))
