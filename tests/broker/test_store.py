@@ -204,7 +204,7 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
         assert refused.value.next == topic.position
         put(store, "old", b"x" * 50)
         assert flat(store.stream(topic, topic.position - 50, 100)) == b"x" * 50
-        with pytest.raises(NotKept, match=f"that is there is {1000 + 50 * round_}"):
+        with pytest.raises(NotKept, match=f"in the log is {1000 + 50 * round_}"):
             store.stream(topic, 3, 100)
     store.log.close()
 

@@ -13,7 +13,7 @@ from tests.crash.test_states import library  # noqa: F401 - a fixture
 ROOT = Path(__file__).resolve().parents[2]
 #: syncs whose loss loses nothing, and why
 UNNEEDED = {
-    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_beside<blob_writer.BlobWriter.sync": (
+    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_unlocked<blob_writer.BlobWriter.sync": (
         "it only takes work from the commit, which syncs the same file again"
     ),
     "disk.sync_folder<segment_files.finish_removals<segment.remove": (
