@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import Ear, heart
 from transfer.broker.delivery.message import Front, Message, Written
-from transfer.broker.storage.store import NotKept, Store
+from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
 from transfer.log import Log, Message as Kept, Retention
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
@@ -155,12 +155,12 @@ def test_what_lost_its_payload_to_retention_is_gone_and_what_is_behind_it_is_rea
         remember(store)
     kept = store.log.read(topic.log_name, 0)
     assert [one.discarded for one in kept] == [True, False, True, False]
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(PositionRemoved) as refused:
         store.stream(topic, 0, 10)
     first = positions[0] + BLOB_FROM
     assert refused.value.next == first
     assert flat(store.stream(topic, first, 1 << 20)) == b"behind 0"
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(PositionRemoved) as refused:
         store.stream(topic, positions[1] + 7, 10)
     assert refused.value.next == positions[1] + BLOB_FROM
     assert flat(store.stream(topic, refused.value.next, 1 << 20)) == b"behind 1"
@@ -199,12 +199,12 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
         store = reopened(store, **limits)
         topic = store.topic("old")
         assert topic.position == 1000 + 50 * round_
-        with pytest.raises(NotKept) as refused:
+        with pytest.raises(PositionRemoved) as refused:
             store.stream(topic, 3, 100)
         assert refused.value.next == topic.position
         put(store, "old", b"x" * 50)
         assert flat(store.stream(topic, topic.position - 50, 100)) == b"x" * 50
-        with pytest.raises(NotKept, match=f"in the log is {1000 + 50 * round_}"):
+        with pytest.raises(PositionRemoved, match=f"in the log is {1000 + 50 * round_}"):
             store.stream(topic, 3, 100)
     store.log.close()
 
@@ -248,7 +248,7 @@ def test_retention_never_skips_bytes_in_a_stream(tmp_path):
             beating.kept("t", payload)
             if n % 5 == 0:
                 beating.hub.tick(0.0)
-        with pytest.raises(NotKept) as refused:
+        with pytest.raises(PositionRemoved) as refused:
             beating.hub.stream("t", 0, 10)
         oldest = refused.value.next
         assert 0 < oldest < len(sent)

@@ -41,6 +41,6 @@ from transfer.log.message import Message
 from transfer.log.recovery import gc_paused
 from transfer.log.retention import Retention
 from transfer.log.topics import HOLDS
-from transfer.log.verify import Verified
+from transfer.log.verify import VerifyResult
 
-__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "Verified", "gc_paused"]
+__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "VerifyResult", "gc_paused"]

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.log.damage import Damage, Gap
-from transfer.log.index import Lost, Run, Use, Uses
+from transfer.log.index import LostPositions, Run, Use, Uses
 from transfer.log.private import open_file, write_private
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
@@ -168,7 +168,9 @@ def _read_on(
 
 def encode(contents: Contents) -> bytes:
     """Returns the bytes of the index file."""
-    runs = [run for run in contents.runs if len(run.positions) and not isinstance(run.positions, Lost)]
+    runs = [
+        run for run in contents.runs if len(run.positions) and not isinstance(run.positions, LostPositions)
+    ]
     rows = [_RUN.pack(run.topic, len(run.positions), run.first) for run in runs]
     rows += [_USE.pack(first, topic, 0, *one) for (first, topic), one in contents.uses.items()]
     rows += [bytes(memoryview(run.positions)) for run in runs]  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol, overload
 from transfer.log.ranges import Ranges
 
 
-class Lost(Sequence[int]):
+class LostPositions(Sequence[int]):
     """Positions of lost messages: each reads as damaged, as no record begins at byte 1."""
 
     __slots__ = ("_count",)
@@ -25,11 +25,11 @@ class Lost(Sequence[int]):
     def __getitem__(self, at: int) -> int: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Lost: ...
+    def __getitem__(self, at: slice) -> LostPositions: ...
 
-    def __getitem__(self, at: int | slice) -> int | Lost:
+    def __getitem__(self, at: int | slice) -> int | LostPositions:
         if isinstance(at, slice):
-            return Lost(len(range(*at.indices(self._count))))
+            return LostPositions(len(range(*at.indices(self._count))))
         if not -self._count <= at < self._count:
             raise IndexError(at)
         return 1
@@ -177,7 +177,7 @@ class Topic:
                 (kept[at + 1].first, kept[at + 1].segment) if at + 1 < len(kept) else (self.end, last)
             )
             if run.end < end:
-                lost.append(Run(self.number, segment, run.end, Lost(end - run.end)))
+                lost.append(Run(self.number, segment, run.end, LostPositions(end - run.end)))
         return lost
 
     def move(self, runs: Sequence[Run]) -> None:

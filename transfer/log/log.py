@@ -28,7 +28,7 @@ from transfer.log.retention import Retention, segment_size
 from transfer.log.segment import LARGEST
 from transfer.log.state import group_key
 from transfer.log.topics import ENOUGH, Topics
-from transfer.log.verify import Verified, to_verify, verify
+from transfer.log.verify import VerifyResult, to_verify, verify
 from transfer.transports.errors import Closed, OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
@@ -419,7 +419,7 @@ class Log:
         finally:
             self._compaction.release()
 
-    def verify(self, progress: Callable[[int], object] | None = None) -> Verified:
+    def verify(self, progress: Callable[[int], object] | None = None) -> VerifyResult:
         """Verifies all written records and blobs; returns the damage.
 
         Other threads may use the log meanwhile. Does not read discarded blobs. progress: called after each

@@ -18,14 +18,14 @@ from transfer.log.log import Log
 from transfer.log.recovery import recover
 from transfer.log.segment import Segment
 from transfer.log.topics import Topics
-from transfer.log.verify import Verified
+from transfer.log.verify import VerifyResult
 
 
 @dataclass(frozen=True, slots=True)
 class LogReport:
     """The result of `inspect`. damages: texts. state: all keys and their values."""
 
-    verified: Verified
+    verified: VerifyResult
     damages: tuple[str, ...]
     state: Mapping[bytes, bytes]
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
 from transfer.log.damage import Damage, Gap, Known, walk
 from transfer.log.disk import disk_errors, sync_folder
-from transfer.log.index import Lost, Run, Topic
+from transfer.log.index import LostPositions, Run, Topic
 from transfer.log.lost_blobs import lost_blobs
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
 from transfer.log.record import Kind, scan
@@ -40,7 +40,7 @@ _LAST = (
 
 
 @dataclass
-class Recovered:
+class Recovery:
     """The result of a recovery.
 
     dropped: removed topics whose messages are still in segments. sequence: of the next record. cut: bytes of
@@ -81,7 +81,7 @@ def recover(
     repair: bool = False,
     serve: bool = False,
     kind: type[Segment] = Segment,
-) -> Recovered:
+) -> Recovery:
     """Opens all segments of a folder.
 
     begun: the folder had segments before. repair: cuts damage off, with all records after it. serve: opens
@@ -97,7 +97,7 @@ def recover(
         firsts = _begun(folder, _without_damage(folder, firsts), kind, repair=repair)
     else:
         _check_last(folder, firsts, existing, begun)
-    found = Recovered()
+    found = Recovery()
     try:
         with gc_paused():
             _open(found, folder, firsts, kind, repair=repair)
@@ -126,7 +126,7 @@ def gc_paused() -> Iterator[None]:
             gc.enable()
 
 
-def _open(found: Recovered, folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool) -> None:
+def _open(found: Recovery, folder: Path, firsts: list[int], kind: type[Segment], *, repair: bool) -> None:
     contents: list[Contents] = []
     if not kind.read_only:
         with disk_errors():  # before a file is cut to its records, which means that another one follows it
@@ -177,7 +177,7 @@ def _quarantine_unknown(folder: Path, firsts: list[int], damage: list[Damage], *
 # -- segments that are not the last one ----------------------------------------------------------------------
 
 
-def _take_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
+def _take_sealed(found: Recovery, segment: Segment, following: int) -> Contents:
     """Returns the content of a sealed segment; all of it is synced. following: where the next one begins."""
     contents = load(segment.folder, segment.first)
     if contents is None or not _is_index_of(contents, segment, following):
@@ -201,7 +201,7 @@ def _is_index_of(contents: Contents, segment: Segment, following: int) -> bool:
     return ends_here or is_of(contents, segment.memory)
 
 
-def _read_sealed(found: Recovered, segment: Segment, following: int) -> Contents:
+def _read_sealed(found: Recovery, segment: Segment, following: int) -> Contents:
     contents = read_headers(segment.memory, segment.first)
     if not bytes(segment.memory[contents.end :]).rstrip(b"\0") and contents.following == following:
         return contents
@@ -213,7 +213,7 @@ def _read_sealed(found: Recovered, segment: Segment, following: int) -> Contents
     return contents
 
 
-def _take_messages(found: Recovered, contents: list[Contents], repair: bool) -> None:
+def _take_messages(found: Recovery, contents: list[Contents], repair: bool) -> None:
     by_first = {segment.first: segment for segment in found.segments}
     for one in contents:
         segment = by_first[one.first]
@@ -245,7 +245,7 @@ def _take_messages(found: Recovered, contents: list[Contents], repair: bool) -> 
             found.damage.append(_lost_messages(topic, run))
         topic.grow_on(last, last_runs)
         for run in topic.runs:
-            if run.segment != last.first or isinstance(run.positions, Lost):
+            if run.segment != last.first or isinstance(run.positions, LostPositions):
                 by_first[run.segment].runs.append(run)
     if found.lost and not repair and (missing or lost != found.lost):
         raise LogDamaged(found.damage[0].text + ", and its content is unknown", hint=RESTORE)
@@ -289,7 +289,7 @@ def _known(segment: Segment) -> Known:
     return Known(index.following, index.end) if index is not None else Known()
 
 
-def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
+def _take_last(found: Recovery, segment: Segment, repair: bool) -> Contents:
     """Reads all of the last segment, up to the first incomplete record."""
     known = _known(segment) if not repair else Known()
     read = TailScan(segment, known, repair)
@@ -327,7 +327,7 @@ def _take_last(found: Recovered, segment: Segment, repair: bool) -> Contents:
     return contents
 
 
-def _take_gaps(found: Recovered, read: TailScan, gaps: list[Gap]) -> None:
+def _take_gaps(found: Recovery, read: TailScan, gaps: list[Gap]) -> None:
     """Takes damaged records into account.
 
     If they may have held state of the segment's beginning, reads that from the segment before. Later state
@@ -342,7 +342,7 @@ def _take_gaps(found: Recovered, read: TailScan, gaps: list[Gap]) -> None:
     found.damage += [Damage(describe(gap, read.segment)) for gap in unknown]
 
 
-def _take_older_state(found: Recovered) -> bool:
+def _take_older_state(found: Recovery) -> bool:
     """Takes all state from the segment before the last one; returns False if that is not undamaged."""
     if len(found.segments) < 2:
         return False

@@ -16,7 +16,7 @@ _SPARE = 4 << 20
 class Room:
     """Checks the room for messages. Use it with the journal's lock.
 
-    full: set when a message is refused. lacking: bytes by which it exceeded retention. starved: the disk had
+    full: set when a message is refused. lacking: bytes that did not fit into retention. starved: the disk had
     no room for it.
     """
 

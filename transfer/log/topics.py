@@ -9,7 +9,7 @@ from transfer.log.holes import Holes, give_back
 from transfer.log.index import Topic
 from transfer.log.journal import Journal
 from transfer.log.record import HEADER_SIZE, Flag, Kind, state_body
-from transfer.log.recovery import Recovered
+from transfer.log.recovery import Recovery
 from transfer.log.segment import Segment
 from transfer.log.state import HIGHEST, discarded_key, forget_topic, group_key, topic_key, topic_value
 
@@ -33,7 +33,7 @@ class Topics:
 
     journal: Journal
 
-    def __init__(self, found: Recovered) -> None:
+    def __init__(self, found: Recovery) -> None:
         self.numbered = found.topics
         self.named = {topic.name: topic for topic in found.topics.values()}
         self.state = found.state

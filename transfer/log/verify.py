@@ -19,7 +19,7 @@ Wanted = Callable[[int, int], bool]
 
 
 @dataclass
-class Verified:
+class VerifyResult:
     """The result. records, blobs: the number read. nbytes: the bytes of both. damages: texts."""
 
     records: int = 0
@@ -55,12 +55,12 @@ def verify(
     segments: Mapping[int, Segment],
     wanted: Wanted,
     progress: Callable[[int], object] | None = None,
-) -> Verified:
+) -> VerifyResult:
     """Verifies the segments. A segment that is removed meanwhile counts as far as it was read. Needs no lock.
 
     progress: called after each segment with the bytes read so far.
     """
-    verified = Verified()
+    verified = VerifyResult()
     for part in parts:
         _verify_records(verified, part, segments, wanted)
         if part.sealed:
@@ -70,7 +70,9 @@ def verify(
     return verified
 
 
-def _verify_records(verified: Verified, part: Part, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+def _verify_records(
+    verified: VerifyResult, part: Part, segments: Mapping[int, Segment], wanted: Wanted
+) -> None:
     position, name = 0, part.segment.path.name
     for sequence in range(part.segment.first, part.following):
         record = decode(part.memory, position)
@@ -84,7 +86,9 @@ def _verify_records(verified: Verified, part: Part, segments: Mapping[int, Segme
             _verify_blob(verified, record, segments, wanted)
 
 
-def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+def _verify_blob(
+    verified: VerifyResult, record: Record, segments: Mapping[int, Segment], wanted: Wanted
+) -> None:
     first, position, nbytes, crc = BLOB.unpack_from(record.body)
     segment = segments.get(first)
     if segment is None or not wanted(record.topic, record.offset):
@@ -110,7 +114,7 @@ def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segm
         )
 
 
-def _verify_index(verified: Verified, part: Part) -> None:
+def _verify_index(verified: VerifyResult, part: Part) -> None:
     """Compares an index with its records. A missing index is no damage: the next start makes it."""
     segment = part.segment
     index = load(segment.folder, segment.first)

@@ -30,7 +30,7 @@ _FULL_TIMEOUT = 30.0
 
 #: called on the loop: with None when all bytes are written and the record can be appended, else with the
 #: error. If it raises LogFull, it is called again
-Written = Callable[[TransferError | None], None]
+OnWritten = Callable[[TransferError | None], None]
 
 
 def _no_callback(error: TransferError | None) -> None:
@@ -87,7 +87,7 @@ class BlobWrite:
         writer: BlobWriterThread,
         opened: Callable[[], BlobWriter],
         publisher: Publisher,
-        written: Written,
+        written: OnWritten,
         *,
         hold: bool = True,
     ) -> None:

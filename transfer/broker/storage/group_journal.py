@@ -28,7 +28,7 @@ _SUMMARY_HEAD = struct.Struct("<QQ")
 _READER = "broker"
 
 
-class Named(NamedTuple):
+class GroupIdentity(NamedTuple):
     """The identity of a group: its number, topic, name and first offset."""
 
     number: int
@@ -75,17 +75,17 @@ class GroupJournal:
         """Number of changes in the journal since the last summaries."""
         return self._written
 
-    def groups(self) -> list[Named]:
+    def groups(self) -> list[GroupIdentity]:
         """Returns all known groups."""
         found = []
         for key, value in list(self._log.state.items()):
             if key.startswith(_GROUP):
                 words = json.loads(value)
                 number = int.from_bytes(key[len(_GROUP) :], "big")
-                found.append(Named(number, words["topic"], words["name"], words["begin"]))
+                found.append(GroupIdentity(number, words["topic"], words["name"], words["begin"]))
         return sorted(found)
 
-    def add(self, group: Named) -> int:
+    def add(self, group: GroupIdentity) -> int:
         """Adds a group; returns the record's sequence. A removed group may have had the same number."""
         self.reset(group.number, group.begin)
         words = {"topic": group.topic, "name": group.name, "begin": group.begin}

@@ -37,7 +37,7 @@ _HOLDER = HOLDS + "position"
 _ENDED = b"broker/ended/"
 
 
-class NotKept(UsageError):
+class PositionRemoved(UsageError):
     """A position of a topic's byte stream is no longer in the log. next: the first later position that is."""
 
     def __init__(self, topic: str, position: int, following: int) -> None:
@@ -303,8 +303,8 @@ class Store:
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
         """Reads the topic's byte stream from a position on: at most `limit` bytes of MOST_PAYLOADS payloads.
 
-        Reads only synced messages. Raises NotKept if the position is no longer in the log; UsageError if the
-        stream has not reached it; LogDamaged.
+        Reads only synced messages. Raises PositionRemoved if the position is no longer in the log; UsageError
+        if the stream has not reached it; LogDamaged.
         """
         if not 0 <= position <= topic.position:
             raise UsageError(f"position {position} of topic {topic.name!r}, which ends at {topic.position}")
@@ -323,7 +323,7 @@ class Store:
             if begin > position:  # the message at this position is gone
                 if parts:
                     break
-                raise NotKept(topic.name, position, begin)
+                raise PositionRemoved(topic.name, position, begin)
             part = memoryview(payload)[position - begin : position - begin + limit]
             if part:
                 parts.append(part)
@@ -332,7 +332,7 @@ class Store:
             if limit <= 0 or len(parts) == MOST_PAYLOADS:
                 break
         if not parts and topic.kept == self.range(topic)[1]:  # otherwise it may only not be synced yet
-            raise NotKept(topic.name, position, topic.position)
+            raise PositionRemoved(topic.name, position, topic.position)
 
     def _hold(self, topic: Topic) -> None:
         try:
