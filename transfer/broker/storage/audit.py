@@ -71,7 +71,7 @@ class Audit:
     def append(self, action: Action, now_ms: int) -> Event:
         """Writes an event: it is on the disk when this returns. now_ms: unix milliseconds.
 
-        Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError; then writes none.
+        Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError; nothing is kept.
         """
         with self._lock:
             if self._fd < 0:

@@ -37,7 +37,7 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Who did what to which messages and why: an event before it is in the chain."""
+    """An event before it is in the chain: who did what to which messages, and why."""
 
     actor: str
     operation: str

@@ -109,7 +109,7 @@ class BlobWrite:
         self._thread.open.add(self)
 
     def write(self, data: Buffer) -> None:
-        """Queues the next bytes; the caller must not change them."""
+        """Queues the next bytes, and keeps their buffer until they are written."""
         self.nbytes += len(data)
         self._waiting += len(data)
         self._pieces.append(data)

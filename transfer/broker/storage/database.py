@@ -176,8 +176,7 @@ def _inspect(path: Path) -> None:
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-        # The program crashed while it made the file, before that had a write-ahead log: SQLite rolls back
-        # first.
+        # The program crashed while it made the file, before the write-ahead log: SQLite rolls back first.
         _inspect_in(path, "rw")
 
 

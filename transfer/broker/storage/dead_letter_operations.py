@@ -38,8 +38,7 @@ from transfer.broker.storage.dead_letters import DeadLetters, Note
 from transfer.transports.errors import Closed, LogFull, StateError, TransferError, UsageError
 
 _log = logging.getLogger("transfer.broker")
-#: publishes a letter to its consumer and topic; it is stored on return. The second argument is the replay's
-#: id
+#: publishes a letter, which is stored on return, to its consumer and topic; the text is the replay's id
 Publish = Callable[[DeadLetter, str], None]
 #: returns whether the replay with this id was published; None: unknown
 Published = Callable[[str], bool | None]

@@ -24,8 +24,7 @@ from transfer.transports.errors import InternalError, LogDamaged, LogFull
 
 _log = logging.getLogger("transfer.broker")
 
-#: yields the pieces of a large payload; each call begins at the start. Raises LogDamaged for a damaged
-#: payload
+#: yields the pieces of a large payload; each call begins at the start. Raises LogDamaged
 PayloadSource = Callable[[], Iterable[Buffer]]
 
 #: payloads up to this size are stored in the database

@@ -82,7 +82,7 @@ def large_of(
     message: Message | None, log: Log, log_name: str, offset: int, *, held: bool = False
 ) -> PayloadSource | None:
     """Returns the payload of a message in the log, if it is too large for the database, else None.
-    held: the message is in memory, and perhaps not in the log yet."""
+    held: the message is in memory, and perhaps not on the disk yet."""
     if message is None or message.nbytes <= INLINE:
         return None
     return (lambda: message.parts) if held else partial(_pieces, log, log_name, offset)
@@ -133,7 +133,7 @@ def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
 
 def finish_dead_lettered(state: DispatcherState, letters: DeadLetters) -> list[Finished]:
     """Finishes messages whose letters were stored before a crash, but whose end was not; returns the events.
-    Also prevents that the number of a stored letter is assigned again."""
+    Also reserves the numbers of stored letters."""
     events = []
     for name, message_id in letters.named(_DIRECT):
         digits = name.removeprefix(_DIRECT)

@@ -100,9 +100,7 @@ class GroupJournalWriter:
             try:
                 self._summarize()
             except TransferError as error:
-                _log.error(
-                    "the groups' summaries cannot be written: %s", error
-                )  # the journal has all changes
+                _log.error("groups' summaries are not written: %s", error)  # the journal has all changes
 
     def _write_at(self, due: asyncio.Handle) -> None:
         if self._due is not None:
