@@ -5,7 +5,7 @@ segment          a file of records, and a file of large payloads (blobs)
 segment_files    the names of a segment's files, and their removal
 segment_limits   the size of segments
 contents         the content of a sealed segment, and its index file
-state            the log's own state: topics, groups, discarded blobs
+state            the log's internal state: topics, groups, discarded blobs
 damage           detection of damaged records
 segment_walk     the records of a segment and the damage in it; repairs single bits
 tail             the records of the last segment that may be torn

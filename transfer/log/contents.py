@@ -43,9 +43,8 @@ class Contents:
     """The content of a segment.
 
     first: sequence of its first record. following: the sequence after its last one. end: bytes of its
-    records.
-    last: where the last one begins. newest: time of its newest message. carried: number of messages that
-    compaction copied into it. runs: its messages, in order. uses: the blobs that they name.
+    records. last: where the last one begins. newest: time of its newest message. carried: number of messages
+    that compaction copied into it. runs: its messages, in order. uses: the blobs that they name.
     """
 
     first: int
