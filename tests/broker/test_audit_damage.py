@@ -116,7 +116,7 @@ def test_removed_files_are_told(tmp_path):
     write(tmp_path, 3)
     (tmp_path / "audit.log").unlink()
     (problem,) = goes_on(tmp_path, 0)
-    assert (problem.file, problem.line) == ("audit.log", 0) and "gone" in problem.text
+    assert (problem.file, problem.line) == ("audit.log", 0) and "missing" in problem.text
 
 
 def test_a_head_that_is_missing_changed_or_set_back_is_told(tmp_path):

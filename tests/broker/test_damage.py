@@ -48,5 +48,5 @@ def test_a_payload_that_is_found_to_be_damaged_when_it_is_read_is_in_the_overvie
         consumer = client.consume("orders", "g", begin="old")
         assert [bytes(consumer.recv().data)[:1] for _ in range(2)] == [b"A", b"C"]
         [text] = overview_told(broker)["log_damage"]
-        assert text.startswith("topic 'orders', message 1: ") and "not what was written" in text
+        assert text.startswith("topic 'orders', message 1: ") and "is damaged" in text
     caplog.clear()

@@ -220,7 +220,7 @@ def test_nothing_rings_while_nobody_can_take(tmp_path):
 def test_groups_of_topics_that_keep_nothing(tmp_path):
     with (
         heart(tmp_path, durable=lambda name: False) as beating,
-        pytest.raises(UsageError, match="keeps nothing"),
+        pytest.raises(UsageError, match="is not durable"),
     ):
         beating.hub.groups.served_for("t", "g")
 

@@ -31,8 +31,8 @@ from transfer.broker.core.dispatcher_events import (
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, Filed, Filter
-from transfer.broker.storage.dead_letter_writer import finish_buried
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile
+from transfer.broker.storage.dead_letter_writer import finish_dead_lettered
 from transfer.broker.storage.dead_letters import SCHEMA, STORE, DeadLetters
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
@@ -110,7 +110,7 @@ def test_a_letter_that_is_not_added_leaves_no_file(tmp_path, letters, monkeypatc
     monkeypatch.setattr(letters, "has", lambda _: False)  # as if another came in between
     assert letters.add(letter(0))
     assert not letters.add(large_letter(0), large=whole)
-    with pytest.raises(LogDamaged, match="of which 5 are there"):
+    with pytest.raises(LogDamaged, match="only 5 bytes"):
         letters.add(large_letter(1), large=lambda: [b"short"])
     assert files(tmp_path) == [] and letters.get("delivery-0").payload == b"body 0"
 
@@ -145,8 +145,8 @@ def test_a_changed_row_is_told(letters, change):
 
 def test_a_name_leads_nowhere_else(tmp_path, letters):
     (tmp_path / "mine").write_bytes(LARGE)
-    with pytest.raises(LogDamaged, match="gone"):
-        letters.payloads.check(Filed("../mine", 0), len(LARGE))
+    with pytest.raises(LogDamaged, match="is missing"):
+        letters.payloads.check(PayloadFile("../mine", 0), len(LARGE))
     letters.payloads.remove(["../mine", ""])
     assert (tmp_path / "mine").exists()
 
@@ -307,7 +307,7 @@ def test_a_payload_that_the_log_has_no_more_is_told_to_be_lost(tmp_path):
         die(broker, billing, message)
         told = inspected(broker, "orders/billing/0")
         assert (told["payload"], told["payload_bytes"], told["payload_cut"]) == ("", len(LARGE), True)
-        assert "not what was written" in told["last_error"] and not told["damaged"]
+        assert "is damaged" in told["last_error"] and not told["damaged"]
         (failure,) = replay(broker, "orders/billing/0")["failures"]
         assert failure["error"] == "publish" and "is lost" in failure["message"]
         assert files(tmp_path) == [] and broker.letters.count() == 1
@@ -395,6 +395,6 @@ def test_what_has_a_letter_is_finished_behind_a_crash(letters):
         message_id = f"msg-{number}" if number != 3 else "another, which has this number by a lost log"
         facts = MessageInfo("", "orders", message_id, "maker")
         books.apply(Accepted(number, "worker", facts, LogPosition("broker/m/orders", number)))
-    assert finish_buried(books, letters) == [Finished(2, End.DEAD_LETTERED)]
+    assert finish_dead_lettered(books, letters) == [Finished(2, End.DEAD_LETTERED)]
     assert sorted(books.parcels) == [1, 3, 4, 5]
     assert books.next_number == 10

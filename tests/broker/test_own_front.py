@@ -342,7 +342,7 @@ def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
         BrokerClient(broker.endpoints["requests"]) as client,
     ):
         client.publish("now/x", b"told at once")
-        with pytest.raises(UsageError, match="keeps nothing"):
+        with pytest.raises(UsageError, match="is not durable"):
             client.consume("now/x", "g")
 
 

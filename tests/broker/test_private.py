@@ -75,11 +75,11 @@ def test_a_folder_of_an_older_version_is_closed_at_the_start(tmp_path, caplog):
         path.chmod(0o755 if path.is_dir() else 0o644)
     with running(folder):
         assert set(open_to_others(folder)) == {"notes"}, "what is not the broker's stays as it is"
-    told = [line for line in caplog.messages if "open to other users" in line]
+    told = [line for line in caplog.messages if "removed other users' permissions" in line]
     assert len(told) == 2 and str(folder) in told[0]
     caplog.clear()
     with running(folder):
-        assert not any("open to other users" in line for line in caplog.messages)
+        assert not any("removed other users' permissions" in line for line in caplog.messages)
 
 
 def test_a_log_alone(tmp_path, careless):

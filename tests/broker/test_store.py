@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import Ear, heart
 from transfer.broker.delivery.message import Front, Message, Written
-from transfer.broker.storage.store import NotKept, Store
+from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
 from transfer.log import Log, Message as Kept, Retention
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
@@ -88,7 +88,7 @@ def test_what_is_none_of_the_brokers_is_told(body):
 
 def test_a_payload_that_retention_took_is_not_an_empty_one():
     body = record_of(Message("t", (bytes(BLOB_FROM),), Front.OWN), 0, blob=True)
-    with pytest.raises(LogDamaged, match="not kept any more"):
+    with pytest.raises(LogDamaged, match="no longer in the log"):
         message_of("t", Kept(3, 0, memoryview(body), None, True))
 
 
@@ -155,12 +155,12 @@ def test_what_lost_its_payload_to_retention_is_gone_and_what_is_behind_it_is_rea
         remember(store)
     kept = store.log.read(topic.log_name, 0)
     assert [one.discarded for one in kept] == [True, False, True, False]
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(PositionRemoved) as refused:
         store.stream(topic, 0, 10)
     first = positions[0] + BLOB_FROM
     assert refused.value.next == first
     assert flat(store.stream(topic, first, 1 << 20)) == b"behind 0"
-    with pytest.raises(NotKept) as refused:
+    with pytest.raises(PositionRemoved) as refused:
         store.stream(topic, positions[1] + 7, 10)
     assert refused.value.next == positions[1] + BLOB_FROM
     assert flat(store.stream(topic, refused.value.next, 1 << 20)) == b"behind 1"
@@ -199,18 +199,18 @@ def test_positions_stay_when_all_messages_are_gone(tmp_path):
         store = reopened(store, **limits)
         topic = store.topic("old")
         assert topic.position == 1000 + 50 * round_
-        with pytest.raises(NotKept) as refused:
+        with pytest.raises(PositionRemoved) as refused:
             store.stream(topic, 3, 100)
         assert refused.value.next == topic.position
         put(store, "old", b"x" * 50)
         assert flat(store.stream(topic, topic.position - 50, 100)) == b"x" * 50
-        with pytest.raises(NotKept, match=f"that is there is {1000 + 50 * round_}"):
+        with pytest.raises(PositionRemoved, match=f"in the log is {1000 + 50 * round_}"):
             store.stream(topic, 3, 100)
     store.log.close()
 
 
 def test_positions_of_very_many_topics_are_kept_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("transfer.broker.storage.store._AT_ONCE", 2)
+    monkeypatch.setattr("transfer.broker.storage.store._MAX_STORED", 2)
     store = opened(tmp_path)
     for n in range(5):
         put(store, f"t{n}", b"12")
@@ -230,7 +230,7 @@ def test_what_is_not_remembered_is_not_removed(tmp_path):
     """A crash behind the removal would lose the position."""
     store = opened(tmp_path, segment_bytes=4096, retention=Retention(bytes=16384))
     put(store, "old", bytes(100))
-    with pytest.raises(LogFull, match="have to acknowledge"):
+    with pytest.raises(LogFull, match="let consumers acknowledge"):
         for _ in range(20):
             put(store, "busy", bytes(1000))
     assert store.range(store.topic("old")) == (0, 1)
@@ -248,13 +248,13 @@ def test_retention_never_skips_bytes_in_a_stream(tmp_path):
             beating.kept("t", payload)
             if n % 5 == 0:
                 beating.hub.tick(0.0)
-        with pytest.raises(NotKept) as refused:
+        with pytest.raises(PositionRemoved) as refused:
             beating.hub.stream("t", 0, 10)
         oldest = refused.value.next
         assert 0 < oldest < len(sent)
         found = flat(beating.hub.stream("t", oldest, len(sent)))
         assert found == sent[oldest:]
-        with pytest.raises(UsageError, match="not kept any more"):
+        with pytest.raises(UsageError, match="no longer in the log"):
             beating.hub.stream("t", oldest - 1, 10)
 
 
@@ -268,9 +268,9 @@ def test_too_many_topics(tmp_path):
     heard = store.topic("heard")
     heard.listeners.append(Ear())
     put(store, "kept3", b"1")
-    with pytest.raises(UsageError, match="one more than the 5"):
+    with pytest.raises(UsageError, match="exceed the limit of 5"):
         store.topic("kept4")
-    with pytest.raises(UsageError, match="one more than the 5"):
+    with pytest.raises(UsageError, match="exceed the limit of 5"):
         store.topic("passing")
     assert store.topic("kept1") is not None
     store = reopened(store)
@@ -280,7 +280,7 @@ def test_too_many_topics(tmp_path):
 
 def test_nobody_acknowledges_where_nothing_is_kept(tmp_path):
     store = opened(tmp_path, durable=lambda name: False)
-    with pytest.raises(UsageError, match="keeps nothing"):
+    with pytest.raises(UsageError, match="is not durable"):
         store.durable_topic("t")
     assert store.stream(store.topic("t"), 0, 10) == []
     store.log.close()

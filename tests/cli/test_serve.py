@@ -176,7 +176,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
             stream.acknowledge()
     code, _, said = command.end()
     assert code == 1
-    assert "\ntransfer: the spool has ended: what was appended may be kept or may not be: " in said
+    assert "\ntransfer: the spool has ended: appended records may or may not be kept: " in said
     assert "Traceback" not in said
     flag.unlink()
     again = start("serve", "--spool", folder, "--bind", "127.0.0.1:0")

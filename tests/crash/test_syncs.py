@@ -13,7 +13,7 @@ from tests.crash.test_states import library  # noqa: F401 - a fixture
 ROOT = Path(__file__).resolve().parents[2]
 #: syncs whose loss loses nothing, and why
 UNNEEDED = {
-    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_beside<blob_writer.BlobWriter.sync": (
+    "segment.Segment._sync_blobs<segment.Segment.sync_blobs_unlocked<blob_writer.BlobWriter.sync": (
         "it only takes work from the commit, which syncs the same file again"
     ),
     "disk.sync_folder<segment_files.finish_removals<segment.remove": (
@@ -54,7 +54,7 @@ def left_out(library, *names, states=300):  # noqa: F811
 @pytest.mark.timeout(120)
 def test_syncs_that_are_left_out_are_found(library) -> None:  # noqa: F811
     found, missed = left_out(library, *FAST, states=60)
-    assert len(found) >= 5 and not any("_flush_beside" in site for site in missed), missed
+    assert len(found) >= 5 and not any("_flush_unlocked" in site for site in missed), missed
 
 
 @pytest.mark.slow

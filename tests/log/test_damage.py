@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from transfer.log import Log, Retention
-from transfer.log.damage import mended
+from transfer.log.damage import repair_bit
 from transfer.log.format import NAME
 from transfer.log.record import Flag, Kind, encode, scan, state_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
@@ -90,11 +90,11 @@ def test_more_than_one_wrong_bit_is_not_guessed():
     for bit in (3, 77, 400):
         wrong = data.copy()
         wrong[bit // 8] ^= 1 << bit % 8
-        assert mended(bytes(wrong), 5) == data
-        assert mended(bytes(wrong), 6) is None
+        assert repair_bit(bytes(wrong), 5) == data
+        assert repair_bit(bytes(wrong), 6) is None
         wrong[60] ^= 6
-        assert mended(bytes(wrong), 5) is None
-    assert mended(bytes(700), 5) is None and mended(b"", 5) is None
+        assert repair_bit(bytes(wrong), 5) is None
+    assert repair_bit(bytes(700), 5) is None and repair_bit(b"", 5) is None
 
 
 @pytest.mark.parametrize("part", ["body", "place of the blob"])
@@ -175,7 +175,7 @@ def test_state_that_nothing_tells_of_again_is_not_guessed(tmp_path):
     overwrite(path, one.end - 2, b"XX")
     before = path.read_bytes()
     for how in ("refuse", "serve"):
-        with pytest.raises(LogDamaged, match="not known what it was"):
+        with pytest.raises(LogDamaged, match="its content is unknown"):
             Log(tmp_path, segment_bytes=1 << 20, damaged=how)
     assert path.read_bytes() == before
 
@@ -189,7 +189,7 @@ def test_a_group_whose_topic_is_lost_is_named(tmp_path):
     overwrite(path, one.position + 8, bytes(one.end - one.position - 8))
     before = path.read_bytes()
     for how in ("refuse", "serve"):
-        with pytest.raises(LogDamaged, match="topic number 1 is lost, and that of its group 'g' is not"):
+        with pytest.raises(LogDamaged, match="topic number 1 is lost, but not that of its group 'g'"):
             Log(tmp_path, segment_bytes=1 << 20, damaged=how)
     assert path.read_bytes() == before
 
@@ -321,7 +321,7 @@ def test_a_newer_format_is_refused(tmp_path):
     with pytest.raises(NotSupported, match="format 2"):
         Log(tmp_path)
     (tmp_path / NAME).write_text("something else")
-    with pytest.raises(LogDamaged, match="does not say"):
+    with pytest.raises(LogDamaged, match="does not name"):
         Log(tmp_path)
     (tmp_path / NAME).unlink()  # of a log that ended before it was written
     Log(tmp_path).close()

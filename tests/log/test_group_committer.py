@@ -78,7 +78,7 @@ def quick(committer, told, log) -> None:
     for sequence in range(40):
         committer.want(sequence)
         until(lambda wanted=sequence: told.committed and told.committed[-1][0] == wanted)
-    committer._usual = 0.0  # whatever else this machine does
+    committer._average = 0.0  # whatever else this machine does
     log.by.clear()
     told.committed.clear()
 
@@ -183,7 +183,7 @@ def test_closing_commits_first(log, told):
 def test_what_was_committed_is_on_the_disk(told, tmp_path):
     with Log(tmp_path, fsync="always") as log:
         committer = GroupCommitter(log, NAME, told.note, told.fail)
-        committer._usual = 0.0
+        committer._average = 0.0
         sequence, _ = log.append("t", b"x")
         assert committer.commit_here(sequence)
         assert log._journal.synced == sequence + 1

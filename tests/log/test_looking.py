@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from transfer.log import Log
-from transfer.log.read_only import look
+from transfer.log.read_only import inspect
 from transfer.log.record import Kind, scan
 from transfer.log.segment_files import REMOVED, SUFFIX, path_of, segments_in
 from transfer.transports.errors import LogDamaged, LogInUse
@@ -42,7 +42,7 @@ def crashed(log, folder):
 def look_at(folder):
     """And nothing was changed."""
     before = contents(folder)
-    found = look(folder)
+    found = inspect(folder)
     assert contents(folder) == before
     return found
 
@@ -50,7 +50,7 @@ def look_at(folder):
 def test_a_whole_log_is_looked_at_as_it_is(tmp_path):
     fill(tmp_path)
     told = []
-    found = look(tmp_path, told.append)
+    found = inspect(tmp_path, told.append)
     with Log(tmp_path) as log:
         verified = log.verify()
     assert not found.damages and found.state[b"key"] == b"value"
@@ -111,17 +111,17 @@ def test_a_log_that_lost_its_last_segment_cannot_be_looked_at(tmp_path):
     path_of(tmp_path, segments_in(tmp_path)[-1]).unlink()
     before = contents(tmp_path)
     with pytest.raises(LogDamaged):
-        look(tmp_path)
+        inspect(tmp_path)
     assert contents(tmp_path) == before
 
 
 def test_nobody_looks_while_it_is_open_and_several_may_together(tmp_path):
     with Log(tmp_path), pytest.raises(LogInUse):
-        look(tmp_path)
+        inspect(tmp_path)
     os.chmod(tmp_path / "LOCK", 0o440)
     assert not look_at(tmp_path).damages
 
 
 def test_a_folder_without_a_segment_is_nothing(tmp_path):
-    assert look(tmp_path).verified.records == 0
+    assert inspect(tmp_path).verified.records == 0
     assert not list(tmp_path.glob(f"*{SUFFIX}")) and not list(tmp_path.iterdir())

@@ -145,7 +145,7 @@ def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path, ca
     last = next(one for one in reversed(records) if one.kind == Kind.STATE and b'"three"' in bytes(one.body))
     overwrite(path, last.position + 60, b"damaged")
     before = path.read_bytes()
-    with pytest.raises(LogDamaged, match="not known what"):
+    with pytest.raises(LogDamaged, match="its content is unknown"):
         Spool(folder)
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
     assert found.exit_code == 1

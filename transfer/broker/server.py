@@ -55,7 +55,7 @@ from transfer.broker.storage.folder_parts import (
 from transfer.broker.storage.sessions import Sessions
 from transfer.broker.storage.store import Store
 from transfer.broker.storage.volume import log_room
-from transfer.log import Log, Retention, undisturbed
+from transfer.log import Log, Retention, gc_paused
 from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
@@ -235,8 +235,8 @@ class Broker:
             loop,
             store,
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
-            burying.bury,
-            is_buried=burying.is_buried,
+            burying.write,
+            is_buried=burying.is_dead_lettered,
             patience=settings.patience,
             expire=settings.group_expire,
             most_groups=settings.most_groups,
@@ -274,7 +274,7 @@ class Broker:
         """The routes that were put up before, and those of the file, if there is one."""
         self.catalog = Catalog(database)
         table = RouteTable()
-        with undisturbed():
+        with gc_paused():
             if self.settings.catalog:
                 self.catalog.replace_static(read_file(self.settings.catalog))
             for route in self.catalog.load()[1]:

@@ -1,38 +1,46 @@
 """One durable append-only log for messages of many topics and for state; see `docs/log.md`.
 
-record       what a record's bytes are (pure)
-segment      a file of records, and the file of large payloads beside it
-contents     what a sealed segment holds, and the index file that says so
-state        state of the log's own: topics, groups, what was discarded (pure)
-damage       records that were synced and are not what was written (pure)
-recovery     what a folder holds after a crash: torn tails are cut, damage is told
-quarantine   files that belong to no known segment
-format       the number of the folder's format
-journal      records written and synced together for all who wait
-index        where the messages of a topic lie
-topics       topics and state in memory, and the records that change them
-ranges       sets of offsets (pure)
-message      a message as it is read
-appending    messages on their way into the journal: one, many, with a blob
-pieces       a blob that arrives in pieces
-holes        the room of blobs that were discarded, given back to the disk
-retention    which segments may go (pure)
-room         what messages may take of retention and of the disk
-compaction   what is needed of old segments, carried into the newest one
-upkeep       a thread that has both done
-verify       whether all is what was written
-looking      the same of a folder in which nothing is changed
-checks       what the log is given: a folder, names, buffers
-log          the log: append, commit, read, groups, discard, drop
+record           the bytes of a record
+segment          a file of records, and a file of large payloads (blobs)
+segment_files    the names of a segment's files, and their removal
+segment_limits   the size of segments
+contents         the content of a sealed segment, and its index file
+state            the log's internal state: topics, groups, discarded blobs
+damage           detection of damaged records
+segment_walk     the records of a segment and the damage in it; repairs single bits
+tail             the records of the last segment that may be torn
+recovery         opens a folder after a crash: cuts torn tails, reports damage
+lost_blobs       messages whose blobs are missing
+quarantine       a folder for files without a known segment
+format           the version of the folder's format
+journal          writes and syncs records for all waiting callers together
+group_committer  a thread that commits the log
+index            the places of a topic's messages
+topics           topics and state in memory, and the records that change them
+ranges           sets of offsets
+message          messages as read from the log
+appender         appends messages: one, many, with a blob
+blob             reads a blob in ranges
+blob_writer      a blob that arrives in pieces
+holes            gives the disk space of discarded blobs back
+retention        chooses the segments to remove
+room             the limits of retention and of the disk
+compaction       copies needed messages of old segments into the newest one
+upkeep           a thread that applies retention and compaction
+verify           verifies all records, blobs and index files
+read_only        verifies a folder without changing it
+checks           checks of arguments: folder, names, buffers
+private          files and folders that other users cannot access
+log              the log: append, commit, read, groups, discard, drop
 """
 
 from transfer.log.blob_writer import BlobWriter
 from transfer.log.damage import Damage
 from transfer.log.log import Log
 from transfer.log.message import Message
-from transfer.log.recovery import undisturbed
+from transfer.log.recovery import gc_paused
 from transfer.log.retention import Retention
 from transfer.log.topics import HOLDS
-from transfer.log.verify import Verified
+from transfer.log.verify import VerifyResult
 
-__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "Verified", "undisturbed"]
+__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "VerifyResult", "gc_paused"]

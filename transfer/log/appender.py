@@ -1,4 +1,4 @@
-"""Messages on their way into the journal: one, many at once, or with a large payload beside them."""
+"""Appends messages to the journal: one, many at once, or one with a blob."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
 
 
 class Appender:
-    """Appends messages. Thread-safe, but for what says that the lock is needed.
+    """Appends messages. Thread-safe, except for the methods that need the lock.
 
-    clock: nanoseconds since 1970. newest: time of the newest message that was there. journal: set by the log
-    before the first use.
+    clock: returns nanoseconds since 1970. newest: time of the newest existing message. journal: the log sets
+    it before the first use.
     """
 
     journal: Journal
@@ -35,19 +35,19 @@ class Appender:
         self._time = newest
 
     def now(self) -> int:
-        """The time of the next message, which never goes back. With the lock."""
+        """Returns the time of the next message, never earlier than before. Needs the lock."""
         now = self._clock()
         if now > self._time:
             self._time = now
         return self._time
 
     def boundary(self) -> int:
-        """The same, of which no message has been yet. With the lock."""
+        """Returns a time after all existing messages. Needs the lock."""
         self._time += 1
         return self.now()
 
     def append(self, name: str, body: bytes) -> tuple[int, int]:
-        """A message without a blob: (sequence, offset)."""
+        """Appends a message without a blob; returns (sequence, offset)."""
         with self.journal as journal:
             topic = self._topics.named.get(name)
             if topic is None or not journal.fits(len(body)):
@@ -55,12 +55,12 @@ class Appender:
             return self._place(topic, body, 0)
 
     def append_all(self, names: Sequence[str], bodies: Sequence[bytes]) -> tuple[int, list[int]]:
-        """Messages that follow each other in the log: (the first one's sequence, their offsets)."""
+        """Appends messages with consecutive sequences; returns (first sequence, offsets)."""
         size = sum(map(len, bodies)) + HEADER_SIZE * (len(bodies) - 1)
         check_size(size)
         with self.journal as journal:
             topics = self._topics.all_with_room(dict.fromkeys(names), size)
-            # From here on nobody else is let in.
+            # From here on the lock is not released.
             now, offsets, messages = self.now(), [], []
             ends = {name: topic.end for name, topic in topics.items()}
             for name, body in zip(names, bodies, strict=True):
@@ -74,7 +74,7 @@ class Appender:
             return sequence, offsets
 
     def append_many(self, name: str, bodies: Sequence[bytes]) -> tuple[int, int]:
-        """The same for one topic: (the first one's sequence, its offset)."""
+        """Appends messages of one topic; returns (first sequence, first offset)."""
         size = sum(map(len, bodies)) + HEADER_SIZE * (len(bodies) - 1)
         check_size(size)
         with self.journal as journal:
@@ -87,7 +87,8 @@ class Appender:
             return sequence, first
 
     def append_blob(self, name: str, body: bytes, parts: Sequence[memoryview]) -> tuple[int, int]:
-        """A message with a blob that is there: (sequence, offset). Others append while it is written."""
+        """Appends a message with a complete blob; returns (sequence, offset).
+        Other threads can append while the blob is written."""
         nbytes = sum(map(len, parts))
         segment, position = self.reserve(name, nbytes)
         try:
@@ -102,13 +103,13 @@ class Appender:
             self.journal.unpin(segment)
 
     def reserve(self, name: str, nbytes: int) -> tuple[Segment, int]:
-        """Room for a blob of the topic: where. The segment is pinned."""
+        """Reserves room for a blob of the topic; returns its place. Pins the segment."""
         with self.journal as journal:
             self._topics.need(name)
             return journal.reserve_blob(nbytes)
 
     def place(self, name: str, nbytes: int) -> tuple[Segment, int]:
-        """A place for a blob whose room is reserved as it arrives. The segment is pinned."""
+        """Returns a place for a blob whose room is reserved as it arrives. Pins the segment."""
         with self.journal as journal:
             self._topics.need(name)
             return journal.place_blob(nbytes)
@@ -116,26 +117,26 @@ class Appender:
     def name_blob(
         self, name: str, body: bytes, segment: Segment, blob: tuple[int, int, int]
     ) -> tuple[int, int]:
-        """Appends the message whose blob (position, bytes, CRC) was written to a pinned segment."""
+        """Appends the message whose blob (position, bytes, CRC) is in a pinned segment."""
         reference = BLOB.pack(segment.first, *blob)
         with self.journal as journal:
             journal.blob_written(segment)
             topic = self._topics.with_room(name, len(reference) + len(body))
             appended, number = self._place(topic, reference + body, _HAS_BLOB), topic.number
-            # The record may lie in a later segment: the blob's is needed as long as the message is.
-            segment.lend(number, appended[1], self._time)
+            # The record may be in a later segment: the message keeps the blob's segment too.
+            segment.note_blob(number, appended[1], self._time)
             use(journal.segments[-1].uses, memoryview(reference), number, appended[1], self._time)
             return appended
 
     def give_back(self, hole: Hole) -> None:
-        """Nothing will name a blob that was reserved: its room is free when nobody views it."""
+        """Frees the room of a reserved blob that has no message, as soon as it has no views."""
         journal = self.journal
-        with journal.lock:  # whether or not the log can still be used
+        with journal.lock:  # even if the log has failed
             self._topics.holes.keep([hole])
-            journal.relieve()
+            journal.free_discarded()
 
     def _place(self, topic: Topic, body: bytes, flags: int) -> tuple[int, int]:
-        """Appends a message for which there is room: nobody else is let in."""
+        """Appends a message for which there is room. Does not release the lock."""
         offset, now = topic.end, self.now()
         sequence, segment, position = self.journal.append(_MESSAGE, flags, topic.number, offset, now, body)
         topic.add(segment, position)
@@ -144,7 +145,8 @@ class Appender:
 
 
 def flat(body: Any) -> bytes:
-    """A body as bytes of its own. Raises UsageError, and TypeError if it is not a flat buffer."""
+    """Returns a body as bytes, copied if needed.
+    Raises UsageError, or TypeError if it is not a flat buffer."""
     if type(body) is not bytes:
         view = memoryview(body).cast("B")
         check_size(len(view))
@@ -155,6 +157,6 @@ def flat(body: Any) -> bytes:
 
 
 def check_size(size: int) -> None:
-    """Of a body, or of many that are appended at once. Raises UsageError."""
+    """Raises UsageError if a body, or the bodies of one call, are too large."""
     if size > MAX_BODY:
-        raise UsageError(f"a body of {size} bytes", hint="give what is large as a blob")
+        raise UsageError(f"a body of {size} bytes", hint="append a large payload as a blob")

@@ -1,4 +1,4 @@
-"""A message's large payload, read in ranges: only what is looked at takes memory."""
+"""Reads a message's large payload in ranges: only the ranges that are read take memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HAS_BLOB = int(Flag.HAS_BLOB)
 
 
 class BlobPlace(NamedTuple):
-    """Where the blob of a message lies. begin: in the segment's file of blobs."""
+    """The place of a message's blob. begin: offset in the segment's blob file."""
 
     topic: Topic
     offset: int
@@ -25,25 +25,24 @@ class BlobPlace(NamedTuple):
 
 
 class BlobReader:
-    """The blob of one message; `Log.blob_at` makes it. Thread-safe. It keeps nothing: the message may go.
+    """The blob of one message; `Log.blob_at` makes it. Thread-safe. Does not keep the message in the log.
 
-    nbytes, crc: of the whole blob. `view` checks nothing: whoever reads all of it compares the CRC-32C.
+    nbytes, crc: of the whole blob. `view` checks nothing: a caller that reads the whole blob compares the
+    CRC-32C.
     """
 
-    def __init__(self, place: BlobPlace, look: Callable[[], BlobPlace | None]) -> None:
+    def __init__(self, place: BlobPlace, find: Callable[[], BlobPlace | None]) -> None:
         self.nbytes = place.nbytes
         self.crc = place.crc
         self._place = place
-        self._look = look
+        self._find = find
 
     def view(self, begin: int, end: int) -> memoryview | None:
-        """These bytes, read-only: a view that stays good if the message goes.
-
-        None: it is gone, or its file is cut short. Raises LogDamaged, Closed.
-        """
+        """Returns a read-only view of these bytes, which stays valid if the message is removed.
+        None: the message is removed, or its file is truncated. Raises LogDamaged, Closed."""
         view = _view(self._place, begin, end)
-        if view is None:  # compaction may have carried it elsewhere
-            place = self._look()
+        if view is None:  # compaction may have copied it to another segment
+            place = self._find()
             if place is None or (place.nbytes, place.crc) != (self.nbytes, self.crc):
                 return None
             self._place = place
@@ -53,7 +52,7 @@ class BlobReader:
 
 def _view(place: BlobPlace, begin: int, end: int) -> memoryview | None:
     view = place.segment.blob(place.begin + begin, end - begin, of=place.begin)
-    # Asked behind the view: from now on the blob stays as it is for the view's sake.
+    # Check after making the view: from now on the view keeps the blob unchanged.
     if place.segment.removed or place.offset in place.topic.discarded:
         return None
     return view
@@ -62,10 +61,8 @@ def _view(place: BlobPlace, begin: int, end: int) -> memoryview | None:
 def blob_place(
     topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int]
 ) -> BlobPlace | None:
-    """The blob of the message at a place: (memory, position, offset). None: there is none. Needs no lock.
-
-    Raises LogDamaged.
-    """
+    """Returns the blob of the message at a place: (memory, position, offset). None: it has no blob.
+    Needs no lock. Raises LogDamaged."""
     record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
         return None

@@ -1,4 +1,4 @@
-"""A blob that arrives in pieces, written to the log's file as they come."""
+"""Writes a blob that arrives in pieces into the log's file."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from transfer.transports.errors import Closed, UsageError
 
 
 class BlobWriter:
-    """A message whose blob is not there yet; `Log.blob` makes it. Thread-safe; pieces have an order, so one
-    thread writes them. It ends with `commit` or `abandon`; leaving `with` and closing the log abandon it.
+    """A message whose blob is not complete yet; `Log.blob` makes it.
 
-    nbytes: of the whole blob. written: how many there are. arriving: room is reserved as they arrive, and
-    there may be fewer in the end. Its segment stays until it ends.
+    Thread-safe; one thread writes the pieces. It ends with `commit` or `abandon`; leaving `with` and closing
+    the log abandon it. Until then its segment stays. nbytes: of the whole blob. written: the bytes written so
+    far. arriving: room is reserved as bytes arrive, and the blob may end up shorter.
     """
 
     def __init__(
@@ -28,7 +28,7 @@ class BlobWriter:
         appender: Appender,
         topic: str,
         nbytes: int,
-        ended: Callable[[BlobWriter], None],
+        on_end: Callable[[BlobWriter], None],
         *,
         arriving: bool = False,
     ) -> None:
@@ -36,7 +36,7 @@ class BlobWriter:
         self.nbytes = nbytes
         self.written = 0
         self._appender = appender
-        self._ended = ended
+        self._on_end = on_end
         self._crc = 0
         self._lock = threading.Lock()
         self._open = True
@@ -46,10 +46,10 @@ class BlobWriter:
         self._reserved = 0 if arriving else nbytes
 
     def write(self, data: Any) -> int:
-        """Writes the next piece from where it lies, a flat buffer or a list or tuple of them: `written`.
+        """Writes the next piece without a copy: a flat buffer, or a list or tuple of them. Returns `written`.
 
-        Raises UsageError (more than `nbytes`), Closed, LogFull (no room for the piece of a blob that
-        arrives; it can be tried again), InternalError (the disk; the same).
+        Raises UsageError (more than `nbytes`), Closed, LogFull (no room for the piece of an arriving blob),
+        InternalError (the disk). After the last two the call can be repeated.
         """
         parts = parts_of(data)
         size = sum(map(len, parts))
@@ -68,27 +68,26 @@ class BlobWriter:
             return self.written
 
     def view(self, begin: int, end: int) -> memoryview:
-        """These bytes, which were written; read-only, without a copy. It stays good when the writer ends, and
-        while it is there the blob's room is not given back. Raises UsageError, Closed.
-        """
+        """Returns a read-only view of written bytes, which stays valid when the writer ends.
+        While it exists the blob's room is not freed. Raises UsageError, Closed."""
         if not 0 <= begin <= end <= self.written:
-            raise UsageError(f"bytes {begin} to {end} of a blob of which {self.written} are there")
+            raise UsageError(f"bytes {begin} to {end} of a blob of which {self.written} are written")
         view = self._segment.blob(self._position + begin, end - begin, of=self._position)
         if view is None:
             raise Closed("the log is closed, or the message is removed")
         return view
 
     def sync(self) -> None:
-        """What was written so far is on the disk, so that the log's next sync takes less time; for another
-        thread than the one that writes. Raises InternalError."""
+        """Syncs the bytes written so far, which shortens the log's next sync. Raises InternalError.
+        For another thread than the one that writes."""
         with disk_errors():
-            self._segment.sync_blobs_beside()
+            self._segment.sync_blobs_unlocked()
 
     def commit(self, body: Any = b"") -> tuple[int, int]:
-        """Appends the message: (sequence, offset in its topic). `Log.commit(sequence)` waits for it.
+        """Appends the message; returns (sequence, offset). `Log.commit(sequence)` waits until it is kept.
 
-        body: a flat buffer, copied; it may tell what is known only now. Raises UsageError if bytes are
-        missing and it was not said to be arriving, Closed, LogFull (it can be tried again), InternalError.
+        body: a flat buffer, copied. Raises UsageError if bytes are missing and the blob is not `arriving`,
+        Closed, LogFull (the call can be repeated), InternalError.
         """
         small = flat(body)
         with self._lock:
@@ -101,7 +100,7 @@ class BlobWriter:
             return appended
 
     def abandon(self) -> None:
-        """There will be no message; the room is given back as soon as nobody views it. Idempotent."""
+        """Ends without a message; frees the room as soon as it has no views. Idempotent."""
         if not self._appender.journal.is_ours:
             return  # a forked child's copy
         with self._lock:
@@ -114,7 +113,7 @@ class BlobWriter:
             self._reserved = journal.reserve_arriving(*place, self._reserved, needed, self.nbytes)
 
     def _end(self, kept: int) -> None:
-        """The blob has so many bytes; the room of the others is given back."""
+        """Ends the blob after `kept` bytes; frees the room of the others."""
         self._open = False
         segment, position, reserved = self._segment, self._position, self._reserved
         if self._arriving:
@@ -123,7 +122,7 @@ class BlobWriter:
         if kept < reserved:
             self._appender.give_back(Hole(segment, position + kept, reserved - kept))
         self._appender.journal.unpin(segment)
-        self._ended(self)
+        self._on_end(self)
 
     def _check(self) -> None:
         if not self._open:

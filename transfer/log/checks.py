@@ -1,4 +1,4 @@
-"""What the log is given: a folder of its own, names, keys, buffers."""
+"""Checks of the log's arguments: the folder, names, keys, buffers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from transfer.log.private import claim, open_file
 from transfer.transports.errors import LogInUse, UsageError
 
 LOCK = "LOCK"
-#: bytes of a topic's or group's name at most
+#: most bytes of a topic's or group's name
 MAX_NAME = 1024
 
 
 def lock(folder: Path) -> int:
-    """Makes the folder a log's own until the descriptor is closed. Raises LogInUse, SecurityError."""
+    """Locks the folder for one log until the descriptor is closed. Raises LogInUse, SecurityError."""
     with disk_errors():
         make_folder(folder)
         claim(folder)
@@ -26,8 +26,8 @@ def lock(folder: Path) -> int:
 
 
 def lock_shared(folder: Path) -> int:
-    """The same for those who only look, who may be several; -1: no log was open there yet. Raises
-    LogInUse."""
+    """Locks the folder for reading, shared with other readers; returns the descriptor. Raises LogInUse.
+    -1: no log was ever open in the folder."""
     try:
         fd = open_file(folder / LOCK, os.O_RDONLY)
     except FileNotFoundError:
@@ -45,18 +45,18 @@ def _locked(fd: int, how: int, folder: Path) -> int:
 
 
 def parts_of(blob: Any) -> list[memoryview]:
-    """A blob's buffers as bytes, without those that are empty."""
+    """Returns a blob's buffers as views of bytes, without empty ones."""
     views = [memoryview(part) for part in (blob if isinstance(blob, list | tuple) else (blob,))]
     return [view.cast("B") for view in views if view.nbytes]
 
 
 def check_name(name: str) -> None:
-    """A topic's or group's. Raises UsageError."""
+    """Checks a topic's or group's name. Raises UsageError."""
     if not 0 < len(name.encode()) <= MAX_NAME:
         raise UsageError(f"a name of {len(name.encode())} bytes", hint=f"1 to {MAX_NAME}")
 
 
 def check_key(key: bytes) -> None:
-    """A key of state. Raises UsageError."""
+    """Checks a key of state. Raises UsageError."""
     if not 0 < len(key) <= MAX_NAME or key[:1] == b"\0":
         raise UsageError(f"the key {key!r:.80}", hint=f"1 to {MAX_NAME} bytes, the first of them not zero")

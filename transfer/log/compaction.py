@@ -1,8 +1,8 @@
-"""Compaction: what is still needed of the oldest segments is carried into the newest one, and they go.
+"""Compaction copies the needed messages of the oldest segments into the newest one, and removes the old ones.
 
-A carried message is a record of its own, with the old one's topic, offset, time and body; its blob is copied
-if it lies in a segment that goes. While both are there the newer one counts, whole or not at all, so a crash
-leaves each message once. Readers are sent to the new place when it is synced, and then the old segment goes.
+A copied message is a new record with the old one's topic, offset, time and body; its blob is copied too if it
+is in a removed segment. While both records exist the newer one counts, if it is whole. So after a crash each
+message exists once. Readers switch to the new place when it is synced; then the old segment is removed.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
 _MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.CARRIED)
-#: bytes of a blob that are copied at a time
+#: bytes of a blob in one copy
 _PIECE = 16 << 20
-#: runs of messages that are looked at while others wait
-_AT_ONCE = 10_000
-#: of the bytes of segments that retention would take, so many may be carried at most
+#: most runs of messages that are examined with the lock held
+_MAX_RUNS = 10_000
+#: most of the bytes of overdue segments that may be copied, as a fraction
 _HELD_SHARE = 0.5
 
 
 @dataclass
 class _Plan:
-    """A segment that shall go. needed_from: the first offset of a topic that is needed. needed: the same of
-    each topic; the segment was pinned when it was found. places: the messages to carry, and the memory that
-    each lies in. moved: where they are.
+    """The plan for one segment that is removed.
+
+    needed_from: returns the first needed offset of a topic. needed: that of each topic, found while the
+    segment was pinned. places: the messages to copy, each with its segment's memory. moved: their new places.
     """
 
     segment: Segment
@@ -49,7 +50,7 @@ class _Plan:
 
 
 class Compaction:
-    """Carries messages; one thread at a time, while others append and read."""
+    """Compacts a log; one thread at a time, while other threads append and read."""
 
     def __init__(self, topics: Topics, appender: Appender) -> None:
         self._topics = topics
@@ -76,7 +77,7 @@ class Compaction:
         return gone + self._carry_all(count, last, self._topics.needed_from, timeout)
 
     def _end_last(self, share: float) -> None:
-        """On a full disk the last segment, which never goes, is ended if little of it is needed."""
+        """Ends the last segment, which is never removed, on a full disk if little of it is needed."""
         with self._journal as journal:
             starved, journal.room.starved = journal.room.starved, False
             segments = journal.segments[:]
@@ -85,15 +86,15 @@ class Compaction:
                 journal.next_segment(limited=False)
 
     def _carry_all(self, count: int, last: int, needed_from: Callable[[int], int], timeout: float) -> int:
-        """Carries what is needed of so many of the oldest segments: how many have gone."""
+        """Compacts up to `count` of the oldest segments; returns the number of removed ones."""
         gone = 0
         while gone < count and self._carry_oldest(last, needed_from, timeout):
             gone += 1
         return gone
 
     def _overdue(self, sealed: Sequence[Segment], excess: int, now: int) -> int:
-        """How many of the oldest segments go by bytes (as many as bring `excess`) or by age, if what groups
-        hold in them is carried, which has to be the smaller part."""
+        """Returns how many of the oldest segments retention would remove if groups did not hold messages.
+        By bytes (as many as free `excess`) or by age. Groups must hold the smaller part of their bytes."""
         retention = self._journal.room.retention
         most = _HELD_SHARE * sum(segment.disk_bytes for segment in sealed)
         count = held = taken = 0
@@ -110,37 +111,37 @@ class Compaction:
         return count
 
     def _held_bytes(self, segment: Segment) -> int:
-        """Bytes of the segment's messages and their blobs that groups hold."""
+        """Returns the bytes of the segment's messages, with their blobs, that groups hold."""
         with self._journal:
             runs, memory = segment.runs[:], segment.memory
         held = 0
-        for at in range(0, len(runs), _AT_ONCE):
+        for at in range(0, len(runs), _MAX_RUNS):
             with self._journal:
-                found = [(run, self._topics.held_from(run.topic)) for run in runs[at : at + _AT_ONCE]]
+                found = [(run, self._topics.held_from(run.topic)) for run in runs[at : at + _MAX_RUNS]]
             for run, begin in found:
                 for position in run.positions[max(0, begin - run.first) :] if begin < run.end else ():
                     held += _nbytes(decode(memory, position, verify=False), segment.first)
         return held
 
     def _worthwhile(self, sealed: Sequence[Segment], share: float) -> int:
-        """How many of the oldest segments have no more than so many needed messages among all of theirs."""
+        """Returns how many of the oldest segments need, together, at most `share` of their messages."""
         count = needed = messages = 0
         for number, segment in enumerate(sealed):
             with self._journal:
                 runs = segment.runs[:]
-            for at in range(0, len(runs), _AT_ONCE):
-                with self._journal:  # for a few alone, since there may be many topics in many segments
-                    for run in runs[at : at + _AT_ONCE]:
+            for at in range(0, len(runs), _MAX_RUNS):
+                with self._journal:  # for a few at a time, since there may be many topics in many segments
+                    for run in runs[at : at + _MAX_RUNS]:
                         messages += len(run.positions)
                         needed += max(0, run.end - max(run.first, self._topics.needed_from(run.topic)))
             if needed <= share * messages:
                 count = number + 1
         return count
 
-    # -- what is to be carried, with the lock ------------------------------------------------------------
+    # -- planning, with the lock -------------------------------------------------------------------------
 
     def _pin_oldest(self, last: int) -> Segment | None:
-        """The oldest segment, if it is older than this one and nobody else has pinned it."""
+        """Pins the oldest segment, if it is older than `last` and not pinned."""
         segment = self._journal.segments[0]
         if segment.first >= last or segment.pins:
             return None
@@ -148,7 +149,7 @@ class Compaction:
         return segment
 
     def _plan(self, segment: Segment, needed_from: Callable[[int], int]) -> _Plan:
-        """What is needed of a pinned segment. All that names its blobs is written."""
+        """Plans the copies for a pinned segment. All records that name its blobs must be written."""
         numbers = {run.topic for run in segment.runs} | set(segment.blob_ends)
         plan = _Plan(segment, needed_from, {number: needed_from(number) for number in numbers}, [])
         by_first = {one.first: one for one in self._journal.segments}
@@ -164,16 +165,16 @@ class Compaction:
                     plan.places += [(topic, home.memory, one) for one in _with_blob_in(segment, home, run)]
         return plan
 
-    # -- carrying ----------------------------------------------------------------------------------------
+    # -- copying -----------------------------------------------------------------------------------------
 
     def _carry_oldest(self, last: int, needed_from: Callable[[int], int], timeout: float) -> bool:
-        """Carries what is needed of the oldest segment, and removes it. False: it has to stay."""
+        """Copies the needed messages of the oldest segment, and removes it. Returns False if it must stay."""
         with self._journal:
             segment = self._pin_oldest(last)
         if segment is None:
             return False
         try:
-            # Nobody has it pinned, so what names its blobs was appended; now it is written too.
+            # It was not pinned, so all records that name its blobs are appended; the commit writes them.
             self._journal.commit(None, timeout, synced=True)
             with self._journal:
                 plan = self._plan(segment, needed_from)
@@ -190,7 +191,7 @@ class Compaction:
     def _carry(self, plan: _Plan, topic: Topic, offset: int, memory: memoryview, position: int) -> None:
         record = decode(memory, position)
         if record is None or record.offset != offset:
-            raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+            raise LogDamaged(f"message {offset} at byte {position} is damaged")
         body = bytes(record.body)
         copied = self._copy_blob(plan.segment, topic, record)
         if copied is None:
@@ -206,7 +207,7 @@ class Compaction:
             self._journal.unpin(hole.segment)
 
     def _append(self, plan: _Plan, topic: Topic, record: Record, body: bytes, hole: Hole | None) -> bool:
-        """False: the topic was dropped."""
+        """Appends the copy of a message. Returns False if the topic was dropped."""
         with self._journal as journal:
             journal.make_room(len(body), limited=False)
             if self._topics.numbered.get(topic.number) is not topic:
@@ -222,13 +223,13 @@ class Compaction:
                 use(home.uses, memoryview(body), topic.number, record.offset, record.time)
             if hole is not None:
                 journal.blob_written(hole.segment)
-                hole.segment.lend(topic.number, record.offset, record.time)
+                hole.segment.note_blob(topic.number, record.offset, record.time)
             return True
 
     def _note(self, plan: _Plan, topic: Topic, home: Segment, offset: int, position: int) -> None:
-        """A message's new place: behind the one before it, if that is there too."""
-        said, run = plan.moved[-1] if plan.moved else (None, None)
-        if said is not topic or run is None or run.segment != home.first or run.end != offset:
+        """Notes a message's new place, in the same run as the message before it if that is adjacent."""
+        last, run = plan.moved[-1] if plan.moved else (None, None)
+        if last is not topic or run is None or run.segment != home.first or run.end != offset:
             plan.positions = array("I")
             run = Run(topic.number, home.first, offset, plan.positions)
             home.runs.append(run)
@@ -236,8 +237,8 @@ class Compaction:
         plan.positions.append(position)
 
     def _copy_blob(self, segment: Segment, topic: Topic, record: Record) -> tuple[Hole, bytes] | None:
-        """The copy of the message's blob in the last segment, which is pinned, and what names it. None: it
-        has none, or it does not lie in the segment that shall go, or it is not wanted any more."""
+        """Copies the message's blob into the last segment, which it pins; returns the copy and its reference.
+        None: the message has no blob, the blob is in another segment, or it is discarded."""
         if not record.flags & _HAS_BLOB or record.offset in topic.discarded:
             return None
         first, begin, nbytes, crc = BLOB.unpack_from(record.body)
@@ -249,7 +250,7 @@ class Compaction:
         try:
             whole = _copy(segment, begin, hole) == crc
             if not whole and self._topics.wanted(topic.number, record.offset):
-                raise LogDamaged(f"the blob of message {record.offset} is not what was written")
+                raise LogDamaged(f"the blob of message {record.offset} is damaged")
         finally:
             if not whole:
                 self._appender.give_back(hole)
@@ -257,7 +258,7 @@ class Compaction:
         return (hole, BLOB.pack(target.first, position, nbytes, crc)) if whole else None
 
     def _move(self, plan: _Plan) -> bool:
-        """Readers find the new places, and the segment goes, if nobody wants more of it than was carried."""
+        """Switches readers to the new places; removes the segment unless a group needs more of it now."""
         segment, topics = plan.segment, self._topics
         with self._journal.lock:
             segment.pins -= 1
@@ -266,9 +267,9 @@ class Compaction:
             for topic, run in plan.moved:
                 if topics.numbered.get(topic.number) is topic:
                     topic.move([run])
-                    # Those that were discarded meanwhile have their blobs in two places.
+                    # The blobs of messages discarded in the meantime have two places.
                     again = [at for at in range(run.first, run.end) if at in topic.discarded]
-                    topics.ask(topic, [(at, at + 1) for at in again], plan.last)
+                    topics.free_blobs(topic, [(at, at + 1) for at in again], plan.last)
             wanted = any(plan.needed_from(number) < begin for number, begin in plan.needed.items())
             if wanted or segment.pins or journal.segments[0] is not segment:
                 return False
@@ -277,7 +278,7 @@ class Compaction:
 
 
 def _with_blob_in(segment: Segment, home: Segment, run: Run) -> Iterator[Run]:
-    """Messages of a run in a later segment whose blobs lie in this one."""
+    """Yields the messages of a run in a later segment whose blobs are in this one."""
     for offset, position in enumerate(run.positions, run.first):
         record = decode(home.memory, position, verify=False)
         if record is None or not record.flags & _HAS_BLOB:
@@ -287,7 +288,7 @@ def _with_blob_in(segment: Segment, home: Segment, run: Run) -> Iterator[Run]:
 
 
 def _nbytes(record: Record | None, segment: int) -> int:
-    """Bytes of a message, with its blob if that lies in this segment."""
+    """Returns the bytes of a message, with its blob if that is in this segment."""
     if record is None:
         return 0
     blob = 0
@@ -298,10 +299,10 @@ def _nbytes(record: Record | None, segment: int) -> int:
 
 
 def _copy(segment: Segment, begin: int, hole: Hole) -> int:
-    """Copies a blob into room that was reserved: its CRC, or -1 if it is cut short."""
+    """Copies a blob into reserved room; returns its CRC, or -1 if it is truncated."""
     found = 0
     for at in range(0, hole.nbytes, _PIECE):
-        # Each piece is a mapping of its own, so that little of a large blob is in memory.
+        # Each piece is mapped separately, so that little of a large blob is in memory.
         piece = segment.blob(begin + at, min(_PIECE, hole.nbytes - at), of=begin)
         if piece is None:
             return -1

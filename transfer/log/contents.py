@@ -1,12 +1,12 @@
-"""What a sealed segment holds, and the index file beside it that says so: then a start need not read it.
+"""The content of a sealed segment, and its index file, which saves a start from reading the segment.
 
     magic 8 | CRC-32 4 | runs 4 | uses 4 | carried 4 | first 8 | following 8 | end 8 | last 8 | newest 8
     runs:      topic 4 | messages 4 | first offset 8
     uses:      segment of the blobs 8 | topic 4 | 0 4 | offsets' end 8 | bytes' end 8 | newest 8
     positions: 4 for each message, run by run
 
-In the order of bytes of the machine, since positions are used where they lie: a file of another one counts as
-damaged. The CRC (of zlib) covers all behind it. Pure, but for `load` and `store`.
+In the machine's byte order, since positions are used in place: a file of another byte order counts as
+damaged. The CRC (of zlib) covers all bytes after it. Only `load` and `store` do I/O.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.log.damage import Damage, Gap
-from transfer.log.index import Lost, Run, Use, Uses
+from transfer.log.index import LostPositions, Run, Use, Uses
 from transfer.log.private import open_file, write_private
 from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
 from transfer.log.segment import Segment
@@ -40,9 +40,11 @@ _HAS_BLOB, _CARRIED = int(Flag.HAS_BLOB), int(Flag.CARRIED)
 
 @dataclass
 class Contents:
-    """first: its first record's sequence. following: that behind its last one. end: bytes of its records.
-    last: where the last one begins. newest: time of its newest message. carried: messages that lay elsewhere
-    before. runs: its messages, in order. uses: the blobs that they name.
+    """The content of a segment.
+
+    first: sequence of its first record. following: the sequence after its last one. end: bytes of its
+    records. last: where the last one begins. newest: time of its newest message. carried: number of messages
+    that compaction copied into it. runs: its messages, in order. uses: the blobs that they name.
     """
 
     first: int
@@ -56,7 +58,7 @@ class Contents:
 
 
 def contents_of(segment: Segment, following: int) -> Contents:
-    """What a segment holds that takes no more records. following: the sequence behind its last one."""
+    """Returns the content of a segment that is complete. following: the sequence after its last record."""
     return Contents(
         segment.first, following, segment.end, segment.last, segment.newest, segment.carried, segment.runs,
         segment.uses,
@@ -64,19 +66,19 @@ def contents_of(segment: Segment, following: int) -> Contents:
 
 
 def use(uses: Uses, body: memoryview, topic: int, offset: int, time: int) -> None:
-    """A message more, whose body begins with the place of its blob."""
+    """Adds a message with a blob; the body begins with the place of the blob."""
     first, position, nbytes, _ = BLOB.unpack_from(body)
-    said = Use(offset + 1, position + nbytes, time)
+    added = Use(offset + 1, position + nbytes, time)
     before = uses.get((first, topic))
-    uses[first, topic] = said if before is None else said.joined(before)
+    uses[first, topic] = added if before is None else added.joined(before)
 
 
 class _Reader:
-    """Takes the headers of a segment's messages, one after the other."""
+    """Collects the headers of a segment's messages, in order."""
 
     def __init__(self, first: int) -> None:
         self.found = Contents(first, first)
-        #: of each topic the offset behind its last run, and the run's positions
+        #: of each topic: its last run, and the run's positions
         self._open: dict[int, tuple[Run, array[int]]] = {}
 
     def take(self, topic: int, offset: int, position: int) -> None:
@@ -92,10 +94,10 @@ class _Reader:
         self._open[topic] = run, positions
         return run, positions
 
-    def take_rarer(
+    def take_other(
         self, memory: memoryview, position: int, on_state: Callable[[Record], object] | None
     ) -> bool:
-        """A record that is not a plain message. False: it is damaged."""
+        """Takes a record that is not a plain message. Returns False if it is damaged."""
         record = decode(memory, position)
         if record is None:
             return False
@@ -118,9 +120,10 @@ def read_headers(
     on_state: Callable[[Record], object] | None = None,
     gaps: Iterable[Gap] = (),
 ) -> Contents:
-    """What the records say, up to the first one that does not follow the one before, or that has the sequence
-    `until`. Of plain messages only the headers are read; all else is checked. on_state: gets the state.
-    gaps: where records are damaged, which are passed over.
+    """Returns the content of a segment's records, up to the first non-consecutive one, or sequence `until`.
+
+    Reads only the headers of plain messages; verifies all other records. on_state: called with each record of
+    state. gaps: damaged records, which are skipped.
     """
     reader = _Reader(first)
     position, sequence = 0, first
@@ -145,28 +148,30 @@ def _read_on(
     until: int | None,
     on_state: Callable[[Record], object] | None,
 ) -> tuple[int, int]:
-    """Reads headers as long as they follow each other: where the next one begins, and its sequence."""
+    """Reads consecutive headers; returns where the next record begins, and its sequence."""
     found, take, unpack = reader.found, reader.take, _MESSAGE.unpack_from
     size = len(memory)
     while position + HEADER_SIZE <= size and sequence != until:
-        magic, length, topic, its, offset, time, kind, flags = unpack(memory, position)
+        magic, length, topic, number, offset, time, kind, flags = unpack(memory, position)
         end = position + HEADER_SIZE + length
-        if magic != MAGIC or its != sequence or end > size:
+        if magic != MAGIC or number != sequence or end > size:
             break
         if kind == _A_MESSAGE and not flags:
             take(topic, offset, position)
             found.newest = max(found.newest, time)
-        elif not reader.take_rarer(memory, position, on_state):
+        elif not reader.take_other(memory, position, on_state):
             break
         found.last, position, sequence = position, end, sequence + 1
     return position, sequence
 
 
 def encode(contents: Contents) -> bytes:
-    """The index file's bytes."""
-    runs = [run for run in contents.runs if len(run.positions) and not isinstance(run.positions, Lost)]
+    """Returns the bytes of the index file."""
+    runs = [
+        run for run in contents.runs if len(run.positions) and not isinstance(run.positions, LostPositions)
+    ]
     rows = [_RUN.pack(run.topic, len(run.positions), run.first) for run in runs]
-    rows += [_USE.pack(first, topic, 0, *said) for (first, topic), said in contents.uses.items()]
+    rows += [_USE.pack(first, topic, 0, *one) for (first, topic), one in contents.uses.items()]
     rows += [bytes(memoryview(run.positions)) for run in runs]  # type: ignore[arg-type]
     head = _HEAD.pack(
         _MAGIC, 0, len(runs), len(contents.uses), contents.carried, contents.first, contents.following,
@@ -178,7 +183,7 @@ def encode(contents: Contents) -> bytes:
 
 
 def decode_index(data: memoryview) -> Contents | None:
-    """What an index file says, with views of it; None: it is damaged."""
+    """Decodes an index file, with views of it; None: it is damaged."""
     if len(data) < _HEAD.size:
         return None
     magic, crc, runs, uses, carried, first, following, end, last, newest = _HEAD.unpack_from(data)
@@ -187,8 +192,8 @@ def decode_index(data: memoryview) -> Contents | None:
     found = Contents(first, following, end, last, newest, carried)
     at = _HEAD.size + runs * _RUN.size
     for number in range(uses):
-        segment, topic, _, *said = _USE.unpack_from(data, at + number * _USE.size)
-        found.uses[segment, topic] = Use(*said)
+        segment, topic, _, *values = _USE.unpack_from(data, at + number * _USE.size)
+        found.uses[segment, topic] = Use(*values)
     positions = data[at + uses * _USE.size :].cast("I")
     begin = 0
     for number in range(runs):
@@ -199,7 +204,7 @@ def decode_index(data: memoryview) -> Contents | None:
 
 
 def load(folder: Path, first: int) -> Contents | None:
-    """What the index of a segment says; None: there is none, or it is damaged. Maps the file."""
+    """Loads the index of a segment, and maps the file; None: it is missing or damaged."""
     try:
         fd = open_file(path_of(folder, first, INDEX), os.O_RDONLY)
     except FileNotFoundError:
@@ -214,40 +219,37 @@ def load(folder: Path, first: int) -> Contents | None:
 
 
 def is_of(contents: Contents, memory: memoryview) -> bool:
-    """True if the last one of these records is the one that the contents name."""
+    """Whether the last of these records is the one that the contents name."""
     record = decode(memory, contents.last)
     return record is not None and record.end == contents.end and record.sequence + 1 == contents.following
 
 
 def store(folder: Path, contents: Contents) -> int:
-    """Writes the index of a segment: its bytes. It is not synced: what a crash leaves of it is checked.
-
-    Raises OSError; nothing is left of it then. One that is mapped stays as it is.
-    """
+    """Writes the index of a segment; returns its size. Does not sync it: `load` detects a partial file.
+    Raises OSError, and leaves no file then. A mapped index keeps its content."""
     path = path_of(folder, contents.first, INDEX)
     data = encode(contents)
-    beside = path.with_suffix(INDEX + ".new")
+    new = path.with_suffix(INDEX + ".new")
     try:
-        write_private(beside, data)
-        beside.replace(path)
+        write_private(new, data)
+        new.replace(path)
     except OSError:
-        beside.unlink(missing_ok=True)
+        new.unlink(missing_ok=True)
         raise
     return len(data)
 
 
-def follow(all_of_them: Iterable[Contents]) -> tuple[dict[int, list[Run]], list[Damage]]:
-    """The runs of all segments by topic, the oldest segment's first; and the records that are missing between
-    segments."""
+def follow(segments: Iterable[Contents]) -> tuple[dict[int, list[Run]], list[Damage]]:
+    """Returns all segments' runs by topic, oldest segment first, and the records missing between segments."""
     runs: dict[int, list[Run]] = {}
     missing: list[Damage] = []
     following = -1
-    for contents in all_of_them:
+    for contents in segments:
         if following not in (-1, contents.first):
             missing.append(
                 Damage(
                     f"records {following} to {contents.first - 1} are missing: {following:020d}{SUFFIX} "
-                    "is gone, or the file before it is cut short"
+                    "is gone, or the file before it is truncated"
                 )
             )
         following = contents.following

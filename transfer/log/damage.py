@@ -1,6 +1,6 @@
-"""Records that were synced and are not what was written: found, told from a torn tail, mended if one bit is.
+"""Detects damage of synced records, as opposed to a torn tail, and repairs a single wrong bit.
 
-Nothing here changes a file. Pure.
+Changes no file.
 """
 
 from __future__ import annotations
@@ -13,15 +13,17 @@ from transfer.log.state import TOPIC, number_of
 
 _MESSAGE, _STATE, _OPENED = int(Kind.MESSAGE), int(Kind.STATE), int(Kind.OPENED)
 _SNAPSHOT, _CARRIED = int(Flag.SNAPSHOT), int(Flag.CARRIED)
-#: bytes of a record up to which CRC-32C tells one wrong bit from up to four (its distance is 6 up to there)
-_MENDABLE = 655
-#: where these bytes are next behind a position, or -1
+#: most bytes for which CRC-32C distinguishes one wrong bit from two to four (its distance is 6 up to there)
+_REPAIRABLE = 655
+#: returns where these bytes occur next after a position, or -1
 Find = Callable[[bytes, int], int]
 
 
 class Damage(NamedTuple):
-    """What is damaged in a log, in words. topic: whose messages are, from offset `begin` on and before `end`;
-    "": it is not known, or it is about no topic."""
+    """A text about damage in a log. topic, begin, end: the damaged messages' topic and range of offsets.
+
+    topic "": unknown, or the damage concerns no topic.
+    """
 
     text: str
     topic: str = ""
@@ -30,9 +32,8 @@ class Damage(NamedTuple):
 
 
 class Gap(NamedTuple):
-    """Records that were synced and are not whole: bytes `position` to `end`, sequences `sequence` to
-    `following`. header: of a single message whose header fits all that is known; None: it is not known what
-    they were."""
+    """Damaged synced records: bytes `position` to `end`, sequences `sequence` to `following`.
+    header: that of a single message, if it is consistent; None: it is unknown what the records were."""
 
     position: int
     end: int
@@ -42,22 +43,22 @@ class Gap(NamedTuple):
 
 
 class Known(NamedTuple):
-    """What was synced for certain: all records before `following`, which end at byte `end`."""
+    """The records that are known to be synced: all before `following`, which end at byte `end`."""
 
     following: int = 0
     end: int = 0
 
 
 def claim(record: Record) -> int:
-    """The sequence before which all was synced, as a record says. What a segment begins with says nothing of
-    it: it is written in one go."""
+    """Returns the sequence before which all records were synced, according to a record.
+    The records at a segment's beginning do not show it, as they are written at once."""
     if record.kind == _OPENED or record.flags & _SNAPSHOT:
         return 0
     return record.sequence - record.lag
 
 
 def walk(memory: memoryview, find: Find, first: int, known: Known) -> Iterator[Record | Gap]:
-    """The records, and where records are damaged, up to the first one that may be torn."""
+    """Yields the records, and the gaps of damaged ones, up to the first one that may be torn."""
     position, sequence = 0, first
     while True:
         record = decode(memory, position)
@@ -73,8 +74,8 @@ def walk(memory: memoryview, find: Find, first: int, known: Known) -> Iterator[R
 
 
 def _gap(memory: memoryview, find: Find, position: int, sequence: int, known: Known) -> Gap | None:
-    """The damage that begins there. None: nothing says that all of it was synced."""
-    for after in _behind(memory, find, position, sequence):
+    """Returns the damage that begins at a position. None: no record shows that it was synced."""
+    for after in _candidates(memory, find, position, sequence):
         if after.sequence <= known.following or any(
             claim(record) >= after.sequence for record in _chain(memory, after)
         ):
@@ -85,8 +86,8 @@ def _gap(memory: memoryview, find: Find, position: int, sequence: int, known: Kn
     return None
 
 
-def _behind(memory: memoryview, find: Find, position: int, sequence: int) -> Iterator[Record]:
-    """Whole records that may be the next one: where the damaged one says that it ends, and then all."""
+def _candidates(memory: memoryview, find: Find, position: int, sequence: int) -> Iterator[Record]:
+    """Yields whole records that may be the next one: first the one at the damaged record's end, then all."""
     damaged = decode(memory, position, verify=False)
     if damaged is not None and damaged.sequence == sequence:
         after = decode(memory, damaged.end)
@@ -95,14 +96,14 @@ def _behind(memory: memoryview, find: Find, position: int, sequence: int) -> Ite
     at = find(MAGIC_BYTES, position + 1)
     while at >= 0:
         after = decode(memory, at)
-        # No more records can be lost than there is room for.
+        # The damaged bytes bound the number of lost records.
         if after is not None and sequence < after.sequence <= sequence + (at - position) // HEADER_SIZE:
             yield after
         at = find(MAGIC_BYTES, at + 1)
 
 
 def _chain(memory: memoryview, record: Record) -> Iterator[Record]:
-    """It, and the whole records that follow."""
+    """Yields a record, and the whole records that follow it."""
     following: Record | None = record
     while following is not None:
         yield following
@@ -113,7 +114,7 @@ def _chain(memory: memoryview, record: Record) -> Iterator[Record]:
 
 
 def _with_header(memory: memoryview, first: int, gap: Gap) -> Gap:
-    """With the header of the one message that is damaged, if that is what it is."""
+    """Returns the gap with its header, if it is a single damaged message."""
     if gap.following != gap.sequence + 1:
         return gap
     header = decode(memory, gap.position, verify=False)
@@ -131,8 +132,8 @@ def _with_header(memory: memoryview, first: int, gap: Gap) -> Gap:
 
 
 def _next_offset(memory: memoryview, first: int, before: int, topic: int) -> int | None:
-    """The offset of a topic's next message, as the records say that begin before a byte. Headers alone are
-    looked at. None: nothing is known of the topic."""
+    """Returns the offset of a topic's next message, from the headers of the records before a byte.
+    None: these records do not name the topic."""
     following: int | None = None
     for record in scan(memory[:before], first, verify=False):
         if record.kind == _MESSAGE and record.topic == topic and not record.flags & _CARRIED:
@@ -144,12 +145,10 @@ def _next_offset(memory: memoryview, first: int, before: int, topic: int) -> int
     return following
 
 
-def mended(data: bytes, sequence: int) -> bytes | None:
-    """A record's bytes with the one bit put right that makes it whole; None: more is wrong, or it is long.
-
-    data: from where it begins to where the next one does.
-    """
-    if not HEADER_SIZE <= len(data) <= _MENDABLE:
+def repair_bit(data: bytes, sequence: int) -> bytes | None:
+    """Returns a record's bytes with its single wrong bit corrected; None: that is not possible.
+    data: the bytes from its beginning to that of the next record. A long record cannot be corrected."""
+    if not HEADER_SIZE <= len(data) <= _REPAIRABLE:
         return None
     for bit in range(len(data) * 8):
         tried = bytearray(data)

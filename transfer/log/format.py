@@ -1,6 +1,6 @@
-"""The number of the folder's format, in a file of its own: an older program refuses what it cannot read.
+"""The file with the version of the folder's format: an older program refuses a log that it cannot read.
 
-The file is made when the first segment is synced, so where it is, a segment was.
+The file is made when the first segment is synced, so a folder that has it also had a segment.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from transfer.log.disk import disk_errors, sync_folder
 from transfer.log.private import open_file
 from transfer.transports.errors import LogDamaged, NotSupported
 
-#: of the folder: which files it has, and what their bytes mean
+#: version of the folder's format: which files it has, and what their bytes mean
 NUMBER = 1
 NAME = "FORMAT"
 _WORDS = "transfer log, format "
 
 
 def check(folder: Path) -> bool:
-    """True if the folder has the file. Raises NotSupported (a newer format), LogDamaged."""
+    """Returns whether the folder has the file. Raises NotSupported (a newer format), LogDamaged."""
     path = folder / NAME
     try:
         fd = open_file(path, os.O_RDONLY)
@@ -30,7 +30,7 @@ def check(folder: Path) -> bool:
     number = text.removeprefix(_WORDS)
     if not text.startswith(_WORDS) or not number.isdecimal():
         raise LogDamaged(
-            f"{path} does not say which format the log has", hint=f"it should say: {_WORDS}{NUMBER}"
+            f"{path} does not name the log's format", hint=f"its content should be: {_WORDS}{NUMBER}"
         )
     if int(number) > NUMBER:
         raise NotSupported(
@@ -41,7 +41,7 @@ def check(folder: Path) -> bool:
 
 
 def write(folder: Path) -> None:
-    """Says the number, if nothing does. Raises LogFull, InternalError."""
+    """Writes the file, if it is missing. Raises LogFull, InternalError."""
     path = folder / NAME
     if path.exists():
         return

@@ -1,4 +1,4 @@
-"""Commits a log on a thread of its own: one sync for all that was appended meanwhile."""
+"""Commits a log on a separate thread: one sync for all records appended since the last."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ if TYPE_CHECKING:
     from transfer.log import Log
 
 _log = logging.getLogger("transfer.log")
-#: seconds that one commit may take before it is asked for again
-_PATIENCE = 60.0
-#: seconds after which an idle thread looks again
+#: seconds after which a commit is repeated
+_COMMIT_TIMEOUT = 60.0
+#: seconds after which an idle thread checks again
 _IDLE = 60.0
-#: seconds that the thread has to end
+#: seconds that `close` waits for the thread
 _END = 60.0
-#: seconds of a commit, as they were lately, up to which a caller may commit on its own thread
-_QUICK = 0.001
-#: what a commit is taken to last before any was made, and how much the last one counts
-_AT_FIRST, _WEIGHT = 0.01, 0.125
+#: average seconds of recent commits, up to which a caller may commit on the calling thread
+_FAST = 0.001
+#: the average's first value, and the weight of the last commit in it
+_FIRST_AVERAGE, _WEIGHT = 0.01, 0.125
 
 
 class GroupCommitter:
     """A thread that commits the log. Thread-safe.
 
-    committed: called with a record's sequence when all up to it is on the disk; if it raises, the committer
-    has failed. failed: called once, when nothing can be committed any more. Both are called on the thread;
-    `failed` also on the thread that calls `fail`. failure: why it has failed.
+    committed: called with a sequence when all records up to it are on the disk; if it raises, the committer
+    fails. failed: called once, when the committer fails. Both are called on the thread; `failed` also on the
+    thread that calls `fail`. failure: the error with which it failed.
     """
 
     def __init__(
@@ -49,12 +49,12 @@ class GroupCommitter:
         self._wanted = self._done = -1
         self._waiting: list[tuple[int, Callable[[], object]]] = []
         self._closing = False
-        self._usual = _AT_FIRST  # seconds of a commit
+        self._average = _FIRST_AVERAGE  # seconds of a commit
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def want(self, sequence: int) -> None:
-        """Has this record committed soon."""
+        """Requests a commit of this record."""
         with self._lock:
             if sequence > self._wanted and sequence > self._done:
                 self._wanted = sequence
@@ -69,18 +69,18 @@ class GroupCommitter:
                 self._lock.notify()
 
     def commit_here(self, sequence: int) -> bool:
-        """Commits on the caller's thread, if commits were quick lately and none is under way; else it does
-        nothing and returns False. `committed` is not called. Raises TransferError: the log has failed.
+        """Commits on the calling thread. Returns False if recent commits were slow or one is under way.
 
-        For one thread, which also calls `want`: a commit that turns out slow is the last one for a while.
+        Does not call `committed`. Raises TransferError if the log has failed. Only for the thread that also
+        calls `want`. A slow commit prevents further ones here for a while.
         """
         with self._lock:
-            if self._usual > _QUICK or self._wanted > self._done or self._closing:
+            if self._average > _FAST or self._wanted > self._done or self._closing:
                 return False
         return self._commit(sequence)
 
     def fail(self, error: TransferError) -> None:
-        """Nothing is committed any more, and `done` of nobody is called. The first error counts."""
+        """Ends with an error: commits no more, and calls no `done`. Later errors are ignored."""
         with self._lock:
             if self.failure is not None:
                 return
@@ -90,21 +90,21 @@ class GroupCommitter:
         self._failed(error)
 
     def check(self) -> None:
-        """Looks whether the log still works, after an error of it."""
+        """Checks whether the log still works, after an error of it."""
         try:
             self._log.range("")
         except InternalError as error:
             self.fail(error)
 
     def close(self) -> None:
-        """Ends the thread; what was asked for is committed first, if the disk still works. Idempotent."""
+        """Ends the thread; commits the requested records first, if the disk still works. Idempotent."""
         with self._lock:
             self._closing = True
             self._lock.notify()
         if self._thread is not threading.current_thread():
             self._thread.join(_END)
             if self._thread.is_alive():
-                _log.critical("the disk does not answer: %s has not ended in %g s", self._thread.name, _END)
+                _log.critical("the disk hangs: thread %s has not ended in %g s", self._thread.name, _END)
 
     def _run(self) -> None:
         try:
@@ -112,12 +112,12 @@ class GroupCommitter:
                 pass
         except TransferError as error:
             self.fail(error)
-        except BaseException as error:  # noqa: BLE001 - whatever it is, nothing is committed any more
+        except BaseException as error:  # noqa: BLE001 - any error ends the commits
             _log.exception("the thread %s has ended", self._thread.name)
             self.fail(InternalError(f"the thread {self._thread.name} has ended: {error!r}"))
 
     def _round(self) -> bool:
-        """One commit, for all that wait for it. False: the thread ends."""
+        """Makes one commit, for all that wait for it. Returns False if the thread ends."""
         with self._lock:
             while self._wanted <= self._done and not self._waiting:
                 if self._closing or self.failure is not None:
@@ -134,15 +134,16 @@ class GroupCommitter:
         for _, done in waiting:
             try:
                 done()
-            except Exception:  # noqa: BLE001 - the others are called all the same
+            except Exception:  # noqa: BLE001 - the other callbacks must be called
                 _log.exception("a callback of a commit failed")
         return True
 
     def _commit(self, wanted: int) -> bool:
-        """False: another thread syncs, for very long. Raises TransferError: the log has failed."""
+        """Commits; returns False if another thread syncs for very long.
+        Raises TransferError if the log failed."""
         begun = time.monotonic()
         try:
-            self._log.commit(wanted, timeout=_PATIENCE)
+            self._log.commit(wanted, timeout=_COMMIT_TIMEOUT)
         except Again:
             return False
         except TransferError as error:
@@ -153,6 +154,6 @@ class GroupCommitter:
             failure = InternalError(f"the log cannot be committed: {error!r}")
             self.fail(failure)
             raise failure from error
-        self._usual += _WEIGHT * (time.monotonic() - begun - self._usual)
+        self._average += _WEIGHT * (time.monotonic() - begun - self._average)
         self._done = max(self._done, wanted)
         return True

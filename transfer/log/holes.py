@@ -1,4 +1,4 @@
-"""The room of blobs that are not needed any more, given back to the disk."""
+"""Gives the disk space of discarded blobs back, by punching holes into their files."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _CANNOT = (errno.EOPNOTSUPP, errno.ENOSYS)
 
 
 class Hole(NamedTuple):
-    """A blob whose room is given back."""
+    """A blob whose room can be freed."""
 
     segment: Segment
     position: int
@@ -27,14 +27,14 @@ class Hole(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where the record of a message is whose blob, if it has one, is given back."""
+    """The place of a message's record whose blob, if it has one, can be freed."""
 
     memory: memoryview
     position: int
 
 
 class Due(NamedTuple):
-    """What can be given back now; see `Holes.due`."""
+    """The room that can be freed now; see `Holes.due`."""
 
     places: list[Place]
     segments: Mapping[int, Segment]
@@ -42,33 +42,34 @@ class Due(NamedTuple):
 
 
 class Holes:
-    """Which blobs are to be given back, and when. To be used with the journal's lock, but for `give_back`.
+    """The discarded blobs whose room is not free yet. Use it with the journal's lock, except `give_back`.
 
-    A blob is given back when the record that tells it is synced, and when nobody has a view of it: whoever
-    has would read zeros. Where the file system cannot, nothing is.
+    A blob's room is freed when the record that discards it is synced, and when the blob has no views: they
+    would read zeros. On a file system without holes no room is freed.
     """
 
     def __init__(self) -> None:
-        self._asked: deque[tuple[int, Topic, int, int]] = deque()
+        self._pending: deque[tuple[int, Topic, int, int]] = deque()
         self._viewed: list[Hole] = []
 
     @property
-    def asked(self) -> bool:
-        """True if there are some whose record was not synced when they were looked at last."""
-        return bool(self._asked)
+    def pending(self) -> bool:
+        """Whether blobs wait for the sync of their record."""
+        return bool(self._pending)
 
-    def ask(self, sequence: int, topic: Topic, begin: int, end: int) -> None:
-        """The blobs of these messages can go when record `sequence` is synced."""
-        self._asked.append((sequence, topic, begin, end))
+    def add(self, sequence: int, topic: Topic, begin: int, end: int) -> None:
+        """Frees the blobs of these messages when record `sequence` is synced."""
+        self._pending.append((sequence, topic, begin, end))
 
     def due(self, synced: int, segments: Iterable[Segment], *, again: bool = False) -> Due:
-        """What can be given back when all before record `synced` is. again: what was viewed, too.
+        """Returns the room that can be freed when all records before `synced` are synced.
 
-        It is for the caller to give it back, and to `keep` what is left.
+        The caller frees it with `give_back`, and passes the rest to `keep`. again: includes blobs that had
+        views before.
         """
         due = Due([], {segment.first: segment for segment in segments}, [])
-        while self._asked and self._asked[0][0] < synced:
-            _, topic, begin, end = self._asked.popleft()
+        while self._pending and self._pending[0][0] < synced:
+            _, topic, begin, end = self._pending.popleft()
             for run in topic.parts(begin, end):
                 segment = due.segments.get(run.segment)
                 if segment is not None and segment.has_blobs_of(topic.number):
@@ -79,12 +80,12 @@ class Holes:
         return due
 
     def keep(self, left: Iterable[Hole]) -> None:
-        """Is tried again later."""
+        """Keeps holes that could not be made yet, for a later try."""
         self._viewed.extend(left)
 
 
 def give_back(due: Due) -> list[Hole]:
-    """Makes the holes; those that could not be made yet. Needs no lock."""
+    """Makes the holes; returns those that could not be made yet. Needs no lock."""
     holes = due.holes
     for memory, position in due.places:
         record = decode(memory, position, verify=False)
@@ -116,7 +117,7 @@ def _give_back(segment: Segment, holes: Sequence[Hole]) -> list[Hole]:
             except OSError as error:
                 if error.errno in _CANNOT:
                     return []
-                # No room for what the system writes down of it, for instance: it is only tried again.
+                # A full disk may have no room for the file's metadata, for instance: try again later.
                 left += [
                     hole for hole in free if begin <= hole.position + hole.nbytes and hole.position < end
                 ]
@@ -124,7 +125,7 @@ def _give_back(segment: Segment, holes: Sequence[Hole]) -> list[Hole]:
 
 
 def _spans(holes: Iterable[Hole]) -> list[tuple[int, int]]:
-    """The whole pages in blobs that lie one behind the other; the bytes between them are nobody's."""
+    """Returns the whole pages of adjacent blobs; the padding bytes between them are unused."""
     spans: list[tuple[int, int]] = []
     for hole in holes:
         end = hole.position + hole.nbytes
@@ -137,7 +138,7 @@ def _spans(holes: Iterable[Hole]) -> list[tuple[int, int]]:
 
 
 def punch(fd: int, begin: int, nbytes: int) -> None:
-    """These bytes of a file read as zeros and take no room; its size stays. Raises OSError."""
+    """Makes a hole in a file: the bytes read as zeros and take no room. Raises OSError."""
     fallocate = _fallocate()
     if fallocate is None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
@@ -148,7 +149,7 @@ def punch(fd: int, begin: int, nbytes: int) -> None:
 
 @cache
 def _fallocate() -> Any:
-    """The C library's function with 64-bit positions; None: it has none."""
+    """Returns the C library's fallocate with 64-bit positions; None: it has none."""
     library = ctypes.CDLL(None, use_errno=True)
     function = getattr(library, "fallocate64", None) or getattr(library, "fallocate", None)
     if function is not None:

@@ -1,4 +1,4 @@
-"""Where the messages of a topic lie: runs of offsets, each with the positions of its records in a segment."""
+"""The places of a topic's messages: runs of offsets, each with its records' positions in a segment."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import NamedTuple, Protocol, overload
 from transfer.log.ranges import Ranges
 
 
-class Lost(Sequence[int]):
-    """Positions of messages that are lost: each reads as damaged, for no record begins at byte 1."""
+class LostPositions(Sequence[int]):
+    """Positions of lost messages: each reads as damaged, as no record begins at byte 1."""
 
     __slots__ = ("_count",)
 
@@ -25,21 +25,21 @@ class Lost(Sequence[int]):
     def __getitem__(self, at: int) -> int: ...
 
     @overload
-    def __getitem__(self, at: slice) -> Lost: ...
+    def __getitem__(self, at: slice) -> LostPositions: ...
 
-    def __getitem__(self, at: int | slice) -> int | Lost:
+    def __getitem__(self, at: int | slice) -> int | LostPositions:
         if isinstance(at, slice):
-            return Lost(len(range(*at.indices(self._count))))
+            return LostPositions(len(range(*at.indices(self._count))))
         if not -self._count <= at < self._count:
             raise IndexError(at)
         return 1
 
 
 class Run:
-    """Messages of one topic whose offsets follow each other, in one segment.
+    """Messages of one topic with consecutive offsets, in one segment. It only grows at the end.
 
-    topic: its number. segment: the first sequence of the segment. first: the first one's offset. positions:
-    where their records begin in the segment's file. It grows at the end only.
+    topic: its number. segment: the first sequence of the segment. first: the first message's offset.
+    positions: where the records begin in the segment's file.
     """
 
     __slots__ = ("first", "positions", "segment", "topic")
@@ -55,22 +55,21 @@ class Run:
         return self.first + len(self.positions)
 
     def part(self, begin: int, end: int) -> Run:
-        """The messages from offset `begin` to `end`; all of them: the run itself, which may still grow."""
+        """Returns the messages from offset `begin` to `end`; for all, the run itself, which may grow."""
         if (begin, end) == (self.first, self.end):
             return self
         return Run(self.topic, self.segment, begin, self.positions[begin - self.first : end - self.first])
 
 
 class Use(NamedTuple):
-    """How far the blobs of a topic are wanted in a segment: up to this offset, up to this byte of its file,
-    and the time of the newest message."""
+    """A topic's use of a segment's blobs: the offset and the byte after the last one, and the newest time."""
 
     offsets: int
     nbytes: int
     newest: int
 
     def joined(self, other: Use) -> Use:
-        """What is wanted by both."""
+        """Returns the union of both."""
         return Use(*map(max, self, other))
 
 
@@ -86,9 +85,10 @@ class Home(Protocol):
 
 
 class Topic:
-    """A topic of the log. begin: the offset of its oldest message that is there. end: that of the next one.
-    groups: the offset before which each has acknowledged. discarded: offsets whose blobs are not needed any
-    more. Not thread-safe, but for looking into `discarded`.
+    """A topic of the log. Not thread-safe, except for reading `discarded`.
+
+    begin: the offset of its oldest message. end: that of the next new one. groups: the offset before which
+    each group has acknowledged all messages. discarded: offsets whose blobs are discarded.
     """
 
     __slots__ = (
@@ -122,18 +122,18 @@ class Topic:
 
     @property
     def runs(self) -> Sequence[Run]:
-        """By offset, without gaps."""
+        """The runs of its messages, by offset, without gaps."""
         return self._runs
 
     def add(self, home: Home, position: int) -> None:
-        """One message more, at `position` of the segment."""
+        """Adds a message at `position` of the segment."""
         if self._home != home.first:
             self._grow_in(home)
         self._growing.append(position)
         self.end += 1
 
     def extend(self, home: Home, positions: Sequence[int]) -> None:
-        """Messages more, at these positions of the segment."""
+        """Adds messages at these positions of the segment."""
         if positions:
             self.add(home, positions[0])
             self._growing.extend(positions[1:])
@@ -147,17 +147,17 @@ class Topic:
         self._firsts.append(self.end)
 
     def place(self, runs: Iterable[Run], end: int = 0, *, last: int | None = None) -> list[Run]:
-        """Its messages lie there; of an offset that several runs have, the last of them counts.
+        """Sets the places of its messages. If several runs have an offset, the last of these counts.
 
-        end: the offset of the next message, if it is not that behind the last run. last: the last segment, if
-        messages that are missing in the middle or at the end are lost; they are placed as such, and returned.
-        None: those before missing ones are not kept.
+        end: the offset of the next message, if it is higher than the last run's end.
+        last: the last segment, if missing messages in the middle or at the end are lost: they are placed as
+        lost, and returned. None: messages before missing ones are dropped.
         """
         kept: list[Run] = []
-        said = Ranges()
+        covered = Ranges()
         for run in reversed(list(runs)):
-            kept += [run.part(low, high) for low, high in said.missing(run.first, run.end)]
-            said = said.joined(run.first, run.end)
+            kept += [run.part(low, high) for low, high in covered.missing(run.first, run.end)]
+            covered = covered.joined(run.first, run.end)
         kept.sort(key=lambda run: run.first)
         self.end = max(self.end, end, kept[-1].end if kept else 0)
         lost = self._missing(kept, last) if last is not None else []
@@ -170,18 +170,18 @@ class Topic:
         return lost
 
     def _missing(self, kept: Sequence[Run], last: int) -> list[Run]:
-        """What is missing behind the first run, each with the segment of what follows it."""
+        """Returns the messages missing after the first run, each with the segment of the next run."""
         lost: list[Run] = []
         for at, run in enumerate(kept):
             end, segment = (
                 (kept[at + 1].first, kept[at + 1].segment) if at + 1 < len(kept) else (self.end, last)
             )
             if run.end < end:
-                lost.append(Run(self.number, segment, run.end, Lost(end - run.end)))
+                lost.append(Run(self.number, segment, run.end, LostPositions(end - run.end)))
         return lost
 
     def move(self, runs: Sequence[Run]) -> None:
-        """The messages of these runs, which are there, lie elsewhere now."""
+        """Changes the places of these runs' messages, if they still exist."""
         self.place([*self._runs, *(one for run in runs for one in self._still_there(run))])
 
     def _still_there(self, run: Run) -> list[Run]:
@@ -189,7 +189,7 @@ class Topic:
         return [run.part(begin, run.end)] if begin < run.end else []
 
     def grow_on(self, home: Home, its: Collection[Run]) -> None:
-        """The last run, if it is one of this segment's (`its`: they may be very many), goes on there."""
+        """Continues the last run if it is one of the segment's (`its`, a set, as they may be very many)."""
         last = self._runs[-1] if self._runs else None
         if last is not None and isinstance(last.positions, array) and last in its:
             self._growing, self._home = last.positions, home.first
@@ -201,23 +201,22 @@ class Topic:
             self._home = -1
 
     def discard(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The blobs of these messages are not needed any more. The ranges that are new by it, at most two,
-        and behind them (begin, 0) for each that went up in them.
-        """
+        """Discards the blobs of these messages.
+        Returns the new ranges, at most two, then (begin, 0) for each range that is merged into them."""
         before = dict(self.discarded)
-        # What is gone counts as discarded, so that the ranges stay few.
+        # Removed messages count as discarded, so that the ranges stay few.
         self.discarded = self.discarded.joined(begin, end).joined(0, self.begin)
         now = dict(self.discarded)
         news = [(low, high) for low, high in now.items() if before.get(low) != high]
         return news + [(low, 0) for low in before if low not in now]
 
     def find(self, offset: int) -> tuple[int, int]:
-        """(segment, position) of a message between `begin` and `end`."""
+        """Returns (segment, position) of a message between `begin` and `end`."""
         run = self._runs[bisect_right(self._firsts, offset) - 1]
         return run.segment, run.positions[offset - run.first]
 
     def kept(self, place: tuple[int, int]) -> int:
-        """The offset of the first message behind this place (last segment, position), or `end`."""
+        """Returns the offset of the first message from this place (last segment, position) on, or `end`."""
         end = self.end
         for run in reversed(self._runs):
             if run.segment != place[0]:
@@ -228,7 +227,7 @@ class Topic:
         return end
 
     def parts(self, begin: int, end: int) -> Iterator[Run]:
-        """The messages that are there of these offsets."""
+        """Yields the existing messages with these offsets, as runs."""
         for at in range(max(0, bisect_right(self._firsts, begin) - 1), len(self._runs)):
             run = self._runs[at]
             low, high = max(begin, run.first), min(end, run.end)
@@ -236,7 +235,7 @@ class Topic:
                 yield run.part(low, high)
 
     def forget(self, segment: int) -> None:
-        """The segment is gone, and with its messages all of the topic that are older."""
+        """Removes the messages of a removed segment, and all older ones of the topic."""
         gone = [at for at, run in enumerate(self._runs) if run.segment == segment]
         if gone:
             self._set(self._runs[gone[-1] + 1 :])

@@ -1,4 +1,4 @@
-"""The journal: records in segments, written and synced together for all who wait. It knows no topics."""
+"""The journal: writes and syncs records in segments for all waiting callers at once. It knows no topics."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ from transfer.log.segment import LARGEST, Segment, remove
 from transfer.log.segment_limits import SegmentLimits
 from transfer.transports.errors import Again, Closed, ForkedError, InDoubt, InternalError, LogFull
 
-#: bytes that a segment's file of blobs has at most, with the places of blobs that arrive: systems set limits
-_MOST_PLACES = 1 << 40
-#: seconds after which a wait is looked at again: the system does not take any number of them
+#: most bytes of a segment's blob file, with the places of arriving blobs: file systems have limits
+_MAX_PLACES = 1 << 40
+#: longest single wait in seconds: the system limits timeouts
 _STEP = 60.0
-_IN_DOUBT = "what was not committed is in doubt until the log is opened again, which tells"
-#: state as a new segment repeats it
+_IN_DOUBT = "records that were not committed are in doubt until the log is opened again"
+#: returns all state, with which a new segment begins
 Snapshot = Callable[[], Iterable[tuple[bytes, bytes]]]
-#: what was discarded is given back; is called with the lock
-Relieve = Callable[[], None]
-#: the offset before which all groups of a topic have acknowledged; None: it has no group
+#: frees the room of discarded blobs; called with the lock
+FreeDiscarded = Callable[[], None]
+#: returns the offset before which all groups of a topic have acknowledged; None: it has no group
 Acknowledged = Callable[[int], int | None]
 
 
 class Journal:
-    """Appends records and makes them durable. Thread-safe by `lock`: `with journal:` holds it, for the
-    methods that say so.
+    """Appends records and makes them durable. Thread-safe by `lock`; `with journal:` holds it.
 
     segments: the oldest first. kept_at: (first sequence of a segment, position): records before it are kept.
-    sequence: of the next record. room: for messages. relieve: gives back what was discarded; needs the lock.
-    mode: see `Log`.
+    sequence: of the next record. room: the limits for messages. free_discarded: frees the room of discarded
+    blobs; needs the lock. mode: see `Log`.
     """
 
     def __init__(
@@ -54,7 +53,7 @@ class Journal:
         snapshot: Snapshot,
         acknowledged: Acknowledged,
         removed: Callable[[Segment], None],
-        relieve: Relieve,
+        free_discarded: FreeDiscarded,
     ) -> None:
         self.lock = threading.Condition(threading.Lock())
         self.segments = segments
@@ -67,13 +66,13 @@ class Journal:
         self._snapshot = snapshot
         self._acknowledged = acknowledged
         self._removed = removed
-        self.relieve = relieve
+        self.free_discarded = free_discarded
         self._process = os.getpid()
         self._written = self._synced = sequence
         self._chunks: list[bytes] = []
         self._waiting = 0  # bytes in them
         self._blobs: set[Segment] = set()  # segments with blobs that may not be synced
-        self._busy = False  # somebody writes or syncs, without the lock
+        self._busy = False  # a thread writes or syncs without the lock
         self._failed: BaseException | None = None
         self._closed = False
         with self.lock:
@@ -87,11 +86,11 @@ class Journal:
 
     @property
     def is_ours(self) -> bool:
-        """False in a forked child, whose parent has it."""
+        """Whether this process opened it; False in a forked child."""
         return os.getpid() == self._process
 
     def __enter__(self) -> Journal:
-        """Takes the lock of a journal that can be used. Raises Closed, InternalError, ForkedError."""
+        """Takes the lock. Raises Closed, InternalError (the journal has failed), ForkedError."""
         if os.getpid() != self._process:
             raise ForkedError("a log is used in a child of fork", hint="open it after fork, in one process")
         self.lock.acquire()
@@ -107,27 +106,27 @@ class Journal:
         if self._closed:
             raise Closed("the log is closed")
         if self._failed is not None:
-            text = f"writing the log failed before: {self._failed}"
+            text = f"an earlier write to the log failed: {self._failed}"
             raise InternalError(text, hint=_IN_DOUBT) from self._failed
 
     def _in_doubt(self) -> InDoubt:
-        """What a caller is told who waits for records that were appended."""
-        text = f"what was appended may be kept or may not be: the log cannot be written: {self._failed}"
+        """Returns the error for callers that wait for appended records."""
+        text = f"appended records may or may not be kept: the log cannot be written: {self._failed}"
         return InDoubt(text, hint=_IN_DOUBT)
 
     # -- appending, with the lock ------------------------------------------------------------------------
 
     def make_room(self, size: int, *, limited: bool = True) -> None:
-        """A record with a body of `size` bytes fits now. May wait, and let others in. Raises LogFull.
+        """Makes room for a record with a body of `size` bytes. May release the lock and wait. Raises LogFull.
 
-        limited: by retention, too, and by the room that is left for state: who cannot acknowledge could never
-        make room.
+        limited: retention applies, and the last room is left for state: without it consumers could not
+        acknowledge, and so never free room.
         """
         while not self.fits(size, limited=limited):
             self.next_segment(limited=limited, size=size + HEADER_SIZE)
 
     def fits(self, size: int, *, limited: bool = True) -> bool:
-        """True if there is room for a record with a body of `size` bytes."""
+        """Whether there is room for a record with a body of `size` bytes."""
         segment = self.segments[-1]
         if limited and segment.scarce:
             return False
@@ -136,8 +135,8 @@ class Journal:
     def append_all(
         self, messages: Sequence[tuple[int, int, bytes]], time_ns: int
     ) -> tuple[int, Segment, list[int]]:
-        """Appends messages (topic, offset, body) without blobs for which there is room: the first one's
-        sequence, the segment, their positions."""
+        """Appends messages (topic, offset, body) without blobs, for which there is room.
+        Returns the first one's sequence, the segment, and their positions."""
         segment, sequence = self.segments[-1], self.sequence
         begin = segment.end + self._waiting
         chunks, places = encode_messages(messages, sequence, time_ns, sequence - self._synced)
@@ -152,7 +151,7 @@ class Journal:
     def append(
         self, kind: int, flags: int, topic: int, offset: int, time_ns: int, body: bytes
     ) -> tuple[int, Segment, int]:
-        """Appends a record for which there is room: its sequence, segment, position."""
+        """Appends a record for which there is room; returns its sequence, segment and position."""
         segment, sequence = self.segments[-1], self.sequence
         position = segment.end + self._waiting
         self._chunks += encode(kind, flags, topic, sequence, offset, time_ns, sequence - self._synced, body)
@@ -162,10 +161,8 @@ class Journal:
         return sequence, segment, position
 
     def reserve_blob(self, nbytes: int, *, limited: bool = True) -> tuple[Segment, int]:
-        """Room for a blob in the last segment: where. It stays until `unpin`. Raises LogFull.
-
-        limited: by retention. May wait, and let others in.
-        """
+        """Reserves room for a blob in the last segment; returns its place. Pins the segment. Raises LogFull.
+        limited: retention applies. May release the lock and wait."""
         most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and segment.blob_bytes + nbytes > most:
             self.next_segment(limited=limited)
@@ -181,10 +178,10 @@ class Journal:
         return segment, position
 
     def place_blob(self, nbytes: int) -> tuple[Segment, int]:
-        """A place for a blob that arrives in pieces, without room on the disk. Else as `reserve_blob`."""
+        """Returns a place for an arriving blob, without reserving disk space. Otherwise as `reserve_blob`."""
         most = self._limits.blobs
         while (segment := self.segments[-1]).blob_end and (
-            segment.blob_bytes > most or segment.blob_end + nbytes > _MOST_PLACES
+            segment.blob_bytes > most or segment.blob_end + nbytes > _MAX_PLACES
         ):
             self.next_segment(limited=True)
         with disk_errors():
@@ -195,7 +192,8 @@ class Journal:
     def reserve_arriving(
         self, segment: Segment, position: int, reserved: int, needed: int, nbytes: int
     ) -> int:
-        """Room for the next bytes of a blob that arrives; see `Segment.reserve_arriving`. Raises LogFull."""
+        """Reserves room for the next bytes of an arriving blob, as `Segment.reserve_arriving`.
+        Raises LogFull."""
         self._limit(needed)
         self.room.check_disk(needed)
         most = self._segment_bytes if self.room.is_on_disk(self._segment_bytes) else 0
@@ -203,14 +201,13 @@ class Journal:
             return segment.reserve_arriving(position, reserved, needed, nbytes, most)
 
     def fit_last(self) -> None:
-        """The last segment gives back the room that it has by a larger limit of before, and ends. With the
-        lock."""
+        """Ends the last segment if an earlier, larger limit gave it too much room, and frees that."""
         segment = self.segments[-1]
         if self._limits.too_large(segment.capacity - segment.end):
             self._roll(0, limited=False)
 
     def next_segment(self, *, limited: bool, size: int = 0) -> None:
-        """Ends the last one. One try: somebody may write or sync just now. Raises LogFull."""
+        """Begins the next segment; only waits if another thread writes or syncs now. Raises LogFull."""
         if self._busy:
             self.lock.wait(_STEP)
             self._check()
@@ -218,26 +215,26 @@ class Journal:
             self._roll(size, limited)
 
     def blob_written(self, segment: Segment) -> None:
-        """A blob lies where it was reserved; the next record may name it."""
+        """Notes that a segment has a written blob, which must be synced before a record that names it."""
         self._blobs.add(segment)
 
     def unpin(self, segment: Segment) -> None:
-        """A record names the blob, or nobody will. Takes the lock."""
+        """Unpins a segment: a record names the blob, or the blob is abandoned. Takes the lock."""
         with self.lock:
             segment.pins -= 1
             self.lock.notify_all()
 
     @property
     def disk_bytes(self) -> int:
-        """What all segments take on the disk, room that is reserved too."""
+        """The disk space of all segments, reserved room included."""
         return sum(segment.disk_bytes for segment in self.segments)
 
     def is_kept(self, place: tuple[int, int]) -> bool:
-        """True if the record at this place (segment, position) is kept."""
+        """Whether the record at this place (segment, position) is kept."""
         return place < self.kept_at
 
     def segment(self, first: int) -> Segment | None:
-        """The segment that begins with this record."""
+        """Returns the segment that begins with this record; None: there is none."""
         at = bisect_left(self.segments, first, key=lambda segment: segment.first)
         found = self.segments[at] if at < len(self.segments) else None
         return found if found is not None and found.first == first else None
@@ -247,7 +244,7 @@ class Journal:
         return segment.first, segment.end + self._waiting
 
     def _limit(self, nbytes: int) -> None:
-        """Raises LogFull if retention does not allow so many bytes more."""
+        """Raises LogFull if retention does not allow `nbytes` more bytes."""
         if not self.room.is_within_retention(nbytes, self.disk_bytes):
             self.collect(nbytes)
             self.room.check_retention(nbytes, self.disk_bytes)
@@ -255,7 +252,7 @@ class Journal:
     # -- segments, with the lock -------------------------------------------------------------------------
 
     def _roll(self, size: int, limited: bool) -> None:
-        """The next segment begins, with room for `size` bytes. After LogFull all is as it was."""
+        """Begins the next segment, with room for `size` bytes. After LogFull nothing has changed."""
         new, beginning = self._create(size, limited)
         try:
             self._flush(sync=True)
@@ -271,12 +268,12 @@ class Journal:
         self.collect(0)
 
     def _index(self, segment: Segment, following: int) -> None:
-        """Writes the segment's index, of which a start can do without."""
+        """Writes the segment's index; a start works without it."""
         with suppress(OSError):
             segment.index_bytes = store(self._folder, contents_of(segment, following))
 
     def _create(self, size: int, limited: bool) -> tuple[Segment, Opening]:
-        """A segment, and what it begins with."""
+        """Makes a segment; returns it with the records that it begins with."""
         beginning = opening(self._snapshot(), self.sequence)
         wanted = self._limits.records(len(beginning.data), size)
         if limited:
@@ -292,7 +289,7 @@ class Journal:
                 return Segment.create(self._folder, self.sequence, least, scarce=True), beginning
 
     def _begin(self, segment: Segment, beginning: Opening) -> None:
-        """Its first records are all state and the word that it is whole; when they are synced it counts."""
+        """Writes and syncs a segment's first records: all state, then OPENED. Then it is part of the log."""
         segment.last = beginning.last
         try:
             with disk_errors():
@@ -309,18 +306,16 @@ class Journal:
         self.kept_at = self._place()
 
     def collect(self, wanted: int) -> int:
-        """Gives back what was discarded, removes the segments that retention lets go; how many.
-
-        wanted: bytes that should be free.
-        """
-        self.relieve()
+        """Frees discarded blobs, and removes the segments that retention selects; returns their number.
+        wanted: bytes that should be free."""
+        self.free_discarded()
         now = self._clock()
         count = removable(self.segments, self.room.retention, now, self._acknowledged, wanted=wanted)
         self.remove(count)
         return count
 
     def remove(self, count: int) -> None:
-        """Removes so many of the oldest segments."""
+        """Removes the `count` oldest segments."""
         gone = self.segments[:count]
         del self.segments[:count]
         for segment in gone:
@@ -331,16 +326,16 @@ class Journal:
 
     @property
     def written(self) -> int:
-        """All records before this one are written."""
+        """The sequence before which all records are written."""
         return self._written
 
     @property
     def synced(self) -> int:
-        """All records before this one are synced."""
+        """The sequence before which all records are synced."""
         return self._synced
 
     def commit(self, sequence: int | None, timeout: float, *, synced: bool = False) -> None:
-        """See `Log.commit`. synced: in mode "never" too. Takes the lock."""
+        """See `Log.commit`. synced: waits for a sync in mode "never" too. Takes the lock."""
         deadline = time.monotonic() + timeout
         with self:
             until = self.sequence if sequence is None else sequence + 1
@@ -348,20 +343,20 @@ class Journal:
                 sync = self._mode == "always" or (synced and self._mode == "never")
                 if (sync or self._written < until) and not self._busy:
                     try:
-                        self._flush_beside(sync=sync)
+                        self._flush_unlocked(sync=sync)
                     except InternalError as error:
                         raise self._in_doubt() from error
                     continue
                 left = deadline - time.monotonic()
                 if left <= 0:
-                    raise Again(f"record {until - 1} was not kept within {timeout} s")
+                    raise Again(f"record {until - 1} was not committed within {timeout} s")
                 self.lock.wait(min(left, _STEP))
                 if self._failed is not None:
                     raise self._in_doubt() from self._failed
                 self._check()
 
     def sync_every(self, seconds: float) -> None:
-        """The thread of mode "interval": syncs until the journal is closed. Takes the lock."""
+        """Syncs periodically until the journal is closed; runs on the thread of mode "interval"."""
         with self.lock:
             while True:
                 due = time.monotonic() + seconds
@@ -371,35 +366,35 @@ class Journal:
                         return
                 if self._synced < self.sequence:
                     try:
-                        self._flush_beside(sync=True)
+                        self._flush_unlocked(sync=True)
                     except InternalError:
-                        return  # whoever waits is told
-                    self.relieve()
+                        return  # callers of `commit` get the error
+                    self.free_discarded()
 
     @property
     def _kept(self) -> int:
         return self._written if self._mode == "never" else self._synced
 
-    def _flush_beside(self, *, sync: bool) -> None:
-        """Writes what was appended, and syncs; others may append meanwhile."""
+    def _flush_unlocked(self, *, sync: bool) -> None:
+        """Writes the appended records, and syncs; other threads may append meanwhile."""
         self._busy = True
         try:
-            self._flush(sync=sync, beside=True)
+            self._flush(sync=sync, unlocked=True)
         finally:
             self._busy = False
             self.lock.notify_all()
 
-    def _flush(self, *, sync: bool, beside: bool = False) -> None:
-        """Writes what was appended, and syncs. beside: without the lock."""
+    def _flush(self, *, sync: bool, unlocked: bool = False) -> None:
+        """Writes the appended records, and syncs. unlocked: releases the lock meanwhile."""
         chunks, self._chunks = self._chunks, []
         segment, until = self.segments[-1], self.sequence
-        # What is appended meanwhile has its place behind this.
+        # Records that are appended meanwhile are placed after these.
         position, segment.end, self._waiting = segment.end, segment.end + self._waiting, 0
         place = self._place()
         blobs: set[Segment] = set()
         if sync:
             blobs, self._blobs = self._blobs, blobs
-        if beside:
+        if unlocked:
             self.lock.release()
         failed: BaseException | None = None
         try:
@@ -415,7 +410,7 @@ class Journal:
             failed = error
             raise
         finally:
-            if beside:
+            if unlocked:
                 self.lock.acquire()
             if failed is not None:
                 self._failed = failed
@@ -426,7 +421,8 @@ class Journal:
                     self.kept_at = place
 
     def close(self) -> None:
-        """Keeps what was appended, and ends. Idempotent; takes the lock. Raises InternalError."""
+        """Syncs all appended records, and closes the files.
+        Idempotent; takes the lock. Raises InternalError."""
         if not self.is_ours:
             return
         with self.lock:
@@ -437,7 +433,7 @@ class Journal:
             try:
                 if self._failed is None:
                     self._flush(sync=True)
-                    self.relieve()
+                    self.free_discarded()
                     self._index(self.segments[-1], self.sequence)
             finally:
                 self._closed = True

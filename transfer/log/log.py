@@ -1,4 +1,4 @@
-"""The log: messages by topic and offset, state by key, and how far groups of consumers have come."""
+"""The log: messages by topic and offset, state by key, and the offsets of consumer groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from transfer.log.retention import Retention, segment_size
 from transfer.log.segment import LARGEST
 from transfer.log.state import group_key
 from transfer.log.topics import ENOUGH, Topics
-from transfer.log.verify import Verified, to_verify, verify
+from transfer.log.verify import VerifyResult, to_verify, verify
 from transfer.transports.errors import Closed, OptionError, UsageError
 
 Fsync = Literal["always", "interval", "never"]
@@ -37,20 +37,20 @@ _SMALLEST_SEGMENT = 4096
 
 
 class Log:
-    """A durable log of messages of many topics, and of state, in a folder of its own. Thread-safe.
+    """A durable log of the messages of many topics, and of state, in one folder. Thread-safe.
 
-    fsync: what `commit` waits for. "always": a sync that covers it, which all waiting callers share.
-    "interval": the next sync, at most `interval` seconds later. "never": the system has it, so that a crash
-    of the machine loses it, one of the process does not. segment_bytes: of a file; by default 64 MiB, or a
-    16th of `Retention.bytes` if that is less, which is 1 MiB at least then. repair: damage that is found at
-    the start is cut off with all behind it, into quarantine, instead of LogDamaged. damaged: "serve" opens a
-    log of which messages are missing; reading them raises LogDamaged. clock: nanoseconds since 1970; see
-    `steady_clock`.
+    fsync: what `commit` waits for. "always": a sync, which all waiting callers share. "interval": the next
+    sync, at most `interval` seconds later. "never": the write to the system; a crash of the machine may lose
+    the record, a crash of the process does not.
+    segment_bytes: size of a file; default: 64 MiB, or a 16th of `Retention.bytes` (then at least 1 MiB).
+    repair: moves damage that the start finds, and all records after it, into quarantine instead of raising
+    LogDamaged. damaged: "serve" opens a log with missing messages; reading these raises LogDamaged.
+    clock: returns nanoseconds since 1970; see `steady_clock`.
 
-    Raises LogInUse, LogDamaged, LogFull, NotSupported (a newer format), InternalError. A write or sync that
-    failed ends the log: what was not committed is in doubt until it is opened again. At the start are found:
-    cut, bytes of a torn tail that were thrown away; damage, what is damaged; quarantined, bytes of files that
-    belong to no known segment and are kept.
+    Raises LogInUse, LogDamaged, LogFull, NotSupported (a newer format), InternalError. A failed write or sync
+    ends the log: uncommitted records are in doubt until it is opened again.
+    cut: bytes of a torn tail that the start removed. damage: the damage that it found. quarantined: bytes of
+    files without a known segment, which are kept.
     """
 
     def __init__(
@@ -80,7 +80,7 @@ class Log:
             begun = check_format(self.folder)
             found = recover(self.folder, begun=begun, repair=repair, serve=damaged == "serve")
             self.cut = found.cut
-            self.damage = tuple(found.told)
+            self.damage = tuple(found.all_damage)
             self.quarantined = quarantined(self.folder)
             self._topics = Topics(found)
             newest = max((segment.newest for segment in found.segments), default=0)
@@ -99,17 +99,17 @@ class Log:
                 snapshot=self._topics.snapshot,
                 acknowledged=self._topics.acknowledged,
                 removed=self._topics.forget,
-                relieve=self._topics.relieve,
+                free_discarded=self._topics.free_discarded,
             )
             write_format(self.folder)  # now that a segment is synced
-            # A crash may have come before they were given back.
+            # The last run may have crashed before it freed discarded blobs.
             with self._journal:
                 self._journal.fit_last()
                 for topic in found.topics.values():
-                    self._topics.ask(topic, topic.discarded)
+                    self._topics.free_blobs(topic, topic.discarded)
                 for topic in found.dropped:
-                    self._topics.ask(topic, [(0, topic.end)])
-                self._topics.relieve()
+                    self._topics.free_blobs(topic, [(0, topic.end)])
+                self._topics.free_discarded()
         except BaseException:
             os.close(self._lock_fd)
             raise
@@ -123,35 +123,35 @@ class Log:
     # -- appending ---------------------------------------------------------------------------------------
 
     def append(self, topic: str, body: Any = b"", *, blob: Any = None) -> tuple[int, int]:
-        """Appends a message: (sequence, offset in its topic). `commit(sequence)` waits until it is kept.
+        """Appends a message; returns (sequence, offset). `commit(sequence)` waits until it is kept.
 
-        body: a flat buffer, copied at once. blob: a large payload, written from where it lies before
-        this returns: a flat buffer, or a list or tuple of them, which become one blob. Raises LogFull
-        (nothing was appended), UsageError, Closed, InternalError.
+        body: a flat buffer, copied at once. blob: a large payload, written without a copy before this
+        returns: a flat buffer, or a list or tuple of them, which become one blob. Raises LogFull (nothing is
+        appended then), UsageError, Closed, InternalError.
         """
         if blob is None:
             return self._appender.append(topic, flat(body))
         return self._appender.append_blob(topic, flat(body), parts_of(blob))
 
     def append_many(self, topic: str, bodies: Sequence[Any]) -> tuple[int, int]:
-        """Appends messages of one topic: (the first one's sequence, its offset). All of them, or none.
+        """Appends messages of one topic, all or none; returns (first sequence, first offset).
 
-        Their sequences and offsets follow each other: `commit(sequence + len(bodies) - 1)` waits for them. A
-        crash before that may leave some of them. bodies: 1 GiB together at most. Raises as `append`.
+        Their sequences and offsets are consecutive: `commit(sequence + len(bodies) - 1)` waits for all. A
+        crash before that may leave some of them. bodies: at most 1 GiB together. Raises as `append`.
         """
         return self._appender.append_many(topic, [flat(body) for body in bodies])
 
     def append_all(self, messages: Sequence[tuple[str, Any]]) -> tuple[int, list[int]]:
-        """The same for messages (topic, body) of any topics: (the first one's sequence, their offsets)."""
+        """Appends messages (topic, body) of any topics, all or none; returns (first sequence, offsets)."""
         names = [topic for topic, _ in messages]
         return self._appender.append_all(names, [flat(body) for _, body in messages])
 
     def blob(self, topic: str, nbytes: int, *, arriving: bool = False) -> BlobWriter:
         """Begins a message whose blob of `nbytes` arrives in pieces. Raises LogFull, UsageError, Closed.
 
-        Its room is reserved; it gets its body and its offset when it is committed. Closing the log abandons
-        what is not. arriving: `nbytes` are the most that may come. Room is reserved as they do, some ahead of
-        them, and what is committed may have fewer.
+        Reserves room for the blob; the message gets its body and offset at `BlobWriter.commit`. Closing the
+        log abandons an open writer. arriving: `nbytes` is only the maximum; room is reserved as bytes arrive,
+        some ahead of them.
         """
         if nbytes < 0:
             raise UsageError(f"a blob of {nbytes} bytes")
@@ -163,14 +163,15 @@ class Log:
         return writer
 
     def commit(self, sequence: int | None = None, timeout: float = 30.0) -> None:
-        """Returns when all up to this record (None: all that was appended) is kept, as `fsync` says.
+        """Waits until all records up to this one (None: the last) are kept, according to `fsync`.
 
-        The first caller writes and syncs for all who wait. What was discarded before is synced, in each mode,
-        and given back. Raises Again after `timeout` seconds, Closed, InternalError if the disk failed.
+        The first caller writes and syncs for all waiting callers. In every mode this also syncs earlier
+        discards, and frees their blobs. Raises Again after `timeout` seconds, Closed, InternalError if the
+        disk failed.
         """
         journal = self._journal
-        journal.commit(sequence, timeout, synced=self._topics.holes.asked)
-        if self._topics.holes.asked:
+        journal.commit(sequence, timeout, synced=self._topics.holes.pending)
+        if self._topics.holes.pending:
             with journal:
                 due = self._topics.holes.due(journal.synced, journal.segments, again=True)
             left = give_back(due)
@@ -181,24 +182,24 @@ class Log:
     # -- state -------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes) -> int:
-        """Appends state: the key's value from now on. Its sequence, for `commit`. Raises as `append`."""
+        """Appends state: sets a key's value. Returns the sequence, for `commit`. Raises as `append`."""
         check_key(key)
         with self._journal:
             return self._topics.put(bytes(key), bytes(value))
 
     def remove(self, key: bytes) -> int:
-        """Appends the end of a key, which need not be there. Its sequence, for `commit`."""
+        """Removes a key, which need not exist. Returns the sequence, for `commit`."""
         check_key(key)
         with self._journal:
             return self._topics.put(bytes(key), None)
 
     def get(self, key: bytes) -> bytes | None:
-        """A key's value, which need not be committed yet."""
+        """Returns a key's value, which may not be committed yet."""
         return self._topics.state.get(key)
 
     @property
     def state(self) -> Mapping[bytes, bytes]:
-        """All keys and their values, the log's own among them (they begin with a zero). It changes."""
+        """A live view of all keys and values, including the log's internal ones, which begin with a zero."""
         return MappingProxyType(self._topics.state)
 
     # -- reading -----------------------------------------------------------------------------------------
@@ -210,7 +211,7 @@ class Log:
             return tuple(self._topics.named)
 
     def range(self, topic: str) -> tuple[int, int]:
-        """(offset of the oldest message that is there, that of the next one); (0, 0): no such topic."""
+        """Returns (offset of the oldest message, offset of the next new one); (0, 0): no such topic."""
         with self._journal:
             found = self._topics.named.get(topic)
             return (found.begin, found.end) if found is not None else (0, 0)
@@ -218,11 +219,10 @@ class Log:
     def read(
         self, topic: str, offset: int, *, limit: int = 1000, nbytes: int = 1 << 20, verify: bool | int = True
     ) -> list[Message]:
-        """Messages that are kept, from `offset` on (or from the oldest that is there): at most `limit`, and
-        not more than `nbytes` beside the first. verify: blobs too are checked; a number: those smaller than
-        that.
+        """Reads kept messages from `offset`, or from the oldest one: at most `limit`.
 
-        Raises LogDamaged, UsageError (offset beyond the end), Closed.
+        nbytes: limit of their bytes; the first message may exceed it. verify: checks blobs too; a number:
+        those smaller than that. Raises LogDamaged, UsageError (offset beyond the end), Closed.
         """
         while True:
             with self._journal as journal:
@@ -241,17 +241,17 @@ class Log:
                     for (first, position), at in zip(places, offsets, strict=False)
                 ]
             messages = messages_at(found, segments, parts, nbytes, verify)
-            # A blob's segment may have gone while it was looked at: its message was carried elsewhere.
+            # Compaction may have moved a message, and removed its blob's segment, during the read.
             doubtful = [one.offset for one in messages if one.discarded and one.offset not in found.discarded]
             with self._journal if doubtful else nullcontext():
                 if all(one < found.begin or found.find(one) == places[one - begin] for one in doubtful):
                     return messages
 
     def blob_at(self, topic: str, offset: int) -> BlobReader | None:
-        """The blob of one message, to be read in ranges. None: it has none, or is gone. Raises LogDamaged,
-        Closed."""
+        """Returns the blob of one message, to be read in ranges. None: the message has none, or is removed.
+        Raises LogDamaged, Closed."""
 
-        def look() -> BlobPlace | None:
+        def find() -> BlobPlace | None:
             with self._journal as journal:
                 found = self._topics.named.get(topic)
                 if found is None or not found.begin <= offset < found.end:
@@ -260,25 +260,25 @@ class Log:
                 segments = {segment.first: segment for segment in journal.segments}
             return blob_place(found, segments, (segments[first].memory, position, offset))
 
-        place = look()
-        return BlobReader(place, look) if place is not None else None
+        place = find()
+        return BlobReader(place, find) if place is not None else None
 
     def offset_at(self, topic: str, time_ns: int) -> int:
-        """The offset of the first message that is as young as that, or that of the next one to be kept.
+        """Returns the offset of the first message from `time_ns` on, or that of the next one to be kept.
         time_ns: nanoseconds since 1970, as a message's `time`."""
         return self._first_that(topic, lambda record: record.time >= time_ns)
 
     def boundary(self) -> int:
-        """A time for `offset_at`, which all messages until now are before, and later ones are not."""
+        """Returns a time for `offset_at`: all existing messages are before it, later ones are not."""
         with self._journal:
             return self._appender.boundary()
 
     def search(self, topic: str, key: Callable[[memoryview], int], value: int) -> int | None:
-        """The offset of the last message that is kept whose key is at most `value`; None: there is none.
+        """Returns the offset of the last kept message whose key is at most `value`; None: there is none.
 
-        key: gets a message's body. It must not go down from one message to the next: then it is asked about
-        log2(messages) times, and none of them is checked, so that a key has to bear with damaged bodies.
-        Raises LogDamaged, Closed, and what `key` raises.
+        key: gets a message's body. Keys must not decrease from one message to the next: a binary search calls
+        it log2(messages) times. The bodies are not verified, so `key` must handle damaged ones. Raises
+        LogDamaged, Closed, and the errors of `key`.
         """
         found = self._first_that(topic, lambda record: key(body_of(record)) > value) - 1
         begin, end = self.range(topic)
@@ -302,9 +302,10 @@ class Log:
     # -- groups ------------------------------------------------------------------------------------------
 
     def acknowledge(self, topic: str, group: str, offset: int) -> int:
-        """The group has done with all before `offset`; the first time it joins there. The record's sequence.
+        """Acknowledges all messages before `offset` for a group, which is made if it is new.
 
-        Going back is allowed: messages that are still there can be read again. Raises UsageError.
+        Returns the record's sequence. A lower offset than before is allowed: messages that still exist can be
+        read again. Raises UsageError.
         """
         check_name(group)
         with self._journal:
@@ -317,7 +318,7 @@ class Log:
             return sequence
 
     def leave(self, topic: str, group: str) -> int | None:
-        """The group is gone; nothing is kept for its sake. The record's sequence; None: there was none."""
+        """Removes a group: no message is kept for it. Returns the record's sequence; None: no such group."""
         with self._journal:
             self._journal.make_room(len(state_body(group_key(0, group), b"")), limited=False)
             found = self._topics.named.get(topic)
@@ -326,25 +327,26 @@ class Log:
             return self._topics.put(group_key(found.number, group), None)
 
     def groups(self, topic: str) -> dict[str, int]:
-        """The topic's groups, and the offset before which each has acknowledged."""
+        """Returns the topic's groups, with the offset before which each has acknowledged."""
         with self._journal:
             found = self._topics.named.get(topic)
             return dict(found.groups) if found is not None else {}
 
     def acknowledged(self, topic: str, group: str) -> int | None:
-        """The offset before which this group has acknowledged; None: there is no such group."""
+        """Returns the offset before which this group has acknowledged; None: there is no such group."""
         with self._journal:
             found = self._topics.named.get(topic)
             return found.groups.get(group) if found is not None else None
 
-    # -- what is not needed any more ---------------------------------------------------------------------
+    # -- removing ----------------------------------------------------------------------------------------
 
     def discard(self, topic: str, begin: int, end: int) -> int | None:
-        """The blobs of these messages are not needed any more; the messages stay. The record's sequence.
+        """Discards the blobs of these messages; the messages stay. Returns the record's sequence.
 
-        They are read with `discarded` from now on. Their room on the disk is given back when the record is
-        synced and nobody has a view of them: by `commit`, `collect`, a new segment, or `close`; whole pages
-        only, and where the file system can. None: all of it was discarded before. Raises UsageError.
+        They are read with `discarded` from now on. Their disk space is freed when the record is synced and
+        they
+        have no views: by `commit`, `collect`, a new segment, or `close`; in whole pages, and only if the file
+        system supports holes. None: all were discarded before. Raises UsageError.
         """
         with self._journal as journal:
             journal.make_room(ENOUGH, limited=False)
@@ -355,23 +357,24 @@ class Log:
             return self._topics.discard(found, begin, end) if found is not None else None
 
     def drop(self, topic: str) -> int | None:
-        """The topic is gone, with its messages and groups; the name can be a new topic's, which begins at 0.
+        """Removes a topic with its messages and groups. A new topic of the same name begins at 0.
 
-        Its blobs are given back as in `discard`, and its messages keep no segment. The record's sequence;
-        None: there was no such topic.
+        Frees its blobs as `discard` does; its messages keep no segment. Returns the record's sequence; None:
+        there is no such topic.
         """
         with self._journal as journal:
             journal.make_room(ENOUGH, limited=False)
             return self._topics.drop(topic)
 
     def purge(self, topic: str) -> int | None:
-        """All messages of the topic are gone, as in `drop`; its groups stay, and have done with them. The
-        next message has the offset that it would have had. The record's sequence; None: no such topic."""
+        """Removes all messages of a topic, as `drop` does; its groups stay, and have acknowledged them.
+        Offsets continue. Returns the record's sequence; None: there is no such topic."""
         with self._journal:
             return self._topics.purge(topic)
 
     def begin(self, topic: str, offset: int) -> bool:
-        """Makes a topic whose first message has this offset. False: it is there. Raises as `append`."""
+        """Makes a topic whose first message has this offset.
+        Returns False if it exists. Raises as `append`."""
         with self._journal:
             return self._topics.begin(topic, offset)
 
@@ -379,35 +382,35 @@ class Log:
 
     @property
     def disk_bytes(self) -> int:
-        """What the log takes on the disk, room that is reserved too."""
+        """The disk space of the log, reserved room included."""
         with self._journal:
             return self._journal.disk_bytes
 
     @property
     def full(self) -> threading.Event:
-        """Is set when a message was refused since `Retention.bytes` has no room for it: `compact` may give it
-        some."""
+        """An event that is set when a message is refused for lack of room: `compact` may free some."""
         return self._journal.room.full
 
     def collect(self) -> int:
-        """Gives back what was discarded, removes the segments that retention lets go: how many of them. Every
-        new segment does the same."""
+        """Frees discarded blobs, and removes the segments that retention selects; returns their number.
+        Every new segment does the same."""
         with self._journal:
             return self._journal.collect(0)
 
     def compact(self, share: float = 0.25, timeout: float = 30.0) -> int:
-        """Carries what is needed of the oldest segments into the newest one, and removes them: how many.
+        """Copies the needed messages of the oldest segments into the newest one, and removes the old ones.
 
-        It takes as many of them as need, together, at most `share` of their messages: those that a group of
-        their topic has not acknowledged, and all of a topic without groups. Of segments that retention would
-        remove by bytes or age it takes as many as need, if groups hold no more than half of their bytes, and
-        carries nothing of topics without groups. A carried message keeps its
-        offset, its time and its bytes; those that were acknowledged are gone. Others append and read
-        meanwhile. One thread at a time compacts, others get 0. It takes room before it gives some, whatever
-        `Retention.bytes` is.
+        Needed are the messages that a group of their topic has not acknowledged, and all of a topic without
+        groups. It takes as many of the oldest segments as need, together, at most `share` of their messages.
+        It also takes segments that retention would remove by bytes or age, if groups hold no more than half
+        of their bytes; of these it copies no messages of topics without groups.
 
-        Raises LogFull (the disk), LogDamaged (what is to be carried is not what was written), Again after
-        `timeout` seconds for a sync, Closed, InternalError; nothing is lost then.
+        A copied message keeps its offset, time and bytes; acknowledged messages are removed. Other threads
+        append and read meanwhile. Returns the number of removed segments; 0 if another thread compacts. It
+        needs disk space before it frees some, whatever `Retention.bytes` is.
+
+        Raises LogFull (the disk), LogDamaged (a message to copy is damaged), Again after `timeout` seconds
+        for a sync, Closed, InternalError; no message is lost then.
         """
         if not self._compaction.acquire(blocking=False):
             return 0
@@ -416,11 +419,11 @@ class Log:
         finally:
             self._compaction.release()
 
-    def verify(self, progress: Callable[[int], object] | None = None) -> Verified:
-        """Reads all records and blobs that are written: what is wrong with them. Others may go on meanwhile.
+    def verify(self, progress: Callable[[int], object] | None = None) -> VerifyResult:
+        """Verifies all written records and blobs; returns the damage.
 
-        Blobs that were discarded are not read. progress: is told how many bytes were read until now, after
-        each segment. Raises Closed, InternalError.
+        Other threads may use the log meanwhile. Does not read discarded blobs. progress: called after each
+        segment with the bytes read so far. Raises Closed, InternalError.
         """
         with self._journal as journal:
             segments = {segment.first: segment for segment in journal.segments}
@@ -428,8 +431,8 @@ class Log:
         return verify(parts, segments, self._topics.wanted, progress)
 
     def close(self) -> None:
-        """Keeps what was appended, and ends; blobs that are being written are abandoned. Messages that were
-        read stay good. Idempotent."""
+        """Syncs all appended records, abandons open blob writers, and closes the files. Idempotent.
+        Messages that were read stay valid."""
         self._closing = True
         try:
             for writer in self._writers.copy():

@@ -1,4 +1,4 @@
-"""Messages whose blobs are wanted and lie behind the end of their file: it is missing, or was cut."""
+"""Finds messages whose blobs are missing: their file is missing or truncated."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from transfer.log.segment_files import BLOBS
 
 _log = logging.getLogger("transfer.log")
 
-#: that are logged; the log's `damage` has all of them
-_NAMED = 10
+#: most damages that are logged; the log's `damage` has all of them
+_MAX_LOGGED = 10
 
 
 def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list[Damage]:
-    """Only where an index says that more bytes are wanted than a file has, the records are looked at."""
+    """Returns the lost blobs. Reads records only if an index shows that a blob file is too short."""
     sizes = {segment.first: segment.blob_size for segment in segments}
     short: dict[int, set[int]] = {}  # by topic: the segments whose messages have such blobs
     for segment in segments:
-        for (first, number), said in segment.uses.items():
-            if first in sizes and said.nbytes > sizes[first] and number in topics:
+        for (first, number), use in segment.uses.items():
+            if first in sizes and use.nbytes > sizes[first] and number in topics:
                 short.setdefault(number, set()).add(segment.first)
     by_first = {segment.first: segment for segment in segments}
     found = []
@@ -35,7 +35,7 @@ def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list
             name = by_first[lost[begin]].path.with_suffix(BLOBS).name
             which = f"the blobs of messages {begin} to {end - 1} of topic {topic.name!r}"
             found.append(Damage(f"{which} are lost: {name} lacks them", topic.name, begin, end))
-    for damage in found[:_NAMED]:
+    for damage in found[:_MAX_LOGGED]:
         _log.error("%s", damage.text)
     return found
 
@@ -43,7 +43,7 @@ def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list
 def _lost(
     topic: Topic, segments: Mapping[int, Segment], sizes: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
-    """(offset, segment of the blob), by offset."""
+    """Yields (offset, segment of the blob) of a topic's lost blobs, by offset."""
     for run in topic.runs:
         if run.segment not in segments:
             continue

@@ -1,4 +1,4 @@
-"""A message of a topic, as it is read from the log's files."""
+"""Messages as they are read from the log's files."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _HAS_BLOB = int(Flag.HAS_BLOB)
 class Message(NamedTuple):
     """A message of a topic. time: nanoseconds since 1970, when it was appended.
 
-    body, blob: read-only views of the log's files, which stay good when the log is closed, or the message is
-    removed or discarded. discarded: it had a blob, which is not kept any more (retention, too, may let it go
-    a little before the record); `blob` is None then.
+    body, blob: read-only views of the log's files, which stay valid when the log is closed, or the message is
+    removed or discarded. discarded: its blob is no longer kept (retention may also remove it shortly before
+    the record); `blob` is None then.
     """
 
     offset: int
@@ -36,7 +36,7 @@ def messages_at(
     nbytes: int,
     verify: bool | int,
 ) -> list[Message]:
-    """The messages at these places, not more than `nbytes` beside the first. Raises LogDamaged."""
+    """Returns the messages at these places, up to `nbytes`, which the first may exceed. Raises LogDamaged."""
     messages: list[Message] = []
     size = 0
     for place in places:
@@ -51,20 +51,20 @@ def messages_at(
 
 
 def record_at(place: tuple[memoryview, int, int]) -> Record:
-    """The record of the message at a place: (memory, position, offset). Raises LogDamaged."""
+    """Returns the record of the message at a place: (memory, position, offset). Raises LogDamaged."""
     memory, position, offset = place
     record = decode(memory, position)
     if record is None or record.offset != offset:
-        raise LogDamaged(f"message {offset} at byte {position} is not what was written")
+        raise LogDamaged(f"message {offset} at byte {position} is damaged")
     return record
 
 
 def message_at(
     topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
 ) -> Message | None:
-    """The message at a place: (memory, position, offset). None: the log was closed meanwhile. Needs no lock.
+    """Returns the message at a place: (memory, position, offset). None: the log was closed meanwhile.
 
-    Raises LogDamaged.
+    Needs no lock. Raises LogDamaged.
     """
     record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
@@ -72,24 +72,24 @@ def message_at(
     first, begin, nbytes, crc = BLOB.unpack_from(record.body)
     segment = segments.get(first)
     blob = segment.blob(begin, nbytes) if segment is not None else None
-    # Asked behind the view: from now on the blob stays as it is for the view's sake.
+    # Check after making the view: from now on the view keeps the blob unchanged.
     if offset in topic.discarded or segment is None or segment.removed:
         return Message(record.offset, record.time, record.body[BLOB.size :], None, True)
     if segment.closed:
         return None
     checked = verify if type(verify) is bool else nbytes < verify
     if blob is None or (checked and crc32c(blob) != crc):
-        raise LogDamaged(f"the blob of message {offset} is not what was written")
+        raise LogDamaged(f"the blob of message {offset} is damaged")
     return Message(record.offset, record.time, record.body[BLOB.size :], blob)
 
 
 def first_that(
     low: int, high: int, place: Callable[[int], tuple[memoryview, int] | None], test: Callable[[Record], bool]
 ) -> int:
-    """The first offset from `low` on whose message passes a test that all behind it pass too; `high`: none.
+    """Returns the first offset from `low` on whose message passes a test; `high`: none does.
 
-    place(offset): where the message is; None: it is gone, so that it is no answer. Nothing is checked but the
-    header. Raises LogDamaged.
+    All messages after one that passes must pass too. place: returns the place of a message; None: it is gone,
+    and does not count. Checks only headers. Raises LogDamaged.
     """
     while low < high:
         middle = (low + high) // 2
@@ -99,7 +99,7 @@ def first_that(
             continue
         record = decode(*where, verify=False)
         if record is None or record.offset != middle:
-            raise LogDamaged(f"message {middle} at byte {where[1]} is not what was written")
+            raise LogDamaged(f"message {middle} at byte {where[1]} is damaged")
         if test(record):
             high = middle
         else:
@@ -108,5 +108,5 @@ def first_that(
 
 
 def body_of(record: Record) -> memoryview:
-    """A message's body, without the place of its blob."""
+    """Returns a message's body, without the place of its blob."""
     return record.body[BLOB.size :] if record.flags & _HAS_BLOB else record.body

@@ -1,4 +1,4 @@
-"""Files that belong to no known segment: they are kept in a folder of their own, and nothing deletes them."""
+"""Keeps files without a known segment in a separate folder, from which nothing deletes them."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transfer.log.private import FOLDER_MODE, write_private
 from transfer.log.segment_files import BLOBS, INDEX, SUFFIX, path_of
 
 _log = logging.getLogger("transfer.log.quarantine")
-#: the folder within the log's
+#: name of the folder in the log's folder
 FOLDER = "quarantine"
 _OF_SEGMENTS = (SUFFIX, BLOBS, INDEX)
 
 
 @contextmanager
 def of_a_copy() -> Iterator[None]:
-    """What goes into quarantine meanwhile is a copy's, which is removed soon: it is not said where it is."""
+    """Disables the log output of this module, for a temporary copy of a log."""
     _log.disabled = True
     try:
         yield
@@ -28,7 +28,7 @@ def of_a_copy() -> Iterator[None]:
 
 
 def quarantine(folder: Path, path: Path, why: str) -> None:
-    """Moves a file into quarantine, and says so as an error. Raises OSError."""
+    """Moves a file into quarantine, and logs that as an error. Raises OSError."""
     target = folder / FOLDER
     target.mkdir(FOLDER_MODE, exist_ok=True)
     name, number = target / path.name, 1
@@ -42,16 +42,16 @@ def quarantine(folder: Path, path: Path, why: str) -> None:
 
 
 def save_tail(folder: Path, segment: Path, position: int, data: bytes) -> None:
-    """Keeps bytes that are cut off a segment's file. Raises OSError."""
+    """Saves bytes that are cut off a segment's file. Raises OSError."""
     target = folder / FOLDER
     target.mkdir(FOLDER_MODE, exist_ok=True)
     name = target / f"{segment.name}.from-{position}"
     write_private(name, data)
-    _log.error("%d bytes behind byte %d of %s are kept in %s", len(data), position, segment, name)
+    _log.error("%d bytes after byte %d of %s are saved in %s", len(data), position, segment, name)
 
 
 def without_segment(folder: Path, firsts: Collection[int]) -> list[Path]:
-    """Files of segments that are not known."""
+    """Returns the files of unknown segments."""
     found = []
     for suffix in (BLOBS, INDEX):
         for path in sorted(folder.glob(f"*{suffix}")):
@@ -62,7 +62,7 @@ def without_segment(folder: Path, firsts: Collection[int]) -> list[Path]:
 
 
 def quarantine_segment(folder: Path, first: int, why: str) -> None:
-    """The same for all files of a segment."""
+    """Moves all files of a segment into quarantine."""
     for suffix in _OF_SEGMENTS:
         path = path_of(folder, first, suffix)
         if path.exists():
@@ -70,6 +70,6 @@ def quarantine_segment(folder: Path, first: int, why: str) -> None:
 
 
 def quarantined(folder: Path) -> int:
-    """Bytes in quarantine."""
+    """Returns the bytes in quarantine."""
     target = folder / FOLDER
     return sum(path.stat().st_size for path in target.iterdir()) if target.is_dir() else 0

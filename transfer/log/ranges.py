@@ -1,4 +1,4 @@
-"""Sets of offsets as ranges that are merged. Pure."""
+"""Sets of offsets, as merged ranges."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 
 
 class Ranges:
-    """Offsets, as ranges [begin, end) that neither overlap nor touch. It never changes, so any thread may
-    look into it without a lock. Joining takes time by the number of ranges.
-    """
+    """An immutable set of offsets, as ranges [begin, end) that neither overlap nor touch.
+    Any thread may read it without a lock. Joining takes time proportional to the number of ranges."""
 
     __slots__ = ("_begins", "_ends")
 
@@ -28,7 +27,7 @@ class Ranges:
         return len(self._begins)
 
     def missing(self, begin: int, end: int) -> list[tuple[int, int]]:
-        """The parts of [begin, end) that are not in it."""
+        """Returns the parts of [begin, end) that are not in the set."""
         found = []
         for at in range(bisect_right(self._ends, begin), len(self._begins)):
             if self._begins[at] >= end:
@@ -41,7 +40,7 @@ class Ranges:
         return found
 
     def joined(self, begin: int, end: int) -> Ranges:
-        """These and [begin, end)."""
+        """Returns the union with [begin, end)."""
         if begin >= end:
             return self
         low, high = bisect_left(self._ends, begin), bisect_right(self._begins, end)
@@ -53,7 +52,7 @@ class Ranges:
 
 
 def consecutive(offsets: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Offsets in order, as ranges [begin, end) of those that follow each other."""
+    """Groups ordered offsets into ranges [begin, end) of consecutive ones."""
     begin = end = None
     for offset in offsets:
         if begin is None or offset != end:

@@ -1,4 +1,4 @@
-"""Reads all that a log's folder holds, as the next start would find it, and changes nothing there."""
+"""Reads a log's folder as the next start would find it, without changing it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,25 @@ from transfer.log.log import Log
 from transfer.log.recovery import recover
 from transfer.log.segment import Segment
 from transfer.log.topics import Topics
-from transfer.log.verify import Verified
+from transfer.log.verify import VerifyResult
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
-    """What was found. damages: in words. state: all keys and their values."""
+class LogReport:
+    """The result of `inspect`. damages: texts. state: all keys and their values."""
 
-    verified: Verified
+    verified: VerifyResult
     damages: tuple[str, ...]
     state: Mapping[bytes, bytes]
 
 
-def look(folder: Path, progress: Callable[[int], object] | None = None) -> Looked:
-    """Reads everything. progress: is told how many bytes were read until now, after each segment.
-
-    Raises LogInUse: a log is open there; LogDamaged: no log can be opened there; NotSupported.
-    """
+def inspect(folder: Path, progress: Callable[[int], object] | None = None) -> LogReport:
+    """Verifies a log's folder. progress: called after each segment with the bytes read so far.
+    Raises LogInUse (a log is open in the folder), LogDamaged (no log can be opened in it), NotSupported."""
     with LogCopy(folder) as log:
         verified = log.verify(progress)
         texts = [*(one.text for one in log.damage), *verified.damages]
-        return Looked(verified, tuple(dict.fromkeys(texts)), log.state)
+        return LogReport(verified, tuple(dict.fromkeys(texts)), log.state)
 
 
 def is_log(folder: Path) -> bool:
@@ -47,10 +45,11 @@ def is_log(folder: Path) -> bool:
 
 
 class LogCopy(Log):
-    """A log as the next start would find it, though messages are missing; nothing in its folder is changed.
+    """A read-only log, as the next start would find it, even with missing messages.
 
-    For who only reads: what the reader's own recovery appends or discards stays in memory. damage: also what
-    a start would mend. Several may look at a time. Raises LogInUse, LogDamaged, NotSupported.
+    Changes no file: records that the reader's recovery appends or discards stay in memory. damage: includes
+    the bits that a start would repair. Several processes can read at a time. Raises LogInUse, LogDamaged,
+    NotSupported.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -62,10 +61,10 @@ class LogCopy(Log):
         except BaseException:
             self._unlock()
             raise
-        mended = [text for one in found.segments if isinstance(one, SegmentCopy) for text in one.mended]
-        self.damage = (*found.told, *map(Damage, mended))
+        repairs = [text for one in found.segments if isinstance(one, SegmentCopy) for text in one.repairs]
+        self.damage = (*found.all_damage, *map(Damage, repairs))
         self._topics = Topics(found)
-        self._journal = self._topics.journal = _Still(found.segments, found.sequence)
+        self._journal = self._topics.journal = _ReadOnlyJournal(found.segments, found.sequence)
 
     def append(self, topic: str, body: Any = b"", *, blob: Any = None) -> tuple[int, int]:
         return self._journal.written, self.range(topic)[1]
@@ -90,8 +89,8 @@ class LogCopy(Log):
             os.close(fd)
 
 
-class _Still(Journal):
-    """What is there is written, and no more comes."""
+class _ReadOnlyJournal(Journal):
+    """A journal to which nothing is appended."""
 
     def __init__(self, segments: list[Segment], sequence: int) -> None:
         self.segments = segments
@@ -112,23 +111,23 @@ class _Still(Journal):
 
 
 class SegmentCopy(Segment):
-    """A segment's files as they are. What is written to it stays in memory. mended: what that put right."""
+    """A segment whose files stay unchanged: writes stay in memory. repairs: texts about bits they repair."""
 
     read_only = True
 
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
         super().__init__(folder, first, fd, capacity)
-        self.mended: list[str] = []
+        self.repairs: list[str] = []
         if capacity:
             self._map = mmap.mmap(fd, capacity, access=mmap.ACCESS_COPY)
             self.memory = memoryview(self._map)
 
     def write(self, position: int, data: Any) -> None:
-        there = self.memory[position : position + len(data)]
-        if there != data:
-            there[:] = data
+        existing = self.memory[position : position + len(data)]
+        if existing != data:
+            existing[:] = data
             where = f"a record at byte {position} of {self.path.name}"
-            self.mended.append(f"{where} has a wrong bit, which the next start puts right")
+            self.repairs.append(f"{where} has a wrong bit, which the next start repairs")
 
     def cut(self, end: int) -> None:
         self.end = end

@@ -3,10 +3,10 @@
     magic 4 | CRC-32C 4 | length 4 | topic 4 | sequence 8 | offset 8 | time 8 | lag 4 | kind 1 | flags 1 | 0 2
     body of that length
 
-The CRC covers all behind it. sequence: of the record in the log, each one higher than the last. offset: of a
-message in its topic. time: nanoseconds since 1970. lag: how many records before this one were not known to be
-synced when it was written; so a damaged record that later ones call synced is not a torn tail.
-Pure: no files, no clock.
+The CRC covers all bytes after it. sequence: of the record in the log, one higher than the last. offset: of a
+message in its topic. time: nanoseconds since 1970. lag: the number of records before this one that were not
+known to be synced when it was written. So a damaged record that a later one shows as synced is no torn tail.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -23,18 +23,21 @@ HEADER_SIZE = HEADER.size
 _FIRST, _REST = struct.Struct("<II"), struct.Struct("<IIQQQIBBH")
 MAGIC = 0x31474C54
 MAGIC_BYTES = MAGIC.to_bytes(4, "little")
-#: bytes of a body at most; larger payloads are blobs
+#: most bytes of a body; larger payloads are blobs
 MAX_BODY = 1 << 30
 MAX_LAG = (1 << 32) - 1
 _CHECKED = 8  # the CRC's first byte
 
-#: where a blob lies: its segment, position, length, CRC-32C; in front of the body of a record that has one
+#: place of a blob: segment, position, length, CRC-32C; precedes the body of a record with a blob
 BLOB = struct.Struct("<QQQI")
 
 
 class Kind(IntEnum):
-    """MESSAGE: of a topic. STATE: a key and its value, or its end. OPENED: the state before it is whole;
-    every segment begins with all state and this."""
+    """The kind of a record.
+
+    MESSAGE: a topic's message. STATE: a key with its value, or its removal. OPENED: the state before it is
+    complete; every segment begins with all state and this record.
+    """
 
     MESSAGE = 1
     STATE = 2
@@ -42,8 +45,11 @@ class Kind(IntEnum):
 
 
 class Flag(IntFlag):
-    """HAS_BLOB: the body begins with BLOB. REMOVED: a key's end. SNAPSHOT: state that is repeated.
-    CARRIED: a message that lay in an older segment, with its offset and time."""
+    """Flags of a record.
+
+    HAS_BLOB: the body begins with BLOB. REMOVED: a key is removed. SNAPSHOT: repeated state. CARRIED: a
+    message that compaction copied from an older segment, with its offset and time.
+    """
 
     HAS_BLOB = 1
     REMOVED = 2
@@ -52,7 +58,7 @@ class Flag(IntFlag):
 
 
 class Record(NamedTuple):
-    """A record and where it begins; `body` is a view of the bytes that it was read from."""
+    """A record and its position; `body` is a view of the memory that it was read from."""
 
     position: int
     kind: int
@@ -72,8 +78,7 @@ class Record(NamedTuple):
 def encode(
     kind: int, flags: int, topic: int, sequence: int, offset: int, time: int, lag: int, body: bytes
 ) -> tuple[bytes, bytes, bytes]:
-    """The bytes of one record, in parts, so that no body is copied. lag beyond what fits counts as the most
-    that does."""
+    """Encodes a record, in parts, so that the body is not copied. Limits lag to MAX_LAG."""
     if lag > MAX_LAG:
         lag = MAX_LAG
     rest = _REST.pack(len(body), topic, sequence, offset, time, lag, kind, flags, 0)
@@ -83,8 +88,8 @@ def encode(
 def encode_messages(
     messages: Iterable[tuple[int, int, bytes]], sequence: int, time: int, lag: int
 ) -> tuple[list[bytes], list[int]]:
-    """Messages without a blob, (topic, offset, body) each, from this sequence and lag on: their bytes in
-    parts, and where each begins among them."""
+    """Encodes messages (topic, offset, body) without blobs, from this sequence and lag on.
+    Returns their bytes in parts, and the position of each message in them."""
     pack, pack_first, kind = _REST.pack, _FIRST.pack, int(Kind.MESSAGE)
     chunks: list[bytes] = []
     positions: list[int] = []
@@ -101,7 +106,7 @@ def encode_messages(
 
 
 def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record | None:
-    """The record that begins there, or None: there is none, or it is not whole, or (verify) damaged."""
+    """Returns the record at a position; None: there is none, or it is incomplete, or (verify) damaged."""
     if len(memory) - position < HEADER_SIZE:
         return None
     magic, crc, length, topic, sequence, offset, time, lag, kind, flags, zero = HEADER.unpack_from(
@@ -118,7 +123,7 @@ def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record 
 
 
 def scan(memory: memoryview, sequence: int, *, verify: bool = True) -> Iterator[Record]:
-    """The records from the first byte on, as long as they are whole and follow each other from `sequence`."""
+    """Yields the records from the first byte on, while they are whole and consecutive from `sequence` on."""
     position = 0
     while (record := decode(memory, position, verify=verify)) is not None and record.sequence == sequence:
         yield record
@@ -127,19 +132,19 @@ def scan(memory: memoryview, sequence: int, *, verify: bool = True) -> Iterator[
 
 
 def state_body(key: bytes, value: bytes) -> bytes:
-    """A STATE record's body."""
+    """Returns the body of a STATE record."""
     return b"".join((len(key).to_bytes(4, "little"), key, value))
 
 
 def state_of(body: memoryview) -> tuple[bytes, bytes]:
-    """(key, value) of a STATE record's body."""
+    """Returns (key, value) of a STATE record's body."""
     data = bytes(body)
     end = 4 + int.from_bytes(data[:4], "little")
     return data[4:end], data[end:]
 
 
 class Opening(NamedTuple):
-    """What a segment begins with. last: where the last of these records begins. sequence: that one's."""
+    """The records that a segment begins with. last: position of the last one. sequence: of the last one."""
 
     data: bytearray
     last: int
@@ -147,12 +152,11 @@ class Opening(NamedTuple):
 
 
 def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> Opening:
-    """What a segment begins with, all state and the word that it is whole: the bytes, and where the last of
-    these records begins, and its sequence."""
+    """Encodes the records that a segment begins with: all state, then OPENED."""
     pack, pack_first, kind, flags = _REST.pack, _FIRST.pack, int(Kind.STATE), int(Flag.SNAPSHOT)
     data = bytearray()
     sequence = first
-    for key, value in state:  # there may be millions, and all others wait
+    for key, value in state:  # there may be millions, and other threads wait
         body = state_body(key, value)
         rest = pack(len(body), 0, sequence, 0, 0, 0, kind, flags, 0)
         data += b"".join((pack_first(MAGIC, crc32c(body, crc32c(rest))), rest, body))

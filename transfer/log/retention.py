@@ -1,6 +1,6 @@
-"""Which segments of a log may go: the oldest ones, and none with a message that a group has not acknowledged.
+"""Chooses the segments that retention removes: the oldest ones, without messages that a group still needs.
 
-Pure: no files, no clock.
+This module does no I/O.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from transfer.transports.errors import OptionError
 NANOSECONDS = 1_000_000_000
 #: bytes of a segment, if its log has no limit, or a large one
 SEGMENT_BYTES = 64 << 20
-#: a segment takes this part of what the log may take, so that what is not needed goes in small steps
+#: a segment takes this part of the log's limit, so that retention frees room in small steps
 _PARTS = 16
-#: bytes that a log may take at least
+#: smallest limit of a log in bytes
 SMALLEST_LOG = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Retention:
-    """When old messages go; without any of these nothing does. Whole segments go, the oldest first.
+    """When old messages are removed; without any limit none is. Whole segments are removed, the oldest first.
 
-    bytes: what the log takes at most. age: seconds that a message is kept. acknowledged: all groups of its
-    topic have acknowledged it (a topic without groups keeps its messages for the others' sake).
-    A message that a group has not acknowledged stays, whatever the limits say. A topic that was dropped keeps
-    nothing.
+    bytes: most bytes that the log takes. age: seconds that a message is kept. acknowledged: removes messages
+    that all groups of their topic have acknowledged; messages of topics without groups stay.
+    No limit removes a message that a group has not acknowledged. A dropped topic keeps no messages.
     """
 
     bytes: int | None = None
@@ -36,25 +35,25 @@ class Retention:
     acknowledged: bool = False
 
     def too_old(self, newest: int, now: int) -> bool:
-        """Whether messages go of which the newest one is of this time; both are nanoseconds."""
+        """Whether messages up to time `newest` are too old at time `now`; both in nanoseconds."""
         return self.age is not None and now - newest > self.age * NANOSECONDS
 
 
 def segment_size(limit: int | None) -> int:
-    """Bytes of a segment of a log that may take so many; None: any number. Raises OptionError: too few."""
+    """Returns the segment size for a log's limit in bytes; None: no limit. Raises OptionError: too small."""
     if limit is None:
         return SEGMENT_BYTES
     whole(limit, "the limit of bytes")
     if limit < SMALLEST_LOG:
         raise OptionError(
-            f"a log that may take {limit} bytes is too small",
-            hint=f"retention needs {SMALLEST_LOG} at least (1 MiB)",
+            f"a log of at most {limit} bytes is too small",
+            hint=f"the limit is at least {SMALLEST_LOG} bytes (1 MiB)",
         )
     return min(SEGMENT_BYTES, limit // _PARTS)
 
 
-class Facts(Protocol):
-    """What is asked of a segment; see `segment.Segment`."""
+class SegmentInfo(Protocol):
+    """What retention needs of a segment; see `segment.Segment`."""
 
     first: int
     newest: int
@@ -68,17 +67,17 @@ class Facts(Protocol):
 
 
 def removable(
-    segments: Sequence[Facts],
+    segments: Sequence[SegmentInfo],
     retention: Retention,
     now: int,
     acknowledged: Callable[[int], int | None],
     *,
     wanted: int = 0,
 ) -> int:
-    """How many of the oldest segments may go; never the last one.
+    """Returns how many of the oldest segments can be removed; never the last one.
 
-    acknowledged(topic): the offset before which all of its groups have acknowledged; None: it has no group.
-    now: nanoseconds. wanted: bytes that have to be free beneath the limit.
+    acknowledged: returns the offset before which all groups of a topic have acknowledged; None: no group.
+    now: nanoseconds. wanted: bytes that should be free below the limit.
     """
     total = sum(segment.disk_bytes for segment in segments) + wanted
     count = 0
@@ -86,7 +85,7 @@ def removable(
         over = retention.bytes is not None and total > retention.bytes
         old = retention.too_old(segment.newest, now)
         if segment.pins or not (over or old or retention.acknowledged):
-            break  # before its topics are asked for, which may be very many
+            break  # before checking its topics, which may be very many
         open_ = (
             (done := acknowledged(topic)) is not None and done < end for topic, end in segment.ends.items()
         )

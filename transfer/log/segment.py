@@ -1,4 +1,4 @@
-"""A segment of the log: a file of records, and a file of large payloads (blobs) beside it."""
+"""A segment of the log: a file of records, and a file of large payloads (blobs)."""
 
 from __future__ import annotations
 
@@ -20,37 +20,37 @@ from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transfer.transports import core
 from transfer.transports.errors import LogFull
 
-#: positions are kept in 32 bits
+#: positions have 32 bits
 LARGEST = (1 << 32) - 1
-#: blobs begin at such bytes, so that numbers in them are aligned
+#: blobs begin at multiples of this, so that numbers in them are aligned
 ALIGNMENT = 64
-#: bytes that a blob file grows by at most, beyond what is needed
+#: most bytes that a blob file grows by beyond the needed ones
 _STEP = 64 << 20
-#: room that is reserved at first for a blob that arrives in pieces
+#: first reservation for a blob that arrives in pieces
 _FIRST_STEP = 256 << 10
-#: only whole ones of these are given back
+#: only whole pages are freed
 PAGE = 4096
-#: bytes of a file of blobs that share a mapping
+#: bytes of a blob file that share a mapping
 _STRETCH = 32 << 20
 #: the unit of `st_blocks`
 _BLOCK = 512
 _READ = mmap.PROT_READ
-#: buffers that one call of the system writes at most
+#: most buffers of one system call
 _PARTS = os.sysconf("SC_IOV_MAX")
 
 
 class Segment:
-    """One segment. first: its first record's sequence. end: bytes of its records. Not thread-safe, but for
-    `write_blob` and what reads. `reserve` keeps the disk's room before anything is written.
+    """One segment. Not thread-safe, except for `write_blob` and reads.
 
-    newest: time of its newest message. last: where its last record begins. runs: its messages. uses: the
-    blobs that they name. carried: how many of them lay elsewhere before. blob_ends: the offset behind the
-    last message whose blob lies here, by topic. pins: who needs it to stay. removed: its files are gone.
-    blob_end: where the last blob ends, though it may still arrive. given_back: bytes of holes in the file of
-    blobs. index_bytes: of its index file. scarce: it has room for state alone, since the disk is full.
+    first: its first record's sequence. end: bytes of its records. newest: time of its newest message. last:
+    where its last record begins. runs: its messages. uses: the blobs that they name. carried: number of
+    messages that compaction copied into it. blob_ends: the offset after the last message whose blob is in
+    this segment, by topic. pins: number of callers that need it to stay. removed: its files are removed.
+    blob_end: where the last blob ends, which may still arrive. freed: bytes of holes in the blob file.
+    index_bytes: size of its index file. scarce: it has room for state only, since the disk is full.
     """
 
-    #: whether its files stay as they are
+    #: whether its files stay unchanged
     read_only = False
 
     def __init__(self, folder: Path, first: int, fd: int, capacity: int) -> None:
@@ -71,25 +71,25 @@ class Segment:
         self.pins = 0
         self.blob_end = 0
         self._fd = fd
-        # A file of no bytes, which a crash can leave, cannot be mapped.
+        # An empty file, which a crash can leave, cannot be mapped.
         self._map = (
             mmap.mmap(fd, capacity, flags=mmap.MAP_SHARED, prot=_READ) if capacity else mmap.mmap(-1, 1)
         )
         self.memory = memoryview(self._map)
         self._blob_fd = -1
-        self._blob_room = 0  # the file's bytes up to here are reserved, or a place for a blob that arrives
-        self._unreserved = 0  # of them, bytes of such places for which no room is reserved
+        self._blob_room = 0  # the file's bytes up to here are reserved, or the place of an arriving blob
+        self._unreserved = 0  # of them, bytes of such places without reserved room
         self._sync_failed: OSError | None = None
-        self.given_back = 0
-        #: where the blobs begin that are viewed; views that have ended leave by themselves
+        self.freed = 0
+        #: where the viewed blobs begin; entries of ended views remove themselves
         self._views: dict[weakref.ref[core.Region], int] = {}
-        #: of the file of blobs, by where they begin, as long as there are views in them
+        #: mappings of the blob file, by where they begin, while they have views
         self._mappings: weakref.WeakValueDictionary[int, core.Mapping] = weakref.WeakValueDictionary()
         self._lock = threading.Lock()
 
     @classmethod
     def create(cls, folder: Path, first: int, capacity: int, *, scarce: bool = False) -> Segment:
-        """A new one whose room on the disk is reserved. Raises LogFull; nothing is left of it then."""
+        """Makes a new segment and reserves its disk space. Raises LogFull, and leaves no file then."""
         path = path_of(folder, first)
         fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
@@ -104,7 +104,7 @@ class Segment:
 
     @classmethod
     def open(cls, folder: Path, first: int) -> Segment:
-        """One that is there; `end` is for whoever scans it to say."""
+        """Opens an existing segment; the caller scans it and sets `end`."""
         fd = open_file(path_of(folder, first), cls._flags())
         try:
             segment = cls(folder, first, fd, os.fstat(fd).st_size)
@@ -128,23 +128,23 @@ class Segment:
 
     @property
     def disk_bytes(self) -> int:
-        """What it takes on the disk."""
-        blobs = self._blob_room - self._unreserved - self.given_back
+        """The disk space of its files."""
+        blobs = self._blob_room - self._unreserved - self.freed
         return self.capacity + blobs + self.index_bytes
 
     @property
     def blob_bytes(self) -> int:
-        """Bytes of its blobs, as far as they have arrived."""
+        """Bytes of its blobs that have arrived."""
         return max(0, self.blob_end - self._unreserved)
 
     @property
     def blob_size(self) -> int:
-        """Bytes of the file of its blobs; 0: there is none."""
+        """Size of its blob file; 0: there is none."""
         return os.fstat(self._blob_fd).st_size if self._blob_fd >= 0 else 0
 
     @property
     def ends(self) -> dict[int, int]:
-        """The offset behind the last message that needs it, by topic: its record lies here, or its blob."""
+        """The offset after the last message with its record or blob in this segment, by topic."""
         ends = dict(self.blob_ends)
         for run in self.runs:
             if run.end > ends.get(run.topic, 0):
@@ -152,7 +152,7 @@ class Segment:
         return ends
 
     def has_blobs_of(self, topic: int) -> bool:
-        """True if messages of the topic here have blobs, wherever those lie."""
+        """Whether messages of the topic in this segment have blobs, in any segment."""
         return any(number == topic for _, number in self.uses)
 
     # -- records ---------------------------------------------------------------------------------------
@@ -163,15 +163,15 @@ class Segment:
 
     @property
     def is_sealed(self) -> bool:
-        """True if the file ends with its records: those of the last segment have room behind them."""
+        """Whether the file ends with its records; the last segment has free room after them."""
         return self.capacity == self.end
 
     def find(self, needle: bytes, start: int) -> int:
-        """Where these bytes are next, or -1."""
+        """Returns where these bytes occur next, or -1."""
         return self._map.find(needle, start)
 
     def cut(self, end: int) -> None:
-        """What lies behind `end` is zeros again. The file is never as short as that of a sealed segment."""
+        """Zeroes all bytes after `end`. The file stays longer than that of a sealed segment."""
         capacity = max(self.capacity, end + 1)
         _write(self._fd, end, memoryview(b"\0"))
         os.ftruncate(self._fd, end + 1)
@@ -180,40 +180,41 @@ class Segment:
         self.end = end
 
     def seal(self) -> None:
-        """No record is appended any more: room that was not used is given back."""
+        """Ends the segment: no record is appended any more. Frees unused room."""
         os.ftruncate(self._fd, self.end)
         self.capacity = self.end
-        # Nothing behind the file's end may be looked at. The mapping has a descriptor of its own.
+        # No byte after the file's end may be read. The mapping has a separate descriptor.
         self.memory = self.memory[: self.end]
         os.close(self._fd)
         self._fd = -1
 
     def trim_blobs(self) -> None:
-        """No room is reserved for blobs any more: what was not used is given back."""
+        """Frees the room that is reserved for further blobs."""
         if self._blob_fd >= 0:
             os.ftruncate(self._blob_fd, min(self.blob_end, self.blob_size))  # see cut_blobs
             self._blob_room = self.blob_end
 
     def cut_blobs(self, end: int) -> None:
-        """No blob lies behind `end`: what a crash left there of those that were arriving is given back."""
+        """Frees the bytes after `end`, which a crash left of arriving blobs."""
         self.blob_end = end
         if self._blob_fd >= 0:
-            # A file that is too short is damaged: the next start must see it too.
+            # A file that is too short is damaged: the next start must detect that too.
             os.ftruncate(self._blob_fd, min(end, self.blob_size))
             self._find_room()
 
     def sync(self) -> None:
-        """The records that were written are on the disk. Raises OSError."""
+        """Syncs the written records. Raises OSError."""
         os.fdatasync(self._fd)
 
     def sync_blobs(self) -> None:
-        """The blobs that were written are on the disk. Raises OSError."""
-        with self._lock:  # who removes the segment meanwhile waits
+        """Syncs the written blobs. Raises OSError."""
+        with self._lock:  # the segment must not be closed meanwhile
             if self._blob_fd >= 0:
                 self._sync_blobs(self._blob_fd)
 
-    def sync_blobs_beside(self) -> None:
-        """The same, for one who takes long: nobody waits. Takes a descriptor more. Raises OSError."""
+    def sync_blobs_unlocked(self) -> None:
+        """Syncs the written blobs without the lock, for long syncs.
+        Uses a second descriptor. Raises OSError."""
         with self._lock:
             fd = os.dup(self._blob_fd) if self._blob_fd >= 0 else -1
         if fd >= 0:
@@ -223,30 +224,30 @@ class Segment:
                 os.close(fd)
 
     def _sync_blobs(self, fd: int) -> None:
-        """The system tells of a failure once, and takes what was not written for written: no later sync of
-        this file counts."""
+        """Syncs the blob file; fails for ever after a failed sync.
+        The system reports a failure only once, and then regards the unwritten pages as written."""
         if self._sync_failed is not None:
-            raise OSError(self._sync_failed.errno, f"a sync failed before: {self._sync_failed.strerror}")
+            raise OSError(self._sync_failed.errno, f"an earlier sync failed: {self._sync_failed.strerror}")
         try:
             os.fdatasync(fd)
         except OSError as error:
             self._sync_failed = error
             raise
 
-    def lend(self, topic: int, offset: int, time: int) -> None:
-        """A message whose record may lie elsewhere has its blob here."""
+    def note_blob(self, topic: int, offset: int, time: int) -> None:
+        """Notes a message with its blob in this segment; its record may be in another."""
         self.blob_ends[topic] = max(self.blob_ends.get(topic, 0), offset + 1)
         self.newest = max(self.newest, time)
 
     # -- blobs -----------------------------------------------------------------------------------------
 
     def blob_growth(self, nbytes: int) -> int:
-        """Bytes that the blob file has to grow by for one more blob."""
+        """Returns by how many bytes the blob file must grow for one more blob."""
         needed = aligned(self.blob_end) + nbytes - self._blob_room
         return max(needed, min(self.capacity, _STEP)) if needed > 0 else 0
 
     def reserve_blob(self, nbytes: int, *, ahead: bool) -> int:
-        """Room for a blob; where it begins. ahead: for some that follow it too. Raises LogFull."""
+        """Reserves room for a blob; returns its position. ahead: also for later blobs. Raises LogFull."""
         position = aligned(self.blob_end)
         self._make_blobs()
         needed = max(0, position + nbytes - self._blob_room)
@@ -261,21 +262,23 @@ class Segment:
         return position
 
     def place_blob(self, nbytes: int) -> int:
-        """A place for a blob of at most so many bytes that arrives in pieces: where it begins.
-
-        It is a hole of the file: `reserve_arriving` keeps room, `end_blob` ends it."""
+        """Returns a place for a blob of at most `nbytes` that arrives in pieces: its position.
+        The place is a hole in the file: `reserve_arriving` reserves room, `end_blob` ends it."""
         position = -(-self.blob_end // PAGE) * PAGE
         self._make_blobs()
         with self._lock:
-            if self._blob_room > position:  # what was reserved ahead would stay in the place
+            if self._blob_room > position:  # reserved room would remain in the place
                 os.ftruncate(self._blob_fd, position)
         self._blob_room = self.blob_end = position + nbytes
         self._unreserved += nbytes
         return position
 
     def reserve_arriving(self, position: int, reserved: int, needed: int, nbytes: int, most: int) -> int:
-        """Room for the next `needed` bytes of a blob of `nbytes` whose first `reserved` have theirs, and for
-        as many as it has already, at most `most` ahead: how many have room now. Raises LogFull."""
+        """Reserves room for the next `needed` bytes of a blob of `nbytes`, whose first `reserved` have room.
+
+        Doubles the reserved room, if possible, by at most `most` bytes. Returns the bytes that have room now.
+        Raises LogFull.
+        """
         wanted = max(needed, min(max(reserved, _FIRST_STEP), most, _STEP))
         for more in (min(-(-wanted // PAGE) * PAGE, nbytes - reserved), needed):
             try:
@@ -289,12 +292,11 @@ class Segment:
         raise AssertionError("unreachable")
 
     def end_blob(self, position: int, reserved: int, nbytes: int, kept: int) -> int:
-        """A blob that arrived keeps `kept` bytes of the `nbytes` of its place, of which `reserved` have room.
-
-        How many still have; the place of the others is the next blob's, if there is none behind it."""
+        """Ends an arriving blob with `kept` bytes of its place's `nbytes`, of which `reserved` have room.
+        Returns how many bytes still have room. If no blob follows it, the rest of the place is free."""
         if not self.blob_end == self._blob_room == position + nbytes:
             return reserved
-        left = kept or reserved  # somebody may have a view of what is not kept
+        left = kept or reserved  # an abandoned blob may have views
         self._unreserved -= nbytes - reserved
         self._blob_room = self.blob_end = position + left
         with self._lock:
@@ -310,39 +312,39 @@ class Segment:
             sync_folder(self.folder)
 
     def _reserve(self, position: int, nbytes: int) -> None:
-        with self._lock:  # who makes holes meanwhile counts what the file takes
+        with self._lock:  # `punching` measures the file's disk space
             reserve(self._blob_fd, position, nbytes)
 
     def write_blob(self, position: int, parts: Sequence[memoryview]) -> None:
-        """Writes a blob, its parts one behind the other, into room that was reserved, straight from the
-        caller's memory. Raises OSError."""
+        """Writes the parts of a blob into reserved room, without a copy. Raises OSError."""
         if len(parts) == 1:
             _write(self._blob_fd, position, parts[0])
         else:
             _write_parts(self._blob_fd, position, parts)
 
     def blob(self, position: int, nbytes: int, *, of: int | None = None) -> memoryview | None:
-        """A view of a blob, read-only, which outlives the segment; None: it is cut short.
-
-        of: where the blob begins, if this is a part of it.
-        """
+        """Returns a read-only view of a blob, which outlives the segment; None: the file is truncated.
+        of: where the blob begins, if this is a part of it."""
         if not nbytes:
             return memoryview(b"")
-        with self._lock:  # its number must not become another file's meanwhile
+        with self._lock:  # the descriptor must not be closed and reused meanwhile
             if (file_size := self.blob_size) < position + nbytes:
                 return None
             begin, mapping = self._mapped(position, nbytes, file_size)
             bytes_of_it = memoryview(mapping)[position - begin : position - begin + nbytes]
             region = core.Region(bytes_of_it, readonly=True)
-            # The last view's end comes in any thread and at any time: no lock is taken for it.
+            # The last view may end in any thread at any time: its callback takes no lock.
             self._views[weakref.ref(region, self._views.pop)] = position if of is None else of
         return memoryview(region).toreadonly()
 
     def _mapped(self, position: int, nbytes: int, file_size: int) -> tuple[int, core.Mapping]:
-        """A mapping with these bytes of the file of blobs, and where it begins. All views of a stretch have
-        one: the system allows some 65,000 to a process, and one who does not read may hold many views."""
+        """Returns a mapping with these bytes of the blob file, and where it begins.
+
+        All views of a stretch share one mapping: the system allows some 65,000 per process, and a slow reader
+        may hold many views.
+        """
         begin = position // _STRETCH * _STRETCH
-        end = min(begin + 2 * _STRETCH, file_size)  # what reaches into the next stretch is in it
+        end = min(begin + 2 * _STRETCH, file_size)  # a blob may reach into the next stretch
         if position + nbytes > end:
             begin = position // mmap.ALLOCATIONGRANULARITY * mmap.ALLOCATIONGRANULARITY
             end = position + nbytes
@@ -354,18 +356,19 @@ class Segment:
 
     @contextmanager
     def punching(self) -> Iterator[tuple[int, set[int]]]:
-        """For who makes holes in the blobs: the file's number (-1: it is closed, or there is none), and where
-        the blobs begin that somebody has a view of. Nobody gets a new view meanwhile.
+        """Allows the block to punch holes into the blob file; no new views are made meanwhile.
+
+        Yields the file's descriptor (-1: it is closed, or there is none), and where the viewed blobs begin.
         """
         with self._lock:
             before = self._blob_blocks()
             try:
                 yield self._blob_fd, set(self._views.copy().values())
-            finally:  # a part of them may have been a hole before
-                self.given_back += max(0, before - self._blob_blocks())
+            finally:  # a part of the blobs may have been a hole before
+                self.freed += max(0, before - self._blob_blocks())
 
     def _blob_blocks(self) -> int:
-        """Bytes that the file of blobs takes on the disk."""
+        """Returns the disk space of the blob file."""
         return os.fstat(self._blob_fd).st_blocks * _BLOCK if self._blob_fd >= 0 else 0
 
     def _open_blobs(self) -> None:
@@ -384,26 +387,26 @@ class Segment:
     # -- the end ---------------------------------------------------------------------------------------
 
     def abandon(self) -> None:
-        """It was never begun: it has one file, and that goes."""
+        """Removes a segment that was never begun; it has only one file."""
         self.removed = True
         self.path.unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:
-        """Views of it stay good. Idempotent."""
+        """Closes the files; views stay valid. Idempotent."""
         with self._lock:
             for fd in (self._fd, self._blob_fd):
                 if fd >= 0:
                     os.close(fd)
             self._fd = self._blob_fd = -1
             self.closed = True
-        # The mapping, which has a descriptor of its own, ends with the last view of it.
+        # The mapping, which has a separate descriptor, ends with its last view.
         self.memory = memoryview(b"")
         self._map = mmap.mmap(-1, 1)
 
 
 def aligned(position: int) -> int:
-    """Where the next blob begins."""
+    """Returns where the next blob begins."""
     return -(-position // ALIGNMENT) * ALIGNMENT
 
 
@@ -414,7 +417,7 @@ def _write(fd: int, position: int, data: memoryview) -> None:
 
 
 def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
-    """Several buffers of bytes, none of them empty, one behind the other and without joining them."""
+    """Writes several non-empty buffers one after the other, without joining them."""
     left = deque(parts)
     while left:
         written = os.pwritev(fd, list(islice(left, _PARTS)), position)
@@ -426,8 +429,8 @@ def _write_parts(fd: int, position: int, parts: Sequence[memoryview]) -> None:
 
 
 def remove(folder: Path, segments: Sequence[Segment]) -> None:
-    """Their files are gone; views of them stay good. Wherever a crash comes, what is left of them is known as
-    such (`finish_removals`). Raises LogFull, InternalError."""
+    """Removes the segments' files; views stay valid. Raises LogFull, InternalError.
+    After a crash at any point `finish_removals` removes the rest."""
     if not segments:
         return
     with disk_errors():

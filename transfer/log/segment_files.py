@@ -1,4 +1,4 @@
-"""The names of a segment's files in the folder of a log, and how the files of a removed segment go."""
+"""The names of a segment's files in a log's folder, and the removal of these files."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from pathlib import Path
 from transfer.log.disk import sync_folder
 
 SUFFIX, BLOBS, INDEX = ".log", ".blobs", ".index"
-#: of a segment's file of records when the segment is being removed
+#: suffix of a segment's file of records while the segment is being removed
 REMOVED = ".removed"
 
 
 def path_of(folder: Path, first: int, suffix: str = SUFFIX) -> Path:
-    """The file of the segment that begins with this record."""
+    """Returns the path of a file of the segment that begins with this record."""
     return folder / f"{first:020d}{suffix}"
 
 
 def finish_removals(folder: Path) -> None:
-    """Files of segments that are being removed go: first those that only the other one says it of. Raises
-    OSError."""
+    """Removes the files of segments that are being removed. Raises OSError.
+    The renamed file marks the others as removed, so it goes last."""
     firsts = segments_in(folder, REMOVED)
     for first in firsts:
         for suffix in (INDEX, BLOBS):
@@ -30,6 +30,6 @@ def finish_removals(folder: Path) -> None:
 
 
 def segments_in(folder: Path, suffix: str = SUFFIX) -> list[int]:
-    """The first sequences of the segments in a folder, in order."""
+    """Returns the first sequences of the segments in a folder, in order."""
     names = (path.name.removesuffix(suffix) for path in folder.glob(f"*{suffix}"))
     return sorted(int(name) for name in names if name.isdecimal())

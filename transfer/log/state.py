@@ -1,6 +1,6 @@
-"""State of the log's own: topics, how far groups have come, which blobs were discarded. Pure.
+"""The log's internal state: topics, offsets of groups, discarded blobs.
 
-The keys begin with a zero, and no user's does.
+Its keys begin with a zero; users' keys do not.
 """
 
 from __future__ import annotations
@@ -13,44 +13,44 @@ from transfer.transports.errors import LogDamaged
 #: discarded by number and begin
 TOPIC, GROUP, DISCARDED = b"\0t", b"\0g", b"\0d"
 _REMOVED = int(Flag.REMOVED)  # members of an enumeration are slow, and there may be millions of records
-#: the highest number that a topic ever had, as far as it was dropped
+#: the highest number of any topic, as of the last drop
 HIGHEST = b"\0n"
 
 
 def topic_key(number: int) -> bytes:
-    """The key of a topic's state."""
+    """Returns the key of a topic's state."""
     return TOPIC + number.to_bytes(4, "little")
 
 
 def topic_value(topic: Topic) -> bytes:
-    """Its value: the next offset and the name."""
+    """Returns the value of a topic's state: the next offset and the name."""
     return topic.end.to_bytes(8, "little") + topic.name.encode()
 
 
 def group_key(number: int, group: str) -> bytes:
-    """The key of a group's offset in a topic."""
+    """Returns the key of a group's offset in a topic."""
     return GROUP + number.to_bytes(4, "little") + group.encode()
 
 
 def discarded_key(number: int, begin: int) -> bytes:
-    """The key of a range of a topic's offsets whose blobs are not needed any more; its value is the end."""
+    """Returns the key of a range of a topic's discarded blobs; its value is the end of the range."""
     return DISCARDED + number.to_bytes(4, "little") + begin.to_bytes(8, "little")
 
 
 def forget_topic(state: dict[bytes, bytes], number: int) -> None:
-    """What state tells of a topic that was dropped is gone with it, without records of its own."""
-    its = number.to_bytes(4, "little")
-    for key in [key for key in state if key[:2] in (GROUP, DISCARDED) and key[2:6] == its]:
+    """Removes the groups and discarded ranges of a dropped topic from the state, without further records."""
+    number_bytes = number.to_bytes(4, "little")
+    for key in [key for key in state if key[:2] in (GROUP, DISCARDED) and key[2:6] == number_bytes]:
         del state[key]
 
 
 def number_of(key: bytes) -> int:
-    """The number of the topic that a key of the log's own is about."""
+    """Returns the topic number in one of the log's internal keys."""
     return int.from_bytes(key[2:6], "little")
 
 
 def discard_of(record: Record) -> tuple[int, int, int] | None:
-    """(topic, begin, end) of the blobs that a record of state discards."""
+    """Returns (topic, begin, end) of the blobs that a record of state discards; None: it discards none."""
     key, value = state_of(record.body)
     if record.flags & Flag.REMOVED:
         return (number_of(key), 0, 1 << 64) if key.startswith(TOPIC) else None
@@ -60,8 +60,7 @@ def discard_of(record: Record) -> tuple[int, int, int] | None:
 
 
 def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
-    """What a record says of state and of topics, when they are gathered again from records. Raises
-    LogDamaged."""
+    """Applies a record to the state and the topics during recovery. Raises LogDamaged."""
     key, value = state_of(record.body)
     removed = record.flags & _REMOVED
     if key.startswith(TOPIC):
@@ -92,15 +91,14 @@ def _topic_of(key: bytes, topics: dict[int, Topic], what: str) -> Topic:
     topic = topics.get(number_of(key))
     if topic is None:
         raise LogDamaged(
-            f"the record of topic number {number_of(key)} is lost, and that of its {what} is not",
+            f"the record of topic number {number_of(key)} is lost, but not that of its {what}",
             hint="restore the file; opening with repair=True cuts it off before the first damaged record",
         )
     return topic
 
 
 def take_discarded(state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
-    """What state tells of discarded blobs, merged; a crash may have left ranges within others. Raises
-    LogDamaged."""
+    """Merges the ranges of discarded blobs: a crash may have left ranges within others. Raises LogDamaged."""
     ranges = {key: value for key, value in state.items() if key.startswith(DISCARDED)}
     for key, value in ranges.items():
         del state[key]

@@ -1,4 +1,4 @@
-"""The tail of the last segment: which of its records are whole, and which of them no sync is proven for."""
+"""The tail of the last segment: finds its complete records, and those that may not be synced."""
 
 from __future__ import annotations
 
@@ -8,23 +8,26 @@ from transfer.log.damage import Gap, Known, claim, walk
 from transfer.log.holes import Due, Hole, give_back
 from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, scan
 from transfer.log.segment import Segment
-from transfer.log.segment_walk import walk_mended
+from transfer.log.segment_walk import walk_repaired
 from transfer.log.state import discard_of
 from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
-#: what to do about damage that cannot be served around
+#: hint for damage with which the log cannot be served
 RESTORE = "restore the file; opening with repair=True cuts it off with all that follows, into quarantine"
 _HAS_BLOB = int(Flag.HAS_BLOB)
-#: bytes that are written again at a time
+#: bytes of one write
 _PIECE = 16 << 20
 
 
-class Read:
-    """What the last segment holds, each record looked at once. gaps: where it is damaged. blobs: the records
-    that have some. synced: the record before which all was, as any says; proven: as one says behind the
-    beginning. unproven: sequence and position of those that are whole and not proven. opened: the one behind
-    all state. end: the one behind the last."""
+class TailScan:
+    """Scans the last segment once.
+
+    gaps: damaged records. blobs: records with blobs. synced: the sequence before which all records are
+    synced, according to any record; proven: according to a record after the segment's beginning. unproven:
+    sequence and position of complete records from `proven` on. opened: sequence of the OPENED record. end:
+    the sequence after the last record.
+    """
 
     def __init__(self, segment: Segment, known: Known, repair: bool) -> None:
         self.segment = segment
@@ -33,8 +36,8 @@ class Read:
         self.synced = self.proven = max(segment.first, known.following)
         self.unproven: deque[tuple[int, int]] = deque()
         self.opened = self.end = segment.first
-        read = scan(segment.memory, segment.first) if repair else walk_mended(segment, known)
-        for one in read:
+        records = scan(segment.memory, segment.first) if repair else walk_repaired(segment, known)
+        for one in records:
             if isinstance(one, Gap):
                 self.gaps.append(one)
                 self.end = one.following
@@ -51,11 +54,12 @@ class Read:
                 self.opened = one.sequence
 
 
-def whole_until(read: Read, segments: list[Segment]) -> int:
-    """The first record of the last segment that is not whole, nor its blob, though it is wanted.
+def whole_until(read: TailScan, segments: list[Segment]) -> int:
+    """Returns the first record of the last segment that is incomplete, or whose blob is.
 
-    Of blobs those are not read that were synced, as later records say, or a clean end. One that is discarded
-    by a later record that counts need not be whole: it may be a hole.
+    Does not read blobs that were synced, according to later records or a clean end. A blob that a later
+    complete
+    record discards may be incomplete: it may be a hole.
     """
     torn = [one for one in read.blobs if one.sequence >= read.synced and not _blob_is_whole(segments, one)]
     discards = _discards(read) if torn else []
@@ -73,8 +77,8 @@ def whole_until(read: Read, segments: list[Segment]) -> int:
     return end
 
 
-def _discards(read: Read) -> list[tuple[int, int, int, int]]:
-    """(sequence, topic, begin, end) of each record that discards blobs."""
+def _discards(read: TailScan) -> list[tuple[int, int, int, int]]:
+    """Returns (sequence, topic, begin, end) of each record that discards blobs."""
     segment = read.segment
     known = Known(read.synced, 0)
     return [
@@ -86,14 +90,13 @@ def _discards(read: Read) -> list[tuple[int, int, int, int]]:
     ]
 
 
-def look_for_damage(segment: Segment, sequence: int, known: int = 0) -> None:
-    """Raises LogDamaged if record `sequence`, the first one that is not good, was synced: a record behind it
-    says so, or all before `known` were.
-    """
+def check_unsynced(segment: Segment, sequence: int, known: int = 0) -> None:
+    """Raises LogDamaged if record `sequence`, the first incomplete one, was synced.
+    It was if it is before `known`, or if a later record shows it."""
     if sequence < known:
         raise LogDamaged(
-            f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: it was synced "
-            "when the log was closed",
+            f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: the log was closed "
+            "after it was synced",
             hint=RESTORE,
         )
     position = segment.find(MAGIC_BYTES, segment.end + 1)
@@ -102,7 +105,7 @@ def look_for_damage(segment: Segment, sequence: int, known: int = 0) -> None:
         if record is not None and claim(record) > sequence:
             raise LogDamaged(
                 f"record {sequence} of {segment.path.name} is damaged at byte {segment.end}: record "
-                f"{record.sequence} says that it was synced",
+                f"{record.sequence} shows that it was synced",
                 hint=RESTORE,
             )
         position = segment.find(MAGIC_BYTES, position + 1)
@@ -114,13 +117,14 @@ def _blob_is_whole(segments: list[Segment], record: Record) -> bool:
         if segment.first == first:
             blob = segment.blob(position, nbytes)
             return blob is not None and crc32c(blob) == crc
-    return int(first) < segments[0].first  # retention let it go
+    return int(first) < segments[0].first  # retention has removed it
 
 
-def write_again(read: Read, segments: list[Segment], until: int) -> None:
-    """Writes what is whole but not known to be synced once more, with its blobs. A sync that failed leaves
-    pages in memory that the system takes for written: no later sync would bring them to the disk. Raises
-    OSError."""
+def write_again(read: TailScan, segments: list[Segment], until: int) -> None:
+    """Writes complete records that may not be synced again, with their blobs. Raises OSError.
+
+    After a failed sync the system regards pages in memory as written, so a later sync would not write them.
+    """
     segment = read.segment
     begin = read.unproven[0][1] if read.unproven else segment.end
     for position in range(begin, segment.end, _PIECE):
@@ -142,7 +146,7 @@ def _write_blob_again(segment: Segment, begin: int, nbytes: int) -> None:
 
 
 def clear(segment: Segment, records: list[Record]) -> None:
-    """What none of the records names, a crash left of blobs that were arriving: it is given back."""
+    """Frees the parts of the blob file that no record names, which a crash left of arriving blobs."""
     places = (BLOB.unpack_from(record.body)[:3] for record in records)
     gaps, end = [], 0
     for position, nbytes in sorted(place[1:] for place in places if place[0] == segment.first):

@@ -1,4 +1,4 @@
-"""The topics and the state of a log, as memory has them, and the records that change them."""
+"""The topics and the state of a log in memory, and the records that change them."""
 
 from __future__ import annotations
 
@@ -9,30 +9,31 @@ from transfer.log.holes import Holes, give_back
 from transfer.log.index import Topic
 from transfer.log.journal import Journal
 from transfer.log.record import HEADER_SIZE, Flag, Kind, state_body
-from transfer.log.recovery import Recovered
+from transfer.log.recovery import Recovery
 from transfer.log.segment import Segment
 from transfer.log.state import HIGHEST, discarded_key, forget_topic, group_key, topic_key, topic_value
 
-#: of a record of discarded blobs; that of a topic's end is shorter
+#: bytes of the body of a discard record; that of a topic's removal is shorter
 _RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
 _STATE, _REMOVED = int(Kind.STATE), int(Flag.REMOVED)
-#: room for what `discard` and `drop` append
+#: room for the records of `discard` and `drop`
 ENOUGH = 2 * HEADER_SIZE + 2 * _RANGE_BODY
-#: groups of such names keep messages from retention, and read none
+#: prefix of the names of groups that only keep messages from retention, and read none
 HOLDS = "\0"
-#: nobody wants any message of a topic that was dropped
+#: the first needed offset of a dropped topic: no message is needed
 DROPPED = 1 << 64
 
 
 class Topics:
-    """To be used with the journal's lock. journal: where it is written; set by the log before the first use.
+    """The topics and the state. Use it with the journal's lock.
 
-    named, numbered: the topics. state: all keys and values, the log's own among them. holes: see `Holes`.
+    journal: the log sets it before the first use. named, numbered: the topics. state: all keys and values,
+    including the log's internal ones. holes: see `Holes`.
     """
 
     journal: Journal
 
-    def __init__(self, found: Recovered) -> None:
+    def __init__(self, found: Recovery) -> None:
         self.numbered = found.topics
         self.named = {topic.name: topic for topic in found.topics.values()}
         self.state = found.state
@@ -40,24 +41,24 @@ class Topics:
         highest = int.from_bytes(found.state.get(HIGHEST, b""), "little")
         self._highest = max(highest, max(found.topics, default=0))
         for topic in [one for one in found.topics.values() if self.named[one.name] is not one]:
-            del self.numbered[topic.number]  # a crash came into `purge`
+            del self.numbered[topic.number]  # a crash interrupted `purge`
             forget_topic(self.state, topic.number)
 
     # -- topics ------------------------------------------------------------------------------------------
 
     def need(self, name: str) -> Topic:
-        """The topic, which is made if there is none. May let others in. Raises UsageError, LogFull."""
+        """Returns the topic, and makes it if it is new. May release the lock. Raises UsageError, LogFull."""
         topic = self.named.get(name)
         if topic is not None:
             return topic
         check_name(name)
         self.journal.make_room(2 * MAX_NAME)
-        topic = self.named.get(name)  # somebody may have come in between
+        topic = self.named.get(name)  # another thread may have made it
         return self._make(name) if topic is None else topic
 
     def begin(self, name: str, end: int) -> bool:
-        """Makes a topic whose next message has this offset. False: there is one of this name. Raises
-        UsageError, LogFull."""
+        """Makes a topic whose next message has this offset. Returns False if the topic exists.
+        Raises UsageError, LogFull."""
         check_name(name)
         self.journal.make_room(2 * MAX_NAME, limited=False)
         if name in self.named:
@@ -66,7 +67,7 @@ class Topics:
         return True
 
     def _make(self, name: str, end: int = 0) -> Topic:
-        """A topic of this name from now on; there is room for it."""
+        """Makes a topic; there must be room for its record."""
         self._highest += 1
         topic = Topic(name, self._highest, end)
         self.journal.append(_STATE, 0, 0, 0, 0, state_body(topic_key(topic.number), topic_value(topic)))
@@ -74,7 +75,7 @@ class Topics:
         return topic
 
     def with_room(self, name: str, size: int, *, limited: bool = True) -> Topic:
-        """The topic, and room for a record with a body of `size` bytes, when nobody dropped it meanwhile."""
+        """Returns the topic, after making it and room for a record with a body of `size` bytes."""
         while True:
             topic = self.need(name)
             self.journal.make_room(size, limited=limited)
@@ -82,7 +83,7 @@ class Topics:
                 return topic
 
     def all_with_room(self, names: Iterable[str], size: int) -> dict[str, Topic]:
-        """The topics, and room for records with bodies of `size` bytes and further headers."""
+        """Returns the topics, after making them and room for records; `size`: without the first header."""
         while True:
             topics = {name: self.need(name) for name in names}
             self.journal.make_room(size)
@@ -90,17 +91,17 @@ class Topics:
                 return topics
 
     def drop(self, name: str) -> int | None:
-        """Ends a topic; there is room for it. See `Log.drop`."""
+        """Removes a topic; there must be room for the records. See `Log.drop`."""
         found = self.named.pop(name, None)
         return self._end(found) if found is not None else None
 
     def purge(self, name: str) -> int | None:
-        """Ends a topic's messages. See `Log.purge`."""
+        """Removes a topic's messages. See `Log.purge`."""
         self.journal.make_room(2 * MAX_NAME + ENOUGH, limited=False)
         before = self.named.get(name)
         if before is None:
             return None
-        # In this order: behind a crash in between, the younger one of two topics of one name counts.
+        # In this order: after a crash in between, the newer one of two topics with the same name counts.
         after = self._make(name, before.end)
         for group in before.groups:
             after.groups[group] = after.end
@@ -109,18 +110,18 @@ class Topics:
         return self._end(before)
 
     def _end(self, found: Topic) -> int:
-        """The topic is gone, whose name is another's or nobody's; there is room for it."""
+        """Removes a topic, which has no name any more; there must be room for the records."""
         del self.numbered[found.number]
         forget_topic(self.state, found.number)
         self.put(HIGHEST, self._highest.to_bytes(4, "little"))
         body = state_body(topic_key(found.number), b"")
         sequence, _, _ = self.journal.append(_STATE, _REMOVED, 0, 0, 0, body)
-        self.ask(found, found.discarded.missing(0, found.end), sequence)
+        self.free_blobs(found, found.discarded.missing(0, found.end), sequence)
         found.discarded = found.discarded.joined(0, found.end)
         return sequence
 
     def discard(self, topic: Topic, begin: int, end: int) -> int | None:
-        """Ends blobs; there is room for it. See `Log.discard`."""
+        """Discards blobs; there must be room for the records. See `Log.discard`."""
         missing = topic.discarded.missing(begin, end)
         if not missing:
             return None
@@ -128,18 +129,16 @@ class Topics:
         for low, high in topic.discard(begin, end):
             if high:
                 sequence = self.put(discarded_key(topic.number, low), high.to_bytes(8, "little"))
-            else:  # it went up in another; whoever reads the old record merges both
+            else:  # it is merged into another range; recovery merges the old record too
                 self.state.pop(discarded_key(topic.number, low))
-        self.ask(topic, missing, sequence)
+        self.free_blobs(topic, missing, sequence)
         return sequence
 
     # -- state -------------------------------------------------------------------------------------------
 
     def put(self, key: bytes, value: bytes | None) -> int:
-        """Appends a key's value, or its end: the record's sequence. May let others in before it does.
-
-        Raises LogFull.
-        """
+        """Appends a key's value, or its removal; returns the record's sequence.
+        May release the lock before it appends. Raises LogFull."""
         body = state_body(key, value or b"")
         self.journal.make_room(len(body), limited=False)
         sequence, _, _ = self.journal.append(_STATE, _REMOVED if value is None else 0, 0, 0, 0, body)
@@ -150,23 +149,23 @@ class Topics:
         return sequence
 
     def snapshot(self) -> Iterator[tuple[bytes, bytes]]:
-        """All state, as a new segment repeats it."""
+        """Yields all state, with which a new segment begins."""
         for topic in self.numbered.values():
             yield topic_key(topic.number), topic_value(topic)
         yield from self.state.items()
 
-    # -- what the journal asks ---------------------------------------------------------------------------
+    # -- for the journal ---------------------------------------------------------------------------------
 
     def acknowledged(self, number: int) -> int | None:
-        """The offset before which all groups of a topic have acknowledged; None: it has no group."""
+        """Returns the offset before which all groups of a topic have acknowledged; None: it has no group."""
         topic = self.numbered.get(number)
         if topic is None:
             return DROPPED
         return min(topic.groups.values()) if topic.groups else None
 
     def needed_from(self, number: int) -> int:
-        """The offset from which on a topic's messages are needed: all of them, if nobody reads it as a group.
-        Who only holds (`HOLDS`) does not say that others need them no more."""
+        """Returns the first offset that a topic's groups need; 0 if no group reads it.
+        Groups that only hold messages (`HOLDS`) do not count: other readers may need the messages before."""
         topic = self.numbered.get(number)
         if topic is None:
             return DROPPED
@@ -175,27 +174,27 @@ class Topics:
         return min(topic.groups.values())
 
     def held_from(self, number: int) -> int:
-        """The offset from which on retention keeps a topic's messages: none without groups."""
+        """Returns the first offset that a topic's groups keep from retention; none without groups."""
         found = self.acknowledged(number)
         return DROPPED if found is None else found
 
     def forget(self, segment: Segment) -> None:
-        """The segment is gone."""
+        """Removes the messages of a removed segment."""
         for number in {run.topic for run in segment.runs}:
             if (topic := self.numbered.get(number)) is not None:
                 topic.forget(segment.first)
 
     def wanted(self, number: int, offset: int) -> bool:
-        """True if the blob of this message, if it has one, is to be whole. Needs no lock."""
+        """Whether this message exists and its blob, if it has one, is not discarded. Needs no lock."""
         topic = self.numbered.get(number)
         return topic is not None and offset >= topic.begin and offset not in topic.discarded
 
-    def ask(self, topic: Topic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
-        """The blobs of these messages can be given back when the record is synced."""
+    def free_blobs(self, topic: Topic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
+        """Frees the blobs of these messages when the record is synced."""
         for begin, end in ranges:
-            self.holes.ask(sequence, topic, begin, end)
+            self.holes.add(sequence, topic, begin, end)
 
-    def relieve(self) -> None:
-        """Gives back what was discarded, what was viewed too."""
+    def free_discarded(self) -> None:
+        """Frees the discarded blobs that have no views, including those that had views before."""
         due = self.holes.due(self.journal.synced, self.journal.segments, again=True)
         self.holes.keep(give_back(due))

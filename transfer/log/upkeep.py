@@ -1,4 +1,4 @@
-"""Gives back the log's room in the background: what retention lets go, and what one old message pins."""
+"""Frees the log's room in the background: applies retention, and compacts segments that need few messages."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from transfer.transports.errors import Again, Closed, LogFull
 if TYPE_CHECKING:
     from transfer.log import Log
 
-    #: starts a thread of this name that does this work
+    #: starts a thread of this name with this work
     Start = Callable[[str, Callable[[], object]], threading.Thread]
 
 _log = logging.getLogger("transfer.log")
 #: seconds between two rounds
 EVERY = 60.0
-#: seconds after a round that a full log has begun and that gave nothing back
+#: seconds after a round for a full log that freed nothing
 _PAUSE = 2.0
-#: seconds that a round has to end
+#: seconds that `close` waits for a round
 _END = 60.0
 
 
 class Upkeep:
-    """A thread that looks after the log, at once when it is full. removed: segments that went by it.
+    """A thread that frees the log's room periodically, and at once when the log is full.
 
-    start: of whoever owns the log, and hears when the thread ends too early.
+    removed: number of segments that it removed. start: the owner's function, which detects when the thread
+    ends too early.
     """
 
     def __init__(self, log: Log, name: str, start: Start, every: float = EVERY) -> None:
@@ -38,7 +39,7 @@ class Upkeep:
         self._thread = start(name, self._work)
 
     def close(self) -> None:
-        """Ends it; a round that has begun is finished. Idempotent."""
+        """Ends the thread after the current round. Idempotent."""
         self._closing.set()
         self._log.full.set()
         self._thread.join(_END)

@@ -1,4 +1,4 @@
-"""Whether all that a log holds is what was written: every record, every blob, every index file."""
+"""Verifies a log: every record, every blob, every index file."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from transfer.log.segment import Segment
 from transfer.transports.core import crc32c
 
 _A_MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
-#: bytes of a blob that are read at a time, so that few of its pages are in memory
+#: bytes of one read of a blob, so that few of its pages are in memory
 _PIECE = 16 << 20
-#: (topic's number, offset): True if the message's blob is to be whole
+#: (topic's number, offset): returns whether the message's blob must be complete
 Wanted = Callable[[int, int], bool]
 
 
 @dataclass
-class Verified:
-    """What was found. records, blobs: that were read. nbytes: of both. damages: what is wrong, in words."""
+class VerifyResult:
+    """The result. records, blobs: the number read. nbytes: the bytes of both. damages: texts."""
 
     records: int = 0
     blobs: int = 0
@@ -34,7 +34,7 @@ class Verified:
 
 @dataclass(frozen=True)
 class Part:
-    """What is to be read of a segment: its records, from sequence `first` on to `following`."""
+    """A segment to verify: its records up to sequence `following`."""
 
     segment: Segment
     memory: memoryview
@@ -43,7 +43,7 @@ class Part:
 
 
 def to_verify(segments: Sequence[Segment], written: int) -> list[Part]:
-    """What there is to verify: all records before `written`. With the journal's lock."""
+    """Returns the segments to verify, with all records before `written`. Needs the journal's lock."""
     if not segments:
         return []
     parts = [Part(one, one.memory, next_.first, sealed=True) for one, next_ in pairwise(segments)]
@@ -55,12 +55,12 @@ def verify(
     segments: Mapping[int, Segment],
     wanted: Wanted,
     progress: Callable[[int], object] | None = None,
-) -> Verified:
-    """Reads all of it. A segment that is removed meanwhile counts as far as it was read. Needs no lock.
+) -> VerifyResult:
+    """Verifies the segments. A segment that is removed meanwhile counts as far as it was read. Needs no lock.
 
-    progress: is told how many bytes were read, segment by segment.
+    progress: called after each segment with the bytes read so far.
     """
-    verified = Verified()
+    verified = VerifyResult()
     for part in parts:
         _verify_records(verified, part, segments, wanted)
         if part.sealed:
@@ -70,7 +70,9 @@ def verify(
     return verified
 
 
-def _verify_records(verified: Verified, part: Part, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+def _verify_records(
+    verified: VerifyResult, part: Part, segments: Mapping[int, Segment], wanted: Wanted
+) -> None:
     position, name = 0, part.segment.path.name
     for sequence in range(part.segment.first, part.following):
         record = decode(part.memory, position)
@@ -84,7 +86,9 @@ def _verify_records(verified: Verified, part: Part, segments: Mapping[int, Segme
             _verify_blob(verified, record, segments, wanted)
 
 
-def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segment], wanted: Wanted) -> None:
+def _verify_blob(
+    verified: VerifyResult, record: Record, segments: Mapping[int, Segment], wanted: Wanted
+) -> None:
     first, position, nbytes, crc = BLOB.unpack_from(record.body)
     segment = segments.get(first)
     if segment is None or not wanted(record.topic, record.offset):
@@ -92,12 +96,12 @@ def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segm
     blob = segment.blob(position, nbytes)
     found = 0
     for at in range(0, nbytes if blob is not None else 0, _PIECE):
-        # Each piece is a mapping of its own: what was read before leaves the memory.
+        # Each piece is mapped separately, so that earlier pieces leave memory.
         piece = segment.blob(position + at, min(_PIECE, nbytes - at), of=position)
         found = crc32c(piece, found) if piece is not None else -1
         if found < 0:
             break
-    # Asked again: it may have been discarded, or its segment removed, while it was read.
+    # Check again: the blob may have been discarded, or its segment removed, during the read.
     if segment.removed or segment.closed or not wanted(record.topic, record.offset):
         return
     verified.blobs += 1
@@ -106,22 +110,22 @@ def _verify_blob(verified: Verified, record: Record, segments: Mapping[int, Segm
         name = segment.path.with_suffix(".blobs").name
         verified.damages.append(
             f"the blob of message {record.offset} (topic {record.topic}) at byte {position} of {name} is "
-            "not what was written"
+            "damaged"
         )
 
 
-def _verify_index(verified: Verified, part: Part) -> None:
-    """One that is missing is made by the next start; one that says something else is told."""
+def _verify_index(verified: VerifyResult, part: Part) -> None:
+    """Compares an index with its records. A missing index is no damage: the next start makes it."""
     segment = part.segment
-    said = load(segment.folder, segment.first)
-    if said is None or segment.removed:
+    index = load(segment.folder, segment.first)
+    if index is None or segment.removed:
         return
     found = read_headers(part.memory, segment.first)
-    if _facts(said) != _facts(found):
-        verified.damages.append(f"the index of {segment.path.name} is not that of its records")
+    if _summary(index) != _summary(found):
+        verified.damages.append(f"the index of {segment.path.name} does not match its records")
 
 
-def _facts(contents: Contents) -> tuple[object, ...]:
+def _summary(contents: Contents) -> tuple[object, ...]:
     positions = {
         (run.topic, run.first + at): position
         for run in contents.runs

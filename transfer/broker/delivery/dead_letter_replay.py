@@ -11,7 +11,7 @@ from transfer.broker.core.dispatcher_actions import Admitted
 from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.delivery.message import Front, Message, Written
 from transfer.broker.delivery.topic import LOG_PREFIX
-from transfer.broker.storage.dead_letter import DeadLetter, Filed, Reference
+from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Reference
 from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class DeadLetterReplay:
 
     def __call__(self, letter: DeadLetter, replay: str) -> None:
         blob: BlobWriter | None = None
-        if isinstance(letter.payload, Filed):
+        if isinstance(letter.payload, PayloadFile):
             place = self._asked(lambda: self._place(letter))
             if place is not None:
                 blob = self._copied(letter.payload, letter.payload_bytes, place)
@@ -62,7 +62,7 @@ class DeadLetterReplay:
         topic = self._hub.store.topic(_name_of(letter))
         return (topic if topic.durable else self._hub.store.direct_topic(topic)).log_name
 
-    def _copied(self, filed: Filed, nbytes: int, log_name: str) -> BlobWriter:
+    def _copied(self, filed: PayloadFile, nbytes: int, log_name: str) -> BlobWriter:
         """A large payload in the log, whose record is missing. Raises UsageError, LogFull, and others of the
         log; nothing is in doubt then."""
         try:
@@ -160,7 +160,7 @@ class DeadLetterReplay:
         long as retention lets them be."""
         headers = {**letter.headers, "message_id": letter.message_id, REPLAY_HEADER: replay}
         front, head, payload = letter.front, letter.head, letter.payload
-        if isinstance(payload, Filed):
+        if isinstance(payload, PayloadFile):
             view = self._viewed(payload, letter.payload_bytes)
             known = (Front.BROKER if front is None else front), _marked(front, head, replay), headers
             return Message(topic, (view,), *known) if blob is None else Written(topic, (view,), *known, blob)
@@ -180,7 +180,7 @@ class DeadLetterReplay:
         front = Front.BROKER if front is None else front
         return Message(topic, (payload,), front, _marked(front, head, replay), headers)
 
-    def _viewed(self, filed: Filed, nbytes: int) -> memoryview:
+    def _viewed(self, filed: PayloadFile, nbytes: int) -> memoryview:
         try:
             return self._payloads.view(filed, nbytes)
         except LogDamaged as error:

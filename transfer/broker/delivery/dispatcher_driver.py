@@ -38,8 +38,13 @@ from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 from transfer.broker.delivery.dispatcher_journal import DispatcherJournal
 from transfer.broker.delivery.message import Front, Message, Written
 from transfer.broker.delivery.topic import DIRECT_PREFIX
-from transfer.broker.storage.dead_letter_writer import finish_buried, keep_letter, large_of, letter_of_parcel
-from transfer.broker.storage.durability import together
+from transfer.broker.storage.dead_letter_writer import (
+    finish_dead_lettered,
+    keep_letter,
+    large_of,
+    letter_of_parcel,
+)
+from transfer.broker.storage.durability import complete_all
 from transfer.broker.storage.session_writer import SessionWriter
 from transfer.log import HOLDS
 from transfer.transports.errors import InternalError, LogDamaged, LogFull, TransferError
@@ -121,7 +126,7 @@ class DispatcherDriver:
         self._courier = courier
         self.desk.restore(self._sessions.load(), self._now())
         books = self._journal.books()
-        for event in finish_buried(books, self._letters):
+        for event in finish_dead_lettered(books, self._letters):
             self._persist(event)
         self._do(self.desk.recover(books, self._now()))
 
@@ -325,7 +330,7 @@ class DispatcherDriver:
             case DropSession(session):
                 self._session_writer.remove(session)
             case Audit():
-                self._auditing.tell(action.consumer_id, action.operation, (action.message_id,), action.text)
+                self._auditing.record(action.consumer_id, action.operation, (action.message_id,), action.text)
 
     def _persist(self, event: Event) -> None:
         if isinstance(event, Finished) and event.number in self._withheld:
@@ -419,10 +424,10 @@ class DispatcherDriver:
         except InternalError as error:
             self._hub.durability.failed(error)
             self._events, self._then = [], []
-            together(then)(error)
+            complete_all(then)(error)
             return
         self._events, self._then = [], []
-        self._hub.durability.when_kept(sequence, together(then) if then else None)
+        self._hub.durability.when_kept(sequence, complete_all(then) if then else None)
 
     def _snapshot(self) -> None:
         """What was not written yet stands in it too: a log that is full takes no events."""
@@ -432,7 +437,7 @@ class DispatcherDriver:
             _log.warning("direct delivery leaves no snapshot: %s", error)
             return
         then, self._events, self._then = self._then, [], []
-        self._hub.durability.when_kept(sequence, together(then) if then else None)
+        self._hub.durability.when_kept(sequence, complete_all(then) if then else None)
 
     def _set_alarm(self) -> None:
         left = self.desk.seconds_left(self._now())

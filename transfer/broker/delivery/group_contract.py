@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.durability import OnComplete
-    from transfer.broker.storage.group_journal import Named
+    from transfer.broker.storage.group_journal import GroupIdentity
     from transfer.transports.errors import TransferError
 
 #: payloads of so many bytes are not checked for who reads them in pieces
@@ -46,7 +46,7 @@ class Dead(NamedTuple):
 class Served(NamedTuple):
     """A group that is there."""
 
-    named: Named
+    named: GroupIdentity
     topic: Topic
     group: Group
 

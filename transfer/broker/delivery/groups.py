@@ -17,8 +17,8 @@ from transfer.broker.delivery.group_contract import Bury, Consumer, IsBuried, Se
 from transfer.broker.delivery.group_reader import GroupReader
 from transfer.broker.delivery.topic import Recent
 from transfer.broker.delivery.turns import InTurns
-from transfer.broker.storage.durability import tell
-from transfer.broker.storage.group_journal import GroupJournal, Named
+from transfer.broker.storage.durability import complete
+from transfer.broker.storage.group_journal import GroupIdentity, GroupJournal
 from transfer.broker.storage.group_journal_writer import GroupJournalWriter
 from transfer.transports.errors import UsageError
 
@@ -374,7 +374,7 @@ class Groups:
     def _note(self, served: Served, on_complete: OnComplete | None) -> None:
         if not self._is_there(served):  # it was removed, and another group may have its number
             if on_complete is not None:
-                tell(on_complete, UsageError(f"group {served.named.name!r} was removed"))
+                complete(on_complete, UsageError(f"group {served.named.name!r} was removed"))
             return
         self._notes.note(served.named.number, served.group, on_complete)
 
@@ -392,13 +392,13 @@ class Groups:
             )
         topic = self._store.durable_topic(topic_name)
         low, high = self._store.range(topic)
-        named = Named(self._last_number + 1, topic_name, name, low if begin == "old" else high)
+        named = GroupIdentity(self._last_number + 1, topic_name, name, low if begin == "old" else high)
         served = self._serve(named, topic, named.begin)
         self._acknowledge(served)
         self._durability.when_kept(self._journal.add(named), None)
         return served
 
-    def _serve(self, named: Named, topic: Topic, begin: int) -> Served:
+    def _serve(self, named: GroupIdentity, topic: Topic, begin: int) -> Served:
         served = Served(named, topic, Group(begin, self._delay))
         topic.recent = self._recent
         self._last_number = max(self._last_number, named.number)

@@ -18,7 +18,7 @@ from transfer.broker.delivery.streaming_publish import Publisher, StreamingPubli
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
-from transfer.broker.storage.durability import CompleteTogether, Durability, OnComplete, tell
+from transfer.broker.storage.durability import BatchCompletion, Durability, OnComplete, complete
 from transfer.broker.storage.large_write_queue import LargeWriteQueue
 from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.broker.storage.log_holders import held_by
@@ -138,7 +138,7 @@ class Hub:
         if small and kept and self.durability.append_many(topics, messages, on_complete):
             self._appended_many(topics, messages)
             return
-        together = CompleteTogether(len(messages), on_complete)
+        together = BatchCompletion(len(messages), on_complete)
         for message in messages:
             self.publish(message, together)
 
@@ -257,9 +257,9 @@ class Hub:
 
     def pressed(self, publisher: Publisher) -> None:
         """Whoever has just published waits, if the disk is far behind or full."""
-        self.durability.pressed(publisher)
+        self.durability.apply_backpressure(publisher)
         if self._aside.busy:
-            self._aside.pressed(publisher)
+            self._aside.apply_backpressure(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
         """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`, and fewer
@@ -399,7 +399,7 @@ class Hub:
                 self.durability.failed(failed)
         _log.error("a message of topic %r is not kept: %s", topic.name, error)
         writing.abandon()
-        tell(on_complete, error)
+        complete(on_complete, error)
         return False
 
     # -- subscribing -------------------------------------------------------------------------------------

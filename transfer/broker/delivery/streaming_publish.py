@@ -207,7 +207,7 @@ class StreamingPublish:
         """Seconds for which its bytes hardly came, since it was looked at first: less than PACE."""
         since, left = self._pace
         came = left - self._left
-        if self._slow or (self.writing is not None and self.writing.behind):
+        if self._slow or (self.writing is not None and self.writing.is_paused):
             since = 0.0
         if not since or came >= PACE * max(1.0, now - since):
             self._pace = now, self._left

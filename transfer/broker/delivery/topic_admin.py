@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.storage.audit_chain import Action, Json, parse_time
-from transfer.broker.storage.dead_letter_requests import check_who
+from transfer.broker.storage.dead_letter_requests import check_actor
 from transfer.transports.errors import Again, InternalError, StateError, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ class TopicAdmin:
     ) -> dict[str, Json]:
         """Audits it, makes it, and gives back room that is not needed any more. What was there before, and
         what the log takes now."""
-        check_who(actor, reason)
+        check_actor(actor, reason)
         prior = self._asked(look)
         self._tell_audit(actor, operation, reason, prior)
         try:

@@ -27,7 +27,7 @@ from transfer.broker.protocols.pybroker import (
     encode_length,
     read_request,
 )
-from transfer.broker.storage.store import NotKept
+from transfer.broker.storage.store import PositionRemoved
 from transfer.transports.errors import LogDamaged, UsageError
 
 if TYPE_CHECKING:
@@ -158,7 +158,7 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         hub, counters = self._shared.hub, self._shared.counters
         try:
             parts = hub.stream(topic, offset, MAX_ANSWER)
-        except NotKept as error:
+        except PositionRemoved as error:
             counters["gone"] += 1
             return 0, [encode_gone(error.next)]
         except UsageError:  # there is nothing at this offset yet

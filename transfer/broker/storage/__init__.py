@@ -1,1 +1,1 @@
-"""What the broker remembers beside its log: tables in SQLite, off the fast path, and the audit file."""
+"""Broker state outside the message log: SQLite tables, off the fast path, and the audit file."""

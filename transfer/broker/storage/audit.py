@@ -1,8 +1,8 @@
-"""The audit: an append-only chain of events on the disk, each vouched for by the hash of the next.
+"""The audit: an append-only chain of events on the disk. Each event holds the hash of the one before.
 
-What is damaged stays as it is, as evidence, and is told; a new file then begins whose first event names
-the damage, and the broker goes on. A chain of hashes tells of changes; it does not prevent them, and who
-may write all files can write another chain: keep the head elsewhere, or exports.
+A damaged file is kept as evidence and reported; the broker then begins a new file, whose first event names
+the damage. A hash chain detects changes; it does not prevent them. A user who can write all files can write
+another chain: keep the head, or exports, elsewhere.
 """
 
 from __future__ import annotations
@@ -35,20 +35,20 @@ from transfer.log.private import open_file
 from transfer.transports.errors import Closed, LogInUse
 
 _log = logging.getLogger("transfer.broker")
-#: bytes of an event at most, as far as it is known where the last one begins
+#: upper bound for the bytes of one event
 _LONGEST = 1 << 20
 _FLAGS = os.O_RDWR | os.O_APPEND | os.O_CREAT
-#: who writes events that nobody asked for
+#: the actor of events that no operator caused
 BROKER = "broker"
 
 
 class Audit:
-    """The audit in a folder, which is made if it is not there. Thread-safe; one process at a time.
+    """The audit in a folder. Thread-safe; one process at a time. Makes the folder if it is missing.
 
-    found: what the last look at all of it found: at opening, by `verify`, or when the file was not as the
-    last event left it. Problems are told in the log too. A tail that a crash tore off in mid-line is
-    removed: nobody was told that its event was kept. begun: there was an audit in this folder, so that an
-    empty one is damage. Raises LogInUse, LogFull, InternalError. `close` it; twice is fine.
+    found: the result of the last complete read: at opening, by `verify`, or when the file was not as the last
+    event left it. Problems are logged too. A partial line that a crash left at the end is removed: its event
+    was never acknowledged. begun: this folder had an audit before, so an empty one is damage.
+    Raises LogInUse, LogFull, InternalError. Call `close` at the end; it is idempotent.
     """
 
     def __init__(self, folder: Path | str, now_ms: int, *, begun: bool = False) -> None:
@@ -69,9 +69,9 @@ class Audit:
     # -- writing -----------------------------------------------------------------------------------------
 
     def append(self, action: Action, now_ms: int) -> Event:
-        """Keeps an event: it is on the disk when this returns. now_ms: unix milliseconds.
+        """Writes an event: it is on the disk when this returns. now_ms: unix milliseconds.
 
-        Raises UsageError for what JSON cannot say, LogFull, Closed, InternalError; nothing was kept then.
+        Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError; nothing is kept.
         """
         with self._lock:
             if self._fd < 0:
@@ -82,7 +82,7 @@ class Audit:
 
     @property
     def head(self) -> Head:
-        """The last event that was kept."""
+        """The last event written."""
         return self._head
 
     def _write(self, action: Action, now_ms: int) -> Event:
@@ -95,13 +95,13 @@ class Audit:
                 _put(self._fd, line)
                 self._put_head(new)
             except OSError:
-                os.ftruncate(self._fd, head.nbytes)  # nobody may be told later that it was kept
+                os.ftruncate(self._fd, head.nbytes)  # no reader may find it later
                 raise
         self._head, self._time = new, time
         return event
 
     def _is_as_left(self) -> bool:
-        """Whether the last file has the length, and is the file, that it was after the last event."""
+        """Whether the last file is the same file, with the same length, as after the last event."""
         if self._head.segment > 1 and not self._head.nbytes:
             return False  # its first event could not be written
         mine = os.fstat(self._fd)
@@ -111,10 +111,10 @@ class Audit:
             return False
         return (there.st_ino, there.st_dev, there.st_size) == (mine.st_ino, mine.st_dev, self._head.nbytes)
 
-    # -- what lies there already -------------------------------------------------------------------------
+    # -- existing files ----------------------------------------------------------------------------------
 
     def _settle(self, now_ms: int, *, begun: bool = False) -> Verdict:
-        """Reads the folder and goes on at its end, or in a new file if there is damage nobody named yet."""
+        """Reads the folder and continues at its end, or in a new file if there is new damage."""
         verdict = examine(self.folder, begun=begun)
         for problem in verdict.problems:
             _log.warning("audit in %s: %s", self.folder, problem)
@@ -124,33 +124,35 @@ class Audit:
                 self._begin(verdict.head.segment + 1, verdict, now_ms)
             else:
                 if os.fstat(self._head_fd).st_size == 0:
-                    self._put_head(verdict.head)  # before the file is made: that a head is missing is damage
+                    self._put_head(verdict.head)  # before the file: a missing head is damage
                 self._open(verdict.head)
                 _write_again(self.folder / name_of(verdict.head.segment))
                 _write_again(self.folder / HEAD)
                 if verdict.torn:
-                    _log.warning("audit in %s: %d bytes of an unfinished event go", self.folder, verdict.torn)
+                    _log.warning(
+                        "audit in %s: removes %d bytes of a partial event", self.folder, verdict.torn
+                    )
                     os.ftruncate(self._fd, verdict.head.nbytes)
                     os.fsync(self._fd)
                 if verdict.head.segment > 1 and verdict.head.nbytes == 0:
-                    # A crash came between the new file and its first event.
+                    # The broker crashed between making the new file and writing its first event.
                     self._begin(verdict.head.segment, verdict, now_ms)
                 else:
                     self._put_head(verdict.head)
         return verdict
 
     def _begin(self, segment: int, verdict: Verdict, now_ms: int) -> None:
-        """A new file, whose first event tells why."""
+        """Begins a new file. Its first event names the reason."""
         head = verdict.head
         self._open(Head(segment, head.sequence, 0, head.hash))
-        told = verdict.open_problems
+        problems = verdict.open_problems
         action = Action(
             actor=BROKER,
             operation=SEGMENT,
-            reason="; ".join(map(str, told[:3])) or "the file was empty",
+            reason="; ".join(map(str, problems[:3])) or "the file was empty",
             prior_state={
-                "files": {one.file: verdict.files.get(one.file) for one in told if one.file != HEAD},
-                "problems": [{"file": one.file, "line": one.line, "problem": one.text} for one in told],
+                "files": {one.file: verdict.files.get(one.file) for one in problems if one.file != HEAD},
+                "problems": [{"file": one.file, "line": one.line, "problem": one.text} for one in problems],
                 "sequence": head.sequence,
                 "hash": head.hash,
             },
@@ -173,23 +175,23 @@ class Audit:
     # -- reading -----------------------------------------------------------------------------------------
 
     def verify(self) -> Verdict:
-        """Reads all of it again. Others may append meanwhile."""
+        """Reads all of the audit again. Other threads may append meanwhile."""
         verdict = examine(self.folder)
         self.found = verdict
         return verdict
 
     def events(self, window: Window = ALL, *, limit: int | None = None) -> Iterator[Event]:
-        """The events that fit, the oldest first, one by one. Those whose own line is damaged are left out."""
+        """Yields the matching events, the oldest first. Leaves out events whose line is damaged."""
         found = (event for _, event in readable(self.folder) if event is not None and window.has(event))
         return islice(found, limit)
 
     def export(self, start_ms: int | None = None, end_ms: int | None = None) -> Generator[bytes, None, None]:
-        """The lines of a span of time, as they are, damaged ones too, between a begin and an end that let
-        `check_export` see that none is missing. end_ms is not part of it."""
+        """Yields the lines of a time span unchanged, damaged ones too; end_ms is exclusive.
+        A first and a last line enclose them, so that `check_export` detects missing lines."""
         return export(self.folder, start_ms, end_ms)
 
     def close(self) -> None:
-        """Gives the files back. Twice is fine."""
+        """Closes the files. Idempotent."""
         with self._lock:
             for fd in (self._fd, self._head_fd):
                 if fd >= 0:
@@ -206,7 +208,7 @@ class Audit:
 def export(
     folder: Path, start_ms: int | None = None, end_ms: int | None = None
 ) -> Generator[bytes, None, None]:
-    """See `Audit.export`; of a folder that nobody need have open."""
+    """Exports a folder's audit, as `Audit.export` does, without opening the audit."""
     window = Window(start=start_ms, end=end_ms)
     before, count, inside = (0, GENESIS), 0, start_ms is None
     chain = Chain(None, None)
@@ -239,21 +241,21 @@ def _locked(path: Path) -> int:
 
 
 def _write_again(path: Path) -> None:
-    """Writes the end of a file once more, and syncs: what a sync failed to bring to the disk, the system
-    takes for written, and no later sync would."""
+    """Writes the end of a file again, and syncs.
+    After a failed sync the system regards the pages as written, so a later sync would not write them."""
     fd = open_file(path, os.O_RDWR)
     try:
         begin = max(0, os.fstat(fd).st_size - _LONGEST)
         data = os.pread(fd, _LONGEST, begin)
         if os.pwrite(fd, data, begin) != len(data):
-            raise OSError(errno.ENOSPC, "the end of the audit could not be written again")
+            raise OSError(errno.ENOSPC, "the end of the audit cannot be written again")
         os.fsync(fd)
     finally:
         os.close(fd)
 
 
 def _put(fd: int, data: bytes) -> None:
-    """Appends all of it and syncs."""
+    """Appends all of the data and syncs."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]

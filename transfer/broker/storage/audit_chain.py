@@ -1,4 +1,4 @@
-"""The lines of the audit chain: what one holds, how it is hashed, and whether they follow each other.
+"""The lines of the audit chain: their content, their hashes, and the check of their order.
 
 A line is one JSON object in ASCII, without white space, its keys in this order: sequence, time, actor,
 operation, message_ids, reason, prior_state, resulting_state, prev_hash, hash. `hash` is the SHA-256, in
@@ -7,7 +7,7 @@ lower-case hex, over the bytes of the same line without the member `hash`, which
     {"sequence":7, ... ,"prev_hash":"9f…"}           these bytes are hashed
     {"sequence":7, ... ,"prev_hash":"9f…","hash":"3c…"}\\n    this is the line
 
-`prev_hash` is the hash of the line before; the first line has 64 zeros. This module is pure.
+`prev_hash` is the hash of the line before; the first line has 64 zeros. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import TypeAlias
 
 from transfer.transports.errors import LogDamaged, UsageError
 
-#: what JSON can say
+#: values that JSON can hold
 Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 
 #: the hash before the first line
@@ -37,7 +37,7 @@ _KEYS = (
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """Who did what to which messages and why, before it has its place in the chain."""
+    """An event before it is in the chain: who did what to which messages, and why."""
 
     actor: str
     operation: str
@@ -49,7 +49,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """A line of the chain. time: RFC 3339 in UTC with milliseconds, never before the line before."""
+    """A line of the chain. time: RFC 3339 in UTC with milliseconds, never before the previous line's."""
 
     sequence: int
     time: str
@@ -58,17 +58,15 @@ class Event:
     hash: str
 
     def as_json(self) -> dict[str, Json]:
-        """Its members in the order of the line."""
+        """Returns the members in the order of the line."""
         values = _head(self.sequence, self.time, self.action, self.prev_hash)
         return values | {"hash": self.hash}
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Which events are asked for: all that is given has to fit.
-
-    start, end: unix milliseconds, `end` is not part of it. after: only higher sequences.
-    """
+    """Selects events: an event must match every given criterion.
+    start, end: unix milliseconds, `end` is exclusive. after: only higher sequences."""
 
     start: int | None = None
     end: int | None = None
@@ -78,7 +76,7 @@ class Window:
     after: int = 0
 
     def has(self, event: Event) -> bool:
-        """Whether the event is one of them."""
+        """Whether the event matches."""
         action = event.action
         return (
             event.sequence > self.after
@@ -95,17 +93,16 @@ ALL = Window()
 
 
 class Chain:
-    """Follows lines and tells of each that does not follow the one before. One thread at a time.
-
-    sequence, hash: of the last line; None: the next one is taken at its word.
-    """
+    """Checks that each line continues the one before. One thread at a time.
+    sequence, hash: of the last line; None: the next line is accepted as it is."""
 
     def __init__(self, sequence: int | None = 0, hash: str | None = GENESIS) -> None:
         self.sequence = sequence
         self.hash = hash
 
     def follow(self, line: bytes) -> Event:
-        """The event of the next line. Raises LogDamaged; the line behind is then taken at its word."""
+        """Returns the event of the next line.
+        Raises LogDamaged; the line after it is then accepted as it is."""
         sequence, hash = self.sequence, self.hash
         self.sequence = self.hash = None
         event = decode(line)
@@ -118,7 +115,7 @@ class Chain:
 
 
 def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[Event, bytes]:
-    """The event and its line, with the line's end. Raises UsageError for what JSON cannot say."""
+    """Returns the event and its line, with the line end. Raises UsageError for values JSON cannot hold."""
     try:
         body = _dump(_head(sequence, time, action, prev_hash))
     except (TypeError, ValueError) as error:
@@ -129,7 +126,7 @@ def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[Ev
 
 
 def decode(line: bytes) -> Event:
-    """The event of a line, whose own hash is right. Raises LogDamaged."""
+    """Returns the event of a line. Raises LogDamaged if the line does not have the hash of its content."""
     line = line.removesuffix(b"\n")
     digest = hashlib.sha256(line[:-_HASH_BYTES] + b"}").hexdigest()
     if line[-_HASH_BYTES:] != b',"hash":"%b"}' % digest.encode():
@@ -137,7 +134,7 @@ def decode(line: bytes) -> Event:
     try:
         values = json.loads(line)
         if tuple(values) != _KEYS:
-            raise ValueError("its members are others")
+            raise ValueError("it has other members")
         action = Action(
             str(values["actor"]),
             str(values["operation"]),
@@ -152,15 +149,16 @@ def decode(line: bytes) -> Event:
 
 
 def check_export(lines: Iterable[bytes]) -> tuple[int, list[tuple[int, str]]]:
-    """Follows the lines of an export: (events, (line, what is wrong with it) for each that is wrong).
+    """Checks the lines of an export: returns the number of events, and (line, problem) for each wrong line.
 
-    The first line says what was before, the last one how many there are, so a cut-off export is told.
+    The first line names the event before the export, the last one counts the events. So a truncated export
+    is detected.
     """
     chain: Chain | None = None
     count, number, ended, wrong = 0, 0, False, []
     for number, line in enumerate(lines, 1):
         if ended:
-            wrong.append((number, "it stands behind the end of the export"))
+            wrong.append((number, "it follows the end of the export"))
             break
         if chain is None:
             chain, text = _export_begin(line)
@@ -183,29 +181,27 @@ def check_export(lines: Iterable[bytes]) -> tuple[int, list[tuple[int, str]]]:
 
 
 def export_begin(sequence: int, hash: str) -> bytes:
-    """The first line of an export: the last event before it."""
+    """Returns the first line of an export, which names the last event before it."""
     return _dump({"export_begin": {"after_sequence": sequence, "prev_hash": hash}}) + b"\n"
 
 
 def export_end(chain: Chain, count: int) -> bytes:
-    """The last line of an export: how many events it has, and the last of them."""
-    told: Json = {"events": count, "sequence": chain.sequence, "hash": chain.hash}
-    return _dump({"export_end": told}) + b"\n"
+    """Returns the last line of an export: the number of its events, and the last of them."""
+    summary: Json = {"events": count, "sequence": chain.sequence, "hash": chain.hash}
+    return _dump({"export_end": summary}) + b"\n"
 
 
 def _export_begin(line: bytes) -> tuple[Chain, str]:
     try:
-        told = json.loads(line)["export_begin"]
-        return Chain(int(told["after_sequence"]), str(told["prev_hash"])), ""
+        begin = json.loads(line)["export_begin"]
+        return Chain(int(begin["after_sequence"]), str(begin["prev_hash"])), ""
     except (ValueError, TypeError, KeyError, RecursionError):
         return Chain(None, None), "it is not the beginning of an export"
 
 
 def time_text(unix_ms: int) -> str:
-    """RFC 3339 in UTC with milliseconds: `2026-03-21T00:00:00.000Z`. Such texts sort as times do.
-
-    Raises UsageError for years that have not four digits.
-    """
+    """Returns a time as RFC 3339 in UTC with milliseconds: `2026-03-21T00:00:00.000Z`.
+    Such texts sort as times do. Raises UsageError for a year without four digits."""
     seconds, ms = divmod(unix_ms, 1000)
     try:
         whole = datetime.fromtimestamp(seconds, UTC).replace(tzinfo=None).isoformat()
@@ -215,7 +211,8 @@ def time_text(unix_ms: int) -> str:
 
 
 def parse_time(text: str) -> int:
-    """Unix milliseconds of an RFC 3339 time with a zone, or of a day's begin in UTC. Raises UsageError."""
+    """Returns the unix milliseconds of an RFC 3339 time with a zone, or of a day's start in UTC.
+    Raises UsageError."""
     try:
         time = datetime.fromisoformat(text)
         if time.tzinfo is None and len(text) == len("2026-03-21"):

@@ -1,8 +1,8 @@
-"""Reads an audit's folder and says whether all of it is what was written. Changes nothing.
+"""Verifies an audit's folder: reads all files and reports damage. Changes nothing.
 
-The files: `audit.log`, and `audit.2.log`, `audit.3.log` … which each begin after damage to the one
-before. `audit.head` has a line for every event: the file's number, the sequence, the file's length
-behind the event, its hash, and a checksum. It is what tells of a tail that was cut off.
+The files are `audit.log`, and `audit.2.log`, `audit.3.log` …, each begun after damage to the one before.
+`audit.head` has a line for every event: the file's number, the sequence, the file's length after the event,
+the hash, and a checksum. With it a truncated file is detected.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from transfer.broker.storage.audit_chain import GENESIS, SEGMENT, Chain, Event, 
 from transfer.transports.errors import LogDamaged
 
 HEAD = "audit.head"
-#: digits of a file's number; what has more is none of the chain
+#: most digits of a file's number; a file with more is not part of the chain
 _MAX_DIGITS = 4
-#: of each file at most so many problems are told
-_MOST = 100
+#: most problems that are reported of one file
+_MAX_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The last event that was acknowledged: its file, sequence, hash, and the file's length behind it."""
+    """The last acknowledged event: its file, sequence, hash, and the file's length after it."""
 
     segment: int
     sequence: int = 0
@@ -34,13 +34,13 @@ class Head:
     hash: str = GENESIS
 
     def encode(self) -> bytes:
-        """Its line in `audit.head`."""
+        """Returns the line for `audit.head`."""
         text = f"{self.segment} {self.sequence} {self.nbytes} {self.hash}".encode()
         return b"%b %08x\n" % (text, zlib.crc32(text))
 
     @classmethod
     def decode(cls, line: bytes) -> Head | None:
-        """The head of such a line; None if the line is not what was written."""
+        """Returns the head of a line; None if the line is damaged."""
         text, _, check = line.rstrip(b"\n").rpartition(b" ")
         if check != b"%08x" % zlib.crc32(text):
             return None
@@ -50,10 +50,8 @@ class Head:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Something that is not what was written. line: the first one that is wrong, from 1; 0: the whole file.
-
-    known: a file that was begun later names it, and nothing changed since.
-    """
+    """Damage in a file. line: the first wrong line, from 1; 0: the whole file.
+    known: a later file names this damage, and the damaged file has not changed since."""
 
     file: str
     line: int
@@ -61,7 +59,7 @@ class Problem:
     known: bool = False
 
     def as_json(self) -> dict[str, Json]:
-        """As programs are told."""
+        """Returns the problem for `--json` and the HTTP API."""
         return {"file": self.file, "line": self.line, "problem": self.text, "known": self.known}
 
     def __str__(self) -> str:
@@ -71,11 +69,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What an audit's folder is found to be.
+    """The result of verifying an audit's folder.
 
-    head: the last event; its hash vouches for all before it: who keeps it elsewhere can compare later.
-    latest: the highest time of an event. torn: bytes behind the head, of an event that was never
-    acknowledged. files: SHA-256 of each file that is there.
+    head: the last event. Its hash covers all events before it; a copy kept elsewhere can be compared later.
+    latest: the latest time of an event. torn: bytes after the head, of an event that was never acknowledged.
+    files: SHA-256 of each existing file.
     """
 
     problems: tuple[Problem, ...]
@@ -87,11 +85,11 @@ class Verdict:
 
     @property
     def whole(self) -> bool:
-        """Whether nothing is wrong."""
+        """Whether there is no damage."""
         return not self.problems
 
     def as_json(self) -> dict[str, Json]:
-        """As programs are told."""
+        """Returns the verdict for `--json` and the HTTP API."""
         head = self.head
         return {
             "whole": self.whole,
@@ -103,14 +101,17 @@ class Verdict:
 
     @property
     def open_problems(self) -> tuple[Problem, ...]:
-        """Those that no later file names."""
+        """The problems that no later file names."""
         return tuple(problem for problem in self.problems if not problem.known)
 
 
 @dataclass(slots=True)
 class _Read:
-    """What one file was found to be. nbytes: its whole lines; last: where the last of them begins; beyond:
-    events behind the one of its head."""
+    """The result of reading one file.
+
+    nbytes: bytes of its complete lines. last: offset of the last complete line. beyond: events after the
+    head's.
+    """
 
     number: int
     problems: list[Problem] = field(default_factory=list)
@@ -125,20 +126,20 @@ class _Read:
     torn: int = 0
     digest: str = ""
 
-    def tell(self, line: int, text: str) -> None:
-        """One problem for each line is enough."""
+    def add_problem(self, line: int, text: str) -> None:
+        """Adds a problem; only the first one of each line counts."""
         known = self.problems and line and self.problems[-1].line == line
-        if not known and len(self.problems) < _MOST:
+        if not known and len(self.problems) < _MAX_PROBLEMS:
             self.problems.append(Problem(name_of(self.number), line, text))
 
 
 def name_of(segment: int) -> str:
-    """The name of a file of the chain."""
+    """Returns the name of a file of the chain."""
     return "audit.log" if segment == 1 else f"audit.{segment}.log"
 
 
 def segments_in(folder: Path) -> list[int]:
-    """The numbers of the chain's files that are there, in order."""
+    """Returns the numbers of the chain's existing files, in order."""
     numbers = {1}
     for path in folder.glob("audit.*.log"):
         middle = path.name.removeprefix("audit.").removesuffix(".log")
@@ -148,10 +149,8 @@ def segments_in(folder: Path) -> list[int]:
 
 
 def examine(folder: Path, *, begun: bool = False) -> Verdict:
-    """Reads all of an audit. Somebody may append meanwhile: what is not acknowledged yet is no damage.
-
-    begun: there was one, so that an empty folder is damage.
-    """
+    """Reads all of an audit. A broker may append meanwhile: events not yet acknowledged are no damage.
+    begun: the folder had an audit before, so an empty folder is damage."""
     heads, problems = _read_heads(folder)
     last = max([*segments_in(folder), *heads, 1])
     chain, found = Chain(), []
@@ -160,13 +159,13 @@ def examine(folder: Path, *, begun: bool = False) -> Verdict:
         read = _examine_file(folder, number, head, chain)
         headed = head is not None or (heads and number == last)
         if read.beyond > 1 and headed and not _went_on(folder, read):
-            read.tell(0, f"{read.beyond} events are behind the one that {HEAD} has: that was set back")
+            read.add_problem(0, f"{read.beyond} events follow the last one in {HEAD}, which was set back")
         if head is not None and (read.problems or chain.hash is None):
-            # What comes next builds on what was acknowledged, even if that is gone.
+            # The next event continues the acknowledged one, even if that is lost.
             chain.sequence, chain.hash = head.sequence, head.hash
         found.append(read)
     if not heads and any(one.nbytes or one.torn for one in found):
-        problems.append(Problem(HEAD, 0, "it is missing: whether a tail was cut off cannot be told"))
+        problems.append(Problem(HEAD, 0, "it is missing: a truncated file cannot be detected"))
     if begun and not heads and not segments_in(folder):
         problems.append(Problem(HEAD, 0, "the whole audit is missing"))
     for one in found:
@@ -184,10 +183,8 @@ def examine(folder: Path, *, begun: bool = False) -> Verdict:
 
 
 def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
-    """The lines of all files in order, and the event of each; None: the line itself is damaged.
-
-    Whether each follows the one before is `examine`'s to say. A line that is being written is left out.
-    """
+    """Yields the lines of all files in order, each with its event; None: the line is damaged.
+    Does not check the chain, as `examine` does. Leaves out a line that is being written."""
     for number in segments_in(folder):
         with (folder / name_of(number)).open("rb") as file:
             for line in file:
@@ -200,7 +197,7 @@ def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
 
 
 def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
-    """The last head of each file, and what is wrong with the last lines of `audit.head`."""
+    """Returns the last head of each file, and the problems of the last lines of `audit.head`."""
     heads: dict[int, Head] = {}
     bad = 0
     try:
@@ -209,21 +206,21 @@ def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
                 head = Head.decode(line)
                 if head is not None:
                     heads[head.segment] = head
-                    bad = 0  # a damaged line before says nothing that this one does not
+                    bad = 0  # this line replaces any damaged line before it
                 elif not _is_torn(line):  # else its event was never acknowledged
                     bad = bad or number
     except FileNotFoundError:
         pass
-    return heads, [Problem(HEAD, bad, "it is not what was written")] if bad else []
+    return heads, [Problem(HEAD, bad, "it is damaged")] if bad else []
 
 
 def _is_torn(line: bytes) -> bool:
-    """Whether a crash may have left so much of a line: without its end, or with zeros for sectors of it."""
+    """Whether a crash may have left this line: without its end, or with zeros in place of sectors."""
     return not line.endswith(b"\n") or b"\0" in line
 
 
 def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) -> _Read:
-    """Reads one file; `chain` follows it."""
+    """Reads one file and advances `chain` over it."""
     read = _Read(number)
     acknowledged = head.nbytes if head is not None else 0
     digest = hashlib.sha256()
@@ -237,7 +234,7 @@ def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) ->
                     if read.nbytes >= acknowledged:
                         read.torn = len(line)
                     elif read.nbytes + len(line) >= acknowledged:
-                        read.tell(read.lines + 1, "its line end was changed")
+                        read.add_problem(read.lines + 1, "its line end was changed")
                     break
                 _examine_line(read, line, chain)
                 if read.nbytes - len(line) < acknowledged <= read.nbytes:
@@ -245,12 +242,12 @@ def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) ->
                 read.beyond += read.nbytes > acknowledged
     except FileNotFoundError:
         if acknowledged or number > 1:
-            read.tell(0, "the file is gone")
+            read.add_problem(0, "the file is missing")
         return read
     read.digest = digest.hexdigest()
     if read.nbytes < acknowledged and head is not None:
         lost = f"{read.nbytes} bytes of whole lines are left of {acknowledged}, up to event {head.sequence}"
-        read.tell(read.lines + 1, f"the tail was cut off here: {lost}")
+        read.add_problem(read.lines + 1, f"the tail was cut off here: {lost}")
     return read
 
 
@@ -261,7 +258,7 @@ def _examine_line(read: _Read, line: bytes, chain: Chain) -> None:
     try:
         event = chain.follow(line)
     except LogDamaged as error:
-        read.tell(read.lines, str(error))
+        read.add_problem(read.lines, str(error))
         return
     read.events += 1
     read.highest = max(read.highest, event.sequence)
@@ -270,29 +267,33 @@ def _examine_line(read: _Read, line: bytes, chain: Chain) -> None:
     if read.lines == 1:
         read.first = event
     if begins != (read.lines == 1 and read.number > 1):
-        read.tell(read.lines, "a file begins in the middle" if begins else "it does not say what it follows")
+        read.add_problem(
+            read.lines, "a file begins in the middle" if begins else "it does not name the file before it"
+        )
 
 
 def _compare(read: _Read, head: Head | None, chain: Chain) -> None:
-    """The line at which the head's event ends is that event."""
+    """Checks that the line at the head's end is the head's event."""
     if head is not None and (read.nbytes, chain.hash) != (head.nbytes, head.hash):
-        read.tell(read.lines, f"it is not the event that {HEAD} has: it was changed, or one before removed")
+        read.add_problem(
+            read.lines, f"it is not the event in {HEAD}: it was changed, or an earlier one was removed"
+        )
 
 
 def _went_on(folder: Path, read: _Read) -> bool:
-    """Whether the events behind the head were acknowledged while the file was read, but for the last."""
+    """Whether all events after the head except the last were acknowledged while the file was read."""
     head = _read_heads(folder)[0].get(read.number)
     return head is not None and head.nbytes >= read.last
 
 
 def _names(first: Event | None, damaged: _Read) -> bool:
-    """Whether the first event of a file tells of the damage as it still is."""
+    """Whether the first event of a file names the damage as it still is."""
     if (
         first is None
         or first.action.operation != SEGMENT
         or not isinstance(first.action.prior_state, Mapping)
     ):
         return False
-    told = first.action.prior_state.get("files")
+    files = first.action.prior_state.get("files")
     name = name_of(damaged.number)
-    return isinstance(told, Mapping) and name in told and told[name] == (damaged.digest or None)
+    return isinstance(files, Mapping) and name in files and files[name] == (damaged.digest or None)

@@ -1,4 +1,4 @@
-"""What the broker itself tells the audit, on a thread beside its loop."""
+"""The broker's own audit events, written on the database thread."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
 _log = logging.getLogger("transfer.broker")
-#: events that wait to be audited; beyond them they are counted only (`not_audited`)
-_MOST = 1000
-#: messages that one event names
+#: most events that wait to be audited; more are only counted (`not_audited`)
+_MAX_WAITING = 1000
+#: most messages that one event names
 _NAMED = 100
 
 
 class AuditWriter:
-    """Used on the broker's loop."""
+    """Appends events to the audit without blocking the broker's loop. Used on that loop."""
 
     def __init__(self, thread: DatabaseThread, audit: Audit, counts: Counter[str]) -> None:
         self._thread = thread
@@ -32,17 +32,17 @@ class AuditWriter:
         self._waiting = 0
 
     def stale_acks(self, topic: str, group: str, consumer: str, offsets: Sequence[int]) -> None:
-        """A consumer of a group acknowledged what is not its own any more: it was refused."""
+        """Audits refused acknowledgements: the messages were not, or no longer, the consumer's."""
         text = f"{len(offsets)} of topic {topic!r} in group {group!r} are not the consumer's, or not any more"
-        self.tell(consumer, "stale_ack", [f"{topic}/{offset}" for offset in offsets[:_NAMED]], text)
+        self.record(consumer, "stale_ack", [f"{topic}/{offset}" for offset in offsets[:_NAMED]], text)
 
     def group_expired(self, topic: str, group: str, idle: float) -> None:
-        """The broker has removed a group that had no consumer for too long."""
-        self.tell("broker", "group_expired", (), f"group {group!r} of topic {topic!r}: {idle:.0f} s")
+        """Audits that the broker removed a group which had no consumer for too long."""
+        self.record("broker", "group_expired", (), f"group {group!r} of topic {topic!r}: {idle:.0f} s")
 
-    def tell(self, actor: str, operation: str, message_ids: Sequence[str], text: str) -> None:
-        """Appends an event, soon."""
-        if self._waiting >= _MOST:
+    def record(self, actor: str, operation: str, message_ids: Sequence[str], text: str) -> None:
+        """Queues an event for the audit; drops and counts it if too many wait."""
+        if self._waiting >= _MAX_WAITING:
             self._counts["not_audited"] += 1
             return
         self._waiting += 1
@@ -53,6 +53,6 @@ class AuditWriter:
             self._waiting -= 1
             if error is not None:
                 self._counts["not_audited"] += 1
-                _log.error("an event is not audited: %s", error)
+                _log.error("an event cannot be audited: %s", error)
 
         self._thread.do(lambda: self._audit.append(event, now_ms), done)

@@ -1,4 +1,4 @@
-"""Puts a payload that comes in pieces into the log, on a thread beside the loop."""
+"""Writes payloads that arrive in pieces into the log, on the disk thread."""
 
 from __future__ import annotations
 
@@ -21,28 +21,26 @@ if TYPE_CHECKING:
     from transfer.log.blob_writer import BlobWriter
 
 _log = logging.getLogger("transfer.broker")
-#: bytes that may wait for the disk before whoever publishes them has to
-_AHEAD = 32 << 20
+#: bytes that may wait for the disk before their publisher is paused
+_MAX_WAITING = 32 << 20
 #: seconds between two tries when the log is full
 _FULL_PAUSE = 0.5
-#: seconds that a payload waits for room in its middle, where what it has holds the log's oldest part
-_FULL_PATIENCE = 30.0
+#: seconds that a partly written payload waits for room: it keeps retention from freeing the log's oldest part
+_FULL_TIMEOUT = 30.0
 
-#: called on the loop: all bytes are written and the record can be appended (None), or why not. It may raise
-#: LogFull, and is called again then
-Written = Callable[[TransferError | None], None]
+#: called on the loop: with None when all bytes are written and the record can be appended, else with the
+#: error. If it raises LogFull, it is called again
+OnWritten = Callable[[TransferError | None], None]
 
 
 def _no_callback(error: TransferError | None) -> None:
-    """Replaces the callback when it was called or never will be. The callback refers to the connection, which
-    would be freed only by the garbage collector."""
+    """Replaces the callback once it is no longer needed.
+    The callback refers to the connection, which only the garbage collector would free."""
 
 
 class BlobWriterThread:
-    """The thread that writes large payloads. One that waits for room in a full log lets others go on.
-
-    full: payloads that wait so. open: payloads whose record is not appended yet.
-    """
+    """The thread that writes large payloads. A payload that waits for room does not block the others.
+    full: payloads that wait for room in a full log. open: payloads whose record is not appended yet."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads) -> None:
         self.loop = loop
@@ -52,36 +50,36 @@ class BlobWriterThread:
         self._pool = ThreadPoolExecutor(1, "transfer-broker-disk", threads.add_current)
 
     def do(self, work: Callable[[], object]) -> None:
-        """Calls it on the thread, behind what was given before; not at all behind `close`."""
+        """Calls `work` on the thread, in order of submission; never after `stop`."""
         if not self.closing.is_set():
             self._pool.submit(work)
 
-    def tell(self, on_complete: Callable[[], object]) -> None:
-        """Calls it on the loop."""
+    def call_on_loop(self, call: Callable[[], object]) -> None:
+        """Calls `call` on the loop; never after `stop`."""
         if not self.closing.is_set():
-            self.loop.call_soon_threadsafe(on_complete)
+            self.loop.call_soon_threadsafe(call)
 
     def stop(self) -> None:
-        """Ends the thread, behind all that it was given. Idempotent."""
+        """Ends the thread when all submitted work is done. Idempotent."""
         self.closing.set()
         self._pool.shutdown(wait=True)
-        for writing in list(self.full):
-            writing.fail(Closed("the broker ends"))
+        for write in list(self.full):
+            write.fail(Closed("the broker ends"))
 
     def close(self) -> None:
-        """The same; payloads that have no record are given up. Idempotent."""
+        """Ends the thread, and discards payloads without a record. Idempotent."""
         self.stop()
-        for writing in list(self.open):
-            writing.give_up()
+        for write in list(self.open):
+            write.discard()
 
 
 class BlobWrite:
-    """The payload of one message on its way to the disk. Used on the broker's loop.
+    """Writes the payload of one message to the disk. Used on the broker's loop.
 
-    Whoever publishes is paused while much waits for the disk, and from `finish` until `written` was told:
-    so what it publishes next stands behind it. `written` then calls `commit` or `abandon`. A full log is
-    waited for: before the first byte is written as long as it is full, in the middle for `_FULL_PATIENCE`.
-    hold False: it is not, and `written` is told LogFull.
+    The publisher is paused while many bytes wait for the disk, and from `finish` until `written` is called,
+    so its next message comes after this one. `written` then calls `commit` or `abandon`.
+    In a full log the write waits: before the first byte without limit, afterwards for `_FULL_TIMEOUT`.
+    hold False: it does not wait; `written` gets LogFull.
     """
 
     def __init__(
@@ -89,7 +87,7 @@ class BlobWrite:
         writer: BlobWriterThread,
         opened: Callable[[], BlobWriter],
         publisher: Publisher,
-        written: Written,
+        written: OnWritten,
         *,
         hold: bool = True,
     ) -> None:
@@ -98,62 +96,62 @@ class BlobWrite:
         self._opened = opened
         self._publisher = publisher
         self._written = written
-        #: the publisher that wants to know, if it said so only at the end
+        #: the publisher's callback, if it is known only at the end
         self.on_complete: Callable[[TransferError | None], None] | None = None
         self._blob: BlobWriter | None = None
-        self.nbytes = 0  # that were given
-        self._pieces: deque[Buffer | None] = deque()  # that are to be written; None: the end
-        self._due = 0  # how many of them have had their turn
+        self.nbytes = 0  # passed to `write`
+        self._pieces: deque[Buffer | None] = deque()  # not written yet; None: the end
+        self._due = 0  # how many of them the thread may write now
         self._full_since = 0.0
         self._waiting = 0
-        self._paused = self._given_up = False
+        self._paused = self._abandoned = False
         self._failed: TransferError | None = None
         self._thread.open.add(self)
 
     def write(self, data: Buffer) -> None:
-        """The next bytes, which are kept until they are written."""
+        """Queues the next bytes, and keeps their buffer until they are written."""
         self.nbytes += len(data)
         self._waiting += len(data)
         self._pieces.append(data)
         self._thread.do(self._write_on)
-        self._look()
+        self._update_pause()
 
     def finish(self) -> None:
-        """All bytes were given: `written` is told when they are."""
+        """Ends the payload: `written` is called when all bytes are written."""
         self._publisher.pause()
         self._pieces.append(None)
         self._thread.do(self._write_on)
 
     @property
-    def behind(self) -> bool:
-        """Whoever publishes is paused, since much waits for the disk."""
+    def is_paused(self) -> bool:
+        """Whether the publisher is paused because too many bytes wait for the disk."""
         return self._paused
 
     @property
     def failure(self) -> TransferError | None:
-        """Why it cannot be written, as far as the thread has come."""
+        """The error that ended the write, if the thread has met one."""
         return self._failed
 
     def commit(self, body: bytes) -> tuple[int, int]:
-        """Appends the record: (sequence, offset). Raises LogFull, Closed, InternalError."""
+        """Appends the record and returns (sequence, offset). Raises LogFull, Closed, InternalError."""
         assert self._blob is not None
         appended = self._blob.commit(body)
         self._thread.open.discard(self)
         return appended
 
     def abandon(self) -> None:
-        """The rest will not come; what was written is given back. Idempotent."""
-        if not self._given_up:
-            self._given_up = True
+        """Ends the write without a record, and frees the written bytes. Idempotent."""
+        if not self._abandoned:
+            self._abandoned = True
             self._written = _no_callback
-            self._thread.do(self.give_up)
+            self._thread.do(self.discard)
 
     # -- on the writer's thread --------------------------------------------------------------------------
 
     def _write_on(self) -> None:
-        """The next piece, or the end; in the order in which all payloads were given theirs."""
+        """Writes the next piece, or ends; in the order in which pieces of all payloads were queued."""
         self._due += 1
-        if self not in self._thread.full:  # then `_try_again` comes
+        if self not in self._thread.full:  # else `_try_again` writes it
             self._write_due()
 
     def _try_again(self) -> None:
@@ -164,7 +162,7 @@ class BlobWrite:
         while self._due:
             data = self._pieces[0]
             try:
-                if self._failed is None and not self._given_up:
+                if self._failed is None and not self._abandoned:
                     self._write(data)
             except LogFull as error:
                 if not self._full_since:
@@ -175,16 +173,17 @@ class BlobWrite:
                 self._failed = error
             except TransferError as error:
                 self._failed = error
-            except Exception as error:  # noqa: BLE001 - whoever publishes is told, and others go on
+            except Exception as error:  # noqa: BLE001 - the publisher gets the error, other payloads continue
                 _log.exception("a payload cannot be written")
                 self._failed = InternalError(f"a payload cannot be written: {error!r}")
             self._pieces.popleft()
             self._due -= 1
             self._full_since = 0.0
-            self._thread.tell(self._finished if data is None else partial(self._wrote, len(data)))
+            self._thread.call_on_loop(self._finished if data is None else partial(self._wrote, len(data)))
 
     def _write(self, data: Buffer | None) -> None:
-        """Raises LogFull; nothing is written then, and of what has not begun nothing is held."""
+        """Writes a piece.
+        Raises LogFull and writes nothing then; a payload without bytes keeps no blob open."""
         begun = self._blob is not None
         if self._blob is None:
             self._blob = self._opened()
@@ -200,7 +199,7 @@ class BlobWrite:
     def _is_late(self) -> bool:
         now = time.monotonic()
         self._full_since = self._full_since or now
-        late = self._blob is not None and now - self._full_since >= _FULL_PATIENCE
+        late = self._blob is not None and now - self._full_since >= _FULL_TIMEOUT
         return late or not self._hold
 
     def _wait_for_room(self) -> None:
@@ -209,28 +208,28 @@ class BlobWrite:
             self.fail(Closed("the broker ends"))
             return
         again = partial(self._thread.do, self._try_again)
-        self._thread.tell(partial(self._thread.loop.call_later, _FULL_PAUSE, again))
+        self._thread.call_on_loop(partial(self._thread.loop.call_later, _FULL_PAUSE, again))
 
     def fail(self, error: TransferError) -> None:
-        """It cannot be written. On the thread, or when that has ended."""
+        """Ends the write with an error. On the thread, or when that has ended."""
         self._failed = self._failed or error
         self._thread.full.discard(self)
 
-    def give_up(self) -> None:
-        """Gives back what was written. On the thread, or when that has ended."""
+    def discard(self) -> None:
+        """Frees the written bytes. On the thread, or when that has ended."""
         self._thread.open.discard(self)
         self._thread.full.discard(self)
         if self._blob is not None:
             try:
                 self._blob.abandon()
             except TransferError as error:
-                _log.warning("what was written of a message cannot be given back: %s", error)
+                _log.warning("the written part of a payload cannot be removed: %s", error)
 
     # -- on the loop -------------------------------------------------------------------------------------
 
     def _wrote(self, nbytes: int) -> None:
         self._waiting -= nbytes
-        self._look()
+        self._update_pause()
 
     def _finished(self) -> None:
         try:
@@ -243,16 +242,16 @@ class BlobWrite:
                 self._thread.loop.call_later(_FULL_PAUSE, self._finished)
                 return
             self._written(error)
-        except Exception:  # noqa: BLE001 - others go on
-            _log.exception("a payload that was written is not kept")
+        except Exception:  # noqa: BLE001 - other payloads continue
+            _log.exception("a written payload cannot be committed")
         self._written = _no_callback
         self._publisher.resume()
 
-    def _look(self) -> None:
-        behind = self._waiting > _AHEAD
-        if behind != self._paused:
-            self._paused = behind
-            if behind:
+    def _update_pause(self) -> None:
+        pause = self._waiting > _MAX_WAITING
+        if pause != self._paused:
+            self._paused = pause
+            if pause:
                 self._publisher.pause()
             else:
                 self._publisher.resume()

@@ -1,8 +1,7 @@
-"""The routes that outlive the broker: static ones from the catalog file, dynamic ones from operators.
+"""Routes that survive a restart: static ones from the catalog file, dynamic ones from operators.
 
-The catalog's version rises by one with each change, in the same transaction. Routes keep the order in
-which they were added, as a `RouteTable` to which the same changes were made does: both decide alike after
-a restart.
+Each change increments the catalog's version, in the same transaction. Routes keep the order in which they
+were added, as in a `RouteTable`, so both choose the same route after a restart.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ SCHEMA = [
     )
     """,
     f"INSERT INTO catalog VALUES (1, 0, {row_check(0)})",
-    # The number is the row's place in the table itself: no index stands between routes and their order.
+    # The number is SQLite's row id, so reading the routes in order needs no index.
     """
     CREATE TABLE routes (
         number INTEGER PRIMARY KEY,
@@ -46,9 +45,8 @@ SCHEMA = [
 ]
 
 
-class Replaced(NamedTuple):
-    """What a new set of static routes changed: the catalog's version, routes that are new or other than
-    before, ids of those that went."""
+class CatalogChanges(NamedTuple):
+    """The effect of a new set of static routes: the catalog's version, new or changed routes, removed ids."""
 
     version: int
     put: list[Route]
@@ -58,8 +56,7 @@ class Replaced(NamedTuple):
 class Catalog:
     """The routes in the database. As thread-safe as that; raises what its transactions raise.
 
-    problems: what the last `load` left out, or could not trust, because the disk has something else than
-    was written.
+    problems: damage that the last `load` found: rows it left out, or a version it cannot trust.
     """
 
     def __init__(self, database: Database) -> None:
@@ -68,8 +65,10 @@ class Catalog:
         database.prepare("catalog", SCHEMA)
 
     def load(self) -> tuple[int, list[Route]]:
-        """The version and all routes in their order. Rows that are damaged are left out and told in
-        `problems`."""
+        """Returns the version and all routes in order.
+
+        Leaves out damaged rows and lists them in `problems`.
+        """
         with self._database.transaction() as connection:
             version, check = _version_row(connection)
             rows = connection.execute("SELECT * FROM routes ORDER BY number").fetchall()
@@ -83,27 +82,25 @@ class Catalog:
         return version, routes
 
     def put(self, route: Route) -> int:
-        """Adds a route, or replaces the one of its id, which keeps its place; returns the version.
+        """Adds a route, or replaces the one with its id, which keeps its place; returns the version.
 
-        Raises UsageError for a route that is bound to a session (it ends with that), or metadata that are
-        not JSON.
+        Raises UsageError for a route that is bound to a session (it ends with the session), or for metadata
+        that are not JSON.
         """
         values = _values(route)
         with self._database.transaction() as connection:
             return _rise(connection) if _write(connection, values) else _version_row(connection)[0]
 
     def remove(self, id: str) -> int:
-        """Removes a route, if there is one of this id; returns the version."""
+        """Removes the route with this id, if there is one; returns the version."""
         with self._database.transaction() as connection:
             gone = connection.execute("DELETE FROM routes WHERE id = ?", (id,)).rowcount
             return _rise(connection) if gone else _version_row(connection)[0]
 
-    def replace_static(self, routes: Iterable[Route]) -> Replaced:
-        """Makes these the static routes, and no others; those that are as before keep their place. One
-        change.
+    def replace_static(self, routes: Iterable[Route]) -> CatalogChanges:
+        """Replaces all static routes in one change; unchanged routes keep their place.
 
-        Raises UsageError for a route that is not static, an id that comes twice, or that a dynamic route
-        has.
+        Raises UsageError for a route that is not static, a duplicate id, or the id of a dynamic route.
         """
         wanted: dict[str, tuple[Route, tuple[Value, ...]]] = {}
         for route in routes:
@@ -113,20 +110,20 @@ class Catalog:
                 raise UsageError(f"two routes have the id {route.id!r}")
             wanted[route.id] = (route, _values(route))
         with self._database.transaction() as connection:
-            there = connection.execute("SELECT id, source FROM routes").fetchall()
-            for id, source in there:
+            existing = connection.execute("SELECT id, source FROM routes").fetchall()
+            for id, source in existing:
                 if id in wanted and source != Source.STATIC.value:
                     raise UsageError(
-                        f"the id {id!r} belongs to a {source} route", hint="name the static one otherwise"
+                        f"the id {id!r} belongs to a {source} route", hint="give the static route another id"
                     )
-            removed = [id for id, source in there if source == Source.STATIC.value and id not in wanted]
+            removed = [id for id, source in existing if source == Source.STATIC.value and id not in wanted]
             connection.executemany("DELETE FROM routes WHERE id = ?", [(id,) for id in removed])
             put = [route for route, values in wanted.values() if _write(connection, values)]
             version = _rise(connection) if put or removed else _version_row(connection)[0]
-        return Replaced(version, put, removed)
+        return CatalogChanges(version, put, removed)
 
     def drop_damaged(self) -> int:
-        """Removes the rows that `load` leaves out; returns the version."""
+        """Removes the damaged rows, which `load` leaves out; returns the version."""
         with self._database.transaction() as connection:
             rows = connection.execute("SELECT * FROM routes").fetchall()
             damaged = [(row[0],) for row in rows if not _is_whole(row)]
@@ -135,7 +132,7 @@ class Catalog:
 
 
 def _version_row(connection: sqlite3.Connection) -> tuple[int, int]:
-    """The version, and its checksum as it was written."""
+    """Returns the version and its stored checksum."""
     row = connection.execute("SELECT version, row_check FROM catalog").fetchone()
     return (row[0], row[1]) if row and isinstance(row[0], int) else (0, -1)
 
@@ -147,8 +144,7 @@ def _rise(connection: sqlite3.Connection) -> int:
 
 
 def _write(connection: sqlite3.Connection, values: tuple[Value, ...]) -> bool:
-    """Puts a route's values at their place; False if they stand there already. values: without the
-    number."""
+    """Writes a route's row; returns False if it is unchanged. values: without the number."""
     old = connection.execute("SELECT * FROM routes WHERE id = ?", (values[0],)).fetchone()
     if old is not None and _is_whole(old) and old[1:-1] == values:
         return False
@@ -166,7 +162,7 @@ def _write(connection: sqlite3.Connection, values: tuple[Value, ...]) -> bool:
 
 def _values(route: Route) -> tuple[Value, ...]:
     if route.source is Source.SESSION:
-        raise UsageError(f"route {route.id!r} is bound to a session and not kept")
+        raise UsageError(f"route {route.id!r} is bound to a session and cannot be stored")
     return (
         route.id,
         route.tenant,
@@ -193,7 +189,7 @@ def _is_whole(row: tuple[Any, ...]) -> bool:
 
 
 def _route(row: tuple[Any, ...]) -> Route:
-    """A route from a row that is whole."""
+    """Returns the route of an undamaged row."""
     _, id, tenant, kind, text, type, destination, priority, metadata, enabled, source, _ = row
     return Route(
         id,

@@ -13,8 +13,8 @@
     enabled = true
     metadata = {}
 
-What is not required may be left out and is as above. Keys that are not known are refused: a mistyped one
-would change nothing in silence.
+The other keys are optional; their defaults are shown above. Unknown keys are refused: a mistyped key would
+silently have no effect.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from transfer.transports.errors import UsageError
 #: version of the file's format
 VERSION = 1
 
-#: keys of a route, what they are without being said, and so their type; None: required text
+#: keys of a route with their defaults, which give their types too; None: required text
 _KEYS: Mapping[str, Any] = {
     "id": None,
     "pattern": None,
@@ -52,10 +52,9 @@ E = TypeVar("E", bound=Enum)
 
 
 def read_file(path: Path | str) -> list[Route]:
-    """The static routes of a file, in its order; one whose name ends in `.json` is read as JSON, any
-    other as TOML.
+    """Reads the static routes of a file, in its order. A `.json` file is read as JSON, any other as TOML.
 
-    Raises UsageError with the place of what is wrong: line and column, or `routes[2].pattern`.
+    Raises UsageError, which names the place of the error: line and column, or `routes[2].pattern`.
     """
     path = Path(path)
     content = _content(path)
@@ -83,12 +82,12 @@ def _content(path: Path) -> dict[str, Any]:
         return tomllib.loads(text)
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:  # both parsers', UTF-8's
+    except (ValueError, RecursionError) as error:  # from both parsers, and from UTF-8
         raise UsageError(f"{path}: {error}") from error
 
 
 def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """JSON takes the last of two equal keys; TOML refuses them, and so do we."""
+    """Refuses duplicate keys, as TOML does; JSON would take the last one."""
     found = dict(pairs)
     if len(found) < len(pairs):
         double = next(key for number, (key, _) in enumerate(pairs) if key in dict(pairs[:number]))
@@ -98,28 +97,28 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _route(path: Path, place: str, entry: dict[str, Any]) -> Route:
     _known(path, place, entry, _KEYS)
-    said = {
+    values = {
         key: _typed(
             path, f"{place}.{key}", entry.get(key, default), str if default is None else type(default)
         )
         for key, default in _KEYS.items()
     }
-    kind = _chosen(path, f"{place}.kind", Kind, said["kind"])
-    type_ = _chosen(path, f"{place}.type", RouteType, said["type"])
+    kind = _chosen(path, f"{place}.kind", Kind, values["kind"])
+    type_ = _chosen(path, f"{place}.type", RouteType, values["type"])
     try:
-        wanted = pattern(kind, said["pattern"])
+        wanted = pattern(kind, values["pattern"])
     except UsageError as error:
         raise UsageError(f"{path}: {place}.pattern: {error}") from error
     try:
         return Route(
-            said["id"],
-            said["tenant"],
+            values["id"],
+            values["tenant"],
             wanted,
             type_,
-            said["destination"],
-            said["priority"],
-            said["metadata"],
-            said["enabled"],
+            values["destination"],
+            values["priority"],
+            values["metadata"],
+            values["enabled"],
             Source.STATIC,
         )
     except UsageError as error:
@@ -136,7 +135,7 @@ def _known(
 
 
 def _typed(path: Path, place: str, value: object, wanted: type[T]) -> T:
-    # True is an int in Python, and in no file.
+    # True is an int in Python, but not in the file.
     if isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool)):
         return value
     if value is None:

@@ -1,12 +1,11 @@
-"""One SQLite file for what the broker remembers beside its log. What was committed is on the disk.
+"""One SQLite file for the broker's state outside the log. Committed data is on the disk.
 
-Each store has its own tables and its own `SCHEMA`: statements that make them, one after the other. A
-later version of the store adds statements behind them and changes none that stand there; the database
-remembers how many it ran (table `stores`). `PRAGMA user_version` numbers the file's format itself.
+Each store has its tables and a `SCHEMA`: the statements that create them, in order. A later version of the
+store appends statements and changes none; the database records how many it ran (table `stores`).
+`PRAGMA user_version` is the version of the file's format.
 
-SQLite has no checksums: it tells of broken pages, not of a bit that changed inside a value. The names of
-tables and columns are sealed by a checksum here; a store whose rows must be right keeps a `row_check`
-beside each.
+SQLite has no checksums: it detects broken pages, but not a changed bit inside a value. A checksum covers the
+names of tables and columns here; a store that must detect damaged rows keeps a `row_check` in each row.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from transfer.transports.errors import (
 
 #: version of the file's format, as `PRAGMA user_version`
 FORMAT = 1
-#: says that a SQLite file is ours ("tbrk")
+#: marks a SQLite file as a broker's ("tbrk")
 APPLICATION = 0x7462726B
 #: seconds that a statement waits for another process that has the file locked
 BUSY = 5.0
 
-#: a value that SQLite keeps as it is
+#: a value that SQLite stores unchanged
 Value = str | int | float | bytes | None
 
 _STORES = """
@@ -54,17 +53,17 @@ _SEAL = "CREATE TABLE seal (one INTEGER PRIMARY KEY CHECK (one = 1), row_check I
 _DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_FORMAT}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _WHAT_TO_DO = (
-    "nothing was changed; keep a copy of the file, then bring back a backup, or save what can be read "
+    "nothing was changed; keep a copy of the file, then restore a backup, or save the readable rows "
     "(sqlite3 FILE .recover) into a new file of this name"
 )
 
 
 class Database:
-    """A SQLite file with write-ahead log and full synchronisation; made if it is not there.
+    """A SQLite file with a write-ahead log and full synchronisation. Makes the file if it is missing.
 
-    Any thread may use it, one at a time: others wait. Raises LogDamaged for a file that is no database
-    or that is broken, and leaves it as it is; NotSupported for one that a later version wrote;
-    UsageError for one of another program. `close` it when done; twice is fine.
+    Any thread may use it; calls run one at a time. Raises LogDamaged for a file that is damaged or no
+    database, and leaves it unchanged; NotSupported for a file of a later version; UsageError for a file of
+    another program. Call `close` at the end; it is idempotent.
     """
 
     def __init__(self, path: Path | str) -> None:
@@ -73,8 +72,8 @@ class Database:
         self._connection: sqlite3.Connection | None = None
         make_folder(self.path.parent)
         with _translated(self.path):
-            # SQLite would let all read it, and its other files, which take its mode. It says what is wrong.
-            with suppress(OSError):
+            # SQLite would make a file that all users can read; its other files take the mode of this one.
+            with suppress(OSError):  # SQLite reports the error
                 os.close(open_file(self.path, os.O_RDWR | os.O_CREAT))
             if self.path.exists() and self.path.stat().st_size:
                 _inspect(self.path)
@@ -87,31 +86,30 @@ class Database:
         self._connection = connection
 
     def prepare(self, store: str, schema: Sequence[str]) -> None:
-        """Runs those statements of a store's schema that this file has not seen, all of them or none.
+        """Runs the statements of a store's schema that this file has not run yet, all of them or none.
 
-        Raises NotSupported if the file has seen more than there are: a later version wrote it.
+        Raises NotSupported if the file has run more than there are: a later version wrote it.
         """
         with self.transaction() as connection:
             row = connection.execute("SELECT statements FROM stores WHERE name = ?", (store,)).fetchone()
-            seen = int(row[0]) if row else 0
-            if seen > len(schema):
+            done = int(row[0]) if row else 0
+            if done > len(schema):
                 raise NotSupported(
-                    f"{self.path} has version {seen} of {store!r}, and this program knows {len(schema)}",
-                    hint="a later version wrote it: use that one",
+                    f"{self.path} has version {done} of {store!r}, and this program knows {len(schema)}",
+                    hint="a later version of this program wrote it: use that version",
                 )
-            for statement in schema[seen:]:
+            for statement in schema[done:]:
                 connection.execute(statement)
-            if seen < len(schema):
+            if done < len(schema):
                 connection.execute("INSERT OR REPLACE INTO stores VALUES (?, ?)", (store, len(schema)))
                 _seal(connection)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """All that is done with the connection in this block, or nothing if it raises.
+        """Runs the block as one transaction: it takes effect as a whole, or not at all if the block raises.
 
-        It is on the disk when the block has ended. No block inside another (StateError). Raises LogFull
-        when the disk is full, LogDamaged, LogInUse, InternalError; sqlite3.IntegrityError stays as it
-        is.
+        It is on the disk when the block has ended. Raises StateError for a block inside another, LogFull when
+        the disk is full, LogDamaged, LogInUse, InternalError. sqlite3.IntegrityError passes unchanged.
         """
         with self._lock:
             connection = self._opened()
@@ -123,19 +121,18 @@ class Database:
                     yield connection
                     connection.execute("COMMIT")
                 finally:
-                    if connection.in_transaction:  # it raised, or the commit failed
+                    if connection.in_transaction:  # the block raised, or the commit failed
                         connection.execute("ROLLBACK")
 
     def query(self, statement: str, values: Sequence[Value] = ()) -> list[tuple[Value, ...]]:
-        """All rows that a SELECT finds, without a transaction of its own. Raises as `transaction`
-        does."""
+        """Returns all rows that a SELECT finds, outside of a transaction. Raises as `transaction` does."""
         with self._lock, _translated(self.path):
             return self._opened().execute(statement, values).fetchall()
 
     def check(self, *, full: bool = True) -> list[str]:
-        """What is broken, as SQLite says it; an empty list if nothing is. Reads the whole file.
+        """Returns the damage that SQLite finds; an empty list if there is none. Reads the whole file.
 
-        full: indexes are compared with their tables too, and references between tables followed.
+        full: also compares indexes with their tables, and checks references between tables.
         """
         try:
             with self._lock, _translated(self.path):
@@ -144,7 +141,7 @@ class Database:
             return [str(error)]
 
     def close(self) -> None:
-        """Gives the file back. Twice is fine."""
+        """Closes the file. Idempotent."""
         with self._lock:
             connection, self._connection = self._connection, None
             if connection is not None:
@@ -157,9 +154,9 @@ class Database:
 
 
 def row_check(*values: Value) -> int:
-    """A checksum over a row's values that tells of any changed bit; 0 to 2^32 - 1.
+    """Returns a checksum over a row's values, which detects any changed bit; 0 to 2^32 - 1.
 
-    Types count: 1, 1.0, "1" and None are four things.
+    Types count: 1, 1.0, "1" and None differ.
     """
     return zlib.crc32("\0".join(map(repr, values)).encode("utf-8", "surrogatepass"))
 
@@ -167,19 +164,19 @@ def row_check(*values: Value) -> int:
 def _connect(path: Path, *, mode: str = "rwc") -> sqlite3.Connection:
     uri = f"file:{quote(str(path.absolute()))}?mode={mode}"
     connection = sqlite3.connect(uri, timeout=BUSY, isolation_level=None, check_same_thread=False, uri=True)
-    # A changed bit may make text that is no UTF-8: it must not hide the rows beside it.
+    # A changed bit may make text invalid UTF-8: it must not hide the other rows.
     connection.text_factory = lambda text: text.decode("utf-8", "surrogateescape")
     return connection
 
 
 def _inspect(path: Path) -> None:
-    """Looks at a file without changing it: its write-ahead log stays where it is, too."""
+    """Checks a file without changing it, or its write-ahead log."""
     try:
         _inspect_in(path, "ro")
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_READONLY_ROLLBACK:
             raise
-        # A crash came while the file was made, before it had a write-ahead log: SQLite takes that back first.
+        # The program crashed while it made the file, before the write-ahead log: SQLite rolls back first.
         _inspect_in(path, "rw")
 
 
@@ -190,28 +187,27 @@ def _inspect_in(path: Path, mode: str) -> None:
         known = _pragma(connection, "application_id")
         tables = int(connection.execute("SELECT count(*) FROM sqlite_schema").fetchone()[0])
         if not tables:
-            return  # as new as a file can be
+            return  # a new file
         if known != APPLICATION:
             raise UsageError(f"{path} is a database of another program")
         if version > FORMAT:
             raise NotSupported(
                 f"{path} has format {version}, and this program knows {FORMAT}",
-                hint="a later version wrote it: use that one",
+                hint="a later version of this program wrote it: use that version",
             )
         problems = _problems(connection, full=False)
         if not problems and not _is_sealed(connection):
             problems = ["its tables are not those that this program made"]
         if problems:
             raise LogDamaged(f"the database {path} is broken: {problems[0]}", hint=_WHAT_TO_DO)
-    except UnicodeDecodeError as error:  # in SQLite's complaint, which cites what it cannot read
+    except UnicodeDecodeError as error:  # SQLite's error text quotes the damaged text
         raise LogDamaged(f"the database {path} is broken: {error}", hint=_WHAT_TO_DO) from error
     finally:
         connection.close()
 
 
 def _seal(connection: sqlite3.Connection) -> None:
-    """Notes what tables there are and whose: SQLite would take a changed name in them for another
-    name."""
+    """Stores a checksum of all tables and stores: SQLite would accept a damaged name as another name."""
     connection.execute("INSERT OR REPLACE INTO seal VALUES (1, ?)", (_tables_check(connection),))
 
 
@@ -232,8 +228,8 @@ def _prepare(connection: sqlite3.Connection) -> None:
     connection.execute("PRAGMA journal_mode = WAL")
     connection.execute("PRAGMA synchronous = FULL")
     connection.execute("PRAGMA foreign_keys = ON")
-    # A sync that failed before may have left frames of the log in memory alone, which no later sync writes:
-    # what they hold is written into the database's own file, and the log begins again.
+    # After a failed sync, frames of the log may be in memory only, and no later sync writes them. The
+    # checkpoint writes their content into the database file, and the log begins again.
     connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
     connection.execute("BEGIN IMMEDIATE")
     if _pragma(connection, "user_version") < FORMAT:
@@ -260,17 +256,17 @@ def _problems(connection: sqlite3.Connection, *, full: bool) -> list[str]:
 
 @contextmanager
 def _translated(path: Path) -> Iterator[None]:
-    """SQLite's errors as ours; a broken rule of a table (IntegrityError) is the caller's to read."""
+    """Raises SQLite's errors as TransferError; IntegrityError (a violated constraint) passes unchanged."""
     try:
         yield
     except sqlite3.IntegrityError:
         raise
     except sqlite3.DatabaseError as error:
-        raise _ours(path, error) from error
+        raise _translate(path, error) from error
 
 
-def _ours(path: Path, error: sqlite3.DatabaseError) -> TransferError:
-    # Only what SQLite itself says has a number; the low byte is the kind.
+def _translate(path: Path, error: sqlite3.DatabaseError) -> TransferError:
+    # Only errors of SQLite itself have a code; the low byte is the primary code.
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_ERROR) & 0xFF
     if code in _DAMAGED:
         return LogDamaged(f"the database {path} is broken: {error}", hint=_WHAT_TO_DO)

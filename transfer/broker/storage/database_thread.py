@@ -1,4 +1,4 @@
-"""The thread on which the broker's database and audit are written, beside the loop."""
+"""The thread that writes the broker's database and audit, so that the loop does not block."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OnComplete = Callable[[TransferError | None], None]
 
 
 class DatabaseThread:
-    """Does work one after the other. Used on the loop."""
+    """Runs jobs in order, on one thread. Used on the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, threads: ServiceThreads | None = None) -> None:
         self._loop = loop
@@ -24,12 +24,12 @@ class DatabaseThread:
         self._closed = False
 
     def do(self, work: Callable[[], object], on_complete: OnComplete | None = None) -> None:
-        """Calls `work` on the thread, then `on_complete` on the loop: with None, or with what went wrong."""
+        """Calls `work` on the thread, then `on_complete` on the loop: with None, or with the error."""
         if not self._closed:
             self._pool.submit(self._do, work, on_complete)
 
     def close(self) -> None:
-        """What was given is done; nobody is told any more. Idempotent."""
+        """Finishes all queued jobs, without further calls of `on_complete`. Idempotent."""
         self._closed = True
         self._pool.shutdown(wait=True)
 
@@ -39,7 +39,7 @@ class DatabaseThread:
             work()
         except TransferError as error:
             failed = error
-        except Exception as error:  # noqa: BLE001 - whoever asked is told
+        except Exception as error:  # noqa: BLE001 - on_complete reports it
             _log.exception("the broker's state cannot be written")
             failed = InternalError(f"the broker's state cannot be written: {error!r}")
         if on_complete is not None and not self._closed:

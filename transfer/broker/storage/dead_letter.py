@@ -1,7 +1,7 @@
-"""What a dead letter is, and how letters are asked for. Pure.
+"""Dead letters and filters for them. Does no I/O.
 
-A letter is *dead*; while it is published again it is *replaying*; a crash in that moment leaves it *in
-doubt*, since it may have been published.
+A letter is *dead*. While the broker publishes it again it is *replaying*. A crash during a replay leaves it
+*in doubt*: it may have been published.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transfer.broker.storage.database import Value
 
 
 class State(StrEnum):
-    """What becomes of a letter."""
+    """The state of a dead letter."""
 
     DEAD = "dead"
     REPLAYING = "replaying"
@@ -25,16 +25,15 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Reference:
-    """Where a large payload lies in the log, of a letter that an earlier version wrote: retention may take
-    it."""
+    """A large payload's place in the log, in a letter of an earlier version. Retention may delete it."""
 
     topic: str
     offset: int
 
 
 @dataclass(frozen=True, slots=True)
-class Filed:
-    """A large payload in a file of its own (`payloads.Payloads`). check: CRC-32C of its bytes."""
+class PayloadFile:
+    """The file of a large payload (see `Payloads`). check: CRC-32C of its bytes."""
 
     name: str
     check: int
@@ -42,15 +41,19 @@ class Filed:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A delivery that was given up.
+    """A message that could not be delivered.
 
-    delivery_id: names it once and for all; a replay is another delivery. topic: of the delivery, where a
-    replay goes; original_topic: what the producer said. first_ms, last_ms: unix milliseconds of the first
-    attempt and of the end. payload: bytes, or where they lie; None: not read (`payload_bytes` tells).
-    front, head: as the message had them; None: nobody knows, as it was written by hand or by an earlier
-    version. head is not read where the payload is not. number: of its row, in the order of arrival.
-    payload_bytes: of the message; more than there are where its payload was lost. replay: who replays it and
-    why, while it is replaying. damaged: it is not what was written.
+    delivery_id: identifies the delivery for ever; a replay is another delivery.
+    topic: the topic of the delivery, to which a replay publishes.
+    original_topic: the topic that the producer named.
+    first_ms, last_ms: unix milliseconds of the first attempt and of the end.
+    payload: the bytes, or their place; None: not read, `payload_bytes` has the size.
+    payload_bytes: size of the message's payload, even if the payload is lost.
+    front, head: those of the message; front None: unknown, as an operator or an earlier version wrote the
+        letter. head is read only together with the payload.
+    number: number of the row, in order of arrival.
+    replay: who replays it and why, during a replay.
+    damaged: the stored letter fails its checksum.
     """
 
     delivery_id: str
@@ -58,7 +61,7 @@ class DeadLetter:
     consumer: str
     topic: str
     reason: str
-    payload: bytes | Reference | Filed | None = b""
+    payload: bytes | Reference | PayloadFile | None = b""
     tenant: str = ""
     original_topic: str = ""
     attempts: int = 0
@@ -77,7 +80,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which letters are asked for: all that is given has to be equal."""
+    """Selects letters: a letter must equal every given value."""
 
     tenant: str | None = None
     consumer: str | None = None
@@ -87,7 +90,7 @@ class Filter:
     state: State | None = None
 
     def where(self) -> tuple[str, list[Value]]:
-        """A condition of SQL and its values."""
+        """Returns an SQL condition and its values."""
         names = ("tenant", "consumer", "topic", "message_id", "reason", "state")
-        asked = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return " AND ".join(["1", *(f"{name} = ?" for name in asked)]), [str(one) for one in asked.values()]
+        given = {name: value for name in names if (value := getattr(self, name)) is not None}
+        return " AND ".join(["1", *(f"{name} = ?" for name in given)]), [str(one) for one in given.values()]

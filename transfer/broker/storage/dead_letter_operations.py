@@ -1,9 +1,9 @@
-"""What operators do to dead letters: look, replay, quarantine, purge. Every change is audited.
+"""Operators' calls on dead letters: browse, replay, quarantine, purge. Every change is audited.
 
-A change is one transaction of the store, together with a note of it; then the audit gets the note as an
-event, and the note goes. After a crash in between the note is still there, and is audited once.
-A replay marks its letters first, publishes them one by one, and removes them: a crash in between
-leaves them in doubt, unless `published` can say whether they went out. Nobody replays those by accident.
+A change is one transaction of the store, together with a note of it. Then the note is appended to the audit
+and removed. After a crash in between, the note is still there and is audited once.
+A replay marks its letters, publishes them one by one, and removes them. A crash in between leaves them in
+doubt, unless `published` knows the outcome. Only an explicit request replays a letter in doubt.
 """
 
 from __future__ import annotations
@@ -25,31 +25,31 @@ from transfer.broker.storage.dead_letter_requests import (
     Failure,
     Outcome,
     action_of,
+    check_actor,
     check_call,
+    check_limit,
     check_text,
-    check_who,
     choose,
-    told,
+    letter_summary,
     unfit_to_purge,
     unfit_to_replay,
-    within,
 )
 from transfer.broker.storage.dead_letters import DeadLetters, Note
 from transfer.transports.errors import Closed, LogFull, StateError, TransferError, UsageError
 
 _log = logging.getLogger("transfer.broker")
-#: publishes a letter to its consumer and topic; kept when it returns. The second is the replay's id
+#: publishes a letter, which is stored on return, to its consumer and topic; the text is the replay's id
 Publish = Callable[[DeadLetter, str], None]
-#: whether the replay with this id was published; None: nobody knows
+#: returns whether the replay with this id was published; None: unknown
 Published = Callable[[str], bool | None]
 
 
 class Operator:
-    """Operators' calls, one at a time; thread-safe. They block: for disks, and for `publish`.
+    """Runs operators' calls, one at a time. Thread-safe. Calls block on disks and on `publish`.
 
-    publish is called in the thread that calls `replay`. It raises UsageError, LogFull or Closed when it did
-    not publish; after any other error the letter is in doubt. What a crash left is settled at once.
-    clock: unix milliseconds.
+    The constructor settles changes that a crash interrupted.
+    publish: called in the thread that calls `replay`. It raises UsageError, LogFull or Closed if it did not
+    publish; after any other error the letter is in doubt. clock: returns unix milliseconds.
     """
 
     def __init__(
@@ -71,31 +71,30 @@ class Operator:
 
     @property
     def audit(self) -> Audit:
-        """The chain that tells of every change."""
+        """The audit, which records every change."""
         return self._audit
 
-    # -- looking -----------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------
 
     def browse(
-        self, asked: Filter, *, after: int = 0, limit: int = 100
+        self, filter: Filter, *, after: int = 0, limit: int = 100
     ) -> tuple[Sequence[DeadLetter], int | None]:
-        """Letters without their payloads, and what to give as `after` for the next ones; None: no more."""
-        limit = within(limit)
-        found = self._letters.page(asked, after=after, limit=limit + 1)
+        """Returns letters without payloads, and the `after` of the next page; None: it is the last page."""
+        limit = check_limit(limit)
+        found = self._letters.page(filter, after=after, limit=limit + 1)
         return found[:limit], found[limit - 1].number if len(found) > limit else None
 
     def inspect(self, id: str, tenant: str | None = None) -> Sequence[DeadLetter]:
-        """The letter of a delivery, or all of a message, with their payloads. Reads all of those, so that
-        damage is told."""
+        """Returns the letter of a delivery, or all of a message. Reads their payloads, to detect damage."""
         return [self._letters.checked(one) for one in self._letters.find(id, tenant)]
 
     def begin(self, letter: DeadLetter, nbytes: int) -> bytes:
-        """The first bytes of its payload, wherever that lies."""
+        """Returns the first bytes of the payload, from the database or from its file."""
         return self._letters.begin(letter, nbytes)
 
     def events(self, window: Window = ALL, *, limit: int = 100) -> Sequence[Event]:
-        """What was done, the oldest first."""
-        return [*self._audit.events(window, limit=within(limit))]
+        """Returns audit events, the oldest first."""
+        return [*self._audit.events(window, limit=check_limit(limit))]
 
     # -- changing ----------------------------------------------------------------------------------------
 
@@ -111,11 +110,11 @@ class Operator:
         tenant: str | None = None,
         again: bool = False,
     ) -> Outcome:
-        """Publishes letters again, to the consumer and topic that they had, which have to be said exactly.
+        """Publishes letters again. target_consumer and target_topic must equal those of the letters.
 
-        ids: of deliveries, or of messages that have one letter for the target. again: those in doubt too,
-        which may have been published before. Raises UsageError when the call is wrong as a whole, what
-        the stores raise, and what `publish` raises that is no TransferError.
+        ids: of deliveries, or of messages that have one letter for the target. again: also replays letters in
+        doubt, which may have been published before. Raises UsageError for a call that is invalid as a whole,
+        the stores' errors, and those errors of `publish` that are no TransferError.
         """
         wanted = check_call(ids, actor, reason, confirm, REPLAY)
         with self._lock:
@@ -143,14 +142,12 @@ class Operator:
         tenant: str = "",
         headers: Mapping[str, Json] | None = None,
     ) -> tuple[DeadLetter, bool]:
-        """Quarantines a message by hand: its letter, and whether the audit has it already.
-
-        Raises StateError if the message has a letter for that consumer already, UsageError.
-        """
+        """Quarantines a message: returns its letter, and whether the change is audited already.
+        Raises StateError if the message already has a letter for this consumer and topic, UsageError."""
         for name, text in (("id", message_id), ("consumer", consumer), ("topic", topic)):
             check_text(name, text, MAX_NAME)
         check_text("tenant", tenant, MAX_NAME, empty=True)
-        check_who(actor, reason)
+        check_actor(actor, reason)
         now = self._clock()
         letter = DeadLetter(
             delivery_id="/".join(filter(None, ("manual", tenant, consumer, topic, message_id))),
@@ -174,7 +171,7 @@ class Operator:
             ):
                 raise StateError(f"{message_id!r} is a dead letter of {consumer!r} and {topic!r} already")
             action = Action(
-                actor, "dead_letter", (message_id,), reason, [], [told(letter) | {"state": "dead"}]
+                actor, "dead_letter", (message_id,), reason, [], [letter_summary(letter) | {"state": "dead"}]
             )
             if not self._letters.add(letter, note=self._note(action)):
                 raise StateError(f"the dead letter {letter.delivery_id!r} is there already")
@@ -183,7 +180,7 @@ class Operator:
     def purge(
         self, ids: Sequence[str], *, actor: str, reason: str, confirm: str, tenant: str | None = None
     ) -> Outcome:
-        """Removes letters for good. ids: of deliveries, or of messages with one letter."""
+        """Deletes letters. ids: of deliveries, or of messages with one letter."""
         wanted = check_call(ids, actor, reason, confirm, PURGE)
         with self._lock:
             self._settle()
@@ -198,7 +195,7 @@ class Operator:
     def _replay(
         self, chosen: Sequence[DeadLetter], actor: str, reason: str
     ) -> tuple[tuple[str, ...], list[Failure], bool]:
-        """The deliveries that were published, why others were not, and whether the audit has it."""
+        """Returns the published deliveries, the failures, and whether the change is audited already."""
         call = uuid.uuid4().hex
         about = json.dumps({"call": call, "actor": actor, "reason": reason})
         self._letters.begin_replay([one.delivery_id for one in chosen], about)
@@ -216,7 +213,7 @@ class Operator:
                     after[letter.delivery_id] = str(State.IN_DOUBT)
                     failures.append(Failure(letter.delivery_id, "in_doubt", str(error)))
         except BaseException:
-            # Ctrl-C, or a mistake within: it may have been published.
+            # Ctrl-C, or a bug in `publish`: the letter may have been published.
             after[letter.delivery_id] = str(State.IN_DOUBT)
             raise
         finally:
@@ -244,26 +241,26 @@ class Operator:
         return json.dumps(event)
 
     def _audit_note(self) -> bool:
-        """Audits what was just done; False if that failed, and was told."""
+        """Audits the change just made; returns False, and logs the error, if that fails."""
         try:
             for note in self._letters.notes():
-                self._audit.append(_noted(note)[1], self._clock())
+                self._audit.append(_decode_note(note)[1], self._clock())
                 self._letters.forget(note)
         except TransferError as error:
-            _log.error("what an operator did is not audited yet: %s", error)
+            _log.error("an operator's change cannot be audited yet: %s", error)
             return False
         return True
 
     def _settle(self) -> None:
-        """Audits what was done before and is not audited, each once. Raises what the stores raise."""
+        """Audits each earlier change that is not audited yet, once. Raises the stores' errors."""
         for note in self._letters.notes():
-            after, action = _noted(note)
+            after, action = _decode_note(note)
             if not any(event.action == action for event in self._audit.events(Window(after=after))):
                 self._audit.append(action, self._clock())
             self._letters.forget(note)
 
     def _recover(self, published: Published) -> None:
-        """Settles letters that a crash left in mid-replay."""
+        """Ends the replays that a crash interrupted."""
         for letter in self._letters.page(Filter(state=State.REPLAYING), limit=-1):
             try:
                 about = json.loads(letter.replay)
@@ -272,7 +269,9 @@ class Operator:
                 call = actor = reason = ""
             known = published(_replay_id(call, letter))
             state = {True: "replayed", False: str(State.DEAD), None: str(State.IN_DOUBT)}[known]
-            _log.warning("a crash came into the replay of %s, which is %s now", letter.delivery_id, state)
+            _log.warning(
+                "a crash interrupted the replay of dead letter %s: it is %s now", letter.delivery_id, state
+            )
             after = {letter.delivery_id: state}
             self._end_replay(action_of(actor, "replay_interrupted", reason, [letter], after), after)
 
@@ -281,7 +280,7 @@ def _replay_id(call: str, letter: DeadLetter) -> str:
     return f"{call}:{letter.delivery_id}"
 
 
-def _noted(note: Note) -> tuple[int, Action]:
-    said = json.loads(note.content)
-    after = said.pop("after")
-    return after, Action(**said | {"message_ids": tuple(said["message_ids"])})
+def _decode_note(note: Note) -> tuple[int, Action]:
+    values = json.loads(note.content)
+    after = values.pop("after")
+    return after, Action(**values | {"message_ids": tuple(values["message_ids"])})

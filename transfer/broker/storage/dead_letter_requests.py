@@ -1,4 +1,4 @@
-"""What operators may ask for, and what they are told: the rules, without any store. Pure."""
+"""The rules for operators' requests on dead letters, and their results. Does no I/O."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from transfer.broker.storage.audit_chain import Action, Json
 from transfer.broker.storage.dead_letter import DeadLetter, State
 from transfer.transports.errors import UsageError
 
-#: the words that have to be given
+#: the words that confirm a request
 REPLAY, PURGE = "REPLAY", "PURGE"
 #: ids that one call may name
 MAX_IDS = 1000
-#: letters or events that one call tells
+#: letters or events that one call returns
 MAX_PAGE = 1000
 #: bytes of a name and of a reason
 MAX_NAME = 255
 MAX_REASON = 1024
 
-#: a failure's code and message; None: it is fit
+#: a failure's code and message; None: the letter is fit
 Unfit = tuple[str, str] | None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why nothing was done to one of the ids. code: not_found, wrong_target, ambiguous, repeated, damaged,
-    in_doubt, busy, publish."""
+    """The reason why a request did not change the letter of an id.
+    code: not_found, wrong_target, ambiguous, repeated, damaged, in_doubt, busy, publish."""
 
     id: str
     code: str
@@ -35,10 +35,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a call. done: the delivery ids that were replayed or purged.
+    """The result of a call. done: the delivery ids that were replayed or purged.
 
-    audited: the audit has it. If it could not be written, the note of it waits in the store, and nothing
-    else is changed before it is audited.
+    audited: the audit has the change. If it cannot be written, its note stays in the store, and no other
+    change is made before it is audited.
     """
 
     requested: int
@@ -48,7 +48,7 @@ class Outcome:
 
 
 def check_text(name: str, text: str, most: int, *, empty: bool = False) -> None:
-    """Raises UsageError for what is empty, too long, or has characters that no name has."""
+    """Raises UsageError for a text that is empty, too long, or not printable."""
     try:
         size = len(text.encode())
     except UnicodeEncodeError:
@@ -58,23 +58,23 @@ def check_text(name: str, text: str, most: int, *, empty: bool = False) -> None:
 
 
 def check_call(ids: Sequence[str], actor: str, reason: str, confirm: str, word: str) -> Sequence[str]:
-    """The ids, each once. Raises UsageError."""
+    """Checks a call and returns its ids, each once. Raises UsageError."""
     if confirm != word:
-        raise UsageError(f"nothing was done: it has to be confirmed with the word {word}")
-    check_who(actor, reason)
+        raise UsageError(f"nothing was done: confirm it with the word {word}")
+    check_actor(actor, reason)
     if not 0 < len(ids) <= MAX_IDS:
         raise UsageError(f"{len(ids)} ids", hint=f"1 to {MAX_IDS}")
     return [*dict.fromkeys(ids)]
 
 
-def check_who(actor: str, reason: str) -> None:
-    """Who it is and why have to be said. Raises UsageError."""
+def check_actor(actor: str, reason: str) -> None:
+    """Checks that a request names its actor and reason. Raises UsageError."""
     check_text("actor", actor, MAX_NAME)
     check_text("reason", reason, MAX_REASON)
 
 
-def within(limit: int) -> int:
-    """The limit of a page. Raises UsageError."""
+def check_limit(limit: int) -> int:
+    """Returns a page's limit if it is valid. Raises UsageError."""
     if not 0 < limit <= MAX_PAGE:
         raise UsageError(f"limit is {limit}", hint=f"1 to {MAX_PAGE}")
     return limit
@@ -83,7 +83,7 @@ def within(limit: int) -> int:
 def choose(
     found: Mapping[str, Sequence[DeadLetter]], unfit: Callable[[DeadLetter], Unfit]
 ) -> tuple[Sequence[DeadLetter], list[Failure]]:
-    """The one letter that each id means, and why there is none. found: the letters of each id."""
+    """Chooses one letter for each id; returns them and the failures. found: the letters of each id."""
     chosen: dict[str, DeadLetter] = {}
     failures = []
     for id, letters in found.items():
@@ -103,27 +103,27 @@ def choose(
 
 
 def unfit_to_replay(letter: DeadLetter, consumer: str, topic: str, again: bool) -> Unfit:
-    """Why it cannot be replayed there. again: although it may have been published before."""
+    """Returns why a letter cannot be replayed to this target. again: letters in doubt are fit."""
     if (letter.consumer, letter.topic) != (consumer, topic):
-        return "wrong_target", "its consumer and topic are not the ones that were given"
+        return "wrong_target", "its consumer or topic is not the one of the request"
     if letter.damaged:
-        return "damaged", "it is not what was written"
+        return "damaged", "the letter is damaged"
     if letter.state is State.IN_DOUBT and not again:
-        return "in_doubt", "it may have been published before a crash: look, then replay it again"
+        return "in_doubt", "it may have been published before a crash: check, then replay it with `again`"
     return unfit_to_purge(letter)
 
 
 def unfit_to_purge(letter: DeadLetter) -> Unfit:
-    """Why it cannot be removed; what is damaged can."""
+    """Returns why a letter cannot be removed. A damaged one can."""
     return ("busy", "it is being replayed") if letter.state is State.REPLAYING else None
 
 
 def action_of(
     actor: str, operation: str, reason: str, letters: Sequence[DeadLetter], after: Mapping[str, str]
 ) -> Action:
-    """What the audit is told. after: what each delivery id is now."""
+    """Returns the audit's action for a change. after: the new state of each delivery id."""
     ids = tuple(dict.fromkeys(letter.message_id for letter in letters))
-    prior: list[Json] = [told(letter) for letter in letters]
+    prior: list[Json] = [letter_summary(letter) for letter in letters]
     return Action(
         actor,
         operation,
@@ -134,8 +134,8 @@ def action_of(
     )
 
 
-def told(letter: DeadLetter) -> dict[str, Json]:
-    """What the audit keeps of a letter."""
+def letter_summary(letter: DeadLetter) -> dict[str, Json]:
+    """Returns the fields of a letter that the audit keeps."""
     return {
         "delivery_id": letter.delivery_id,
         "state": str(letter.state),

@@ -1,4 +1,4 @@
-"""Dead letters go into the database, on a thread beside the loop."""
+"""Writes dead letters into the database, on the database thread."""
 
 from __future__ import annotations
 
@@ -22,38 +22,38 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Dead
     from transfer.broker.delivery.message import Message
     from transfer.broker.storage.database_thread import DatabaseThread
-    from transfer.broker.storage.dead_letter_payloads import Large
+    from transfer.broker.storage.dead_letter_payloads import PayloadSource
     from transfer.broker.storage.dead_letters import DeadLetters
     from transfer.broker.storage.durability import OnComplete
     from transfer.log import Log
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes of a payload that are copied at one time
+#: bytes of a payload in one copy
 _PIECE = 4 << 20
-#: letters' names of direct delivery begin so
+#: prefix of the names of direct delivery's letters
 _DIRECT = "direct/"
 
 
 class DeadLetterWriter:
-    """Keeps dead letters of groups. A delivery has one name for ever, so that a letter which was kept before
-    a crash is not kept twice. `bury` is called on the loop."""
+    """Stores the dead letters of groups.
+    A delivery keeps its name for ever, so a letter that was stored before a crash is not stored twice."""
 
     def __init__(self, thread: DatabaseThread, letters: DeadLetters, log: Log) -> None:
         self._thread = thread
         self._letters = letters
         self._log = log
 
-    def bury(self, dead: Dead, message: Message | None, on_complete: OnComplete) -> None:
-        """Keeps a dead letter; then calls `on_complete` on the loop. Until then its group holds the message
-        in the log: a large payload is copied from there."""
+    def write(self, dead: Dead, message: Message | None, on_complete: OnComplete) -> None:
+        """Stores a dead letter; then calls `on_complete` on the loop. Call it on the loop.
+        Until then the group holds the message in the log, from which a large payload is copied."""
         now = time.time_ns() // 1_000_000
         large = large_of(message, self._log, LOG_PREFIX + dead.topic, dead.offset)
         self._thread.do(lambda: keep_letter(self._letters, letter_of(dead, message, now), large), on_complete)
 
-    def is_buried(self, topic: str, group: str, offset: int) -> bool:
-        """Whether there is a letter of this message: before a crash its group may not have known. Waits for
-        the database."""
+    def is_dead_lettered(self, topic: str, group: str, offset: int) -> bool:
+        """Whether this message has a letter. Blocks on the database.
+        A crash may have come after the letter, but before its group recorded it."""
         try:
             return self._letters.has(name_of(topic, group, offset))
         except LogDamaged:
@@ -61,13 +61,13 @@ class DeadLetterWriter:
 
 
 def name_of(topic: str, group: str, offset: int) -> str:
-    """The letter's name. Pure."""
+    """Returns the letter's name."""
     return f"{topic}/{group}/{offset}"
 
 
-def keep_letter(letters: DeadLetters, letter: DeadLetter, large: Large | None) -> None:
-    """Keeps a letter, without its payload where the log has it no more. On the state's thread. Raises what
-    `DeadLetters.add` does."""
+def keep_letter(letters: DeadLetters, letter: DeadLetter, large: PayloadSource | None) -> None:
+    """Stores a letter, without its payload if the log no longer has it. On the database thread.
+    Raises what `DeadLetters.add` raises."""
     try:
         letters.add(letter, large=large)
     except LogDamaged as error:
@@ -80,28 +80,28 @@ def keep_letter(letters: DeadLetters, letter: DeadLetter, large: Large | None) -
 
 def large_of(
     message: Message | None, log: Log, log_name: str, offset: int, *, held: bool = False
-) -> Large | None:
-    """The payload of a message that stands in the log there, if it is too large for the database. held: it is
-    in memory, and perhaps not on the disk yet."""
+) -> PayloadSource | None:
+    """Returns the payload of a message in the log, if it is too large for the database, else None.
+    held: the message is in memory, and perhaps not on the disk yet."""
     if message is None or message.nbytes <= INLINE:
         return None
     return (lambda: message.parts) if held else partial(_pieces, log, log_name, offset)
 
 
 def _pieces(log: Log, log_name: str, offset: int) -> Iterator[memoryview]:
-    """Each is a mapping of its own: what was copied leaves the memory. Raises LogDamaged."""
+    """Yields a blob in separately mapped pieces, so that copied pieces leave memory. Raises LogDamaged."""
     blob = log.blob_at(log_name, offset)
     if blob is None:
-        raise LogDamaged(f"message {offset} of {log_name} is not kept any more")
+        raise LogDamaged(f"message {offset} of {log_name} is no longer in the log")
     crc = 0
     for begin in range(0, blob.nbytes, _PIECE):
         view = blob.view(begin, min(begin + _PIECE, blob.nbytes))
         if view is None:
-            raise LogDamaged(f"the payload of message {offset} of {log_name} is not kept any more")
+            raise LogDamaged(f"the payload of message {offset} of {log_name} is no longer in the log")
         crc = crc32c(view, crc)
         yield view
     if crc != blob.crc:
-        raise LogDamaged(f"the payload of message {offset} of {log_name} is not what was written")
+        raise LogDamaged(f"the payload of message {offset} of {log_name} is damaged")
 
 
 def _small(message: Message | None) -> bytes:
@@ -109,8 +109,8 @@ def _small(message: Message | None) -> bytes:
 
 
 def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
-    """The letter of a message that nobody could process, without a payload that is large. message: None if it
-    is gone. Pure."""
+    """Returns the letter of a message that no consumer could process, without a large payload.
+    message: None if it is no longer in the log."""
     name = name_of(dead.topic, dead.group, dead.offset)
     headers = dict(message.headers or {}) if message is not None else {}
     return DeadLetter(
@@ -131,25 +131,25 @@ def letter_of(dead: Dead, message: Message | None, now_ms: int) -> DeadLetter:
     )
 
 
-def finish_buried(books: DispatcherState, letters: DeadLetters) -> list[Finished]:
-    """Finishes messages whose letters were kept before a crash, which came before that was written; and no
-    number of a letter is given again."""
+def finish_dead_lettered(state: DispatcherState, letters: DeadLetters) -> list[Finished]:
+    """Finishes messages whose letters were stored before a crash, but whose end was not; returns the events.
+    Also reserves the numbers of stored letters."""
     events = []
     for name, message_id in letters.named(_DIRECT):
         digits = name.removeprefix(_DIRECT)
         if not digits.isdecimal():
-            continue  # of a group of the topic "direct"
+            continue  # the letter of a group of the topic "direct"
         number = int(digits)
-        books.next_number = max(books.next_number, number + 1)
-        parcel = books.parcels.get(number)
+        state.next_number = max(state.next_number, number + 1)
+        parcel = state.parcels.get(number)
         if parcel is not None and parcel.facts.message_id == message_id:
             events.append(Finished(number, End.DEAD_LETTERED))
-            books.apply(events[-1])
+            state.apply(events[-1])
     return events
 
 
 def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -> DeadLetter:
-    """The same of a message for direct delivery. Pure."""
+    """Returns the letter of a message of direct delivery, as `letter_of` does."""
     parcel = dead.parcel
     return DeadLetter(
         delivery_id=f"{_DIRECT}{dead.number}",

@@ -1,9 +1,9 @@
-"""The store of dead letters: deliveries that were given up, until an operator replays or purges them.
+"""The store of dead letters: messages that could not be delivered, until an operator replays or purges them.
 
-Rows carry checksums: one that is not what was written is told as damaged, and the others are served. Large
-payloads are files beside the database (`payloads.py`), whose checksums stand in the rows.
+Rows carry checksums: a damaged row is reported, and the others are served. Large payloads are files next to
+the database (`dead_letter_payloads.py`), whose checksums are in the rows.
 
-What operators change is noted in the same transaction (`Note`), until the audit has it.
+Each operator's change is noted in its transaction (`Note`), until the audit has it.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage.database import Database, Value, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, Filed, Filter, Reference, State
-from transfer.broker.storage.dead_letter_payloads import Large, Payloads
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile, Reference, State
+from transfer.broker.storage.dead_letter_payloads import Payloads, PayloadSource
 from transfer.transports.errors import LogDamaged, StateError, UsageError
 
 STORE = "dead_letters"
@@ -51,8 +51,8 @@ SCHEMA = [
     "CREATE INDEX dead_letters_by_target ON dead_letters (tenant, consumer, topic)",
     "CREATE INDEX dead_letters_by_state ON dead_letters (state) WHERE state <> 'dead'",
     "CREATE TABLE dead_letter_notes (number INTEGER PRIMARY KEY AUTOINCREMENT, content TEXT NOT NULL)",
-    # The second version: letters keep what their protocol says of them, and large payloads. Rows of the first
-    # have NULL here, and a fields_check over the columns of the first.
+    # The second version adds protocol heads and large payloads. Rows of the first version have NULL here, and
+    # a fields_check over the columns of the first version.
     "ALTER TABLE dead_letters ADD COLUMN front INTEGER",
     "ALTER TABLE dead_letters ADD COLUMN head BLOB NOT NULL DEFAULT X''",
     "ALTER TABLE dead_letters ADD COLUMN head_check INTEGER",
@@ -60,7 +60,7 @@ SCHEMA = [
     "ALTER TABLE dead_letters ADD COLUMN file_check INTEGER",
     "CREATE INDEX dead_letters_by_file ON dead_letters (file) WHERE file IS NOT NULL",
 ]
-#: the folder of large payloads, beside the database
+#: the folder of large payloads, next to the database
 LETTERS = "letters"
 _TEXTS = (
     "delivery_id",
@@ -73,7 +73,7 @@ _TEXTS = (
     "last_error",
 )
 _NUMBERS = ("attempts", "first_ms", "last_ms", "payload_bytes")
-# A changed bit may make a text that is none, or a number of it: read as bytes, nothing raises.
+# A changed bit may make a text invalid, or a number of it: read as bytes, it raises no error.
 _AS_TEXT = (*_TEXTS, "headers", "log_topic", "file", "state", "replay")
 _SECOND = ("front", "head_check", "file_check")
 _AS_NUMBER = (*_NUMBERS, "log_offset", *_SECOND, "fields_check")
@@ -86,17 +86,17 @@ _FIELDS = ", ".join(
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """What was done and is not audited yet."""
+    """A change that is not audited yet."""
 
     number: int
     content: str
 
 
 class DeadLetters:
-    """The letters in a database. Any thread may use it. Each method is one transaction, on the disk when
-    it returns. Raises what `Database` raises: LogDamaged, LogFull, Closed, InternalError.
+    """The dead letters in a database. Any thread may use it.
 
-    payloads: the large ones, in a folder beside the database if no other is said.
+    Each method is one transaction, on the disk when it returns. Raises what `Database` raises: LogDamaged,
+    LogFull, Closed, InternalError. payloads: the folder of large payloads; default: next to the database.
     """
 
     def __init__(self, database: Database, payloads: Path | None = None) -> None:
@@ -105,18 +105,20 @@ class DeadLetters:
         database.prepare(STORE, SCHEMA)
 
     def sweep(self) -> int:
-        """At the start: removes payloads of letters that a crash kept from being written; how many."""
+        """At the start: removes payload files without a letter, which a crash left; returns their number."""
         return self.payloads.sweep(self.files())
 
-    # -- letters come ------------------------------------------------------------------------------------
+    # -- adding ------------------------------------------------------------------------------------------
 
-    def add(self, letter: DeadLetter, *, large: Large | None = None, note: str | None = None) -> bool:
-        """Keeps a letter; False if this delivery is there already, and nothing was changed. large: its
-        payload, of `payload_bytes`, which gets a file of its own. Raises LogDamaged when that gives something
-        else."""
+    def add(self, letter: DeadLetter, *, large: PayloadSource | None = None, note: str | None = None) -> bool:
+        """Stores a letter; returns False, and changes nothing, if this delivery has a letter already.
+
+        large: yields a payload of `payload_bytes` bytes, which gets a separate file. Raises LogDamaged if it
+        yields another number of bytes.
+        """
         if large is None:
             return self._add(letter, note)
-        if self.has(letter.delivery_id):  # there is no need to write it
+        if self.has(letter.delivery_id):  # do not write the payload first
             return False
         filed = self.payloads.write(large, letter.payload_bytes)
         added = False
@@ -134,20 +136,20 @@ class DeadLetters:
                 _put_note(connection, note)
         return added
 
-    # -- letters are read --------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------------
 
     def get(self, delivery_id: str) -> DeadLetter | None:
-        """A letter with its payload."""
+        """Returns a letter with its payload."""
         found = self._read("delivery_id = ?", [delivery_id], payload=True)
         return found[0] if found else None
 
     def has(self, delivery_id: str) -> bool:
-        """Whether there is a letter of this delivery."""
+        """Whether this delivery has a letter."""
         found = "SELECT count(*) FROM dead_letters WHERE delivery_id = ?"
         return _int(self._database.query(found, [delivery_id])[0][0]) > 0
 
     def named(self, prefix: str) -> list[tuple[str, str]]:
-        """Names of deliveries that begin so, with the message's id."""
+        """Returns (delivery id, message id) of the deliveries whose ids have this prefix."""
         rows = self._database.query(
             "SELECT CAST(delivery_id AS BLOB), CAST(message_id AS BLOB) FROM dead_letters "
             "WHERE substr(delivery_id, 1, ?) = ?",
@@ -156,15 +158,16 @@ class DeadLetters:
         return [(_text(row[0]), _text(row[1])) for row in rows]
 
     def checked(self, letter: DeadLetter) -> DeadLetter:
-        """The same, damaged if its file is not what was written. Reads all of that. Raises InternalError."""
+        """Returns the letter, marked as damaged if its file is.
+        Reads the whole file. Raises InternalError."""
         problem = self.problem(letter)
         return replace(letter, damaged=True) if problem else letter
 
     def problem(self, letter: DeadLetter) -> str:
-        """What is wrong with a letter that was read with its payload; "": nothing. Reads all of its file."""
+        """Returns the damage of a letter that was read with its payload, or "". Reads its whole file."""
         if letter.damaged:
-            return "its row is not what was written"
-        if isinstance(letter.payload, Filed):
+            return "its row is damaged"
+        if isinstance(letter.payload, PayloadFile):
             try:
                 self.payloads.check(letter.payload, letter.payload_bytes)
             except LogDamaged as error:
@@ -172,8 +175,8 @@ class DeadLetters:
         return ""
 
     def begin(self, letter: DeadLetter, nbytes: int) -> bytes:
-        """The first bytes of a payload, for people; b"" where they cannot be read."""
-        if not isinstance(letter.payload, Filed):
+        """Returns the first bytes of a payload, for display; b"" if they cannot be read."""
+        if not isinstance(letter.payload, PayloadFile):
             return letter.payload[:nbytes] if isinstance(letter.payload, bytes) else b""
         try:
             return self.payloads.begin(letter.payload, nbytes)
@@ -181,19 +184,19 @@ class DeadLetters:
             return b""
 
     def files(self) -> set[str]:
-        """Names of the files of all letters."""
+        """Returns the names of all letters' files."""
         rows = self._database.query("SELECT CAST(file AS BLOB) FROM dead_letters WHERE file IS NOT NULL")
         return {_text(row[0]) for row in rows}
 
     def all(self) -> Iterator[DeadLetter]:
-        """Every letter with its payload, one after the other: not all are in memory."""
+        """Yields every letter with its payload, one at a time, so that not all are in memory."""
         number = 0
         while found := self._read("number > ? ORDER BY number LIMIT 1", [number], payload=True):
             yield found[0]
             number = found[0].number
 
     def find(self, id: str, tenant: str | None = None) -> list[DeadLetter]:
-        """The letters of a delivery, or else of a message, with their payloads, in order of arrival."""
+        """Returns the letters of a delivery, or else of a message, with payloads, in order of arrival."""
         for name in ("delivery_id", "message_id"):
             condition, values = Filter(tenant=tenant).where()
             found = self._read(f"{name} = ? AND {condition}", [id, *values], payload=True)
@@ -201,32 +204,32 @@ class DeadLetters:
                 return found
         return []
 
-    def page(self, asked: Filter, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
-        """At most `limit` letters with numbers above `after`, without payloads, in order of arrival."""
-        condition, values = asked.where()
+    def page(self, filter: Filter, *, after: int = 0, limit: int = 100) -> list[DeadLetter]:
+        """Returns at most `limit` letters numbered above `after`, without payloads, in order of arrival."""
+        condition, values = filter.where()
         return self._read(
             f"number > ? AND {condition} ORDER BY number LIMIT ?", [after, *values, limit], payload=False
         )
 
-    def count(self, asked: Filter | None = None) -> int:
-        """How many there are."""
-        condition, values = (asked or Filter()).where()
+    def count(self, filter: Filter | None = None) -> int:
+        """Returns the number of letters."""
+        condition, values = (filter or Filter()).where()
         rows = self._database.query(f"SELECT count(*) FROM dead_letters WHERE {condition}", values)
         return _int(rows[0][0])
 
     def counts(self) -> dict[tuple[str, str, str], int]:
-        """How many there are of each (tenant, topic, consumer)."""
+        """Returns the number of letters of each (tenant, topic, consumer)."""
         names = "CAST(tenant AS BLOB), CAST(topic AS BLOB), CAST(consumer AS BLOB)"
         rows = self._database.query(
             f"SELECT {names}, count(*) FROM dead_letters GROUP BY tenant, topic, consumer"
         )
         return {(_text(row[0]), _text(row[1]), _text(row[2])): _int(row[3]) for row in rows}
 
-    # -- letters go --------------------------------------------------------------------------------------
+    # -- removing ----------------------------------------------------------------------------------------
 
     def begin_replay(self, delivery_ids: Iterable[str], replay: str) -> None:
-        """They are replaying from now on. replay: who and why, for after a crash. Raises StateError, and
-        changes nothing, if one is gone or is replaying."""
+        """Marks letters as replaying. replay: the actor and reason, to be read after a crash.
+        Raises StateError, and changes nothing, if a letter is gone or is replaying."""
         with self._database.transaction() as connection:
             for delivery_id in delivery_ids:
                 changed = connection.execute(
@@ -234,10 +237,10 @@ class DeadLetters:
                     (State.REPLAYING, replay, delivery_id, State.REPLAYING),
                 ).rowcount
                 if changed != 1:
-                    raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+                    raise StateError(f"the dead letter {delivery_id!r} is gone, or another call replays it")
 
     def end_replay(self, published: Iterable[str], kept: Mapping[str, State], note: str) -> None:
-        """Those that were published go; the others are what they were before."""
+        """Removes the published letters, and sets the states of the others."""
         files: list[str] = []
         with self._database.transaction() as connection:
             for delivery_id in published:
@@ -251,7 +254,7 @@ class DeadLetters:
         self.payloads.remove(files)
 
     def remove(self, delivery_ids: Sequence[str], note: str) -> None:
-        """All of them go, or none: StateError if one is gone already or is replaying."""
+        """Removes all of the letters, or none: raises StateError if one is gone or is replaying."""
         files: list[str] = []
         with self._database.transaction() as connection:
             for delivery_id in delivery_ids:
@@ -259,17 +262,17 @@ class DeadLetters:
             _put_note(connection, note)
         self.payloads.remove(files)
 
-    # -- what the audit has not yet ----------------------------------------------------------------------
+    # -- changes that are not audited yet ----------------------------------------------------------------
 
     def notes(self) -> list[Note]:
-        """What was done and is not audited, the oldest first."""
+        """Returns the changes that are not audited yet, the oldest first."""
         rows = self._database.query(
             "SELECT number, CAST(content AS BLOB) FROM dead_letter_notes ORDER BY number"
         )
         return [Note(_int(number), _text(content)) for number, content in rows]
 
     def forget(self, note: Note) -> None:
-        """The audit has it."""
+        """Removes the note of an audited change."""
         with self._database.transaction() as connection:
             connection.execute("DELETE FROM dead_letter_notes WHERE number = ?", (note.number,))
 
@@ -280,12 +283,12 @@ class DeadLetters:
 
 
 def insert(connection: sqlite3.Connection, letter: DeadLetter) -> bool:
-    """`DeadLetters.add` within a transaction that does more. Raises UsageError."""
+    """Adds a letter within the caller's transaction; returns whether it is new. Raises UsageError."""
     if letter.payload is None:
         raise UsageError(f"the payload of {letter.delivery_id!r} was not read")
     inline = letter.payload if isinstance(letter.payload, bytes) else b""
     place = letter.payload if isinstance(letter.payload, Reference) else None
-    filed = letter.payload if isinstance(letter.payload, Filed) else None
+    filed = letter.payload if isinstance(letter.payload, PayloadFile) else None
     nbytes = letter.payload_bytes or len(inline)
     fields: dict[str, Value] = {name: getattr(letter, name) for name in (*_TEXTS, *_NUMBERS)}
     fields |= {
@@ -319,12 +322,12 @@ def insert(connection: sqlite3.Connection, letter: DeadLetter) -> bool:
 
 
 def _remove(connection: sqlite3.Connection, delivery_id: str, condition: str = "") -> list[str]:
-    """The letter's row goes. Names of files that nobody needs when that is on the disk."""
+    """Deletes a letter's row. Returns the names of its files, to be removed after the transaction."""
     found = "SELECT CAST(file AS BLOB) FROM dead_letters WHERE delivery_id = ? AND file IS NOT NULL"
     files = [_text(row[0]) for row in connection.execute(found, (delivery_id,))]
     statement = f"DELETE FROM dead_letters WHERE delivery_id = ?{condition}"
     if connection.execute(statement, (delivery_id,)).rowcount != 1:
-        raise StateError(f"the dead letter {delivery_id!r} is gone, or is replayed by another")
+        raise StateError(f"the dead letter {delivery_id!r} is gone, or another call replays it")
     return files
 
 
@@ -334,7 +337,7 @@ def _put_note(connection: sqlite3.Connection, note: str | None) -> None:
 
 
 def _letter(row: Sequence[Value]) -> DeadLetter:
-    """A row of `_FIELDS`, its payload, the payload's checksum and the head, or three None."""
+    """Returns the letter of a row: `_FIELDS`, then payload, its checksum and head, or three times None."""
     middle = 1 + len(_AS_TEXT)
     texts = {
         name: None if raw is None else _text(raw) for name, raw in zip(_AS_TEXT, row[1:middle], strict=True)
@@ -344,11 +347,11 @@ def _letter(row: Sequence[Value]) -> DeadLetter:
     state, replay = texts.pop("state"), texts.pop("replay")
     check = numbers.pop("fields_check")
     damaged = check != _check(texts | numbers) or state not in set(State)
-    payload: bytes | Reference | Filed | None = None
+    payload: bytes | Reference | PayloadFile | None = None
     if texts["log_topic"] is not None:
         payload = Reference(texts["log_topic"], _int(numbers["log_offset"]))
     elif texts["file"] is not None:
-        payload = Filed(texts["file"], _int(numbers["file_check"]))
+        payload = PayloadFile(texts["file"], _int(numbers["file_check"]))
     elif inline_check is not None:
         payload = inline if isinstance(inline, bytes) else str(inline).encode()
         damaged = damaged or row_check(inline) != inline_check
@@ -393,12 +396,12 @@ def _int(value: Value) -> int:
 
 
 def _check(fields: Mapping[str, Value]) -> int:
-    """Over the columns that there were when the row was written."""
+    """Returns the checksum over the columns that the schema had when the row was written."""
     first = fields["head_check"] is None
     names = sorted(name for name in fields if not (first and name in (*_SECOND, "file")))
     return row_check(*(fields[name] for name in names))
 
 
 def _is_head(head: Value, check: Value) -> bool:
-    """Rows of the first version have none."""
+    """Whether a head has its checksum. Rows of the first version have no head."""
     return row_check(head) == check if check is not None else head == b""

@@ -1,4 +1,4 @@
-"""What has to be kept before somebody is told so: appended on the loop, synced beside it."""
+"""Acknowledges durable messages once they are on the disk: appends on the loop, syncs on a thread."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: is called on the loop when a message is kept as its topic promises, or with the reason why it is not
+#: called on the loop: with None when a message is as durable as its topic promises, else with the error
 OnComplete = Callable[[TransferError | None], None]
 
-#: seconds until messages are synced for which nobody waits
+#: seconds until messages without a waiting publisher are synced
 _SYNC_AFTER = 0.05
-#: bytes up to which they are synced on the loop itself, if the disk is quick: one message at a time
-_FEW = 8 << 10
-#: bytes that may wait for the disk before whoever publishes has to
-_UNSYNCED = 64 << 20
+#: most unsynced bytes for a sync on the loop itself, if the disk is fast: a single message
+_SYNC_HERE = 8 << 10
+#: unsynced bytes beyond which publishers are paused
+_MAX_UNSYNCED = 64 << 20
 #: seconds between two tries when the log is full
 _FULL_PAUSE = 0.5
 
 
-class CompleteTogether:
-    """Tells once what becomes of several messages: when all are kept, or the first time that one is not."""
+class BatchCompletion:
+    """Calls `on_complete` once for several messages: when all are durable, or at the first error."""
 
     def __init__(self, left: int, on_complete: OnComplete | None) -> None:
         self._left = left
@@ -47,12 +47,13 @@ class CompleteTogether:
 
 
 class Durability:
-    """Appends messages of durable topics, and tells when they are kept. On the broker's loop.
+    """Appends messages of durable topics, and reports when they are on the disk. On the broker's loop.
 
-    appended: called with each message that was appended after all, though the log was full when it came.
-    make_room: is called when the log is full; a sync that follows may bring room. kept: called after each
-    sync, with the topics of which more is on the disk now. full: why nothing can be kept just now, or "".
-    failure: why nothing can be kept any more, until the broker is started again.
+    appended: called with each message that waited for room in a full log and is appended now.
+    make_room: called when the log is full; the next sync may then free room.
+    kept: called after each sync, with the topics that have more messages on the disk now.
+    full: why the log accepts no messages at the moment, or "".
+    failure: the error after which the log accepts no messages until the broker is restarted.
     """
 
     def __init__(
@@ -65,12 +66,12 @@ class Durability:
     ) -> None:
         self.full = ""
         self.failure: TransferError | None = None
-        #: called when it fails, for those who wait elsewhere
+        #: called with the failure, for callers that wait elsewhere
         self.at_failure: Callable[[TransferError], None] = lambda error: None
         self._loop = loop
         self._store = store
-        self._held_appended = appended
-        self._told_kept = kept
+        self._on_held_appended = appended
+        self._on_kept = kept
         self._make_room = make_room
         self._next_try: asyncio.TimerHandle | None = None
         self._committer = GroupCommitter(
@@ -80,7 +81,7 @@ class Durability:
             lambda error: self._on_loop(lambda: self.failed(error)),
         )
         self._waiting: deque[tuple[int, int, OnComplete | None]] = deque()
-        self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset behind the message)
+        self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset after the message)
         self._unsynced = 0  # bytes
         self._newest = -1
         self._wanted = False
@@ -91,10 +92,10 @@ class Durability:
     def append(
         self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
     ) -> bool:
-        """Appends a message. False: the log is full, and it is held until there is room (`appended`). hold
-        False: it is not, and LogFull is raised.
+        """Appends a message. Returns False if the log is full: the message then waits for room (`appended`).
 
-        Raises InternalError when the log has failed.
+        hold False: the message does not wait, and LogFull is raised. Raises InternalError if the log has
+        failed.
         """
         if self._held:
             if not hold:
@@ -104,7 +105,7 @@ class Durability:
         try:
             sequence = self._store.append(topic, message)
         except LogFull as error:
-            self._say_full(str(error))
+            self._set_full(str(error))
             if hold:
                 self._held.append((topic, message, on_complete))
             self._wait_for_room()
@@ -120,8 +121,8 @@ class Durability:
     def append_many(
         self, topics: Sequence[Topic], messages: Sequence[Message], on_complete: OnComplete | None
     ) -> bool:
-        """The same for several small messages, each with its topic, all or none. told: when all are kept.
-        False: nothing was done; give them one by one."""
+        """Appends several small messages, each to its topic: all or none. `on_complete` is called for all.
+        Returns False if none is appended: the caller then appends them one by one."""
         if self._held:
             return False
         try:
@@ -139,36 +140,35 @@ class Durability:
     def appended(
         self, topic: Topic, message: Message, sequence: int, on_complete: OnComplete | None, nbytes: int
     ) -> None:
-        """A message stands in the log, and has its offset: it counts as kept when it is on the disk."""
+        """Notes that a message is in the log and has its offset; a sync makes it durable."""
         self._grown.append((sequence, topic, (message.offset or 0) + 1))
         self.when_kept(sequence, on_complete, nbytes)
 
     def when_kept(self, sequence: int, on_complete: OnComplete | None, nbytes: int = 0) -> None:
-        """Calls `on_complete` when this record is on the disk. None: nobody waits, and it may take a moment
-        longer."""
+        """Calls `on_complete` when this record is on the disk. None: the sync may take a moment longer."""
         if self.failure is not None:
-            tell(on_complete, self.failure)
+            complete(on_complete, self.failure)
             return
         self._newest = sequence
         self._unsynced += nbytes
         self._waiting.append((sequence, nbytes, on_complete))
-        if on_complete is not None or self._unsynced > _UNSYNCED // 4:
-            if not self._wanted:  # once for all that comes in this turn of the loop
+        if on_complete is not None or self._unsynced > _MAX_UNSYNCED // 4:
+            if not self._wanted:  # one sync for all messages of this loop iteration
                 self._wanted = True
                 self._loop.call_soon(self._want)
         elif self._due is None:
             self._due = self._loop.call_later(_SYNC_AFTER, self._sync)
 
-    def pressed(self, publisher: Publisher) -> None:
-        """Whoever has just published waits, if the disk is far behind or full."""
-        if self._held or self._unsynced > _UNSYNCED:
+    def apply_backpressure(self, publisher: Publisher) -> None:
+        """Pauses the publisher of the last message if the disk is slow or the log is full."""
+        if self._held or self._unsynced > _MAX_UNSYNCED:
             publisher.pause()
             self._paused.append(publisher)
 
     @property
     def share(self) -> float:
-        """Of the bytes that may wait for a sync, how many do."""
-        return self._unsynced / _UNSYNCED
+        """The unsynced bytes, as a fraction of their limit."""
+        return self._unsynced / _MAX_UNSYNCED
 
     @property
     def unsynced(self) -> int:
@@ -181,11 +181,11 @@ class Durability:
 
     @property
     def busy(self) -> bool:
-        """Something waits for the disk."""
+        """Whether messages wait for the disk."""
         return bool(self._waiting or self._held)
 
     def close(self) -> None:
-        """All that was appended is on the disk; what was held is not. Idempotent."""
+        """Syncs all appended messages; held ones are not written. Idempotent."""
         if self._due is not None:
             self._due.cancel()
         if self.failure is None and self._newest >= 0:
@@ -193,17 +193,17 @@ class Durability:
         self._committer.close()
 
     def end_turn(self) -> None:
-        """All that came at once was taken: what somebody waits for is synced now.
+        """Ends a loop iteration: syncs the messages whose publishers wait.
 
-        A little on the loop itself, if the disk is quick: to another thread and back takes longer than that.
-        What is told of it may bring more that somebody waits for, which then has its own sync.
+        Few bytes are synced on the loop itself if the disk is fast, since a switch to the sync thread takes
+        longer. A callback may publish further messages, which have a separate sync.
         """
         if not self._wanted:
             return
         self._wanted = False
         newest = self._newest
         try:
-            here = self._unsynced <= _FEW and self._committer.commit_here(newest)
+            here = self._unsynced <= _SYNC_HERE and self._committer.commit_here(newest)
         except TransferError as error:
             self.failed(error)
             return
@@ -232,27 +232,27 @@ class Durability:
         while waiting and waiting[0][0] <= sequence:
             _, nbytes, on_complete = waiting.popleft()
             self._unsynced -= nbytes
-            tell(on_complete, None)
+            complete(on_complete, None)
         topics: dict[Topic, None] = {}
         grown = self._grown
         while grown and grown[0][0] <= sequence:
             _, topic, offset = grown.popleft()
             topic.kept = offset
             topics[topic] = None
-        self._told_kept(list(topics))
+        self._on_kept(list(topics))
         if self._held:
             self._try_again()
-        self._relieve()
+        self._resume_publishers()
 
     def failed(self, error: TransferError) -> None:
-        """Nothing can be kept any more: all who wait are told. The first error counts. What was appended may
-        be kept or may not be; what was not appended is not."""
+        """Ends with an error: all waiting callbacks get it; later errors are ignored.
+        Appended messages get InDoubt, as they may be on the disk. Messages not appended yet get `error`."""
         if self.failure is not None:
             return
         text = str(error).partition("\n  hint: ")[0]
         doubt = InDoubt(
-            text if isinstance(error, InDoubt) else f"what was appended may be kept or may not be: {text}",
-            hint="the broker has to be started again; publish the message again, and it may be kept twice",
+            text if isinstance(error, InDoubt) else f"the log may or may not have kept the message: {text}",
+            hint="restart the broker and publish the message again; it may then be stored twice",
         )
         if isinstance(error, InDoubt):
             error = InternalError(text, hint=error.hint)
@@ -263,27 +263,27 @@ class Durability:
         self._grown.clear()
         self._unsynced, self.full = 0, ""
         for _, _, on_complete in waiting:
-            tell(on_complete, doubt)
+            complete(on_complete, doubt)
         for _, _, on_complete in held:
-            tell(on_complete, error)
-        self._relieve()
+            complete(on_complete, error)
+        self._resume_publishers()
         self.at_failure(error)
 
-    def _relieve(self) -> None:
-        if not self._held and self._unsynced <= _UNSYNCED:
+    def _resume_publishers(self) -> None:
+        if not self._held and self._unsynced <= _MAX_UNSYNCED:
             paused, self._paused = self._paused, []
             for publisher in paused:
                 publisher.resume()
 
     # -- a full log --------------------------------------------------------------------------------------
 
-    def _say_full(self, why: str) -> None:
+    def _set_full(self, why: str) -> None:
         if not self.full:
             _log.warning("%s", why)
         self.full = why
 
     def _wait_for_room(self) -> None:
-        """Room comes back when it is on the disk that something is not needed: by a sync, or in time."""
+        """Waits until segments can be freed: after a sync of acknowledgements, or by retention."""
         try:
             self._make_room()
         except TransferError as error:
@@ -308,29 +308,29 @@ class Durability:
                 self._wait_for_room()
                 return
             except TransferError as error:
-                tell(on_complete, error)
+                complete(on_complete, error)
                 continue
             self.appended(topic, message, sequence, on_complete, message.nbytes)
-            self._held_appended(topic, message)
+            self._on_held_appended(topic, message)
         self.full = ""
-        self._relieve()
+        self._resume_publishers()
 
 
-def tell(on_complete: OnComplete | None, error: TransferError | None) -> None:
-    """Calls whoever wants to know. One that fails does not keep the others from being told."""
+def complete(on_complete: OnComplete | None, error: TransferError | None) -> None:
+    """Calls `on_complete`, if given. Logs its exceptions, so that the other callbacks are called."""
     if on_complete is None:
         return
     try:
         on_complete(error)
-    except Exception:  # noqa: BLE001 - the others are told all the same
-        _log.exception("a publisher cannot be told what became of a message")
+    except Exception:  # noqa: BLE001 - the other callbacks must be called
+        _log.exception("the completion callback of a message raised")
 
 
-def together(on_complete: Sequence[OnComplete]) -> OnComplete:
-    """Calls all of them."""
+def complete_all(callbacks: Sequence[OnComplete]) -> OnComplete:
+    """Returns one callback that calls all of these."""
 
-    def tell_all(error: TransferError | None) -> None:
-        for one in on_complete:
-            tell(one, error)
+    def on_complete(error: TransferError | None) -> None:
+        for one in callbacks:
+            complete(one, error)
 
-    return tell_all
+    return on_complete

@@ -1,4 +1,4 @@
-"""Reads all that a broker keeps in its folder, while no broker runs there, and tells what is damaged."""
+"""Verifies a broker's folder while no broker runs there: reads all files and reports damage."""
 
 from __future__ import annotations
 
@@ -14,73 +14,72 @@ from transfer.broker.storage.audit_verification import examine
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letters import LETTERS, DeadLetters
 from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, lost_state, made_parts
-from transfer.log.read_only import Looked, look
+from transfer.log.read_only import LogReport, inspect
 from transfer.transports.errors import LogDamaged, LogInUse, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.storage.audit_chain import Json
 
-#: problems of one part that are told
-_TOLD = 20
+#: most problems that are reported of one part
+_MAX_PROBLEMS = 20
 
-#: is told how many bytes were read until now
-Read = Callable[[int], None]
+#: called with the number of bytes read so far
+OnProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One part of the folder. found: what it has, for people. problems: what is damaged; none: it is
-    whole."""
+    """One part of the folder. found: its content, for display. problems: its damage; empty: none."""
 
     name: str
     found: str
     problems: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Json]:
-        """As `check --json` writes it."""
+        """Returns the part as `check --json` writes it."""
         return {"part": self.name, "found": self.found, "problems": list(self.problems)}
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What was found."""
+    """The result of a check."""
 
     parts: tuple[Part, ...]
 
     @property
     def whole(self) -> bool:
-        """Nothing is damaged."""
+        """Whether there is no damage."""
         return not any(part.problems for part in self.parts)
 
     def as_json(self) -> dict[str, Json]:
-        """As `check --json` writes it."""
+        """Returns the report as `check --json` writes it."""
         return {"whole": self.whole, "parts": [part.as_json() for part in self.parts]}
 
 
-def check(folder: Path, read: Read = lambda _: None) -> Report:
-    """Reads everything, and changes nothing in the folder.
+def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
+    """Reads all files of a broker's folder, and changes none.
 
-    Raises UsageError when there is no broker's data, LogInUse when a broker runs there.
+    Raises UsageError if the folder has no broker's data, LogInUse if a broker runs there.
     """
     if not (folder / LOG).is_dir():
         raise UsageError(
-            f"{folder} has no data of a broker", hint="name the folder that --data was given when it ran"
+            f"{folder} has no data of a broker", hint="name the folder of the broker's --data option"
         )
     try:
-        looked = look(folder / LOG, read)  # first: it tells whether a broker runs there
+        result = inspect(folder / LOG, on_progress)  # first: it detects a running broker
     except LogInUse as error:
         raise LogInUse(f"a broker runs on {folder}", hint="end it first") from error
     except LogDamaged as error:
         log, made = Part("log", "it cannot be opened", (_text(error),)), made_parts({})
     else:
-        log, made = _log(looked), made_parts(looked.state)
+        log, made = _log(result), made_parts(result.state)
     return Report((log, *_state(folder, made), *_audit(folder, made)))
 
 
-def _log(looked: Looked) -> Part:
-    verified, damages = looked.verified, looked.damages
-    more = len(damages) - _TOLD
-    problems = (*damages[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
+def _log(result: LogReport) -> Part:
+    verified, damages = result.verified, result.damages
+    more = len(damages) - _MAX_PROBLEMS
+    problems = (*damages[:_MAX_PROBLEMS], *((f"and {more} more",) if more > 0 else ()))
     found = f"{verified.records} records and {verified.blobs} large payloads, {verified.nbytes} bytes"
     return Part("log", found, problems)
 
@@ -95,7 +94,7 @@ def _state(folder: Path, made: Set[str]) -> Iterator[Part]:
 
 
 def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
-    """Reads a copy of the database: SQLite writes when it opens one that has a write-ahead log."""
+    """Checks a copy of the database: SQLite would write to one with a write-ahead log when it opens it."""
     try:
         for name in (STATE, f"{STATE}-wal"):
             with suppress(FileNotFoundError):
@@ -107,7 +106,7 @@ def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
     try:
         tables = database.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
         problems = database.check()
-        yield Part("state", f"{len(tables)} tables", tuple(problems[:_TOLD]))
+        yield Part("state", f"{len(tables)} tables", tuple(problems[:_MAX_PROBLEMS]))
         if not problems:
             yield _letters(DeadLetters(database, folder / LETTERS))
     except TransferError as error:
@@ -117,26 +116,26 @@ def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
 
 
 def _letters(letters: DeadLetters) -> Part:
-    """Each dead letter, with its payload."""
+    """Checks each dead letter with its payload."""
     count, problems = 0, []
     for letter in letters.all():
         count += 1
         problem = letters.problem(letter)
         if problem:
             problems.append(f"{letter.delivery_id}: {problem}")
-    more = len(problems) - _TOLD
-    told = (*problems[:_TOLD], *((f"and {more} more",) if more > 0 else ()))
-    return Part("letters", f"{count} dead letters", told)
+    more = len(problems) - _MAX_PROBLEMS
+    reported = (*problems[:_MAX_PROBLEMS], *((f"and {more} more",) if more > 0 else ()))
+    return Part("letters", f"{count} dead letters", reported)
 
 
 def _audit(folder: Path, made: Set[str]) -> Iterator[Part]:
     path = folder / AUDIT
     if path.is_dir() or AUDIT in made:
         verdict = examine(path, begun=AUDIT in made)
-        told = [str(problem) for problem in verdict.problems]
-        yield Part("audit", f"{verdict.events} events", tuple(told[:_TOLD]))
+        problems = [str(problem) for problem in verdict.problems]
+        yield Part("audit", f"{verdict.events} events", tuple(problems[:_MAX_PROBLEMS]))
 
 
 def _text(error: Exception) -> str:
-    """Without its hint."""
+    """Returns an error's text without its hint."""
     return str(error).partition("\n  hint: ")[0]

@@ -1,7 +1,6 @@
-"""The parts of a broker's folder. The log remembers which of them were made, so that a lost one is missed.
+"""The parts of a broker's folder. The log records which parts exist, so that a lost one is detected.
 
-Without that a broker would begin a new database in the place of a lost one, and nothing would say that dead
-letters are gone.
+Otherwise a broker would silently make a new database in the place of a lost one, without its dead letters.
 """
 
 from __future__ import annotations
@@ -16,23 +15,23 @@ from transfer.transports.errors import LogDamaged
 
 #: the log, the database, the audit
 LOG, STATE, AUDIT = "log", "state.db", "audit"
-#: what the log does not look after itself
+#: the parts outside the log
 OTHER_PARTS = (STATE, *(f"{STATE}-{kind}" for kind in ("wal", "shm", "journal")), AUDIT, LETTERS)
 _MADE = b"broker/parts"
 
 
 def made_parts(state: Mapping[bytes, bytes]) -> Set[str]:
-    """The parts that were made, as a log's state says: none of an older version's."""
+    """Returns the existing parts, as recorded in a log's state; none for an older version's log."""
     return frozenset(json.loads(state.get(_MADE, b"[]")))
 
 
 def note_made(log: Log) -> None:
-    """All parts are there, and on the disk."""
+    """Records that all parts exist and are on the disk."""
     _note(log, {STATE, AUDIT})
 
 
 def lost_state(folder: Path, made: Set[str]) -> str:
-    """What is lost with the database, or "" if it is there, or was never made."""
+    """Returns what is lost with the database, or "" if it exists or was never made."""
     path = folder / STATE
     if STATE not in made or (path.exists() and path.stat().st_size):
         return ""
@@ -40,14 +39,17 @@ def lost_state(folder: Path, made: Set[str]) -> str:
 
 
 def check_state(log: Log, folder: Path) -> None:
-    """Raises LogDamaged: the database is lost."""
+    """Raises LogDamaged if the database is lost."""
     lost = lost_state(folder, made_parts(log.state))
     if lost:
-        raise LogDamaged(f"{lost} (to go on without them: transfer broker forget-lost {folder})")
+        raise LogDamaged(f"{lost} (to continue without them: transfer broker forget-lost {folder})")
 
 
 def forget_lost(folder: Path) -> str:
-    """The next broker begins with an empty database. What was lost, or "". Raises LogInUse, LogDamaged."""
+    """Allows the next broker to begin with an empty database; returns what was lost, or "".
+
+    Raises LogInUse, LogDamaged.
+    """
     with Log(folder / LOG, damaged="serve") as log:
         made = made_parts(log.state)
         lost = lost_state(folder, made)

@@ -1,8 +1,7 @@
-"""The state of groups in the log: what happened since the last summary, and summaries. Pure but for the log.
+"""The state of groups in the log: summaries, and a journal of the changes since them.
 
-A record of the journal is the changes of several groups; a group's number, name and begin stand in the
-log's state, and so does its last summary, with the place in the journal from which on changes are to be
-applied.
+A record of the journal holds changes of several groups. The log's state holds each group's number, name and
+begin, and its last summary, with the place in the journal from which changes apply to it.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
 #: the log's topic that holds the changes
 TOPIC = "broker/changes"
 _GROUP, _SUMMARY = b"broker/group/", b"broker/summary/"
-#: when a group was in use last: milliseconds since 1970
+#: when a group was last in use: milliseconds since 1970
 _ACTIVE = b"broker/active/"
 _CHANGES = struct.Struct("<II")
 _CHANGE = struct.Struct("<BIQQ")
@@ -29,8 +28,8 @@ _SUMMARY_HEAD = struct.Struct("<QQ")
 _READER = "broker"
 
 
-class Named(NamedTuple):
-    """A group as it is known: its number, topic, name."""
+class GroupIdentity(NamedTuple):
+    """The identity of a group: its number, topic, name and first offset."""
 
     number: int
     topic: str
@@ -39,7 +38,7 @@ class Named(NamedTuple):
 
 
 def encode_changes(changes: Iterable[tuple[int, list[Change]]]) -> bytes:
-    """(number of a group, its changes) each, as a record of the journal."""
+    """Encodes (number of a group, its changes) pairs as a record of the journal."""
     parts = []
     for number, of_group in changes:
         parts.append(_CHANGES.pack(number, len(of_group)))
@@ -48,7 +47,7 @@ def encode_changes(changes: Iterable[tuple[int, list[Change]]]) -> bytes:
 
 
 def decode_changes(body: bytes | memoryview) -> Iterator[tuple[int, Change]]:
-    """(number of the group, change), in order. Raises LogDamaged."""
+    """Yields (number of the group, change) of a record, in order. Raises LogDamaged."""
     at = 0
     try:
         while at < len(body):
@@ -59,73 +58,73 @@ def decode_changes(body: bytes | memoryview) -> Iterator[tuple[int, Change]]:
                 at += _CHANGE.size
                 yield number, Change(Kind(kind), begin, end, attempt)
     except (struct.error, ValueError) as error:
-        raise LogDamaged(f"a record of the groups' journal is not understood: {error}") from error
+        raise LogDamaged(f"a record of the groups' journal cannot be decoded: {error}") from error
 
 
 class GroupJournal:
-    """The groups' state over a log. On the broker's loop."""
+    """Stores the groups' state in a log. On the broker's loop."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
         self._written = 0  # changes since the last summaries
-        log.acknowledge(
-            TOPIC, _READER, log.groups(TOPIC).get(_READER, 0)
-        )  # nothing of it goes before a summary
+        # The log keeps the journal until a summary acknowledges it.
+        log.acknowledge(TOPIC, _READER, log.groups(TOPIC).get(_READER, 0))
 
     @property
     def grown(self) -> int:
-        """Changes that stand in the journal since the last summaries."""
+        """Number of changes in the journal since the last summaries."""
         return self._written
 
-    def groups(self) -> list[Named]:
-        """All groups that are known."""
+    def groups(self) -> list[GroupIdentity]:
+        """Returns all known groups."""
         found = []
         for key, value in list(self._log.state.items()):
             if key.startswith(_GROUP):
                 words = json.loads(value)
                 number = int.from_bytes(key[len(_GROUP) :], "big")
-                found.append(Named(number, words["topic"], words["name"], words["begin"]))
+                found.append(GroupIdentity(number, words["topic"], words["name"], words["begin"]))
         return sorted(found)
 
-    def add(self, group: Named) -> int:
-        """A new group; the record's sequence. Another one that is gone may have had its number."""
+    def add(self, group: GroupIdentity) -> int:
+        """Adds a group; returns the record's sequence. A removed group may have had the same number."""
         self.reset(group.number, group.begin)
         words = {"topic": group.topic, "name": group.name, "begin": group.begin}
         return self._log.put(_GROUP + group.number.to_bytes(4, "big"), json.dumps(words).encode())
 
     def remove(self, number: int) -> int:
-        """The group is not needed any more; the record's sequence."""
+        """Removes a group; returns the record's sequence."""
         key = number.to_bytes(4, "big")
         self._log.remove(_GROUP + key)
         self._log.remove(_ACTIVE + key)
         return self._log.remove(_SUMMARY + key)
 
     def reset(self, number: int, cursor: int) -> int:
-        """The group has done with all before `cursor`, and with nothing behind it; the record's sequence."""
+        """Sets a group's state: all before `cursor` is done, nothing after it.
+        Returns the record's sequence."""
         _, end = self._log.range(TOPIC)
         return self._log.put(_SUMMARY + number.to_bytes(4, "big"), _SUMMARY_HEAD.pack(end, cursor))
 
     def active(self, number: int, unix_ms: int) -> int:
-        """The group was in use then; the record's sequence."""
+        """Records when the group was last in use; returns the record's sequence."""
         return self._log.put(_ACTIVE + number.to_bytes(4, "big"), unix_ms.to_bytes(8, "little"))
 
     def active_of(self, number: int) -> int | None:
-        """When the group was in use last, as far as it was noted."""
+        """Returns when the group was last in use; None: not recorded."""
         value = self._log.get(_ACTIVE + number.to_bytes(4, "big"))
         return int.from_bytes(value, "little") if value is not None else None
 
     def write(self, changes: Iterable[tuple[int, list[Change]]]) -> int:
-        """Appends what happened; the record's sequence. Raises LogFull."""
+        """Appends changes; returns the record's sequence. Raises LogFull."""
         changes = list(changes)
         sequence, _ = self._log.append(TOPIC, encode_changes(changes))
         self._written += sum(len(of_group) for _, of_group in changes)
         return sequence
 
-    def summarize(self, books: Iterable[tuple[int, int, list[Change]]]) -> int:
-        """(number, cursor, summary) of all groups: what stands in the journal so far is not needed any
-        more. The last record's sequence. Raises LogFull when the disk is full."""
+    def summarize(self, summaries: Iterable[tuple[int, int, list[Change]]]) -> int:
+        """Stores (number, cursor, summary) of all groups, and frees the journal so far.
+        Returns the last record's sequence. Raises LogFull when the disk is full."""
         _, end = self._log.range(TOPIC)
-        for number, cursor, summary in books:
+        for number, cursor, summary in summaries:
             value = _SUMMARY_HEAD.pack(end, cursor) + encode_changes([(number, summary)])
             self._log.put(_SUMMARY + number.to_bytes(4, "big"), value)
         sequence = self._log.acknowledge(TOPIC, _READER, end)
@@ -133,7 +132,7 @@ class GroupJournal:
         return sequence
 
     def summary(self, number: int) -> tuple[int, int, list[Change]] | None:
-        """(place in the journal, cursor, changes) of a group's last summary."""
+        """Returns (place in the journal, cursor, changes) of a group's last summary."""
         value = self._log.get(_SUMMARY + number.to_bytes(4, "big"))
         if value is None:
             return None
@@ -141,7 +140,7 @@ class GroupJournal:
         return place, cursor, [change for _, change in decode_changes(value[_SUMMARY_HEAD.size :])]
 
     def read(self) -> Iterator[tuple[int, int, Change]]:
-        """(place, group's number, change) of all that stands behind the oldest summary."""
+        """Yields (place, group's number, change) of all changes after the oldest summary."""
         place, end = self._log.groups(TOPIC).get(_READER, 0), self._log.range(TOPIC)[1]
         while place < end:
             for record in self._log.read(TOPIC, place):

@@ -1,4 +1,4 @@
-"""Large messages that came whole: a thread writes them, so that the loop need not wait for the disk."""
+"""Writes large complete messages on a thread, so that the loop does not block on the disk."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from transfer.broker.storage.blob_writer import BlobWrite
-from transfer.broker.storage.durability import tell
+from transfer.broker.storage.durability import complete
 from transfer.transports.errors import LogFull, TransferError
 
 if TYPE_CHECKING:
@@ -21,35 +21,35 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: payloads from so many bytes on are written beside the loop
+#: payloads of at least this size are written by the thread
 LARGE = 1 << 20
-#: bytes that may wait here before whoever publishes has to
-_MOST = 64 << 20
+#: queued bytes beyond which publishers are paused
+_MAX_QUEUED = 64 << 20
 
 
-class _Waiting:
-    """A message that waits. writing: of a large one; it is on its way to the disk."""
+class _Queued:
+    """A queued message. blob_write: of a large message; the thread writes it."""
 
-    __slots__ = ("message", "on_complete", "writing")
+    __slots__ = ("blob_write", "message", "on_complete")
 
     def __init__(self, message: Message, on_complete: OnComplete | None) -> None:
         self.message = message
         self.on_complete = on_complete
-        self.writing: BlobWrite | None = None
+        self.blob_write: BlobWrite | None = None
 
     def pause(self) -> None:
-        """See passage.Publisher: whoever published it waits by `pressed`."""
+        """Does nothing: `apply_backpressure` pauses the publisher."""
 
     def resume(self) -> None:
-        """See `pause`."""
+        """Does nothing, as `pause`."""
 
 
 class LargeWriteQueue:
-    """Messages that are written beside the loop, and those of the same topics behind them, which keep their
-    order. On the broker's loop.
+    """Queues large messages for the disk, and the messages after them in the same topics, in order.
 
-    append: takes a small message when its turn comes; it may raise. written: a large one is written, and its
-    record can be appended; raises LogFull when it is to be tried again.
+    On the broker's loop. append: appends a small message when it is next in its topic; may raise.
+    written: called when a large message is written and its record can be appended; raises LogFull to be
+    called again.
     """
 
     def __init__(
@@ -63,61 +63,62 @@ class LargeWriteQueue:
         self._store = store
         self._append = append
         self._written = written
-        self._waiting: dict[Topic, deque[_Waiting]] = {}
+        self._waiting: dict[Topic, deque[_Queued]] = {}
         self._nbytes = 0
         self._paused: list[Publisher] = []
 
     @property
     def busy(self) -> bool:
-        """Something waits."""
+        """Whether messages are queued."""
         return bool(self._waiting)
 
     def takes(self, topic: Topic, nbytes: int) -> bool:
-        """Whether a message of this topic goes this way."""
+        """Whether a message of this topic must be queued."""
         return nbytes >= LARGE or topic in self._waiting
 
     def take(
         self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
     ) -> None:
-        """Takes a message for a topic that keeps it. hold False: a large one that a full log cannot take is
-        given up. Raises UsageError when it never fits."""
-        one = _Waiting(message, on_complete)
+        """Queues a message of a durable topic. Raises UsageError if it can never fit.
+        hold False: a large message that does not fit into a full log fails."""
+        one = _Queued(message, on_complete)
         if message.nbytes >= LARGE:
             self._store.check_room(message.nbytes)
-            one.writing = self._begin(topic, one, hold)
+            one.blob_write = self._begin(topic, one, hold)
         self._nbytes += message.nbytes
         self._waiting.setdefault(topic, deque()).append(one)
 
-    def pressed(self, publisher: Publisher) -> None:
-        """Whoever has just published waits, if much does."""
-        if self._nbytes > _MOST:
+    def apply_backpressure(self, publisher: Publisher) -> None:
+        """Pauses the publisher of the last message if too many bytes are queued."""
+        if self._nbytes > _MAX_QUEUED:
             publisher.pause()
             self._paused.append(publisher)
 
     def failed(self, error: TransferError) -> None:
-        """Nothing can be kept any more: all who wait are told."""
+        """Ends with an error, which all queued messages get."""
         waiting, self._waiting, self._nbytes = self._waiting, {}, 0
         for one in (one for queue in waiting.values() for one in queue):
-            if one.writing is not None:
-                one.writing.abandon()
-            tell(one.on_complete, error)
-        self._relieve()
+            if one.blob_write is not None:
+                one.blob_write.abandon()
+            complete(one.on_complete, error)
+        self._resume_publishers()
 
     def close(self) -> None:
-        """What is written has its place; what is not, the log was too full for. The thread has ended."""
+        """Appends the written messages; the others did not fit into the log.
+        Call it after the thread's end."""
         for topic, waiting in list(self._waiting.items()):
-            while self._waiting.get(topic):  # none, when the log fails by it
-                writing = waiting[0].writing
+            while self._waiting.get(topic):  # the queue is gone if the log fails in `_end`
+                blob_write = waiting[0].blob_write
                 try:
-                    self._end(topic, waiting[0], writing.failure if writing is not None else None)
+                    self._end(topic, waiting[0], blob_write.failure if blob_write is not None else None)
                 except TransferError as error:
-                    _log.error("messages of topic %r are not kept: %s", topic.name, error)
+                    _log.error("queued messages of topic %r are lost: %s", topic.name, error)
                     break
         self._waiting.clear()
 
-    def _begin(self, topic: Topic, one: _Waiting, hold: bool) -> BlobWrite:
+    def _begin(self, topic: Topic, one: _Queued, hold: bool) -> BlobWrite:
         nbytes = one.message.nbytes
-        writing = BlobWrite(
+        blob_write = BlobWrite(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, nbytes),
             one,
@@ -125,39 +126,39 @@ class LargeWriteQueue:
             hold=hold,
         )
         for part in one.message.parts:
-            writing.write(part)
-        writing.finish()
-        return writing
+            blob_write.write(part)
+        blob_write.finish()
+        return blob_write
 
-    def _end(self, topic: Topic, one: _Waiting, error: TransferError | None) -> None:
-        """A large message is written, and those behind it have their turn, up to the next one. Raises
-        LogFull: it is tried again."""
+    def _end(self, topic: Topic, one: _Queued, error: TransferError | None) -> None:
+        """Appends a written large message, and the small ones queued after it.
+        Raises LogFull: the writer then calls it again."""
         waiting = self._waiting.get(topic)
         if waiting is None or one not in waiting:
-            return  # the log has failed meanwhile
+            return  # the log has failed in the meantime
         if waiting[0] is not one and error is None:
             raise LogFull("a message before it waits for room in the log")
         if waiting[0] is not one:
-            assert one.writing is not None
+            assert one.blob_write is not None
             waiting.remove(one)
             self._nbytes -= one.message.nbytes
-            self._written(topic, one.message, one.writing, one.on_complete, error)
+            self._written(topic, one.message, one.blob_write, one.on_complete, error)
             return
-        self._take_turn(topic, one, error)
-        while waiting and self._waiting.get(topic) is waiting and waiting[0].writing is None:
-            self._take_turn(topic, waiting[0], None)
+        self._append_first(topic, one, error)
+        while waiting and self._waiting.get(topic) is waiting and waiting[0].blob_write is None:
+            self._append_first(topic, waiting[0], None)
         if not waiting and self._waiting.get(topic) is waiting:
             del self._waiting[topic]
-        self._relieve()
+        self._resume_publishers()
 
-    def _take_turn(self, topic: Topic, one: _Waiting, error: TransferError | None) -> None:
-        """The first one of a topic. It does not wait any more, should the log fail by it."""
+    def _append_first(self, topic: Topic, one: _Queued, error: TransferError | None) -> None:
+        """Appends a topic's first message. Dequeues it before, as the log may fail in the call."""
         waiting, nbytes = self._waiting[topic], one.message.nbytes
         waiting.popleft()
         self._nbytes -= nbytes
         try:
-            if one.writing is not None:
-                self._written(topic, one.message, one.writing, one.on_complete, error)
+            if one.blob_write is not None:
+                self._written(topic, one.message, one.blob_write, one.on_complete, error)
             else:
                 self._append(topic, one.message, one.on_complete)
         except LogFull:
@@ -165,10 +166,10 @@ class LargeWriteQueue:
             self._nbytes += nbytes
             raise
         except TransferError as failed:
-            tell(one.on_complete, failed)
+            complete(one.on_complete, failed)
 
-    def _relieve(self) -> None:
-        if self._nbytes <= _MOST:
+    def _resume_publishers(self) -> None:
+        if self._nbytes <= _MAX_QUEUED:
             paused, self._paused = self._paused, []
             for publisher in paused:
                 publisher.resume()

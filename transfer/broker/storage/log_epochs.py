@@ -16,19 +16,20 @@ if TYPE_CHECKING:
 
 #: the log's keys for its name and its epochs
 _NAME, _EPOCHS = b"broker/name", b"broker/epochs"
-#: the number of an epoch, and a time that is later than all messages of earlier epochs
+#: an epoch's number, and a time after all messages of earlier epochs
 _EPOCH = struct.Struct("<QQ")
-#: epochs that are kept; a subscriber with an older position begins at the oldest message, or at new ones
+#: most stored epochs; a subscriber with an older position begins at the oldest message, or at new ones
 _MAX_EPOCHS = 1000
 
 
 class LogEpochs:
-    """Each start of a broker begins a new epoch of its log. Two copies of a log have the same messages up to
-    the end of each epoch that both know; a restored backup, or a copy, goes on in epochs of its own. Used on
-    the broker's loop.
+    """The epochs of a log: each start of a broker begins a new one. Used on the broker's loop.
 
-    log: the name, and the epoch that begins now. A full log cannot keep them: then no position is
-    valid after the next start.
+    Two copies of a log have the same messages up to the end of each epoch that both know. A restored backup
+    or a copy continues with different epochs.
+
+    log: the name, and the epoch that begins now. A full log cannot store them: then no position is valid
+    after the next start.
     """
 
     def __init__(self, log: Log) -> None:
@@ -37,15 +38,15 @@ class LogEpochs:
         epochs = [*_EPOCH.iter_unpack(kept[: len(kept) // _EPOCH.size * _EPOCH.size])]
         epochs.append((secrets.randbits(64), log.boundary()))
         self.log = LogId(name.decode() if name is not None else secrets.token_hex(16), epochs[-1][0])
-        #: of each earlier epoch: a time that is later than all its messages
+        #: of each earlier epoch: a time after all its messages
         self._ends = {epoch: end for (epoch, _), (_, end) in itertools.pairwise(epochs)}
         with suppress(LogFull):
             log.put(_NAME, self.log.name.encode())
             log.commit(log.put(_EPOCHS, b"".join(_EPOCH.pack(*one) for one in epochs[-_MAX_EPOCHS:])))
 
     def valid_number(self, log_name: str, position: TopicPosition) -> int | None:
-        """The position's number, or an earlier one: the last message of the log's topic that the position's
-        log and this copy of it have in common. None: the position is of another log."""
+        """Returns the position's number, or the last earlier one that the position's log and this copy share.
+        None: the position is of another log."""
         number, epoch = position
         if epoch == self.log.epoch:
             return number

@@ -1,4 +1,4 @@
-"""Who keeps the log from giving room back: groups that are behind, and consumers of direct delivery."""
+"""Finds what keeps retention from freeing the log: lagging groups, and consumers of direct delivery."""
 
 from __future__ import annotations
 
@@ -10,13 +10,16 @@ from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
 
-#: holders that a text names, and groups whose bytes are looked up: those with the most messages
-_NAMED, _LOOKED_AT = 3, 100
+#: most holders that a text names, and groups whose bytes are computed: those with the most messages
+_MAX_NAMED, _MAX_COMPUTED = 3, 100
 
 
 class Holder(NamedTuple):
-    """Messages that somebody has not done with. group: or the consumer of direct delivery. nbytes: of their
-    payloads, from the oldest one on. idle: seconds without a consumer."""
+    """A group, or a consumer of direct delivery, with unfinished messages, which the log must keep.
+
+    group: or the consumer's id. nbytes: payload bytes from the oldest of these messages on. idle: seconds
+    without a consumer.
+    """
 
     nbytes: int
     lag: int
@@ -31,25 +34,25 @@ class Holder(NamedTuple):
 
 
 def holders(hub: Hub) -> list[Holder]:
-    """The groups that hold the most bytes, and direct delivery's consumers, the largest first. On the
-    broker's loop."""
+    """Returns the groups and direct delivery's consumers that hold the most bytes, the largest first.
+    On the broker's loop."""
     return sorted([*_groups(hub), *_consumers(hub)], reverse=True)
 
 
 def held_by(hub: Hub) -> str:
-    """Who holds the log, in words."""
+    """Describes the holders of the log."""
     found = holders(hub)
     if found:
-        return "; ".join(map(str, found[:_NAMED]))
+        return "; ".join(map(str, found[:_MAX_NAMED]))
     if any(not name.startswith((LOG_PREFIX, DIRECT_PREFIX, "broker/")) for name in hub.store.log.topics):
         return "no group holds it, but the spool's runs may (transfer runs list)"
-    return "no group holds it: retention gives back only what is old enough, or beyond its bytes"
+    return "no group holds it: retention deletes only messages beyond its age or its bytes"
 
 
 def _groups(hub: Hub) -> Iterator[Holder]:
     lags = [(served.group.lag(served.topic.kept), served) for served in hub.groups.served]
     lags = sorted((one for one in lags if one[0]), key=lambda one: one[0], reverse=True)
-    for lag, served in lags[:_LOOKED_AT]:
+    for lag, served in lags[:_MAX_COMPUTED]:
         nbytes = hub.store.bytes_from(served.topic, served.group.cursor)
         idle = hub.groups.activity.idle(served)
         yield Holder(nbytes, lag, served.named.topic, served.named.name, idle)

@@ -1,4 +1,4 @@
-"""Writes the sessions of direct delivery behind: the newest of each consumer, many in one transaction."""
+"""Writes the sessions of direct delivery asynchronously: each consumer's latest, many per transaction."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
 _log = logging.getLogger("transfer.broker")
-#: sessions of one transaction: dead letters and the audit wait for it on the same thread
+#: most sessions of one transaction: dead letters and the audit wait for it on the same thread
 _BATCH = 500
 
 
 class SessionWriter:
-    """Used on the broker's loop. However often a consumer registers, one session of it waits."""
+    """Queues at most one session of each consumer for the database. Used on the broker's loop."""
 
     def __init__(self, thread: DatabaseThread, sessions: Sessions) -> None:
         self._thread = thread
@@ -28,17 +28,17 @@ class SessionWriter:
         self._writing = False
 
     def keep(self, session: Session) -> None:
-        """The consumer's session, as it is now."""
+        """Queues the consumer's current session."""
         self._waiting[session.key] = session
         self._write_next()
 
     def remove(self, session: Session) -> None:
-        """It has ended."""
+        """Queues the removal of an ended session."""
         self._waiting[session.key] = None
         self._write_next()
 
     def close(self) -> None:
-        """Gives the thread all that is left. Idempotent."""
+        """Passes all queued sessions to the thread. Idempotent."""
         while self._waiting:
             self._thread.do(self._take())
 
@@ -54,7 +54,7 @@ class SessionWriter:
     def _written(self, error: TransferError | None) -> None:
         if error is not None:
             _log.error(
-                "sessions are not kept: their consumers have to register again after a restart: %s", error
+                "sessions cannot be stored; their consumers must register again after a restart: %s", error
             )
         self._writing = False
         self._write_next()

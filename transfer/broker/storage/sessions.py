@@ -1,4 +1,4 @@
-"""Sessions of consumers that may be resumed after a restart, in the database."""
+"""The store of consumers' sessions, which they may resume after a restart."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SCHEMA = [
 
 
 class Sessions:
-    """The sessions in a database. Any thread may use it; what a method did is on the disk when it returns.
+    """The sessions in a database. Any thread may use it. Changes are on the disk when a method returns.
     Raises what `Database` raises."""
 
     def __init__(self, database: Database) -> None:
@@ -34,7 +34,7 @@ class Sessions:
         database.prepare(STORE, SCHEMA)
 
     def update(self, sessions: Mapping[ConsumerKey, Session | None]) -> None:
-        """The session of each of these consumers, as it is now; None: it has ended. All of them or none."""
+        """Replaces these consumers' sessions, all or none. None: the session has ended."""
         rows = [_row_of(session) for session in sessions.values() if session is not None]
         checked = [(*row, row_check(*row)) for row in rows]
         with self._database.transaction() as connection:
@@ -42,7 +42,7 @@ class Sessions:
             connection.executemany("INSERT INTO sessions VALUES (?, ?, ?, ?, ?)", checked)
 
     def load(self) -> list[Session]:
-        """All of them; one that is damaged is told, and left out: its consumer registers anew."""
+        """Returns all sessions. Logs and leaves out a damaged one: its consumer must register again."""
         found = []
         query = "SELECT CAST(session_id AS BLOB), CAST(tenant AS BLOB), CAST(consumer_id AS BLOB), "
         for row in self._database.query(query + "CAST(said AS BLOB), row_check FROM sessions"):
@@ -52,13 +52,13 @@ class Sessions:
                     raise ValueError("its checksum is wrong")
                 found.append(_session(*texts))
             except (ValueError, KeyError, TypeError) as error:
-                _log.error("a session is damaged, and its consumer has to register again: %s", error)
+                _log.error("a session is damaged; its consumer must register again: %s", error)
         return found
 
 
 def _row_of(session: Session) -> tuple[str, str, str, str]:
     abilities = session.capabilities
-    said = json.dumps(
+    content = json.dumps(
         {
             "subscriptions": session.subscriptions,
             "supports_ack": abilities.supports_ack,
@@ -67,15 +67,15 @@ def _row_of(session: Session) -> tuple[str, str, str, str]:
             "max_inflight": abilities.max_inflight,
         }
     )
-    return session.session_id, session.tenant, session.consumer_id, said
+    return session.session_id, session.tenant, session.consumer_id, content
 
 
-def _session(session_id: str, tenant: str, consumer_id: str, said: str) -> Session:
-    words = json.loads(said)
-    subscriptions = tuple(words.pop("subscriptions"))
-    words["supports_codec"] = tuple(words["supports_codec"])
-    packed = words["supports_compression"]
-    if isinstance(packed, bool):  # of an earlier version: whether by LZ4
-        packed = ("lz4",) if packed else ()
-    words["supports_compression"] = tuple(packed)
-    return Session(tenant, consumer_id, session_id, None, subscriptions, Capabilities(**words))
+def _session(session_id: str, tenant: str, consumer_id: str, content: str) -> Session:
+    values = json.loads(content)
+    subscriptions = tuple(values.pop("subscriptions"))
+    values["supports_codec"] = tuple(values["supports_codec"])
+    compression = values["supports_compression"]
+    if isinstance(compression, bool):  # an earlier version wrote whether LZ4 is supported
+        compression = ("lz4",) if compression else ()
+    values["supports_compression"] = tuple(compression)
+    return Session(tenant, consumer_id, session_id, None, subscriptions, Capabilities(**values))

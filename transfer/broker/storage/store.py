@@ -1,4 +1,4 @@
-"""The broker's topics in the log: appended, read again, and as streams of bytes."""
+"""The broker's topics in the log: appends messages, reads them, and serves topics as byte streams."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from transfer.broker.delivery.message import Buffer, Message, Written
 from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, position_of, record_of
 from transfer.broker.storage.volume import free_bytes
-from transfer.log import HOLDS, undisturbed
+from transfer.log import HOLDS, gc_paused
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
@@ -19,40 +19,40 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: payloads of a stream of bytes that are read at once: some milliseconds, if they are small
+#: most payloads of one read of a byte stream: some milliseconds, if they are small
 MOST_PAYLOADS = 1000
-#: bytes that one look into the log reads
+#: bytes of one read of the log
 _READ = 4 << 20
-#: topics whose positions are kept at one time: others are served in between
-_AT_ONCE = 2000
-#: topics that are looked at to find one that may be forgotten
-_LOOKED_AT = 100
-#: damaged messages that are remembered
-_DAMAGE = 100
-#: in front of the keys under which topics' positions are kept
+#: most topics whose positions are stored in one call, so that the loop serves others in between
+_MAX_STORED = 2000
+#: most topics that are examined to find one that may be forgotten
+_MAX_EXAMINED = 100
+#: most damaged messages that are remembered
+_MAX_DAMAGE = 100
+#: prefix of the keys of topics' positions
 _POSITION = b"broker/position/"
-#: the log's group that keeps messages until the topic's position behind them is kept, and reads none
+#: a group of the log that never reads; it keeps messages until the topic's position after them is stored
 _HOLDER = HOLDS + "position"
-#: in front of the keys of the ends of topics that were removed, if one of the same name has to go on there
+#: prefix of the keys of removed topics' ends, at which a new topic of the same name begins
 _ENDED = b"broker/ended/"
 
 
-class NotKept(UsageError):
-    """A position of a topic's byte stream is gone. next: the first one behind it that is there."""
+class PositionRemoved(UsageError):
+    """A position of a topic's byte stream is no longer in the log. next: the first later position that is."""
 
     def __init__(self, topic: str, position: int, following: int) -> None:
         super().__init__(
-            f"position {position} of topic {topic!r} is not kept any more",
-            hint=f"the first one behind it that is there is {following}",
+            f"position {position} of topic {topic!r} is no longer in the log",
+            hint=f"the first later position in the log is {following}",
         )
         self.next = following
 
 
 class Store:
-    """Topics over a log. On the broker's loop; the log itself may be used by others meanwhile.
+    """The broker's topics, stored in a log. On the broker's loop; other threads may use the log itself.
 
-    durable: says of a name whether its messages are kept. most: topics that may be known at once; a name
-    beyond them is refused. room: bytes that the log takes at most; a payload of more than half of them is
+    durable: returns whether a topic of this name stores its messages. most: the most topics at one time;
+    another name is refused. room: the most bytes that the log takes; a payload of more than half of them is
     refused.
     """
 
@@ -63,36 +63,36 @@ class Store:
         self._durable = durable
         self._most = most
         self._room = room
-        #: bytes that the volume has left; tests say another number
+        #: returns the volume's free bytes; tests replace it
         self.free: Callable[[], int] = lambda: free_bytes(log.folder)
         self._topics: dict[str, Topic] = {}
         self._direct_topics: dict[str, Topic] = {}
-        self._transient: dict[str, Topic] = {}  # of them, those that keep nothing
-        self._grown: dict[Topic, None] = {}  # whose positions are to be kept; those that wait longest first
-        self._held: set[Topic] = set()  # those with a holder
-        self._checked: tuple[str, int] = ("", -1)  # topic and offset of the payload that was checked last
-        #: what was published since the start, of topics that are forgotten too
+        self._transient: dict[str, Topic] = {}  # topics that are not durable
+        self._grown: dict[Topic, None] = {}  # topics whose positions must be stored, the oldest first
+        self._held: set[Topic] = set()  # topics with a holder
+        self._checked: tuple[str, int] = ("", -1)  # topic and offset of the last verified payload
+        #: messages and bytes published since the start, those of forgotten topics too
         self.messages = self.nbytes = 0
-        #: what was found to be damaged when it was read, in words; the log itself knows what its start found
+        #: texts of the damage that reads have found; the log itself has the damage found at the start
         self.damage: dict[tuple[str, int], str] = {}
-        with undisturbed():
+        with gc_paused():
             for name in log.topics:
                 if name.startswith(LOG_PREFIX):
-                    self._found(name)
+                    self._restore(name)
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """All topics that are known, by name."""
+        """All known topics, by name."""
         return self._topics
 
     def topic(self, name: str) -> Topic:
-        """The topic, which begins by being named. Raises UsageError when there are too many."""
+        """Returns the topic, and makes it if it is new. Raises UsageError if there are too many."""
         topic = self._topics.get(name)
         if topic is None:
             if len(self._topics) >= self._most and not self._forget_one():
                 raise UsageError(
-                    f"topic {name!r} would be one more than the {self._most} that may be there",
-                    hint="remove topics that nobody needs, or raise topics.most",
+                    f"topic {name!r} would exceed the limit of {self._most} topics",
+                    hint="remove unused topics, or raise topics.most",
                 )
             topic = Topic(name, durable=self._durable(name))
             if not topic.durable:
@@ -106,32 +106,31 @@ class Store:
 
     @property
     def largest(self) -> int:
-        """Bytes of the largest payload that fits."""
+        """The bytes of the largest payload that the log accepts."""
         return self._room // 2 if self._room is not None else 1 << 62
 
     def check_room(self, nbytes: int) -> None:
-        """A payload that never fits would be waited for for ever. Raises UsageError."""
+        """Raises UsageError for a payload that can never fit: it would wait for room for ever."""
         if nbytes > self.largest:
             raise UsageError(
-                f"a payload of {nbytes} bytes, where the log takes {self._room}",
-                hint="raise the bytes of retention to twice the largest payload at least",
+                f"a payload of {nbytes} bytes does not fit into a log of {self._room} bytes",
+                hint="raise the bytes of retention to at least twice the largest payload",
             )
 
     def check_volume(self, nbytes: int) -> None:
-        """So many bytes of payloads are announced, and are to be kept. Raises LogFull: the volume has no room
-        for them, whatever retention lets go."""
+        """Raises LogFull if the volume has no room for announced payloads, even after retention."""
         free, wanted = self.free(), nbytes
         if self._room is not None:
             wanted = min(nbytes, max(0, self._room - self.log.disk_bytes))
         if wanted > free:
             raise LogFull(
-                f"{nbytes} bytes are announced, where the volume has {free} left",
-                hint="free some, or send less at once",
+                f"{nbytes} bytes are announced, but the volume has {free} bytes free",
+                hint="free disk space, or send less at a time",
             )
 
     def append(self, topic: Topic, message: Message) -> int:
-        """Appends a message to its durable topic, and gives it its offset: the record's sequence. Raises
-        LogFull."""
+        """Appends a message to its durable topic, and sets its offset. Returns the record's sequence.
+        Raises LogFull."""
         nbytes = message.nbytes
         large = nbytes >= BLOB_FROM
         if large or self._room is not None:
@@ -147,8 +146,8 @@ class Store:
         return sequence
 
     def append_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> int:
-        """The same for several small messages, each with its topic, in one go: the last record's sequence.
-        All or none are appended. Raises LogFull."""
+        """Appends several small messages, each to its topic: all or none. Returns the last record's sequence.
+        Raises LogFull."""
         ends = {topic: topic.position for topic in dict.fromkeys(topics)}
         records = []
         for topic, message in zip(topics, messages, strict=True):
@@ -167,34 +166,34 @@ class Store:
         return sequence + len(messages) - 1
 
     def grew(self, topic: Topic, nbytes: int) -> None:
-        """A payload was appended to the topic's byte stream."""
+        """Advances the topic's byte stream by an appended payload."""
         if topic not in self._held:
             self._hold(topic)
         topic.position += nbytes
         self._grown[topic] = None
 
     def durable_topic(self, name: str) -> Topic:
-        """A topic that keeps its messages. Raises UsageError when it does not, or there are too many."""
+        """Returns a durable topic.
+        Raises UsageError if it is not durable, or if there are too many topics."""
         topic = self.topic(name)
         if not topic.durable:
             raise UsageError(
-                f"topic {name!r} keeps nothing, so nobody can acknowledge its messages",
+                f"topic {name!r} is not durable, so its messages cannot be acknowledged",
                 hint="make it durable in the broker's configuration, or subscribe to it",
             )
         return topic
 
     def direct_topic(self, topic: Topic) -> Topic:
-        """For messages of a topic that keeps nothing, but which have to be kept for a consumer of their
-        own: a topic beside it, which nobody else sees."""
-        beside = self._direct_topics.get(topic.name)
-        if beside is None:
-            beside = self._direct_topics[topic.name] = Topic(topic.name, durable=True)
-            beside.log_name = DIRECT_PREFIX + topic.name
-        return beside
+        """Returns the hidden durable topic in which direct delivery stores messages of a transient topic."""
+        direct = self._direct_topics.get(topic.name)
+        if direct is None:
+            direct = self._direct_topics[topic.name] = Topic(topic.name, durable=True)
+            direct.log_name = DIRECT_PREFIX + topic.name
+        return direct
 
     def purge(self, topic: Topic) -> int:
-        """All its messages are gone, those for direct delivery too; offsets and the position in the stream go
-        on. The record's sequence. Raises LogFull when the disk is full."""
+        """Deletes all messages of a topic, those of direct delivery too. Offsets and the position continue.
+        Returns the record's sequence. Raises LogFull when the disk is full."""
         sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
         for log_name in (topic.log_name, DIRECT_PREFIX + topic.name):
             sequence = self.log.purge(log_name) or sequence
@@ -202,9 +201,10 @@ class Store:
         return sequence
 
     def remove(self, topic: Topic) -> int:
-        """Forgets a topic with its messages. The record's sequence. Raises LogFull when the disk is full.
+        """Removes a topic with its messages.
 
-        One of the same name that comes later begins with the next offset: others know messages by these.
+        Returns the record's sequence. Raises LogFull when the disk is full. A later topic of the same name
+        begins with the next offset, since clients identify messages by offsets.
         """
         name, end = topic.name, self.range(topic)[1]
         sequence = self.log.remove(_POSITION + name.encode())
@@ -219,31 +219,31 @@ class Store:
         return sequence
 
     def bytes_from(self, topic: Topic, offset: int) -> int:
-        """Payload bytes of a topic from a message on that is there; 0: it is damaged, or not there."""
+        """Returns the payload bytes of a topic from an offset on; 0: no message, or a damaged one."""
         low, high = self.range(topic)
         begin = self._begin_of(topic, max(offset, low)) if max(offset, low) < high else None
         return topic.position - begin if begin is not None else 0
 
     def message(self, log_name: str, offset: int) -> Message | None:
-        """One message that is kept; None: it is gone. Raises LogDamaged."""
+        """Returns one message; None: it is no longer in the log. Raises LogDamaged."""
         found = self._read_one(log_name, offset)
         if not found or found[0].offset != offset or found[0].discarded:
             return None
         return message_of(log_name.partition("/")[2], found[0])
 
     def range(self, topic: Topic) -> tuple[int, int]:
-        """(offset of the oldest message that is there, that of the next one)."""
+        """Returns (offset of the oldest message, offset of the next new message)."""
         return self.log.range(topic.log_name)
 
     def remember(self) -> tuple[int, list[tuple[Topic, int]]] | None:
-        """Positions of topics that have grown are kept, so that they never move when retention takes all. Of
-        very many some come later.
+        """Stores positions of topics that have grown, so that they stay when retention removes all messages.
 
-        (sequence of the last record, what `remembered` is given when that is on the disk); None: nothing
-        has grown. Raises LogFull, InternalError.
+        Stores a limited number of them in one call. Returns (sequence of the last record, marks for
+        `remembered` when that record is on the disk); None: no topic has grown. Raises LogFull,
+        InternalError.
         """
         sequence, marks = -1, []
-        for topic in list(islice(self._grown, _AT_ONCE)):
+        for topic in list(islice(self._grown, _MAX_STORED)):
             sequence = self.log.put(_POSITION + topic.name.encode(), topic.position.to_bytes(8, "little"))
             marks.append((topic, self.range(topic)[1]))
         for topic, _ in marks:
@@ -251,7 +251,7 @@ class Store:
         return (sequence, marks) if marks else None
 
     def remembered(self, marks: Sequence[tuple[Topic, int]]) -> None:
-        """These positions are on the disk: retention may take the messages before them."""
+        """Lets retention remove the messages before these positions, which are on the disk now."""
         for topic, offset in marks:
             if any(
                 known.get(topic.name) is topic for known in (self._topics, self._direct_topics)
@@ -267,8 +267,8 @@ class Store:
         limit: int = 1000,
         verify: bool | int = True,
     ) -> list[Message]:
-        """Messages that are kept, from `offset` on, or from the oldest that is there; those before a damaged
-        one. verify: as in `Log.read`. Raises LogDamaged when the first one is damaged."""
+        """Reads messages from `offset`, or from the oldest one, up to a damaged one.
+        verify: as in `Log.read`. Raises LogDamaged if the first one is damaged."""
         while True:
             try:
                 kept = self.log.read(topic.log_name, offset, limit=limit, nbytes=nbytes, verify=verify)
@@ -284,12 +284,12 @@ class Store:
             offset = kept[-1].offset + 1
 
     def check(self, topic: Topic, offset: int) -> None:
-        """Looks at all of a message's payload. Raises LogDamaged."""
+        """Verifies a message with its payload. Raises LogDamaged."""
         self._read_one(topic.log_name, offset)
 
     def note_damage(self, log_name: str, offset: int, error: Exception) -> None:
-        """A message was found to be damaged when it was read. Any thread."""
-        if len(self.damage) < _DAMAGE:
+        """Records a damaged message that a read has found. Any thread."""
+        if len(self.damage) < _MAX_DAMAGE:
             text = str(error).partition("\n  hint: ")[0]
             self.damage[log_name, offset] = f"topic {log_name.partition('/')[2]!r}, message {offset}: {text}"
 
@@ -301,11 +301,10 @@ class Store:
             raise
 
     def stream(self, topic: Topic, position: int, limit: int) -> list[Buffer]:
-        """Bytes of all the topic's payloads, one behind the other, from a position on: at most `limit`, of at
-        most MOST_PAYLOADS.
+        """Reads the topic's byte stream from a position on: at most `limit` bytes of MOST_PAYLOADS payloads.
 
-        Only what is kept. Raises NotKept when the position is gone; UsageError when it was never there;
-        LogDamaged.
+        Reads only synced messages. Raises PositionRemoved if the position is no longer in the log; UsageError
+        if the stream has not reached it; LogDamaged.
         """
         if not 0 <= position <= topic.position:
             raise UsageError(f"position {position} of topic {topic.name!r}, which ends at {topic.position}")
@@ -315,16 +314,16 @@ class Store:
         try:
             self._collect(topic, position, limit, parts)
         except LogDamaged:
-            if not parts:  # else whoever asks on is told
+            if not parts:  # else the next call raises it
                 raise
         return parts
 
     def _collect(self, topic: Topic, position: int, limit: int, parts: list[Buffer]) -> None:
         for begin, payload in self._payloads(topic, position):
-            if begin > position:  # what should stand here is gone
+            if begin > position:  # the message at this position is gone
                 if parts:
                     break
-                raise NotKept(topic.name, position, begin)
+                raise PositionRemoved(topic.name, position, begin)
             part = memoryview(payload)[position - begin : position - begin + limit]
             if part:
                 parts.append(part)
@@ -332,28 +331,28 @@ class Store:
                 limit -= len(part)
             if limit <= 0 or len(parts) == MOST_PAYLOADS:
                 break
-        if not parts and topic.kept == self.range(topic)[1]:  # and not only because it is not synced yet
-            raise NotKept(topic.name, position, topic.position)
+        if not parts and topic.kept == self.range(topic)[1]:  # otherwise it may only not be synced yet
+            raise PositionRemoved(topic.name, position, topic.position)
 
     def _hold(self, topic: Topic) -> None:
         try:
             self.log.acknowledge(topic.log_name, _HOLDER, self.range(topic)[0])
             self._held.add(topic)
         except LogFull:
-            return  # at the next message
+            return  # the next message tries again
 
     def _payloads(self, topic: Topic, position: int) -> Iterator[tuple[int, Buffer]]:
-        """(where it begins, payload) of the message at a position, and of those behind it. Raises
-        LogDamaged behind those that are good."""
+        """Yields (begin, payload) of the message at a position and of those after it.
+        Raises LogDamaged at the first damaged message."""
         offset = self._offset_at(topic, position)
-        # A large payload is asked for in many pieces: it is checked at the first one.
+        # A large payload is read in many pieces: only the first read verifies it.
         place = (topic.log_name, offset)
         kept = self.log.read(topic.log_name, offset, limit=1, verify=place != self._checked)
         if kept:
             self._checked = place
         while kept:
             for one in kept:
-                if not one.discarded:  # retention was so quick that the payload has gone before its record
+                if not one.discarded:  # else retention has removed the payload before the record
                     yield position_of(one.body), message_of(topic.name, one).payload
             offset = kept[-1].offset + 1
             try:
@@ -362,7 +361,7 @@ class Store:
                 kept = self._read_one(topic.log_name, offset)
 
     def _offset_at(self, topic: Topic, position: int) -> int:
-        """The offset of the last message that begins at this position or before it, and is there."""
+        """Returns the offset of the last message in the log that begins at or before this position."""
         begin, _ = self.log.range(topic.log_name)
         low, high = begin, topic.kept
         while high - low > 1:
@@ -370,35 +369,35 @@ class Store:
             found = self._begin_of(topic, middle)
             if found is not None and found > position:
                 high = middle
-            else:  # of one that is damaged it is not known
+            else:  # the position of a damaged message is unknown
                 low = middle
         while low > begin and self._begin_of(topic, low) is None:
             low -= 1
         return low
 
     def _begin_of(self, topic: Topic, offset: int) -> int | None:
-        """Where a message that is kept begins; None: it is damaged."""
+        """Returns the position of a message; None: it is damaged, or not in the log."""
         try:
             kept = self.log.read(topic.log_name, offset, limit=1, verify=False)
         except LogDamaged:
             return None
         return position_of(kept[0].body) if kept else None
 
-    def _found(self, log_name: str) -> None:
-        """A topic of an earlier run."""
+    def _restore(self, log_name: str) -> None:
+        """Adds a topic of an earlier run."""
         topic = Topic(log_name.removeprefix(LOG_PREFIX), durable=True)
         remembered = int.from_bytes(self.log.get(_POSITION + topic.name.encode()) or b"", "little")
         _, topic.kept = self.log.range(log_name)
         held = self.log.groups(log_name).get(_HOLDER)
         if held is not None:
             self._held.add(topic)
-        if held != topic.kept:  # it has grown since its position was kept
+        if held != topic.kept:  # the topic has grown since its position was stored
             remembered = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
         topic.position = remembered
         self._topics[topic.name] = topic
 
     def _end_of(self, topic: Topic, offset: int) -> int:
-        """The position behind a message; 0: it is gone, or damaged."""
+        """Returns the position after a message; 0: the message is gone or damaged."""
         try:
             kept = self.log.read(topic.log_name, offset, limit=1, verify=False)
             return position_of(kept[0].body) + message_of(topic.name, kept[0]).nbytes if kept else 0
@@ -407,12 +406,12 @@ class Store:
             return 0
 
     def _forget_one(self) -> bool:
-        """Room for one name more: a topic that keeps nothing, and to which nobody listens. A few are looked
-        at each time: all of them would take a while for each name that is refused."""
-        for name, topic in list(islice(self._transient.items(), _LOOKED_AT)):
+        """Forgets one transient topic without listeners; returns whether it found one.
+        Examines a few topics per call: examining all would take long for each refused name."""
+        for name, topic in list(islice(self._transient.items(), _MAX_EXAMINED)):
             del self._transient[name]
             if all(one.passive for one in topic.listeners):
                 del self._topics[name]
                 return True
-            self._transient[name] = topic  # the others have their turn next time
+            self._transient[name] = topic  # the next call examines other topics
         return False

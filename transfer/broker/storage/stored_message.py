@@ -1,10 +1,10 @@
-"""How a message of the broker lies in the log: a head, then its payload; large payloads are blobs.
+"""The format of the broker's messages in the log: a head, then the payload; large payloads are blobs.
 
     version 1 | front 1 | flags 2 | head length 4 | headers length 4 | position 8 | head | headers | payload
 
-Little-endian. position: of the payload's first byte in its topic's byte stream, which all payloads of the
-topic make up one behind the other; it never changes, whatever retention removes. headers: JSON, if there are
-any. flags: 1 the payload is the record's blob, in parts if the head says so. Pure: no files.
+Little-endian. position: of the payload's first byte in its topic's byte stream, the concatenation of all
+payloads of the topic; retention does not change it. headers: JSON, or empty. flags: 1 the payload is the
+record's blob, in parts if the head says so. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 _HEAD = struct.Struct("<BBHIIQ")
 _VERSION = 1
 _IN_BLOB = 1
-#: payloads from so many bytes on are blobs: they are written from where they lie
+#: payloads of at least this size are blobs, which are written without a copy
 BLOB_FROM = 64 << 10
 
 
 def record_of(message: Message, position: int, *, blob: bool) -> bytes:
-    """The record's body; with the payload in it unless that is a `blob`."""
+    """Returns the record's body, which contains the payload unless that is a `blob`."""
     front, head = message.front, message.head
     if not (head or blob or message.headers):  # most messages
         return b"".join((_HEAD.pack(_VERSION, front, 0, 0, 0, position), *message.parts))
@@ -40,14 +40,14 @@ def record_of(message: Message, position: int, *, blob: bool) -> bytes:
 
 
 def position_of(body: Buffer) -> int:
-    """Where the payload begins in its topic's byte stream."""
+    """Returns where the payload begins in its topic's byte stream."""
     position: int = _HEAD.unpack_from(body)[5]
     return position
 
 
 def message_of(topic: str, kept: Kept) -> Message:
-    """The message as it came; its payload is a view of the log's file. Raises LogDamaged, also when retention
-    was so quick that the payload has gone before its record."""
+    """Returns the message of a record; its payload is a view of the log's file.
+    Raises LogDamaged, also if retention has removed the payload before the record."""
     body = kept.body
     try:
         version, front, flags, head_size, headers_size, _ = _HEAD.unpack_from(body)
@@ -58,11 +58,15 @@ def message_of(topic: str, kept: Kept) -> Message:
         headers: dict[str, Any] | None = json.loads(bytes(body[begin:end])) if headers_size else None
         front = Front(front)
     except (struct.error, ValueError) as error:
-        raise LogDamaged(f"message {kept.offset} of topic {topic!r} is not the broker's: {error}") from error
+        raise LogDamaged(
+            f"message {kept.offset} of topic {topic!r} has not the broker's format: {error}"
+        ) from error
     head = bytes(body[_HEAD.size : begin])
     payload: Buffer = body[end:]
     if flags & _IN_BLOB:
         if kept.blob is None:
-            raise LogDamaged(f"the payload of message {kept.offset} of topic {topic!r} is not kept any more")
+            raise LogDamaged(
+                f"the payload of message {kept.offset} of topic {topic!r} is no longer in the log"
+            )
         payload = kept.blob
     return Message(topic, (payload,), front, head, headers, offset=kept.offset)

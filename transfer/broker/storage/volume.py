@@ -1,4 +1,4 @@
-"""The room of the volume on which a broker keeps its folder."""
+"""The free space of the volume that holds a broker's folder."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BLOCK = 512  # the unit of `st_blocks`
 
 @dataclass(frozen=True, slots=True)
 class VolumeShare:
-    """A share of what a volume has free, with what the log takes of it already. A restart changes nothing."""
+    """A percentage of a volume's free bytes plus the log's: the log's growth does not change the result."""
 
     percent: int
 
@@ -22,15 +22,14 @@ class VolumeShare:
 
 
 def free_bytes(folder: Path) -> int:
-    """What the volume of a folder has free."""
+    """Returns the free bytes of a folder's volume."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize
 
 
 def log_room(wanted: int | VolumeShare | None, folder: Path) -> int | None:
-    """The bytes that the log in this folder, which need not be there, may take; None: no limit.
-
-    A share is the smallest log at least."""
+    """Returns the most bytes that the log in this folder may take; None: no limit. The folder may be missing.
+    A share is at least the smallest log."""
     if not isinstance(wanted, VolumeShare):
         return wanted
     taken = sum(path.stat().st_blocks * _BLOCK for path in folder.glob("*"))
