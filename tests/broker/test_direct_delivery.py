@@ -122,7 +122,7 @@ def test_a_late_acknowledgement_is_refused_and_audited(tmp_path):
 
 def test_events_that_wait_are_in_the_audit_after_a_stop(tmp_path):
     with abtp(tmp_path) as broker:
-        stale = broker.hub.groups.told_stale
+        stale = broker.hub.groups.on_stale
         broker.call(lambda: [stale("topic", "group", "consumer", [offset]) for offset in range(200)])
     with abtp(tmp_path) as broker:
         events = [event for event in broker.audit.events(limit=1000) if event.action.operation == "stale_ack"]

@@ -1,4 +1,4 @@
-"""Streams of frames that are published: who gets the frames, and how a kept stream becomes one message."""
+"""The streams that are published: they forward frames to subscribers; a kept stream becomes one message."""
 
 from __future__ import annotations
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 class FrameStreams:
     """The streams that publishers have open. Not thread-safe: on the broker's loop.
 
-    passages: the hub's, of which streams are some. direct: direct delivery, if there is any.
+    passages: the hub's streaming publishes, which include the streams. direct: direct delivery, if it is
+    enabled.
     """
 
     def __init__(
@@ -50,7 +51,7 @@ class FrameStreams:
         self._direct = direct
 
     def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> FrameStream:
-        """A stream whose frames go on as they come. Raises UsageError."""
+        """Begins a stream whose frames are forwarded as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
         return FrameStream(topic, publisher, receivers, self._passages, self._ended, broken_off)
@@ -60,7 +61,7 @@ class FrameStreams:
         return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
 
     def join(self, passage: FrameStream) -> None:
-        """Who has subscribed meanwhile is given the next frame, where nothing is kept."""
+        """Adds new subscribers, which receive the next frame, if the topic keeps nothing."""
         topic = passage.topic
         if not topic.durable:
             for subscriber in self._fanout.listeners(topic):
@@ -68,16 +69,17 @@ class FrameStreams:
                     passage.join(subscriber)
 
     def gathers(self, name: str) -> bool:
-        """Whether somebody wants a stream of this topic as one message: the log, or other protocols."""
+        """Returns whether the log or a subscriber needs a stream of this topic as one message."""
         topic = self._store.topic(name)
-        heard = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
+        wanted = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
         direct = self._direct()
-        return topic.durable or heard or (direct is not None and direct.leads_somewhere(name))
+        return topic.durable or wanted or (direct is not None and direct.leads_somewhere(name))
 
     def write(
         self, passage: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
     ) -> BlobWrite:
-        """Where the bytes of a stream go that is kept, `most` at most. message: what it is at its end."""
+        """Opens the place for the bytes of a kept stream, at most `most`. message: makes its message at the
+        end."""
         topic = passage.topic
         writing = BlobWrite(
             self._writer,
@@ -88,13 +90,13 @@ class FrameStreams:
         return writing
 
     def drop(self, passage: FrameStream) -> None:
-        """Subscribers of other protocols do not get a stream, which is not kept."""
+        """Drops a stream that is not kept, for subscribers of other protocols."""
         for subscriber in self._fanout.listeners(passage.topic):
             if not subscriber.takes_frames:
                 self._fanout.left_out(subscriber, passage.topic, None)
 
     def count(self, passage: FrameStream) -> None:
-        """A stream has ended that nobody gathered."""
+        """Counts an ended stream."""
         for counted in (passage.topic, self._store):
             counted.messages += 1
             counted.nbytes += passage.nbytes
@@ -108,7 +110,7 @@ class FrameStreams:
     def _written(
         self, passage: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
     ) -> None:
-        """All of a kept stream is written. Raises LogFull."""
+        """Appends a kept stream whose bytes are all written. Raises LogFull."""
         topic = passage.topic
         if not self._placed(topic, message, writing, writing.on_complete, error):
             return
