@@ -1,6 +1,6 @@
-"""The direct desk: which consumer gets which message, what is tried again, and what is given up. Pure.
+"""The dispatcher of direct delivery: which consumer gets which message, what is retried or given up. Pure.
 
-Events in, actions out; the actions are done in their order.
+It takes events and returns actions, which the caller executes in order.
 """
 
 from __future__ import annotations
@@ -48,11 +48,12 @@ __all__ = ["Dispatcher", "DirectRoutes", "Rules"]
 
 
 class Dispatcher(DispatchSteps):
-    """Not thread-safe. All actions are done in one order, that of the calls: when doing one leads to
-    another call (`unsent`), what that gives goes behind the actions that are left.
+    """The dispatcher of direct delivery. Not thread-safe.
 
-    counts: dispatched, acked, nacked, retried, dead_lettered, routed, unroutable, stale_acks, moved and
-    others, since the start. new_id: makes session ids. random: gives 0 to 1, for pauses between tries.
+    The caller executes actions in the order of the calls. When an action leads to another call (`unsent`),
+    the new actions go behind those that are left. counts: dispatched, acked, nacked, retried, dead_lettered,
+    routed, unroutable, stale_acks, moved and others, since the start. new_id: makes session ids. random:
+    gives 0 to 1, for delays between attempts.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class Dispatcher(DispatchSteps):
 
     @property
     def slow_consumers(self) -> int:
-        """Consumers for whom something waits because they hold as much as they may."""
+        """The number of consumers that hold as many messages as they may while others wait for them."""
         return sum(self.waiting.has(session.key) and not self._has_room(session) for session in self.sessions)
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -75,10 +76,12 @@ class Dispatcher(DispatchSteps):
     def admit(
         self, facts: MessageInfo, destination: str = "", now: Now | None = None, *, awaits: bool = True
     ) -> Verdict:
-        """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
-        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago, if it may
-        wait for one (`awaits`), and when it is to be delivered. Give
-        `Admitted` to `accept` once the message's bytes are kept."""
+        """Decides whether a message is taken, and for which consumer; it changes only counts.
+
+        destination: sends it to this consumer, whatever the routes are. now: needed for the delivery time,
+        and to recognize that a consumer of the topic disconnected a moment ago, if the message may wait for
+        it (`awaits`). Pass `Admitted` to `accept` when the message's bytes are kept.
+        """
         if not destination:
             found = self._choose(facts.tenant, facts.topic)
             if found is None:
@@ -98,7 +101,7 @@ class Dispatcher(DispatchSteps):
         return Admitted(facts, destination, self.sessions.live((facts.tenant, destination)) is not None)
 
     def accept(self, admitted: Admitted, ref: LogPosition, now: Now) -> list[Action]:
-        """The message is the broker's from now on. Answer the producer when the first action is synced."""
+        """Takes the message over. Answer the producer when the first action is synced."""
         number, facts = self.books.next_number, admitted.facts
         self._write(Accepted(number, admitted.destination, facts, ref))
         self.admission.began(facts.tenant)
@@ -113,9 +116,12 @@ class Dispatcher(DispatchSteps):
         return self._done()
 
     def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
-        """A message could not be sent; its attempt does not count, unless it needed no ACK: then it is
-        lost. gone: the peer is not there any more, and its sessions end; else it is tried again a little
-        later."""
+        """Handles a message that could not be sent. The attempt does not count; a message without ACK is
+        lost.
+
+        gone: the peer has disconnected, and its sessions end; otherwise the message is retried a little
+        later.
+        """
         found = self.inflight.get(delivery.number)
         if found is not None and found[0] is delivery:
             delay = 0.0 if gone else self.rules.retry.initial
@@ -128,7 +134,7 @@ class Dispatcher(DispatchSteps):
         return self._done(now)
 
     def _uncount(self, delivery: Delivery) -> None:
-        """It could not be sent, and its session has ended meanwhile; or it was not to be acknowledged."""
+        """Uncounts an attempt that could not be sent, of an ended session, or of a message without ACK."""
         number = delivery.number
         parcel = self.books.parcels.get(number)
         if delivery.status is Status.DISPATCHED:
@@ -137,7 +143,8 @@ class Dispatcher(DispatchSteps):
             self._write(Returned(number, delivery.attempt - 1, "it could not be sent"))
 
     def remove(self, number: int, reason: str = "") -> list[Action]:
-        """An operator takes a message away: with a reason it becomes a dead letter. UsageError: not here."""
+        """Removes a message for an operator; with a reason it becomes a dead letter. Raises UsageError:
+        unknown number."""
         parcel = self.books.parcels.get(number)
         if parcel is None:
             raise UsageError(f"there is no unfinished message {number}")
@@ -155,7 +162,7 @@ class Dispatcher(DispatchSteps):
     # -- consumers -----------------------------------------------------------------------------------------
 
     def request(self, peer: bytes, control: Control, now: Now) -> list[Action]:
-        """What a consumer at `peer` asks."""
+        """Handles a request of a consumer at `peer`."""
         match control:
             case Register():
                 self._register(peer, control, now)
@@ -170,8 +177,7 @@ class Dispatcher(DispatchSteps):
         return self._done(now)
 
     def restore(self, sessions: Sequence[Session], now: Now) -> None:
-        """Sessions of before a restart, which their consumers may resume. Their subscriptions are routes
-        again."""
+        """Restores sessions of before a restart and their routes; their consumers may resume them."""
         for session in sessions:
             self.sessions.restore(session, now.seconds)
             self._routes.bind(session)
@@ -196,7 +202,7 @@ class Dispatcher(DispatchSteps):
         return self._done(now)
 
     def seconds_left(self, now: Now) -> float | None:
-        """Until `tick` has something to do; 0: at once. None: nothing is due ever."""
+        """Returns the seconds until `tick` has work; 0: at once. None: nothing is due."""
         if self._ready:
             return 0.0
         times = [self.waiting.seconds_left(now)]
@@ -206,8 +212,8 @@ class Dispatcher(DispatchSteps):
         return max(min(known), 0.0) if known else None
 
     def recover(self, books: DispatcherState, now: Now) -> list[Action]:
-        """Goes on with the books of before a restart, on a desk that is new. What was in flight is tried
-        again at once, its attempts counted."""
+        """Continues with the state of before a restart; call it first. Messages that were in flight are
+        retried at once; their attempts count."""
         self.books = books
         for parcel in list(books.parcels.values()):
             self.admission.began(parcel.facts.tenant, again=True)
@@ -221,7 +227,7 @@ class Dispatcher(DispatchSteps):
             self._wait(parcel, now)
         return self._done(now)
 
-    # -- what consumers ask --------------------------------------------------------------------------------
+    # -- requests of consumers -----------------------------------------------------------------------------
 
     def _register(self, peer: bytes, ask: Register, now: Now) -> None:
         if ask.mode != "direct":
@@ -308,14 +314,14 @@ class Dispatcher(DispatchSteps):
         self._ready[session.key] = None
 
     def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, Delivery | None]:
-        """The session that asks, and the delivery that it means, if it is still in flight."""
+        """Returns the requesting session, and the delivery that it names, if it is still in flight."""
         session = self.sessions.of(peer, ask.consumer_id, ask.session_id)
         if session is None:
             return None, None
         return session, self.inflight.find(session, ask.message_id, ask.delivery_id)
 
     def _late(self, peer: bytes, ask: Ack | Nack, session: Session | None) -> None:
-        """A second ACK is harmless; any other that fits no delivery is refused."""
+        """Answers a request that matches no delivery: a repeated ACK is harmless, others are refused."""
         known = session is not None and self._acked.has(session, ask.message_id, ask.delivery_id)
         if known and isinstance(ask, Ack):
             self.counts["acked_again"] += 1
@@ -323,9 +329,9 @@ class Dispatcher(DispatchSteps):
             return
         self.counts["stale_acks"] += 1
         if session is None:
-            text = "the session has ended, or is somebody else's"
+            text = "the session has ended, or belongs to another consumer"
         else:
-            text = "no such delivery is in flight: it is over, or was given up"
+            text = "no such delivery is in flight: it is finished, or was given up"
         self._actions.append(Audit(Fault.STALE_ACK, ask.message_id, ask.consumer_id, text))
         refused = Refused(Fault.STALE_ACK, text, ask.message_id, ask.delivery_id or "")
         self._actions.append(Answer(peer, refused))

@@ -1,4 +1,5 @@
-"""Where messages for direct delivery wait: for their consumer, for their next try, for their time. Pure."""
+"""Messages of direct delivery that wait for their consumer, their next attempt or their delivery time.
+Pure."""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 class WaitingMessages:
     """All messages that are not in flight. Not thread-safe.
 
-    admission: is told what waits. weights: shares of the classes of priority.
+    admission: counts what waits. weights: of the classes of priority.
     """
 
     def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
@@ -29,7 +30,7 @@ class WaitingMessages:
         self._retries: Timers[int] = Timers()  # seconds, monotonic
         self._scheduled: Timers[int] = Timers()  # unix milliseconds
         self._expiries: Timers[int] = Timers()  # unix milliseconds
-        self._later: set[int] = set()  # those that count as such
+        self._later: set[int] = set()  # those that admission counts as later
 
     def __len__(self) -> int:
         return len(self._parcels)
@@ -39,16 +40,16 @@ class WaitingMessages:
 
     @property
     def retrying(self) -> int:
-        """Messages that wait for their next try."""
+        """The number of messages that wait for their next attempt."""
         return len(self._retries)
 
     @property
     def scheduled(self) -> int:
-        """Messages whose time has not come."""
+        """The number of messages whose delivery time has not come."""
         return len(self._scheduled)
 
     def put(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
-        """It waits, for `delay` seconds at least. True: its consumer may have it at once."""
+        """Adds a message, for `delay` seconds at least. True: its consumer may get it at once."""
         facts, number = parcel.facts, parcel.number
         self._parcels[number] = parcel
         later = facts.due_ms > now.unix_ms
@@ -70,7 +71,7 @@ class WaitingMessages:
         return True
 
     def take(self, key: ConsumerKey) -> QueuedMessage | None:
-        """The next message for this consumer, which waits no more."""
+        """Removes and returns the next message for this consumer."""
         queue = self._queues.get(key)
         number = queue.take() if queue is not None else None
         if queue is not None and not queue:
@@ -78,7 +79,7 @@ class WaitingMessages:
         return self._gone(number) if number is not None else None
 
     def discard(self, parcel: QueuedMessage) -> bool:
-        """It waits no more, wherever it did. False: it did not wait."""
+        """Removes a message, wherever it waits. Returns False if it did not wait."""
         number = parcel.number
         if number not in self._parcels:
             return False
@@ -93,32 +94,33 @@ class WaitingMessages:
         return True
 
     def due(self, now: Now, most: int) -> list[QueuedMessage]:
-        """Messages whose next try, or time, has come; they wait no more, and are put again."""
+        """Removes and returns messages whose next attempt or delivery time has come; the caller puts them
+        again."""
         numbers = self._retries.due(now.seconds, most)
         numbers += self._scheduled.due(now.unix_ms, most - len(numbers))
         return [self._gone(number) for number in numbers]
 
     def expired(self, now: Now, most: int) -> list[QueuedMessage]:
-        """Messages that nobody wants any more; they wait no more."""
+        """Removes and returns expired messages."""
         found = [self._parcels[number] for number in self._expiries.due(now.unix_ms, most)]
         for parcel in found:
             self.discard(parcel)
         return found
 
     def keys(self, tenant: str) -> list[ConsumerKey]:
-        """Consumers of this tenant for whom something is ready."""
+        """Returns the consumers of this tenant for which messages are ready."""
         return [key for key in self._queues if key[0] == tenant]
 
     def has(self, key: ConsumerKey) -> bool:
-        """Whether this consumer could have something at once."""
+        """Returns whether a message is ready for this consumer."""
         return key in self._queues
 
     def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
-        """What this consumer may have at once, in the order in which it came."""
+        """Returns the messages that are ready for this consumer, in the order in which they came."""
         return [self._parcels[number] for number in sorted(self._queues.get(key, ()))]
 
     def seconds_left(self, now: Now) -> float | None:
-        """Until a try, a time or an end comes. None: for none of them."""
+        """Returns the seconds until the next attempt, delivery time or expiry. None: there is none."""
         times: list[float] = []
         if (retry := self._retries.first()) is not None:
             times.append(retry - now.seconds)
@@ -136,7 +138,8 @@ class WaitingMessages:
         return parcel
 
     def _class(self, parcel: QueuedMessage) -> str:
-        """A class that has no weight here is the default one: the weights may have changed since it came."""
+        """Returns the message's class, or the default if the class has no weight: weights may have changed
+        since it came."""
         name = parcel.facts.priority
         if name in self._weights:
             return name
