@@ -207,9 +207,9 @@ def test_what_no_codec_decodes_is_a_dead_letter_and_concerns_nobody_else(broker,
         assert found.payload == [1]
         worker.ack(found, confirm=True)
         broker.until(lambda: len(direct(broker).letters) == 1)
-        assert "its payload is no msgpack" in caplog.text
+        assert "the payload is not valid msgpack" in caplog.text
         producer.send_multipart([b"abtp/1", b"\x01", b"all", b'{"codec":"msgpack"}', payload])
-        with pytest.raises(ProtocolError, match="its payload is no msgpack"):
+        with pytest.raises(ProtocolError, match="the payload is not valid msgpack"):
             subscriber.recv(10)
 
 
