@@ -227,7 +227,7 @@ def test_a_broker_that_does_not_ask_passes_over_signatures(tmp_path):
             message = consumer.recv(10)
             consumer.ack(message, confirm=True)
         assert message.payload == 1
-        assert broker.hub.direct.desk.counts["acked"] == 1
+        assert broker.hub.direct.dispatcher.counts["acked"] == 1
 
 
 def test_a_clock_that_was_ahead_is_named():

@@ -139,7 +139,7 @@ def test_a_disk_that_is_far_behind_stops_reading_for_a_moment_alone(tmp_path, mo
     with running(tmp_path) as broker:
         endpoint = broker.endpoints["requests"]
         behind = threading.Event()
-        pressed, publishers = broker.hub.pressed, []
+        pressed, publishers = broker.hub.apply_backpressure, []
 
         def press(publisher):
             if behind.is_set() and not publishers:
@@ -148,7 +148,7 @@ def test_a_disk_that_is_far_behind_stops_reading_for_a_moment_alone(tmp_path, mo
             else:
                 pressed(publisher)
 
-        monkeypatch.setattr(broker.hub, "pressed", press)
+        monkeypatch.setattr(broker.hub, "apply_backpressure", press)
         with BrokerClient(endpoint, timeout=10) as own, BrokerClient(endpoint, timeout=10) as other:
             consumer = own.consume("t", "g")
             behind.set()

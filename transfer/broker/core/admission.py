@@ -99,11 +99,8 @@ class Limits:
 
 
 class Admission:
-    """Counts messages that wait or are unfinished. Not thread-safe.
-
-    counts: of each outcome. reached: how often each limit decided. accepted, refused: messages by tenant, for
-    the first tenants.
-    """
+    """Counts messages that wait or are unfinished. Not thread-safe. counts: of each outcome. reached: how
+    often each limit decided. accepted, refused: messages by tenant, for the first tenants."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()

@@ -15,10 +15,8 @@ _MOST = 10_000
 
 
 class DepartedConsumers:
-    """Remembers subscriptions of ended sessions. Not thread-safe.
-
-    grace: seconds for which they are remembered; 0: not at all.
-    """
+    """Remembers subscriptions of ended sessions. Not thread-safe. grace: seconds for which they are
+    remembered; 0: not at all."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace

@@ -49,14 +49,12 @@ class DirectRoutes(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """The dispatcher's limits and times; times in seconds.
-
-    ack_timeout: after which an unacknowledged message is retried. heartbeat_timeout: after which a silent
-    session ends. route_grace: for which the broker expects an ended session's consumer to come back for its
-    topics. remembered: acknowledged messages that are known, to distinguish a repeated ACK from a stale one.
-    most_sessions: limit on registered consumers. batch: limit on the messages that one call sends, retries or
-    dead-letters, so that other work is not blocked.
-    """
+    """The dispatcher's limits and times; times in seconds. ack_timeout: after which an unacknowledged message
+    is retried. heartbeat_timeout: after which a silent session ends. route_grace: for which the broker
+    expects an ended session's consumer to come back for its topics. remembered: acknowledged messages that
+    are known, to distinguish a repeated ACK from a stale one. most_sessions: limit on registered
+    consumers. batch: limit on the messages that one call sends, retries or dead-letters, so that other
+    work is not blocked."""
 
     limits: Limits = field(default_factory=Limits)
     retry: RetryPolicy = field(default_factory=RetryPolicy)

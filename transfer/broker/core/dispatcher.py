@@ -48,13 +48,10 @@ __all__ = ["Dispatcher", "DirectRoutes", "Rules"]
 
 
 class Dispatcher(DispatchSteps):
-    """The dispatcher of direct delivery. Not thread-safe.
-
-    The caller executes actions in the order of the calls. When an action leads to another call (`unsent`),
-    the new actions go behind those that are left. counts: dispatched, acked, nacked, retried, dead_lettered,
-    routed, unroutable, stale_acks, moved and others, since the start. new_id: makes session ids. random:
-    gives 0 to 1, for delays between attempts.
-    """
+    """The dispatcher of direct delivery. Not thread-safe. The caller executes actions in the order of the
+    calls. When an action leads to another call (`unsent`), the new actions go behind those that are left.
+    counts: dispatched, acked, nacked, retried, dead_lettered, routed, unroutable, stale_acks, moved and
+    others, since the start. new_id: makes session ids. random: gives 0 to 1, for delays between attempts."""
 
     def __init__(
         self,
@@ -76,12 +73,10 @@ class Dispatcher(DispatchSteps):
     def admit(
         self, facts: MessageInfo, destination: str = "", now: Now | None = None, *, awaits: bool = True
     ) -> Verdict:
-        """Decides whether a message is taken, and for which consumer; it changes only counts.
-
-        destination: sends it to this consumer, whatever the routes are. now: needed for the delivery time,
-        and to recognize that a consumer of the topic disconnected a moment ago, if the message may wait for
-        it (`awaits`). Pass `Admitted` to `accept` when the message's bytes are kept.
-        """
+        """Decides whether a message is taken, and for which consumer; it changes only counts. destination:
+        sends it to this consumer, whatever the routes are. now: needed for the delivery time, and to
+        recognize that a consumer of the topic disconnected a moment ago, if the message may wait for it
+        (`awaits`). Pass `Admitted` to `accept` when the message's bytes are kept."""
         if not destination:
             found = self._choose(facts.tenant, facts.topic)
             if found is None:
@@ -117,11 +112,8 @@ class Dispatcher(DispatchSteps):
 
     def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
         """Handles a message that could not be sent. The attempt does not count; a message without ACK is
-        lost.
-
-        gone: the peer has disconnected, and its sessions end; otherwise the message is retried a little
-        later.
-        """
+        lost. gone: the peer has disconnected, and its sessions end; otherwise the message is retried a
+        little later."""
         found = self.inflight.get(delivery.number)
         if found is not None and found[0] is delivery:
             delay = 0.0 if gone else self.rules.retry.initial

@@ -29,9 +29,7 @@ class Now(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Register:
     """Registers a consumer. subscriptions: patterns that are routes to it while the session lasts.
-
-    session_id: its earlier session, to resume it.
-    """
+    session_id: its earlier session, to resume it."""
 
     consumer_id: str
     tenant: str = ""

@@ -48,12 +48,9 @@ class Delivery(NamedTuple):
 
 
 class Outcome(Enum):
-    """The result of an acknowledgement or a return.
-
-    DONE: acknowledged. REPEATED: it was acknowledged before; harmless. STALE: the consumer no longer holds
-    this delivery (it timed out, or its session ended). AGAIN: it is delivered again. DEAD: no attempt is
-    left.
-    """
+    """The result of an acknowledgement or a return. DONE: acknowledged. REPEATED: it was acknowledged before;
+    harmless. STALE: the consumer no longer holds this delivery (it timed out, or its session ended).
+    AGAIN: it is delivered again. DEAD: no attempt is left."""
 
     DONE = "done"
     REPEATED = "repeated"
@@ -84,10 +81,8 @@ class _Consumer:
 
 
 class Group:
-    """The state of one group. begin: its first offset. delay: see Delay. Not thread-safe.
-
-    cursor: all messages before it are done. changes: those since the caller last emptied the list.
-    """
+    """The state of one group. begin: its first offset. delay: see Delay. Not thread-safe. cursor: all
+    messages before it are done. changes: those since the caller last emptied the list."""
 
     def __init__(self, begin: int, delay: Delay) -> None:
         self.cursor = self._next = begin
@@ -130,10 +125,7 @@ class Group:
 
     def join(self, consumer: object, window: int, timeout: float | None = None) -> None:
         """Adds a consumer that holds at most `window` messages; joining again changes both values for later
-        messages.
-
-        timeout: seconds for which it may hold one; None: no limit.
-        """
+        messages. timeout: seconds for which it may hold one; None: no limit."""
         found = self._consumers.get(consumer)
         if found is not None:
             found.window, found.timeout = window, timeout
@@ -256,10 +248,8 @@ class Group:
         return outcome
 
     def nack(self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
-        """Refuses a delivery that the consumer could not process. retry: another attempt may succeed.
-
-        DEAD: the caller takes over the message, makes a dead letter of it, then calls `bury`.
-        """
+        """Refuses a delivery that the consumer could not process. retry: another attempt may succeed. DEAD:
+        the caller takes over the message, makes a dead letter of it, then calls `bury`."""
         outcome = self._whose(consumer, offset, attempt)
         if outcome is not Outcome.DONE:
             return outcome

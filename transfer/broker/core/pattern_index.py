@@ -98,9 +98,7 @@ class PatternMap(Generic[P]):
 
     def wild(self, topic: str, ones: list[P], rests: list[P]) -> int:
         """Adds the values of other patterns that match: to `rests` for prefixes and `>`, to `ones` for `*`.
-
-        Returns its number of steps: the shapes and prefixes that it looked at.
-        """
+        Returns its number of steps: the shapes and prefixes that it looked at."""
         steps = 0
         for patterns in self._wild.values():
             steps += patterns.collect(topic, ones, rests)
@@ -202,10 +200,7 @@ class PatternIndex(Generic[V]):
 
     def match(self, topic: str) -> list[V]:
         """Returns the values of all patterns that match the topic: closer patterns first, then in order of
-        addition.
-
-        A value that belongs to several of them is returned several times.
-        """
+        addition. A value that belongs to several of them is returned several times."""
         return self.match_counted(topic)[0]
 
     def match_counted(self, topic: str) -> tuple[list[V], int]:

@@ -55,10 +55,8 @@ class PatternShapes(Generic[P]):
             self._counted(shape, -1)
 
     def collect(self, topic: str, ones: list[P], rests: list[P]) -> int:
-        """Adds the values of matching patterns: to `rests` for those with `>`, to `ones` for others.
-
-        Returns its number of steps: the shapes that it looked at.
-        """
+        """Adds the values of matching patterns: to `rests` for those with `>`, to `ones` for others. Returns
+        its number of steps: the shapes that it looked at."""
         mark, kept = self._mark, self._kept
         given = topic.split(mark)
         if "" in given:

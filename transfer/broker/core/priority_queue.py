@@ -18,9 +18,7 @@ _SLACK = 64
 
 def class_of(priority: object) -> str:
     """Returns the class of a `priority` header: a class's name, or a number 0 to 9, of which 4 is normal.
-
-    Anything else is normal: a header that only other programs understand is no error.
-    """
+    Anything else is normal: a header that only other programs understand is no error."""
     if isinstance(priority, str):
         word = priority.strip().lower()
         if word in WEIGHTS:

@@ -33,10 +33,7 @@ _SIGNS = (
 
 
 def word_of(text: str) -> str:
-    """Returns the word for an error's text.
-
-    "unnamed": no certificate was sent; "plain": no TLS; "certificate": it is not trusted; "expired": it is
-    expired or not yet valid.
-    """
+    """Returns the word for an error's text. "unnamed": no certificate was sent; "plain": no TLS;
+    "certificate": it is not trusted; "expired": it is expired or not yet valid."""
     small = text.lower()
     return next((word for sign, word in _SIGNS if sign in small), "protocol")

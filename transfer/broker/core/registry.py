@@ -60,10 +60,8 @@ class _Name:
 
 
 class Registry:
-    """The registrations and watches of programs. The time never goes back.
-
-    begun: the time of the start; registry: an id that differs with each start.
-    """
+    """The registrations and watches of programs. The time never goes back. begun: the time of the start;
+    registry: an id that differs with each start."""
 
     def __init__(self, registry: str, begun: float, limits: Limits | None = None) -> None:
         self.registry = registry
@@ -99,9 +97,7 @@ class Registry:
 
     def register(self, key: Key, wish: Registering, now: float) -> None:
         """Registers a name for the program's lease; a key that was used before replaces its registration.
-
-        Raises UsageError: a program that began later has announced the endpoint, or there is no more room.
-        """
+        Raises UsageError: a program that began later has announced the endpoint, or there is no more room."""
         endpoint = wish.member.endpoint
         earlier = self._entries.get(key)
         known = self._names.get(wish.name)

@@ -93,11 +93,8 @@ class SessionTable:
         return session if session is not None and session.peer is not None else None
 
     def of(self, peer: bytes, consumer_id: str, session_id: str | None = None) -> Session | None:
-        """Returns the session that a peer uses, or None if it has ended.
-
-        With an id any peer may use it, because ids are secret; without one, the session that this peer
-        registered.
-        """
+        """Returns the session that a peer uses, or None if it has ended. With an id any peer may use it,
+        because ids are secret; without one, the session that this peer registered."""
         if session_id is not None:
             session = self._by_id.get(session_id)
             return session if session is not None and session.consumer_id == consumer_id else None
@@ -119,10 +116,7 @@ class SessionTable:
         resume: str | None = None,
     ) -> Registration:
         """Registers a consumer. Without `resume`, or if that session has ended, a new session replaces any
-        earlier one.
-
-        resume: the session that it had.
-        """
+        earlier one. resume: the session that it had."""
         before = self._sessions.get(key)
         if before is not None and resume == before.session_id:
             self._seat(before, peer)

@@ -17,10 +17,8 @@ if TYPE_CHECKING:
 
 
 class WaitingMessages:
-    """All messages that are not in flight. Not thread-safe.
-
-    admission: counts what waits. weights: of the classes of priority.
-    """
+    """All messages that are not in flight. Not thread-safe. admission: counts what waits. weights: of the
+    classes of priority."""
 
     def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
         self._admission = admission

@@ -13,11 +13,8 @@ UNCOUNTED = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class AnnouncedLimits:
-    """Limits on announced bytes that are to be kept and have not arrived.
-
-    per_connection: of one connection, or of one program that uses the native protocol. total: of all
-    publishers.
-    """
+    """Limits on announced bytes that are to be kept and have not arrived. per_connection: of one connection,
+    or of one program that uses the native protocol. total: of all publishers."""
 
     per_connection: int = 64 << 30
     total: int = 256 << 30

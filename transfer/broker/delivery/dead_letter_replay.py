@@ -28,12 +28,9 @@ REPLAY_HEADER = "replay_id"
 
 
 class DeadLetterReplay:
-    """Publishes a dead letter again. Called in an operator's thread; see `Operator`.
-
-    payloads: large payloads of dead letters; the operator's thread copies them into the log. Raises
-    UsageError when the group does not exist or the message is gone; LogFull; Again when it is in doubt
-    whether the message was kept.
-    """
+    """Publishes a dead letter again. Called in an operator's thread; see `Operator`. payloads: large payloads
+    of dead letters; the operator's thread copies them into the log. Raises UsageError when the group does
+    not exist or the message is gone; LogFull; Again when it is in doubt whether the message was kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, payloads: Payloads) -> None:
         self._loop = loop
@@ -45,7 +42,7 @@ class DeadLetterReplay:
         if isinstance(letter.payload, Filed):
             place = self._run_on_loop(lambda: self._place(letter))
             if place is not None:
-                blob = self._copy(letter.payload, letter.payload_bytes, place)
+                blob = self._copied(letter.payload, letter.payload_bytes, place)
         try:
             self._publish(letter, replay, blob)
         finally:
@@ -63,7 +60,7 @@ class DeadLetterReplay:
         topic = self._hub.store.topic(_name_of(letter))
         return (topic if topic.durable else self._hub.store.direct_topic(topic)).log_name
 
-    def _copy(self, filed: Filed, nbytes: int, log_name: str) -> BlobWriter:
+    def _copied(self, filed: Filed, nbytes: int, log_name: str) -> BlobWriter:
         """Copies a large payload into the log; its record is still missing. Raises UsageError, LogFull, and
         other errors of the log; nothing is in doubt then."""
         try:
@@ -152,7 +149,7 @@ class DeadLetterReplay:
             letter.payload_bytes,
             pinned=True,
         )
-        verdict = direct.desk.admit(facts, letter.consumer)
+        verdict = direct.dispatcher.admit(facts, letter.consumer)
         if not isinstance(verdict, Admitted):
             raise LogFull(f"too many messages wait for {letter.consumer!r}", hint="replay it later")
         message = self._message(letter, _name_of(letter), replay, blob)
@@ -164,7 +161,7 @@ class DeadLetterReplay:
         headers = {**letter.headers, "message_id": letter.message_id, REPLAY_HEADER: replay}
         front, head, payload = letter.front, letter.head, letter.payload
         if isinstance(payload, Filed):
-            view = self._view(payload, letter.payload_bytes)
+            view = self._viewed(payload, letter.payload_bytes)
             known = (Front.BROKER if front is None else front), _marked(front, head, replay), headers
             return Message(topic, (view,), *known) if blob is None else Written(topic, (view,), *known, blob)
         kept = self._kept(letter) if front is None else None
@@ -183,7 +180,7 @@ class DeadLetterReplay:
         front = Front.BROKER if front is None else front
         return Message(topic, (payload,), front, _marked(front, head, replay), headers)
 
-    def _view(self, filed: Filed, nbytes: int) -> memoryview:
+    def _viewed(self, filed: Filed, nbytes: int) -> memoryview:
         try:
             return self._payloads.view(filed, nbytes)
         except LogDamaged as error:

@@ -40,21 +40,17 @@ class DeliverySink(Protocol):
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
         """Sends a message with the details of its delivery. If the result is not YES, call
-        `Dispatcher.unsent`.
-
-        The result is YES too for a large message that another thread encodes; if it cannot be sent later,
-        `DirectDriver.unsent` reports it. Later messages to the same peer are sent behind it.
-        """
+        `Dispatcher.unsent`. The result is YES too for a large message that another thread encodes; if it
+        cannot be sent later, `DirectDriver.unsent` reports it. Later messages to the same peer are sent
+        behind it."""
 
     def answer(self, peer: bytes, reply: Reply) -> None:
         """Answers a consumer. The reply is dropped if the consumer has disconnected or does not read."""
 
 
 class DirectDriver(Protocol):
-    """Direct delivery over a log and a database: a `Dispatcher`, and the code that executes its actions.
-
-    On the broker's loop; nothing blocks. The front calls `attach` once, before anything else.
-    """
+    """Direct delivery over a log and a database: a `Dispatcher`, and the code that executes its actions. On
+    the broker's loop; nothing blocks. The front calls `attach` once, before anything else."""
 
     def attach(self, courier: DeliverySink) -> None:
         """Sets the sink that messages and replies go to from now on."""
@@ -62,11 +58,8 @@ class DirectDriver(Protocol):
     def publish_direct(
         self, message: Message, facts: MessageInfo, on_complete: Callable[[TransferError | None], None]
     ) -> Verdict:
-        """Takes a message for one consumer. Raises LogFull: nothing was taken.
-
-        on_complete: called if the verdict is `Admitted`: when the message is synced, or with the reason why
-        it is not kept.
-        """
+        """Takes a message for one consumer. Raises LogFull: nothing was taken. on_complete: called if the
+        verdict is `Admitted`: when the message is synced, or with the reason why it is not kept."""
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """Reports that a message which the sink had taken could not be sent after all."""

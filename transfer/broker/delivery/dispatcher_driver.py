@@ -93,7 +93,7 @@ class DispatcherDriver:
         self._routes = TableRoutes(table)
         # by topic: the version of the routes, and whether one of them leads anywhere
         self._leads: dict[str, tuple[int, bool]] = {}
-        self.desk = Dispatcher(self._routes, rules)
+        self.dispatcher = Dispatcher(self._routes, rules)
         self._loop = loop
         self._hub = hub
         self._thread = thread
@@ -119,11 +119,11 @@ class DispatcherDriver:
     def attach(self, sink: DeliverySink) -> None:
         """Sets the sink for messages and replies, and resumes what was unfinished before the restart."""
         self._sink = sink
-        self.desk.restore(self._sessions.load(), self._now())
+        self.dispatcher.restore(self._sessions.load(), self._now())
         books = self._journal.books()
         for event in finish_buried(books, self._letters):
             self._persist(event)
-        self._do(self.desk.recover(books, self._now()))
+        self._do(self.dispatcher.recover(books, self._now()))
 
     def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
@@ -136,13 +136,13 @@ class DispatcherDriver:
         if self._hub.durability.failure is None:
             self._flush()
             if not self._withheld:
-                self._journal.snapshot(self.desk.books)
+                self._journal.snapshot(self.dispatcher.books)
 
     # -- messages ----------------------------------------------------------------------------------------
 
     def publish_direct(self, message: Message, facts: MessageInfo, on_complete: OnComplete) -> Verdict:
         """See DirectDriver. Subscribers of other protocols get the message too."""
-        verdict = self.desk.admit(facts, now=self._now())
+        verdict = self.dispatcher.admit(facts, now=self._now())
         if not isinstance(verdict, Admitted):
             return verdict
         if self._hub.durability.full:
@@ -164,7 +164,7 @@ class DispatcherDriver:
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
         size = message.nbytes if nbytes is None else nbytes
         facts = MessageInfo("", topic.name, name, message.front.name.lower(), size)
-        verdict = self.desk.admit(facts, now=self._now(), awaits=False)
+        verdict = self.dispatcher.admit(facts, now=self._now(), awaits=False)
         if isinstance(verdict, Admitted) and message.offset is not None:
             held = message if nbytes is None else None
             self._accept_kept(verdict, LogPosition(topic.log_name, message.offset), held)
@@ -190,15 +190,15 @@ class DispatcherDriver:
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """See DirectDriver."""
-        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.desk.books.parcels:
-            self._do(self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
+        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.dispatcher.books.parcels:
+            self._do(self.dispatcher.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
             return
         gone = sent is Sent.GONE
-        self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))
+        self._do(self.dispatcher.unsent(action.delivery, action.peer, self._now(), gone=gone))
 
     def request(self, peer: bytes, control: Control) -> None:
         """See DirectDriver."""
-        self._do(self.desk.request(peer, control, self._now()))
+        self._do(self.dispatcher.request(peer, control, self._now()))
 
     def end_turn(self) -> None:
         """Writes the events of this turn of the loop now, so that they are synced with their messages."""
@@ -208,7 +208,7 @@ class DispatcherDriver:
     def tick(self) -> None:
         """Lets retention remove finished messages. Called about once a second."""
         lowest: dict[str, int] = {}
-        for parcel in self.desk.books.parcels.values():
+        for parcel in self.dispatcher.books.parcels.values():
             topic, offset = parcel.ref
             lowest[topic] = min(offset, lowest.get(topic, offset))
         for parcel in self._withheld.values():
@@ -230,12 +230,12 @@ class DispatcherDriver:
     def unfinished(self, topic: Topic) -> list[int]:
         """Returns the numbers of a topic's messages that are not finished yet."""
         names = (topic.log_name, DIRECT_PREFIX + topic.name)
-        return [number for number, one in self.desk.books.parcels.items() if one.ref.topic in names]
+        return [number for number, one in self.dispatcher.books.parcels.items() if one.ref.topic in names]
 
     def purge(self, topic: Topic, *, removed: bool = False) -> None:
         """Forgets the messages of a purged topic. removed: the topic is removed, too."""
         for number in self.unfinished(topic):
-            self._do(self.desk.remove(number))
+            self._do(self.dispatcher.remove(number))
         names = {topic.log_name, DIRECT_PREFIX + topic.name}
         for ref in [ref for ref in self._held if ref.topic in names]:
             self._held_bytes -= self._held.pop(ref).nbytes
@@ -270,7 +270,7 @@ class DispatcherDriver:
             self._held_bytes += message.nbytes
         while self._held_bytes > _HELD_BYTES:
             self._held_bytes -= self._held.popitem(last=False)[1].nbytes
-        self._do(self.desk.accept(admitted, ref, self._now()))
+        self._do(self.dispatcher.accept(admitted, ref, self._now()))
 
     def _message(self, parcel: QueuedMessage) -> Message | None:
         """Returns the message as it came; None: retention or damage removed it."""
@@ -342,7 +342,7 @@ class DispatcherDriver:
         action = self._unsynced.pop(number)
         if action is None or error is not None:
             return
-        found = self.desk.inflight.get(number)
+        found = self.dispatcher.inflight.get(number)
         acknowledges = action.session.capabilities.supports_ack
         if not acknowledges or (found is not None and found[0] is action.delivery):
             self._dispatch(action)
@@ -353,7 +353,7 @@ class DispatcherDriver:
             return
         message = self._message(action.parcel)
         if message is None:
-            self._do(self.desk.remove(action.parcel.number, "its bytes are gone"))
+            self._do(self.dispatcher.remove(action.parcel.number, "its bytes are gone"))
             return
         assert self._sink is not None
         sent = self._sink.dispatch(action, message)
@@ -427,7 +427,7 @@ class DispatcherDriver:
     def _snapshot(self) -> None:
         """Writes a snapshot. It includes the events that are not written yet: a full log takes none."""
         try:
-            sequence = self._journal.snapshot(self.desk.books)
+            sequence = self._journal.snapshot(self.dispatcher.books)
         except LogFull as error:
             _log.warning("direct delivery cannot write a snapshot: %s", error)
             return
@@ -435,7 +435,7 @@ class DispatcherDriver:
         self._hub.durability.when_kept(sequence, together(then) if then else None)
 
     def _set_alarm(self) -> None:
-        left = self.desk.seconds_left(self._now())
+        left = self.dispatcher.seconds_left(self._now())
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
@@ -444,7 +444,7 @@ class DispatcherDriver:
 
     def _on_alarm(self) -> None:
         self._alarm = None
-        self._do(self.desk.tick(self._now()))
+        self._do(self.dispatcher.tick(self._now()))
 
 
 def _words_of(letter: DeadLetter) -> dict[str, object]:

@@ -34,10 +34,8 @@ AT_ONCE = 1000
 
 
 class _Behind:
-    """Where a subscriber reads a topic.
-
-    offset: of its next message. given: offsets of later messages that it already received in pieces.
-    """
+    """Where a subscriber reads a topic. offset: of its next message. given: offsets of later messages that it
+    already received in pieces."""
 
     __slots__ = ("given", "offset")
 
@@ -47,11 +45,9 @@ class _Behind:
 
 
 class Fanout:
-    """The subscriptions of all fronts. On the broker's loop.
-
-    A subscriber without room is behind on a durable topic if its overflow is SPILL: from that message on it
-    reads the topic from the log, until it reaches the end. soon: calls a function in the loop's next turn.
-    """
+    """The subscriptions of all fronts. On the broker's loop. A subscriber without room is behind on a durable
+    topic if its overflow is SPILL: from that message on it reads the topic from the log, until it reaches
+    the end. soon: calls a function in the loop's next turn."""
 
     def __init__(
         self, store: Store, counts: Counter[str], soon: Callable[[Callable[[], None]], object]
@@ -204,14 +200,14 @@ class Fanout:
             subscriber.dropped += 1
             self._counts["dropped"] += 1
 
-    def deliver_late(self, passage: StreamingPublish) -> None:
+    def deliver_late(self, upload: StreamingPublish) -> None:
         """Offers a message that came in pieces, and is not kept, to subscribers that had no room when it
         began."""
-        message = passage.whole()
-        for subscriber in passage.left_out:
+        message = upload.whole()
+        for subscriber in upload.left_out:
             if message is None or subscriber.queued + message.nbytes > subscriber.limit:
-                self.left_out(subscriber, passage.topic, None)
-            elif not subscriber.idle and self._wants(subscriber, passage.topic):
+                self.left_out(subscriber, upload.topic, None)
+            elif not subscriber.idle and self._wants(subscriber, upload.topic):
                 subscriber.offer(message)
 
     def wait_for(self, topic: Topic, offset: int) -> None:
@@ -253,14 +249,11 @@ class Fanout:
             if subscriber.waits_for_disk:
                 subscriber.on_disk()
             else:
-                self.relieved(subscriber)
+                self.catch_up(subscriber)
 
-    def relieved(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
-        """Lets a subscriber that has room again read what it missed from the log.
-
-        ends: on the monotonic clock, when other work gets its turn. Returns whether some topics are left for
-        lack of time.
-        """
+    def catch_up(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
+        """Lets a subscriber that has room again read what it missed from the log. ends: on the monotonic
+        clock, when other work gets its turn. Returns whether some topics are left for lack of time."""
         if subscriber not in self._behind or subscriber in self._reading:
             return False  # `offer` may call this at once, in the middle of `_read_on`
         self._reading.add(subscriber)

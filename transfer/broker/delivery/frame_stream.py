@@ -20,10 +20,8 @@ _NO_MESSAGE = Message("", (), Front.TTP)
 
 
 class Frame(Message):
-    """A frame of a stream, for subscribers that take frames.
-
-    frames: its buffers; of a large frame, whose data come in pieces, those in front of the data.
-    """
+    """A frame of a stream, for subscribers that take frames. frames: its buffers; of a large frame, whose
+    data come in pieces, those in front of the data."""
 
     __slots__ = ("frames",)
 
@@ -43,10 +41,7 @@ class Streamed(Message):
 
 class FrameStream(StreamingPublish):
     """One stream of one publisher. Its receivers get frames; a slow one pauses the publisher, as in
-    StreamingPublish.
-
-    broken_off: makes the frame that reports to a receiver why no more frames come.
-    """
+    StreamingPublish. broken_off: makes the frame that reports to a receiver why no more frames come."""
 
     __slots__ = ("_broken_off", "_in_frame")
 
@@ -55,11 +50,11 @@ class FrameStream(StreamingPublish):
         topic: Topic,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         ended: Callable[[StreamingPublish], None],
         broken_off: Callable[[str], Frame],
     ) -> None:
-        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, passages, None, ended)
+        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, uploads, None, ended)
         self._broken_off = broken_off
         self._in_frame = False
 
@@ -72,7 +67,7 @@ class FrameStream(StreamingPublish):
         """Adds a subscriber: it receives the frames from now on."""
         if subscriber not in self._receivers and subscriber not in self.left_out:
             self._receivers[subscriber] = None
-            self._passages.receives(subscriber, self)
+            self._uploads.receives(subscriber, self)
 
     def frame(self, frame: Frame) -> None:
         """Forwards a whole frame."""
@@ -81,7 +76,7 @@ class FrameStream(StreamingPublish):
         self._look()
 
     def begin_frame(self, frame: Frame, nbytes: int) -> None:
-        """Begins a frame whose data come by `piece` or `splice_in`; `end_frame` ends it."""
+        """Begins a frame whose data come by `piece` or `piece_spliced`; `end_frame` ends it."""
         for receiver in tuple(self._receivers):
             if not receiver.begin(frame, nbytes):
                 self._leave_out(receiver, "two large frames came at once")

@@ -26,18 +26,15 @@ if TYPE_CHECKING:
 
 
 class FrameStreams:
-    """The streams that publishers have open. Not thread-safe: on the broker's loop.
-
-    passages: the hub's streaming publishes, which include the streams. direct: direct delivery, if it is
-    enabled.
-    """
+    """The streams that publishers have open. Not thread-safe: on the broker's loop. uploads: the hub's
+    streaming publishes, which include the streams. direct: direct delivery, if it is enabled."""
 
     def __init__(
         self,
         store: Store,
         fanout: Fanout,
         writer: BlobWriterThread,
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         counts: Counter[str],
         placed: Placed,
         direct: Callable[[], DispatcherDriver | None],
@@ -45,7 +42,7 @@ class FrameStreams:
         self._store = store
         self._fanout = fanout
         self._writer = writer
-        self._passages = passages
+        self._uploads = uploads
         self._counts = counts
         self._placed = placed
         self._direct = direct
@@ -54,19 +51,19 @@ class FrameStreams:
         """Begins a stream whose frames are forwarded as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
-        return FrameStream(topic, publisher, receivers, self._passages, self._ended, broken_off)
+        return FrameStream(topic, publisher, receivers, self._uploads, self._ended, broken_off)
 
     def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
         room = subscriber.queued <= subscriber.limit
         return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
 
-    def join(self, passage: FrameStream) -> None:
+    def join(self, upload: FrameStream) -> None:
         """Adds new subscribers, which receive the next frame, if the topic keeps nothing."""
-        topic = passage.topic
+        topic = upload.topic
         if not topic.durable:
             for subscriber in self._fanout.listeners(topic):
                 if self._takes_frames(subscriber, topic):
-                    passage.join(subscriber)
+                    upload.join(subscriber)
 
     def gathers(self, name: str) -> bool:
         """Returns whether the log or a subscriber needs a stream of this topic as one message."""
@@ -76,49 +73,49 @@ class FrameStreams:
         return topic.durable or wanted or (direct is not None and direct.leads_somewhere(name))
 
     def write(
-        self, passage: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
+        self, upload: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
     ) -> BlobWrite:
         """Opens the place for the bytes of a kept stream, at most `most`. message: makes its message at the
         end."""
-        topic = passage.topic
+        topic = upload.topic
         writing = BlobWrite(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, most, arriving=True),
             publisher,
-            lambda error: self._written(passage, writing, message(), error),
+            lambda error: self._written(upload, writing, message(), error),
         )
         return writing
 
-    def drop(self, passage: FrameStream) -> None:
+    def drop(self, upload: FrameStream) -> None:
         """Drops a stream that is not kept, for subscribers of other protocols."""
-        for subscriber in self._fanout.listeners(passage.topic):
+        for subscriber in self._fanout.listeners(upload.topic):
             if not subscriber.takes_frames:
-                self._fanout.left_out(subscriber, passage.topic, None)
+                self._fanout.left_out(subscriber, upload.topic, None)
 
-    def count(self, passage: FrameStream) -> None:
+    def count(self, upload: FrameStream) -> None:
         """Counts an ended stream."""
-        for counted in (passage.topic, self._store):
+        for counted in (upload.topic, self._store):
             counted.messages += 1
-            counted.nbytes += passage.nbytes
+            counted.nbytes += upload.nbytes
 
-    def _ended(self, passage: StreamingPublish) -> None:
-        self._counts["broken_off"] += passage.broken
-        if not passage.topic.durable:
-            for subscriber in passage.left_out:
-                self._fanout.left_out(subscriber, passage.topic, None)
+    def _ended(self, upload: StreamingPublish) -> None:
+        self._counts["broken_off"] += upload.broken
+        if not upload.topic.durable:
+            for subscriber in upload.left_out:
+                self._fanout.left_out(subscriber, upload.topic, None)
 
     def _written(
-        self, passage: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
+        self, upload: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
     ) -> None:
         """Appends a kept stream whose bytes are all written. Raises LogFull."""
-        topic = passage.topic
+        topic = upload.topic
         if not self._placed(topic, message, writing, writing.on_complete, error):
             return
         assert message.offset is not None
-        self.count(passage)
+        self.count(upload)
         if (direct := self._direct()) is not None:
-            direct.offer(topic, message, nbytes=passage.nbytes)
-        given = passage.given
+            direct.offer(topic, message, nbytes=upload.nbytes)
+        given = upload.given
         for subscriber in self._fanout.listeners(topic):
             if subscriber in given:
                 self._fanout.given(subscriber, topic, message.offset)

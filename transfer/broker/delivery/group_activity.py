@@ -19,10 +19,7 @@ _AT_ONCE = 500
 
 class GroupActivity:
     """Tracks when groups are in use, on the broker's loop. A group is in use while it has a consumer, and
-    when one acknowledges.
-
-    expire: seconds after which a group that is not in use expires; None: never.
-    """
+    when one acknowledges. expire: seconds after which a group that is not in use expires; None: never."""
 
     def __init__(
         self, journal: GroupJournal, expire: float | None, clock: Callable[[], int] = unix_ms
@@ -51,10 +48,8 @@ class GroupActivity:
         return max(0, self._clock() - self._last(served.named.number)) / 1000
 
     def tick(self, groups: Iterable[Served]) -> list[tuple[Served, float]]:
-        """Writes when groups were in use. Called about once a second.
-
-        Returns the expired groups, with their age in seconds. Raises LogFull when the disk is full.
-        """
+        """Writes when groups were in use. Called about once a second. Returns the expired groups, with their
+        age in seconds. Raises LogFull when the disk is full."""
         now, expired, noted = self._clock(), [], 0
         for served in groups:
             number = served.named.number

@@ -18,19 +18,14 @@ LARGE = 8 << 20
 
 
 class Consumer(Protocol):
-    """A consumer that takes messages of a group, on some connection.
-
-    in_pieces: it fetches payloads of LARGE bytes and more by itself, in pieces, and checks them; the broker
-    must not read those.
-    """
+    """A consumer that takes messages of a group, on some connection. in_pieces: it fetches payloads of LARGE
+    bytes and more by itself, in pieces, and checks them; the broker must not read those."""
 
     in_pieces: bool
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        """Delivers messages, which the consumer holds until it acknowledges them.
-
-        None: retention or damage removed the message; the consumer acknowledges it all the same.
-        """
+        """Delivers messages, which the consumer holds until it acknowledges them. None: retention or damage
+        removed the message; the consumer acknowledges it all the same."""
 
     def removed(self, error: TransferError) -> None:
         """Reports that the consumer is removed from the group, with the reason: it no longer holds any

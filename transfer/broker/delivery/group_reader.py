@@ -34,10 +34,8 @@ class GroupReader:
         self._counts = counts
 
     def send(self, served: Served, taken: list[Delivery], now: float) -> int:
-        """Sends the taken messages, or as many as are sent at once, and returns their number.
-
-        The rest goes back into the group. Messages that cannot be read go back until a retry.
-        """
+        """Sends the taken messages, or as many as are sent at once, and returns their number. The rest goes
+        back into the group. Messages that cannot be read go back until a retry."""
         try:
             messages, count = self._messages(served, taken)
         except OSError:
@@ -65,11 +63,8 @@ class GroupReader:
 
     def _messages(self, served: Served, taken: Sequence[Delivery]) -> tuple[dict[int, Message], int]:
         """Reads messages, as many as fit MOST_BYTES: those found, by offset, and how many of `taken` they
-        cover.
-
-        Messages that retention or damage removed are missing. Raises OSError, for example when memory is
-        exhausted.
-        """
+        cover. Messages that retention or damage removed are missing. Raises OSError, for example when
+        memory is exhausted."""
         found: dict[int, Message] = {}
         nbytes = 0
         for count, delivery in enumerate(taken):

@@ -104,10 +104,8 @@ class Groups:
 
     def publish(self, message: Message, group: str, on_complete: OnComplete) -> None:
         """Takes a message for one group only: other groups skip it and subscribers do not receive it.
-
         on_complete: called when it is on the disk. Raises UsageError when there is no such group, LogFull,
-        InternalError when the log has failed.
-        """
+        InternalError when the log has failed."""
         served = self._groups.get((message.topic, group))
         if served is None:
             raise UsageError(
@@ -139,10 +137,8 @@ class Groups:
         return self._groups.get((topic, name)) or self._begin(topic, name, begin)
 
     def claimed(self, topic: str, name: str) -> Served:
-        """Returns a group that a front owns from now on, until the broker ends. Clients cannot join it.
-
-        It begins at the oldest message and does not expire. Raises as `served_for`.
-        """
+        """Returns a group that a front owns from now on, until the broker ends. Clients cannot join it. It
+        begins at the oldest message and does not expire. Raises as `served_for`."""
         self._claimed.add((topic, name))
         return self._groups.get((topic, name)) or self._begin(topic, name, "old")
 
@@ -226,10 +222,7 @@ class Groups:
 
     def seek(self, topic: str, name: str, offset: int, why: str) -> int:
         """Moves the group to this offset, or to the oldest message; its consumers get the reason and have to
-        join again.
-
-        Returns where it goes on. Raises UsageError, LogFull.
-        """
+        join again. Returns where it goes on. Raises UsageError, LogFull."""
         before = self.find(topic, name)
         low, high = self._store.range(before.topic)
         if offset > high:
@@ -271,9 +264,7 @@ class Groups:
         on_complete: OnComplete | None = None,
     ) -> list[tuple[int, int]]:
         """Acknowledges deliveries, (offset, attempt). Returns those that the consumer no longer holds.
-
-        on_complete: called when all of it is on the disk.
-        """
+        on_complete: called when all of it is on the disk."""
         group = served.group
         stale = group.ack_many(consumer, deliveries)
         self._counts["acked"] += len(deliveries) - len(stale)
@@ -318,10 +309,7 @@ class Groups:
 
     def tick(self, *, full: bool = False) -> None:
         """Lets retention remove what groups have processed, and removes expired groups. Called about once a
-        second.
-
-        full: the log is full.
-        """
+        second. full: the log is full."""
         log = self._store.log
         behind = (
             served

@@ -82,16 +82,16 @@ class Hub:
         self._writer = BlobWriterThread(loop, self.threads)
         self._aside = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
         self.durability.at_failure = self._aside.failed
-        self._passages = StreamingPublishes()
+        self._uploads = StreamingPublishes()
         self.streams = FrameStreams(
-            store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
+            store, self.fanout, self._writer, self._uploads, self.counts, self._placed, lambda: self.direct
         )
         self._at_end: list[Callable[[], None]] = []
 
     def close(self) -> None:
         """Ends the hub's threads; all messages that were taken whole are on the disk then. Idempotent."""
-        for passage in list(self._passages):
-            passage.abandon("the broker ends")
+        for upload in list(self._uploads):
+            upload.abandon("the broker ends")
         self._writer.stop()
         self._aside.close()
         self._writer.close()
@@ -130,9 +130,7 @@ class Hub:
 
     def publish_many(self, messages: Sequence[Message], on_complete: OnComplete | None = None) -> None:
         """Takes one or more messages in order. Raises as `publish`; some may have been taken then.
-
-        on_complete: called when all are kept, or with the reason why one is not.
-        """
+        on_complete: called when all are kept, or with the reason why one is not."""
         topics = [self.store.topic(message.topic) for message in messages]
         small = all(message.nbytes < BLOB_FROM for message in messages)
         kept = all(topic.durable for topic in topics)
@@ -145,21 +143,16 @@ class Hub:
             self.publish(message, together)
 
     def keep(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> bool:
-        """Takes a message for a topic that keeps messages. See `publish`.
-
-        Returns False if it is not appended yet: the log is full, or a thread writes it or a large one before
-        it.
-        """
+        """Takes a message for a topic that keeps messages. See `publish`. Returns False if it is not appended
+        yet: the log is full, or a thread writes it or a large one before it."""
         if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
             self._aside.take(topic, message, on_complete)
             return False
         return self._keep(topic, message, on_complete)
 
     def keep_now(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> None:
-        """Appends a message on the loop, however large it is: it has its offset at once.
-
-        Raises LogFull, which names what holds the log; nothing is kept then.
-        """
+        """Appends a message on the loop, however large it is: it has its offset at once. Raises LogFull,
+        which names what holds the log; nothing is kept then."""
         try:
             self.durability.append(topic, message, on_complete, hold=False)
         except LogFull as error:
@@ -206,24 +199,24 @@ class Hub:
                 self._writer,
                 lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
                 publisher,
-                lambda error: self._written(passage, on_complete, error),
+                lambda error: self._written(upload, on_complete, error),
             )
-        passage = StreamingPublish(
+        upload = StreamingPublish(
             topic,
             message,
             nbytes,
             publisher,
             receivers,
-            self._passages,
+            self._uploads,
             writing,
             self._ended,
             announcement,
             revoke,
         )
-        passage.leave_out(left_out)
+        upload.leave_out(left_out)
         if writing is None and on_complete is not None:
             on_complete(None)
-        return passage
+        return upload
 
     def _announce(self, source: object, nbytes: int) -> Announcement | None:
         """Counts a payload as announced. Raises UsageError, LogFull."""
@@ -238,19 +231,17 @@ class Hub:
     def _revoke_slow(self, nbytes: int) -> None:
         """Revokes payloads whose bytes hardly come to make room for another one, the oldest first."""
         now = self._loop.time()
-        for passage in [
-            one for one in self._passages.announced if one.revoke is not None and one.is_slow(now)
-        ]:
+        for upload in [one for one in self._uploads.announced if one.revoke is not None and one.is_slow(now)]:
             if self.announced.fits(nbytes):
                 return
             self._revoke(
-                passage, "its bytes came too slowly while other publishers waited for room to announce theirs"
+                upload, "its bytes came too slowly while other publishers waited for room to announce theirs"
             )
 
-    def _revoke(self, passage: StreamingPublish, why: str) -> None:
-        if passage.revoke is not None:
+    def _revoke(self, upload: StreamingPublish, why: str) -> None:
+        if upload.revoke is not None:
             self.counts["revoked"] += 1
-            passage.revoke(LogFull(why))
+            upload.revoke(LogFull(why))
 
     def at_end_of_turn(self, call: Callable[[], None]) -> None:
         """Registers a function that is called at the end of each turn and after each sync."""
@@ -265,7 +256,7 @@ class Hub:
         self.durability.end_turn()
         self._call_at_end()
 
-    def pressed(self, publisher: Publisher) -> None:
+    def apply_backpressure(self, publisher: Publisher) -> None:
         """Pauses a publisher that has just published, if the disk is far behind or full."""
         self.durability.pressed(publisher)
         if self._aside.busy:
@@ -273,17 +264,14 @@ class Hub:
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
         """Returns bytes of the topic's payloads, in sequence, from a position: at most `limit`, fewer for
-        many small ones.
-
-        Positions never move. Only what is on the disk counts. Raises NotKept when the position was removed;
-        UsageError when it never existed; LogDamaged.
-        """
+        many small ones. Positions never move. Only what is on the disk counts. Raises NotKept when the
+        position was removed; UsageError when it never existed; LogDamaged."""
         found = self.store.topics.get(topic)
         return self.store.stream(found, position, limit) if found is not None else []
 
     def is_writing(self, topic: Topic) -> bool:
         """Returns whether messages of the topic are being written to the log."""
-        on_their_way = any(passage.topic is topic for passage in self._passages)
+        on_their_way = any(upload.topic is topic for upload in self._uploads)
         return on_their_way or self._aside.busy or self.durability.holds(topic)
 
     @property
@@ -305,7 +293,7 @@ class Hub:
     @property
     def busy(self) -> bool:
         """Whether large messages are being transferred, or a publisher waits for the disk."""
-        return bool(self._passages) or self._aside.busy or self.durability.busy
+        return bool(self._uploads) or self._aside.busy or self.durability.busy
 
     def _appended(self, topic: Topic, message: Message) -> None:
         nbytes, store = message.nbytes, self.store
@@ -344,32 +332,32 @@ class Hub:
         for call in self._at_end:
             call()
 
-    def _ended(self, passage: StreamingPublish) -> None:
-        if passage.broken:
-            passage.whole()  # releases what was gathered; no subscriber gets it
+    def _ended(self, upload: StreamingPublish) -> None:
+        if upload.broken:
+            upload.whole()  # releases what was gathered; no subscriber gets it
             self.counts["broken_off"] += 1
             return
-        for counted in (passage.topic, self.store):
+        for counted in (upload.topic, self.store):
             counted.messages += 1
-            counted.nbytes += passage.nbytes
-        if passage.writing is None:
-            self.fanout.deliver_late(passage)
+            counted.nbytes += upload.nbytes
+        if upload.writing is None:
+            self.fanout.deliver_late(upload)
 
     def _written(
-        self, passage: StreamingPublish, on_complete: OnComplete | None, error: TransferError | None
+        self, upload: StreamingPublish, on_complete: OnComplete | None, error: TransferError | None
     ) -> None:
         """Appends the record of a large payload whose bytes are all written. Raises LogFull."""
-        assert passage.writing is not None
-        topic, offset = passage.topic, None
-        if self._placed(topic, passage.message, passage.writing, on_complete, error):
-            offset = passage.message.offset
-            if self.direct is not None and passage.message.front not in _ROUTED:
-                self.direct.offer(topic, passage.message, nbytes=passage.nbytes)
-        for subscriber in passage.left_out:
+        assert upload.writing is not None
+        topic, offset = upload.topic, None
+        if self._placed(topic, upload.message, upload.writing, on_complete, error):
+            offset = upload.message.offset
+            if self.direct is not None and upload.message.front not in _ROUTED:
+                self.direct.offer(topic, upload.message, nbytes=upload.nbytes)
+        for subscriber in upload.left_out:
             self.fanout.left_out(subscriber, topic, offset)
         if offset is not None:
             self.fanout.wait_for(topic, offset)
-            for subscriber in passage.receivers:
+            for subscriber in upload.receivers:
                 self.fanout.given(subscriber, topic, offset)
 
     def _written_whole(
@@ -392,10 +380,8 @@ class Hub:
         on_complete: OnComplete | None,
         error: TransferError | None,
     ) -> bool:
-        """Appends the record of a written payload. Raises LogFull.
-
-        Returns False if the message is not kept; its publisher gets the error.
-        """
+        """Appends the record of a written payload. Raises LogFull. Returns False if the message is not kept;
+        its publisher gets the error."""
         try:
             if error is None:
                 record = record_of(message, topic.position, blob=True)
@@ -429,27 +415,27 @@ class Hub:
         """Ends some of its subscriptions, as many as one turn has time for. Returns whether more are left."""
         return self.fanout.unsubscribe_some(subscriber)
 
-    def relieved(self, subscriber: Subscriber) -> None:
+    def on_drained(self, subscriber: Subscriber) -> None:
         """Continues with a subscriber that has written its queue: it gets what it missed."""
-        for passage in self._passages.slow_of(subscriber):
-            passage.relieved(subscriber)
-        self.fanout.relieved(subscriber)
+        for upload in self._uploads.slow_of(subscriber):
+            upload.on_drained(subscriber)
+        self.fanout.catch_up(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
         """Removes a subscriber that has disconnected."""
         self.fanout.leave(subscriber)
-        for passage in self._passages.of(subscriber):
-            passage.lost(subscriber)
+        for upload in self._uploads.of(subscriber):
+            upload.lost(subscriber)
 
     def tick(self, now: float) -> None:
         """Ends publishers and subscribers that block a large message for too long. Called once a second."""
-        for passage in self._passages.received().union(self._passages.announced):
-            if passage.slow_for(now) >= self._patience and any(map(self._waits, passage.receivers)):
+        for upload in self._uploads.received().union(self._uploads.announced):
+            if upload.slow_for(now) >= self._patience and any(map(self._waits, upload.receivers)):
                 self._revoke(
-                    passage, "its bytes came too slowly, and its receivers had to wait for other messages"
+                    upload, "its bytes came too slowly, and its receivers had to wait for other messages"
                 )
-        for passage in self._passages.held_up():
-            for receiver in passage.look_again(now, self._patience):
+        for upload in self._uploads.held_up():
+            for receiver in upload.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"the subscriber read nothing for {self._patience:g} s and blocked others")
         self.groups.tick(full=self.is_full)

@@ -64,10 +64,8 @@ class Message:
 
 
 class Written(Message):
-    """A message whose large payload is in the log already; only its record is missing.
-
-    blob: that payload, in the log of the message's topic. parts: the same bytes, from any source.
-    """
+    """A message whose large payload is in the log already; only its record is missing. blob: that payload, in
+    the log of the message's topic. parts: the same bytes, from any source."""
 
     __slots__ = ("blob",)
 

@@ -35,15 +35,13 @@ class Publisher(Protocol):
 
 
 class StreamingPublish:
-    """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only.
-
-    Its receivers are the subscribers that had room for it when it began. The publisher is paused while the
-    disk is behind or a receiver has more waiting than its limit. `Hub.tick` disconnects a receiver that reads
+    """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only. Its receivers
+    are the subscribers that had room for it when it began. The publisher is paused while the disk is
+    behind or a receiver has more waiting than its limit. `Hub.tick` disconnects a receiver that reads
     nothing for `patience` seconds meanwhile, and a publisher whose bytes hardly come while a receiver has
-    other messages. passages: all that are open; this one is among them until it ends, then `ended` is called.
-    ended, broken: all bytes were given; the publisher broke it off. announcement: of a payload whose missing
-    bytes count. revoke: reports to the publisher's connection that the broker gives it up.
-    """
+    other messages. uploads: all that are open; this one is among them until it ends, then `ended` is
+    called. ended, broken: all bytes were given; the publisher broke it off. announcement: of a payload
+    whose missing bytes count. revoke: reports to the publisher's connection that the broker gives it up."""
 
     # a broker may have hundreds of thousands of them, as streams
     __slots__ = (
@@ -52,11 +50,11 @@ class StreamingPublish:
         "_left",
         "_on_end",
         "_pace",
-        "_passages",
         "_publisher",
         "_receivers",
         "_since",
         "_slow",
+        "_uploads",
         "broken",
         "ended",
         "left_out",
@@ -74,7 +72,7 @@ class StreamingPublish:
         nbytes: int,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         writing: BlobWrite | None,
         ended: Callable[[StreamingPublish], None],
         announcement: Announcement | None = None,
@@ -98,20 +96,18 @@ class StreamingPublish:
         self._slow = False  # a slow receiver pauses the publisher
         #: for each slow receiver: since when how many bytes wait
         self._since: dict[Subscriber, tuple[float, int]] = {}
-        self._passages = passages
-        passages.add(self)
+        self._uploads = uploads
+        uploads.add(self)
         if announcement is not None:
-            passages.announced[self] = None
+            uploads.announced[self] = None
 
     def leave_out(self, subscribers: list[Subscriber]) -> None:
-        """Notes subscribers that had no room when it began, for example for another large message.
-
-        If the log does not keep the payload, it is gathered for them in memory, within MOST_GATHERED.
-        """
+        """Notes subscribers that had no room when it began, for example for another large message. If the log
+        does not keep the payload, it is gathered for them in memory, within MOST_GATHERED."""
         self.left_out = subscribers
         free = any(one.queued + self.nbytes <= one.limit for one in subscribers)
-        if free and self.writing is None and self._passages.gathered + self.nbytes <= MOST_GATHERED:
-            self._passages.gathered += self.nbytes
+        if free and self.writing is None and self._uploads.gathered + self.nbytes <= MOST_GATHERED:
+            self._uploads.gathered += self.nbytes
             self._gathered = []
 
     def whole(self) -> Message | None:
@@ -119,7 +115,7 @@ class StreamingPublish:
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             return None
-        self._passages.gathered -= self.nbytes
+        self._uploads.gathered -= self.nbytes
         begun = self.message
         return Message(begun.topic, (b"".join(gathered),), begun.front, begun.head, begun.headers)
 
@@ -135,16 +131,20 @@ class StreamingPublish:
         self._look()
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """Whether the next bytes may come in a pipe: they are not kept, and all receivers accept it."""
         gathered = self._gathered is not None
-        return self.writing is None and not gathered and all(receiver.pours for receiver in self._receivers)
+        return (
+            self.writing is None
+            and not gathered
+            and all(receiver.accepts_spliced for receiver in self._receivers)
+        )
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """Forwards the next bytes from a pipe, as `piece`."""
         self._count(len(data))
         for receiver in tuple(self._receivers):
-            receiver.poured(data)
+            receiver.piece_spliced(data)
         if self.writing is not None:
             self.writing.write(data.memory())
         self._look()
@@ -176,7 +176,7 @@ class StreamingPublish:
             self._leave(receiver)
             self._look()
 
-    def relieved(self, receiver: Subscriber) -> None:
+    def on_drained(self, receiver: Subscriber) -> None:
         """Resumes the publisher if it can go on: a receiver has written its queue."""
         if self._slow and receiver in self._receivers:
             self._look()
@@ -229,10 +229,10 @@ class StreamingPublish:
         if slow != self._slow:
             self._slow = slow
             if slow:
-                self._passages.slow.add(self)
+                self._uploads.slow.add(self)
                 self._publisher.pause()
             else:
-                self._passages.slow.discard(self)
+                self._uploads.slow.discard(self)
                 self._since.clear()
                 self._publisher.resume()
 
@@ -241,13 +241,13 @@ class StreamingPublish:
         if self._announcement is not None:
             self._announcement.end()
         self._look()
-        self._passages.ended(self)
+        self._uploads.ended(self)
         self._on_end(self)
 
     def _leave(self, receiver: Subscriber) -> None:
         del self._receivers[receiver]
         self._since.pop(receiver, None)
-        self._passages.let_go(receiver, self)
+        self._uploads.let_go(receiver, self)
 
     def _let_go(self) -> list[Subscriber]:
         """Removes all receivers, and returns them."""

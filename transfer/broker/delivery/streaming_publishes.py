@@ -12,11 +12,8 @@ if TYPE_CHECKING:
 
 class StreamingPublishes:
     """All open payloads and streams. There may be hundreds of thousands: only operators' requests iterate
-    over all.
-
-    slow: those whose publisher waits for a receiver. announced: those whose missing bytes count, the oldest
-    first. gathered: bytes of payloads that some receivers get whole at the end.
-    """
+    over all. slow: those whose publisher waits for a receiver. announced: those whose missing bytes count,
+    the oldest first. gathered: bytes of payloads that some receivers get whole at the end."""
 
     def __init__(self) -> None:
         self._open: dict[StreamingPublish, None] = {}
@@ -31,30 +28,30 @@ class StreamingPublishes:
     def __iter__(self) -> Iterator[StreamingPublish]:
         return iter(self._open)
 
-    def add(self, passage: StreamingPublish) -> None:
+    def add(self, upload: StreamingPublish) -> None:
         """Adds one that begins."""
-        self._open[passage] = None
-        for receiver in passage.receivers:
-            self.receives(receiver, passage)
+        self._open[upload] = None
+        for receiver in upload.receivers:
+            self.receives(receiver, upload)
 
-    def receives(self, receiver: Subscriber, passage: StreamingPublish) -> None:
+    def receives(self, receiver: Subscriber, upload: StreamingPublish) -> None:
         """Adds a receiver."""
-        self._received.setdefault(receiver, set()).add(passage)
+        self._received.setdefault(receiver, set()).add(upload)
 
-    def let_go(self, receiver: Subscriber, passage: StreamingPublish) -> None:
+    def let_go(self, receiver: Subscriber, upload: StreamingPublish) -> None:
         """Removes a receiver."""
         its = self._received.get(receiver, set())
-        its.discard(passage)
+        its.discard(upload)
         if not its:
             self._received.pop(receiver, None)
 
-    def ended(self, passage: StreamingPublish) -> None:
+    def ended(self, upload: StreamingPublish) -> None:
         """Removes one that has ended, whole or not. Idempotent."""
-        self._open.pop(passage, None)
-        self.announced.pop(passage, None)
-        self.slow.discard(passage)
-        for receiver in passage.receivers:
-            self.let_go(receiver, passage)
+        self._open.pop(upload, None)
+        self.announced.pop(upload, None)
+        self.slow.discard(upload)
+        for receiver in upload.receivers:
+            self.let_go(receiver, upload)
 
     def received(self) -> set[StreamingPublish]:
         """Returns those that have a receiver."""

@@ -77,11 +77,8 @@ class Subscriber(ABC):
     @abstractmethod
     def begin(self, message: Message, nbytes: int) -> bool:
         """Begins a large message whose payload of `nbytes` bytes comes by `piece`, then `finish`; its `parts`
-        are empty.
-
-        Messages that are offered meanwhile go behind it. False: the subscriber cannot take it, for example
-        during another one, and is treated as if it had no room.
-        """
+        are empty. Messages that are offered meanwhile go behind it. False: the subscriber cannot take it,
+        for example during another one, and is treated as if it had no room."""
 
     @abstractmethod
     def piece(self, data: Buffer) -> None:
@@ -89,13 +86,13 @@ class Subscriber(ABC):
         `limit`."""
 
     @property
-    def pours(self) -> bool:
-        """Whether it takes bytes in a pipe as well as in memory (`poured`)."""
+    def accepts_spliced(self) -> bool:
+        """Whether it takes bytes in a pipe as well as in memory (`piece_spliced`)."""
         return False
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """Queues bytes from a pipe, as `piece`; the pipe is empty when it returns."""
-        if not self.pours:
+        if not self.accepts_spliced:
             self.piece(data.memory())
 
     @abstractmethod

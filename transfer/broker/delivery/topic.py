@@ -13,14 +13,12 @@ if TYPE_CHECKING:
 #: prefix of the broker's topics in the log, which the spool shares
 LOG_PREFIX = "topic/"
 #: prefix in the log for messages of unkept topics that wait for one consumer of direct delivery
-DIRECT_PREFIX = "beside/"
+DIRECT_PREFIX = "direct/"
 
 
 class Recent:
     """The newest messages of topics that groups read, in memory, so that they need not be read from the log.
-
-    Shared by all topics. most, most_bytes: limits on what it holds.
-    """
+    Shared by all topics. most, most_bytes: limits on what it holds."""
 
     __slots__ = ("_messages", "_most", "_most_bytes", "_nbytes", "_order")
 
@@ -52,13 +50,10 @@ class Recent:
 
 
 class Topic:
-    """A topic, used on the broker's loop only. name: text.
-
-    durable: the log keeps its messages. position: bytes of all its payloads together. kept: the offset before
-    which all messages are on the disk. listeners: its subscribers, as of `version` of the subscriptions.
-    messages, nbytes: published since the start. recent: where its newest messages are held; None: no group
-    reads them.
-    """
+    """A topic, used on the broker's loop only. name: text. durable: the log keeps its messages. position:
+    bytes of all its payloads together. kept: the offset before which all messages are on the disk.
+    listeners: its subscribers, as of `version` of the subscriptions. messages, nbytes: published since the
+    start. recent: where its newest messages are held; None: no group reads them."""
 
     __slots__ = (
         "durable",

@@ -31,11 +31,9 @@ REMOVE, SEEK, PURGE = "REMOVE", "SEEK", "PURGE"
 
 
 class TopicAdmin:
-    """Changes topics and groups. Thread-safe; calls block, in operators' threads.
-
-    Raises UsageError for what does not exist, StateError for what is in use (unless `force`), Again when the
-    loop or the disk does not answer, LogFull.
-    """
+    """Changes topics and groups. Thread-safe; calls block, in operators' threads. Raises UsageError for what
+    does not exist, StateError for what is in use (unless `force`), Again when the loop or the disk does
+    not answer, LogFull."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, letters: DeadLetters, audit: Audit) -> None:
         self._loop = loop
@@ -61,10 +59,8 @@ class TopicAdmin:
     def seek_group(
         self, topic: str, group: str, to: str, *, actor: str, reason: str, force: bool = False
     ) -> dict[str, Json]:
-        """Moves a group. force: even if it has consumers, which have to join again.
-
-        to: "begin" (the oldest message), "end", an offset, or a time such as 2026-03-21T00:00:00Z.
-        """
+        """Moves a group. force: even if it has consumers, which have to join again. to: "begin" (the oldest
+        message), "end", an offset, or a time such as 2026-03-21T00:00:00Z."""
         reached = 0
 
         def look() -> dict[str, Json]:

@@ -27,10 +27,7 @@ def call_after_turns(
 
 class InTurns(Generic[T]):
     """Calls `do` for many items: for `at_once` of them, and at most TURN_SECONDS, before others get their
-    turn.
-
-    On the loop.
-    """
+    turn. On the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int, do: Callable[[T], object]) -> None:
         self._loop = loop

@@ -29,10 +29,8 @@ class NamedConnection(Generic[C]):
         self.sent = self.forwarded = 0
 
     def queued_bytes(self) -> int:
-        """Returns the bytes of messages in libzmq's queue for this peer.
-
-        The handshake and PONGs are forwarded but were never sent: they must not make room for later messages.
-        """
+        """Returns the bytes of messages in libzmq's queue for this peer. The handshake and PONGs are
+        forwarded but were never sent: they must not make room for later messages."""
         self.forwarded = min(self.forwarded, self.sent)
         return self.sent - self.forwarded
 

@@ -46,12 +46,10 @@ def envelope_of(message: Message, codec: str) -> tuple[bytes, bytes, str]:
 
 class PubSubscriber(Subscriber):
     """The hub's subscriber for all SUB sockets. send: puts topic and envelope on the PUB socket, which
-    silently drops messages for which a SUB has no room.
-
-    It gathers a large message that comes in pieces, one at a time. Another one meanwhile is read from the log
-    if its topic is kept, else dropped and counted. largest: bytes of a payload; larger ones are dropped.
-    published: messages that were put on the socket.
-    """
+    silently drops messages for which a SUB has no room. It gathers a large message that comes in pieces,
+    one at a time. Another one meanwhile is read from the log if its topic is kept, else dropped and
+    counted. largest: bytes of a payload; larger ones are dropped. published: messages that were put on the
+    socket."""
 
     overflow = Overflow.SPILL
     queued = 0

@@ -81,13 +81,10 @@ class PrivateFolder:
 
 
 class Relay:
-    """Relays external connections to one ZeroMQ socket, on the broker's loop.
-
-    endpoint: of that socket. names: of peers by identity; the newest connection of each stays. subscribers:
-    the peers are SUBs. connections: open ones; each counts until libzmq has read all that came. ends: of all
-    of them, on both sides. published_bytes: size of all messages that the broker gave to libzmq for
-    subscribers.
-    """
+    """Relays external connections to one ZeroMQ socket, on the broker's loop. endpoint: of that socket.
+    names: of peers by identity; the newest connection of each stays. subscribers: the peers are SUBs.
+    connections: open ones; each counts until libzmq has read all that came. ends: of all of them, on both
+    sides. published_bytes: size of all messages that the broker gave to libzmq for subscribers."""
 
     def __init__(
         self,

@@ -45,11 +45,9 @@ class AbtpSettings:
 def open_sockets(
     context: zmq.Context[zmq.Socket[bytes]], settings: AbtpSettings
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """Opens the ROUTER and the XPUB; they belong to the context.
-
-    HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts the process when it pings a peer that has closed while its
-    input was stopped (RCVHWM). A peer's PING does the same: see abtp_relay.
-    """
+    """Opens the ROUTER and the XPUB; they belong to the context. HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts
+    the process when it pings a peer that has closed while its input was stopped (RCVHWM). A peer's PING
+    does the same: see abtp_relay."""
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
     # Its own dead connection must not keep out a client that reconnects with its identity.

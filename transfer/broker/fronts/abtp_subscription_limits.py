@@ -29,11 +29,9 @@ class SubscriptionLimits:
         self._paid_until = 0.0  # a time on the loop's clock
 
     def feed(self, connection: Outer, data: memoryview, now: float) -> float:
-        """Reads what a SUB sent after READY. Returns the seconds for which to read nothing more from it.
-
-        If all SUBs together exceed their limit, it disconnects the largest. Raises ProtocolError: this SUB
-        exceeds its own limit.
-        """
+        """Reads what a SUB sent after READY. Returns the seconds for which to read nothing more from it. If
+        all SUBs together exceed their limit, it disconnects the largest. Raises ProtocolError: this SUB
+        exceeds its own limit."""
         usage = self._by_connection.get(connection)
         if usage is None:
             usage = self._by_connection[connection] = SubscriberUsage()

@@ -36,11 +36,9 @@ class Awaiting:
 
 
 class AwaitingRoute:
-    """Holds messages, on the broker's loop. grace: seconds that a message waits at most.
-
-    most, most_of_topic: limits on messages in all, and of one topic. give: publishes a message again, when a
-    consumer has registered and when its time is over.
-    """
+    """Holds messages, on the broker's loop. grace: seconds that a message waits at most. most, most_of_topic:
+    limits on messages in all, and of one topic. give: publishes a message again, when a consumer has
+    registered and when its time is over."""
 
     def __init__(
         self,
@@ -80,11 +78,8 @@ class AwaitingRoute:
         return True
 
     def retry(self) -> None:
-        """Publishes the messages again, in order: a consumer has registered.
-
-        Of a topic that still has no route it tries only the first: many consumers may register while many
-        messages wait.
-        """
+        """Publishes the messages again, in order: a consumer has registered. Of a topic that still has no
+        route it tries only the first: many consumers may register while many messages wait."""
         waiting, self._waiting, self._nbytes = self._waiting, deque(), 0
         self._of_topic.clear()
         for one in waiting:

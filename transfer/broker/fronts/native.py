@@ -31,11 +31,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
     """Settings of the native front. Endpoints; "" for none. requests: for DEALER and REQ; pushes: PUSH, PUB;
-    subscriptions: SUB.
-
-    queues: endpoints for PULL, by topic. largest: bytes of a message; largest_in_pieces: of one in pieces;
-    stalled: seconds that a program may stop in the middle of such a one.
-    """
+    subscriptions: SUB. queues: endpoints for PULL, by topic. largest: bytes of a message;
+    largest_in_pieces: of one in pieces; stalled: seconds that a program may stop in the middle of such a
+    one."""
 
     requests: str = "tcp://127.0.0.1:5580"
     pushes: str = "tcp://127.0.0.1:5581"

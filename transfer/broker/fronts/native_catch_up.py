@@ -54,15 +54,13 @@ _log = logging.getLogger("transfer.broker")
 
 
 class CatchUpSubscriber(Subscriber):
-    """One connection that catches up.
-
-    reported: the positions that it sent, by topic; of several epochs, the newest last. delivered: the number
-    of the last message that it has or was sent, by topic; that is the offset plus one. offline_since: when it
-    lost a publisher with another log, nanoseconds since 1970. subscriptions: how often it subscribed to a
-    prefix. requests: those that have not begun. in_progress: the rest of the one that has. scheduled: it
-    waits for its turn. subscribed: it has sent a subscription, and may send no more positions.
-    received_bytes: of topics and prefixes; processed_bytes: of those that the loop has handled.
-    """
+    """One connection that catches up. reported: the positions that it sent, by topic; of several epochs, the
+    newest last. delivered: the number of the last message that it has or was sent, by topic; that is the
+    offset plus one. offline_since: when it lost a publisher with another log, nanoseconds since 1970.
+    subscriptions: how often it subscribed to a prefix. requests: those that have not begun. in_progress:
+    the rest of the one that has. scheduled: it waits for its turn. subscribed: it has sent a subscription,
+    and may send no more positions. received_bytes: of topics and prefixes; processed_bytes: of those that
+    the loop has handled."""
 
     limit = MAX_QUEUED_BYTES
     overflow = Overflow.SPILL
@@ -289,7 +287,7 @@ class CatchUpSubscribers(CatchUpSource):
         elif subscriber.requests:
             self._begin_requests(subscriber)
         else:
-            return self._hub.fanout.relieved(subscriber, ends)
+            return self._hub.fanout.catch_up(subscriber, ends)
         return True
 
     def _begin_requests(self, subscriber: CatchUpSubscriber) -> None:

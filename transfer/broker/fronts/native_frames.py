@@ -29,11 +29,8 @@ OutPart = tuple[bytes | None, bytes | None, int, Any]
 
 
 def message_of(topic: str, frames: Sequence[Frame]) -> Message:
-    """Makes a message of a topic from its frames.
-
-    head: of each part its flags, the lengths of its tensor header and payload, and the header; empty for one
-    plain part.
-    """
+    """Makes a message of a topic from its frames. head: of each part its flags, the lengths of its tensor
+    header and payload, and the header; empty for one plain part."""
     first = frames[0]
     if len(frames) == 1 and first.meta is None and not first.flags & _SPECIAL:
         data = first.data
@@ -62,11 +59,9 @@ def parts_of(message: Message) -> list[OutPart]:
 
 
 def check_head(message: Message) -> list[Part]:
-    """Returns the parts that a message's head describes; none for one plain part.
-
-    Raises ProtocolError for a head that is damaged, or that a later version wrote: such frames would break
-    their receiver's connection.
-    """
+    """Returns the parts that a message's head describes; none for one plain part. Raises ProtocolError for a
+    head that is damaged, or that a later version wrote: such frames would break their receiver's
+    connection."""
     if message.front is not Front.OWN:
         return []
     parts = unpack_parts(message.head)

@@ -86,7 +86,7 @@ class NativePublisher(Subscriber):
             self._gathered[1].extend(data)
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """Whether bytes may stay in a pipe: nothing is gathered."""
         return self._gathered is None or not self._wanted
 

@@ -32,12 +32,9 @@ _LOOK = 0.02
 
 
 class NativeQueue:
-    """A topic with an endpoint for PULL. On the broker's loop.
-
-    A PULL sends nothing, but its socket reports how many messages its program has taken: that acknowledges
-    them. If a PULL dies, the messages that it had not taken go to others. Messages wait in the log while no
-    PULL is connected.
-    """
+    """A topic with an endpoint for PULL. On the broker's loop. A PULL sends nothing, but its socket reports
+    how many messages its program has taken: that acknowledges them. If a PULL dies, the messages that it
+    had not taken go to others. Messages wait in the log while no PULL is connected."""
 
     def __init__(
         self,

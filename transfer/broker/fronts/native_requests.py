@@ -100,10 +100,8 @@ class Requests(LoopSocket):
         self._take_words(identity, [part for word in words for part in _in_parts(*word)])
 
     def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
-        """Handles commands. Publishes may wait for the disk; other commands do not wait for it.
-
-        If they take long, it continues in later turns of the loop, and the socket is not read meanwhile.
-        """
+        """Handles commands. Publishes may wait for the disk; other commands do not wait for it. If they take
+        long, it continues in later turns of the loop, and the socket is not read meanwhile."""
         ends = monotonic() + in_turns.TURN_SECONDS
         while begin < len(words):
             end, left = begin, _AT_ONCE
@@ -148,10 +146,7 @@ class Requests(LoopSocket):
 
     def _publish_run(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> int:
         """Publishes the first commands together, if they are messages with consecutive numbers. Returns how
-        many.
-
-        Messages that may be refused are not included.
-        """
+        many. Messages that may be refused are not included."""
         messages: list[Message] = []
         for word, parts in words:
             if word.op is not Op.PUBLISH or not parts or word.number != words[0][0].number + len(messages):

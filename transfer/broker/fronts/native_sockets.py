@@ -134,7 +134,7 @@ class Pushes(LoopSocket):
         except TransferError as error:
             raise ProtocolError("publish", str(error)) from error
         self._counters["published"] += 1
-        self._hub.pressed(self)
+        self._hub.apply_backpressure(self)
 
 
 class Publications(Pushes):

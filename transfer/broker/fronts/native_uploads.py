@@ -159,7 +159,7 @@ class _Arrival:
         self._paused = 0
         self._ended = self._kept = False
         self._active_at = self._shared.loop.time()
-        self._passage = self._shared.hub.begin(
+        self._upload = self._shared.hub.begin(
             message, nbytes, self, self._completed, revoke=self.fail, source=program
         )
         self._shared.open.add(self)
@@ -185,7 +185,7 @@ class _Arrival:
         self._active_at = self._shared.loop.time()
         self._came = came
         for data in parts:
-            self._passage.piece(data)
+            self._upload.piece(data)
         self._grant()
 
     def end(self) -> None:
@@ -194,7 +194,7 @@ class _Arrival:
             self._shared.counters["broken_off"] += 1
             raise ProtocolError("length", f"a message of {self._nbytes} bytes ended after {self._came}")
         self._forget()
-        self._passage.finish()
+        self._upload.finish()
         self._shared.counters["published"] += 1
         if self._kept:
             self._report_kept()
@@ -210,7 +210,7 @@ class _Arrival:
     def drop(self, reason: str) -> None:
         """Drops the message: the rest will not come, or is useless."""
         self._forget()
-        self._passage.abandon(reason)
+        self._upload.abandon(reason)
 
     def is_late(self, before: float) -> bool:
         """Returns whether more should have come, and nothing has since then."""

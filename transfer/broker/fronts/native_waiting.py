@@ -30,10 +30,7 @@ Words = Sequence[tuple[Head, "list[Frame]"]]
 
 class WaitingPublishes:
     """Queues publishes in order while the hub pauses them. For the hub it is the publisher of all programs.
-    On the broker's loop.
-
-    do: publishes a program's commands. refuse: see `Requests.refuse`.
-    """
+    On the broker's loop. do: publishes a program's commands. refuse: see `Requests.refuse`."""
 
     def __init__(
         self,
@@ -108,7 +105,7 @@ class WaitingPublishes:
     def _publish(self, identity: bytes, words: Words) -> None:
         self._publishing = identity
         self._do(identity, words)
-        self._hub.pressed(self)
+        self._hub.apply_backpressure(self)
 
     def _soon(self) -> None:
         if not self._due:

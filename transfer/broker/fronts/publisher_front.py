@@ -31,10 +31,8 @@ SMALL = 4 << 10
 
 @dataclass(frozen=True, slots=True)
 class PublishingSettings:
-    """Limits of a front.
-
-    largest: bytes of a payload. stalled: seconds that a peer may stop in the middle of a message.
-    """
+    """Limits of a front. largest: bytes of a payload. stalled: seconds that a peer may stop in the middle of
+    a message."""
 
     largest: int = (1 << 32) - 1
     stalled: float = 30.0
@@ -61,14 +59,12 @@ class Shared(Generic[_Settings]):
 
 
 class PublishingConnection(Connection, Generic[_Settings]):
-    """A connection whose peer publishes.
-
-    A message that cannot be taken ends it: these protocols have no negative answer.
-    """
+    """A connection whose peer publishes. A message that cannot be taken ends it: these protocols have no
+    negative answer."""
 
     def __init__(self, shared: Shared[_Settings], connection: socket.socket, peer: str) -> None:
         self._shared = shared
-        self._passage: StreamingPublish | None = None
+        self._upload: StreamingPublish | None = None
         self._partial = False  # only the beginning of a frame has come
         self._excused = 0.0  # when it was last paused, for which the peer is not responsible
         super().__init__(shared.lines, connection, peer)
@@ -81,7 +77,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
     def cut(self, data: memoryview) -> int:
         """See Connection."""
         position, end = 0, len(data)
-        while position < end and self._passage is None and not self.closed and not self.paused:
+        while position < end and self._upload is None and not self.closed and not self.paused:
             taken = self.take(data, position)
             if not taken:
                 break
@@ -100,12 +96,12 @@ class PublishingConnection(Connection, Generic[_Settings]):
         counters = self._shared.counters
         counters["published"] += 1
         counters["published_bytes"] += nbytes
-        self._shared.hub.pressed(self)
+        self._shared.hub.apply_backpressure(self)
 
     def publish_large(self, message: Message, nbytes: int) -> None:
         """Publishes a message whose payload follows; `take` then returns the bytes in front of it."""
         try:
-            self._passage = self._shared.hub.begin(
+            self._upload = self._shared.hub.begin(
                 message, nbytes, self, self._completed, revoke=self._completed
             )
         except TransferError as error:
@@ -121,16 +117,16 @@ class PublishingConnection(Connection, Generic[_Settings]):
 
     def body(self, data: memoryview) -> None:
         """See Connection."""
-        if self._passage is not None:
-            self._passage.piece(data)
+        if self._upload is not None:
+            self._upload.piece(data)
 
     def body_ended(self) -> None:
         """See Connection."""
-        passage, self._passage, self._partial = self._passage, None, False
-        if passage is not None:
+        upload, self._upload, self._partial = self._upload, None, False
+        if upload is not None:
             self._shared.counters["published"] += 1
-            passage.finish()
-            self._shared.hub.pressed(self)
+            upload.finish()
+            self._shared.hub.apply_backpressure(self)
 
     def refuse(self, error: ProtocolError) -> None:
         """See Connection."""
@@ -143,10 +139,10 @@ class PublishingConnection(Connection, Generic[_Settings]):
     def lost(self, reason: str) -> None:
         """See Connection. The front forgets it."""
         self._shared.connections.discard(self)
-        passage, self._passage = self._passage, None
-        if passage is not None:
+        upload, self._upload = self._upload, None
+        if upload is not None:
             self._shared.counters["broken_off"] += 1
-            passage.abandon(reason)
+            upload.abandon(reason)
 
     def _completed(self, error: TransferError | None) -> None:
         """Handles the result of a large payload: if it is not kept, the publisher must not believe that it
@@ -158,16 +154,14 @@ class PublishingConnection(Connection, Generic[_Settings]):
         """Returns whether the peer stopped in the middle of a message for too long."""
         if self.paused:
             self._excused = now
-        elif self._partial or self._passage is not None:
+        elif self._partial or self._upload is not None:
             return now - max(self.heard, self._excused) >= self._shared.settings.stalled
         return False
 
 
 class PublishingFront(ABC, Generic[_Settings]):
-    """All connections of one protocol. On the broker's loop.
-
-    counters: events by name, since the start; all names exist from the start.
-    """
+    """All connections of one protocol. On the broker's loop. counters: events by name, since the start; all
+    names exist from the start."""
 
     #: published, published_bytes: messages taken, and their payloads. broken_off: large ones whose peer
     #: disconnected. refused: connections ended for an invalid request. stalled: ended because the peer

@@ -47,10 +47,7 @@ _MOST_BUFFERS = 64
 @dataclass(frozen=True, slots=True)
 class PyBrokerSettings(PublishingSettings):
     """Settings of the front. largest, stalled: see PublishingSettings; a peer that does not read its answers
-    stalls, too.
-
-    answers: bytes of answers that may wait for a peer before its next request is handled.
-    """
+    stalls, too. answers: bytes of answers that may wait for a peer before its next request is handled."""
 
     answers: int = 4 << 20
 

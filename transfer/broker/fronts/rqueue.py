@@ -26,9 +26,7 @@ from transfer.transports.errors import ProtocolError, UsageError
 @dataclass(frozen=True, slots=True)
 class RqueueSettings(PublishingSettings):
     """Settings of the front. largest, stalled: see PublishingSettings. limit, overflow: see Subscriber.
-
-    subscriptions: topics that one connection may subscribe to at once.
-    """
+    subscriptions: topics that one connection may subscribe to at once."""
 
     limit: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
@@ -146,7 +144,7 @@ class RqueueConnection(PublishingConnection[RqueueSettings], Subscriber):
 
     def relieved(self) -> None:
         """See Connection."""
-        self._shared.hub.relieved(self)
+        self._shared.hub.on_drained(self)
 
     def _head(self, message: Message, nbytes: int) -> bytes | None:
         """Returns the bytes before the content; None: its length exceeds 32 bits, and the message is

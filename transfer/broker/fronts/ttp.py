@@ -55,10 +55,7 @@ class TtpSettings:
 
 
 class TtpFront:
-    """All connections that speak TTP. Used on the broker's loop only.
-
-    counters: see docs/protocols/ttp.md.
-    """
+    """All connections that speak TTP. Used on the broker's loop only. counters: see docs/protocols/ttp.md."""
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: TtpSettings | None = None) -> None:
         self.hub = hub

@@ -119,7 +119,7 @@ class TtpConnection(Outgoing):
             at = stop
         if published:
             self._front.counters["published"] += published
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
         return at
 
     def _frame(self, data: memoryview, at: int, end: int) -> int:
@@ -134,7 +134,7 @@ class TtpConnection(Outgoing):
         try:
             self._sink = _HANDLERS[header.kind](self, header, topic, meta)
         except LogFull as error:
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
             if self.paused:
                 return 0  # the same frame again when there is room
             self._refuse(header.stream_id, error)
@@ -164,13 +164,13 @@ class TtpConnection(Outgoing):
     @property
     def takes_pipes(self) -> bool:
         """See Connection."""
-        return self._sink is not None and self._sink.pours
+        return self._sink is not None and self._sink.accepts_spliced
 
     def body_poured(self, data: SplicedChunk) -> None:
         """See Connection."""
         sink = self._sink or SKIPPED
         try:
-            sink.poured(data)
+            sink.piece_spliced(data)
         except TransferError as error:
             self._sink = SKIPPED
             self._stopped(sink, error)
@@ -183,7 +183,7 @@ class TtpConnection(Outgoing):
         except TransferError as error:
             self._stopped(sink, error)
         if not self.closed:
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
 
     def _stopped(self, sink: Sink, error: TransferError) -> None:
         """Handles a refusal of the hub in the middle of a frame, or at its end."""
@@ -219,9 +219,9 @@ class TtpConnection(Outgoing):
         message = Message(
             name, (), Front.TTP, publish_head(header.flags, header.stream_id, meta), headers_of(meta)
         )  # fmt: skip
-        passage = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
+        upload = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
         self._front.counters["published"] += 1
-        return Large(passage, receipt)
+        return Large(upload, receipt)
 
     def _stream(self, header: Header, topic: bytes, meta: bytes) -> Sink:
         """Handles META or CHUNK: the next frame of a stream, or its first one."""
@@ -302,7 +302,7 @@ class TtpConnection(Outgoing):
     def relieved(self) -> None:
         """See Connection."""
         if self._subscribes:
-            self._hub.relieved(self)
+            self._hub.on_drained(self)
 
     # -- time, and the end -------------------------------------------------------------------------------
 

@@ -28,10 +28,7 @@ _KNOWN: dict[str, type] = {
 
 class Meta(Mapping[str, Any]):
     """Metadata of a frame as headers: JSON that is parsed on first use. Anything but a JSON object has no
-    headers.
-
-    Headers that all protocols know are left out if they have a wrong type.
-    """
+    headers. Headers that all protocols know are left out if they have a wrong type."""
 
     __slots__ = ("_text", "_values")
 

@@ -76,11 +76,11 @@ class Outgoing(Connection, Subscriber):
         self.write(data)
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Subscriber."""
         return self.has_pipes
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """See Subscriber."""
         self._missing -= len(data)
         self.write_poured(data)

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Takes the data of a frame in pieces. pours: it takes them in pipes, too, by `poured`."""
+    """Takes the data of a frame in pieces. accepts_spliced: also in pipes, by `piece_spliced`."""
 
     @property
-    def pours(self) -> bool: ...
+    def accepts_spliced(self) -> bool: ...
     def piece(self, data: Buffer) -> None: ...
-    def poured(self, data: SplicedChunk) -> None: ...
+    def piece_spliced(self, data: SplicedChunk) -> None: ...
     def finish(self) -> None: ...
     def abandon(self, reason: str) -> None: ...
 
@@ -26,12 +26,12 @@ class Sink(Protocol):
 class Skipped:
     """Drops the data of a frame that was refused."""
 
-    pours = False
+    accepts_spliced = False
 
     def piece(self, data: Buffer) -> None:
         """Drops the data."""
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """Drops the data."""
 
     def finish(self) -> None:
@@ -80,20 +80,20 @@ class Receipt:
 class Large:
     """The data of a large PUBLISH, forwarded as they come."""
 
-    def __init__(self, passage: StreamingPublish, receipt: Receipt | None) -> None:
-        self.piece = passage.piece
-        self.poured = passage.poured
-        self.abandon = passage.abandon
-        self._passage = passage
+    def __init__(self, upload: StreamingPublish, receipt: Receipt | None) -> None:
+        self.piece = upload.piece
+        self.piece_spliced = upload.piece_spliced
+        self.abandon = upload.abandon
+        self._upload = upload
         self._receipt = receipt
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Sink."""
-        return self._passage.pours
+        return self._upload.accepts_spliced
 
     def finish(self) -> None:
         """Ends the payload: all of it came."""
-        self._passage.finish()
+        self._upload.finish()
         if self._receipt is not None:
             self._receipt.whole()

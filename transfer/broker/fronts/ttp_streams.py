@@ -51,10 +51,8 @@ class StreamLimits:
 
 
 class Shared:
-    """State that all connections of the front share. used: stream ids that subscribers see now.
-
-    gathered: bytes that open streams have in memory and cost; most: limit on them.
-    """
+    """State that all connections of the front share. used: stream ids that subscribers see now. gathered:
+    bytes that open streams have in memory and cost; most: limit on them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -82,10 +80,8 @@ class Shared:
 
 class Stream:
     """One open stream of one publisher, and the sink for the data of its frames. On the broker's loop.
-
     number: its id for subscribers. last_frame_at: when its last frame began. receipt: for a publisher that
-    wants an ACK. ended: it takes nothing more.
-    """
+    wants an ACK. ended: it takes nothing more."""
 
     # there may be hundreds of thousands of them
     __slots__ = (
@@ -103,9 +99,9 @@ class Stream:
         "_limits",
         "_meta",
         "_nbytes",
-        "_passage",
         "_publisher",
         "_shared",
+        "_upload",
         "_writing",
         "ended",
         "last_frame_at",
@@ -138,20 +134,21 @@ class Stream:
         self._header = header
         self._nbytes = self._cost = 0
         self._writing: BlobWrite | None = None
-        self._passage: FrameStream
+        self._upload: FrameStream
         try:
             broken_off = partial(_broken_off, topic, self.number)
-            self._passage = hub.streams.begin(topic, publisher, broken_off)
+            self._upload = hub.streams.begin(topic, publisher, broken_off)
             self._gathers = hub.streams.gathers(topic)
         except BaseException:
             shared.give_back(self.number, 0)
             raise
-        self._kept = self._passage.topic.durable
+        self._kept = self._upload.topic.durable
 
     # -- frames ------------------------------------------------------------------------------------------
 
     def begin(self, header: Header, topic: bytes, meta: bytes) -> None:
-        """Begins a frame; its data come by `piece` or `poured`, then `finish`. Raises ProtocolError."""
+        """Begins a frame. Its data come by `piece` or `piece_spliced`, then `finish`. Raises
+        ProtocolError."""
         if header.kind == Kind.META:
             empty = header.flags & EOF and not header.data_size
             self._flags, self._meta = header.flags if empty else header.flags & ~EOF, meta
@@ -159,16 +156,16 @@ class Stream:
             self._charge(header, meta)
         self._header = header
         head = encode_head(header.kind, topic, meta, header.data_size, header.flags, self.number)
-        self._hub.streams.join(self._passage)
+        self._hub.streams.join(self._upload)
         if header.data_size > _WHOLE:
-            self._passage.begin_frame(Frame(self.topic, (head,)), header.data_size)
+            self._upload.begin_frame(Frame(self.topic, (head,)), header.data_size)
         else:
             self._head = (head,)
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Sink."""
-        return not self._gathers and self._header.data_size > _WHOLE and self._passage.pours
+        return not self._gathers and self._header.data_size > _WHOLE and self._upload.accepts_spliced
 
     def piece(self, data: Buffer) -> None:
         """Takes the next bytes."""
@@ -176,25 +173,25 @@ class Stream:
         if self._head:
             self._frame_data.append(bytes(data) if len(data) <= _SMALL else data)
         else:
-            self._passage.piece(data)
+            self._upload.piece(data)
         if self._gathers:
             self._gather(data)
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """Takes the next bytes from a pipe."""
         if self._gathers or self._head:
             self.piece(data.memory())
         else:
             self._nbytes += len(data)
-            self._passage.poured(data)
+            self._upload.piece_spliced(data)
 
     def finish(self) -> None:
         """Ends a frame, which may end the stream. Raises what the hub raises."""
         if self._head:
             frame, self._head, self._frame_data = Frame(self.topic, (*self._head, *self._frame_data)), (), []
-            self._passage.frame(frame)
+            self._upload.frame(frame)
         else:
-            self._passage.end_frame()
+            self._upload.end_frame()
         if self._header.flags & EOF:
             self._end()
             self._complete()
@@ -204,7 +201,7 @@ class Stream:
         if not self.ended:
             self._end()
             self._data, self._cuts, self._frame_data = bytearray(), bytearray(), []
-            self._passage.abandon(reason)
+            self._upload.abandon(reason)
             if self._writing is not None:
                 self._writing.abandon()
             if self.receipt is not None:
@@ -246,7 +243,7 @@ class Stream:
         self._shared.gathered += len(data)
         if self._kept and len(self._data) > _IN_MEMORY:
             self._writing = self._hub.streams.write(
-                self._passage, self._publisher, self._largest, self._message
+                self._upload, self._publisher, self._largest, self._message
             )
             self._writing.write(memoryview(self._data).toreadonly())
             self._cost -= len(self._data)
@@ -257,24 +254,24 @@ class Stream:
         """Stops gathering: the stream is not kept, and too large for memory. Subscribers of other protocols
         do not get it."""
         self._gathers = False
-        self._hub.streams.drop(self._passage)
+        self._hub.streams.drop(self._upload)
         self._data, self._cuts = bytearray(), bytearray()
 
     def _complete(self) -> None:
-        self._passage.nbytes = self._nbytes
+        self._upload.nbytes = self._nbytes
         if self._writing is not None:
             self._writing.on_complete = self.receipt
-            self._passage.finish()
+            self._upload.finish()
             self._writing.finish()
         elif self._gathers:
-            given = self._passage.given
-            self._passage.finish()
+            given = self._upload.given
+            self._upload.finish()
             message = self._message((memoryview(self._data).toreadonly(),))
             message.given = given
             self._hub.publish(message, self.receipt)
         else:
-            self._passage.finish()
-            self._hub.streams.count(self._passage)
+            self._upload.finish()
+            self._hub.streams.count(self._upload)
             if self.receipt is not None:
                 self.receipt(None)
         if self.receipt is not None:
@@ -321,9 +318,7 @@ class Streams:
         now: float,
     ) -> Sink:
         """Handles a META or CHUNK. Returns the sink for its data. name: its topic, "" if it names none.
-
-        Raises ProtocolError and what the hub raises; then the stream is given up.
-        """
+        Raises ProtocolError and what the hub raises; then the stream is given up."""
         number, last = header.stream_id, bool(header.flags & EOF)
         if header.kind == Kind.META:
             self.give_up(number, "another stream began with its id")

@@ -116,10 +116,8 @@ def with_header(head: bytes, name: str, value: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Values for the fields that the producer did not set.
-
-    topic: the frame in front of the payload. now_ms: the time. limit: bytes of a payload.
-    """
+    """Values for the fields that the producer did not set. topic: the frame in front of the payload. now_ms:
+    the time. limit: bytes of a payload."""
 
     topic: str
     producer_id: str

@@ -42,9 +42,7 @@ def _key(token: bytes) -> bytes:
 
 class Signer:
     """Signs the control messages of one consumer. token: called for each message, since the token may change.
-
-    Sign in the order of sending, in one thread at a time: a later signature makes earlier ones void.
-    """
+    Sign in the order of sending, in one thread at a time: a later signature makes earlier ones void."""
 
     def __init__(self, token: Callable[[], bytes], clock: Clock = now_us) -> None:
         self._token = token
@@ -59,11 +57,9 @@ class Signer:
 
 
 class Signatures:
-    """Checks the signatures of control messages. Not thread-safe.
-
-    tokens: the accepted ones; called for each message. Messages that were signed before this object was made
-    are refused: another broker may have received them.
-    """
+    """Checks the signatures of control messages. Not thread-safe. tokens: the accepted ones; called for each
+    message. Messages that were signed before this object was made are refused: another broker may have
+    received them."""
 
     def __init__(self, tokens: Callable[[], Sequence[bytes]], clock: Clock = steady_us) -> None:
         self._tokens = tokens

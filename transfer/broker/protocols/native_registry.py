@@ -55,11 +55,8 @@ class LookUp(NamedTuple):
 
 class Listed(NamedTuple):
     """All members of a name, or with CHANGED, those that changed. registry: another id with each start of the
-    broker.
-
-    settled: it has run long enough for all programs to have come back. revision: of this list. same: nothing
-    has changed since the request's revision. gone: endpoints.
-    """
+    broker. settled: it has run long enough for all programs to have come back. revision: of this list.
+    same: nothing has changed since the request's revision. gone: endpoints."""
 
     registry: str
     settled: bool

@@ -61,10 +61,8 @@ class Fetch(NamedTuple):
 
 
 def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
-    """Reads the request that begins there, without its payload; None: more bytes are needed.
-
-    It raises ProtocolError as early as the bytes show the error: type, length, topic.
-    """
+    """Reads the request that begins there, without its payload; None: more bytes are needed. It raises
+    ProtocolError as early as the bytes show the error: type, length, topic."""
     here = len(data) - position
     if here < _FIRST.size:
         return None

@@ -76,11 +76,9 @@ class Header(NamedTuple):
 
 
 def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Limits = LIMITS) -> Header:
-    """Decodes the header at this place, of which all bytes must be there.
-
-    Raises ProtocolError with a reason of magic, version, control (an unknown type), topic, length, too_large:
-    the stream of bytes cannot be parsed from here on.
-    """
+    """Decodes the header at this place, of which all bytes must be there. Raises ProtocolError with a reason
+    of magic, version, control (an unknown type), topic, length, too_large: the stream of bytes cannot be
+    parsed from here on."""
     magic, version, kind, flags, stream_id, topic, meta, size = HEADER.unpack_from(data, at)
     if magic != MAGIC:
         raise ProtocolError(
