@@ -14,8 +14,8 @@ Wildcards are whole segments. A pattern with a wildcard matches no topic with an
 DOTS, `/a` or `a//b` for PATHS); only its full text and prefixes match such a topic.
 
 DOTS are strict, in patterns and in topics of publishers: no empty segment, no white space, no `*` or `>`
-within a longer segment, and not both `>` and `*`. PATHS are lenient: white space is allowed, `*` within a longer
-segment is an ordinary letter, and only a pattern with a wildcard must not have empty segments.
+within a longer segment, and not both `>` and `*`. PATHS are lenient: white space is allowed, `*` within a
+longer segment is an ordinary letter, and only a pattern with a wildcard must not have empty segments.
 """
 
 from __future__ import annotations

@@ -133,12 +133,8 @@ class StreamingPublish:
     @property
     def accepts_spliced(self) -> bool:
         """Whether the next bytes may come in a pipe: they are not kept, and all receivers accept it."""
-        gathered = self._gathered is not None
-        return (
-            self.writing is None
-            and not gathered
-            and all(receiver.accepts_spliced for receiver in self._receivers)
-        )
+        keeps = self.writing is not None or self._gathered is not None
+        return not keeps and all(receiver.accepts_spliced for receiver in self._receivers)
 
     def piece_spliced(self, data: SplicedChunk) -> None:
         """Forwards the next bytes from a pipe, as `piece`."""
