@@ -128,5 +128,5 @@ def test_one_that_cannot_be_packed_there(tmp_path, monkeypatch, in_place):
         assert worker.recv().payload == b"small"
         until(lambda: broker.letters.count(), 0 if in_place else 1)
         for one in broker.letters.all():
-            assert (one.message_id, one.reason) == ("large", "it could not be packed")
+            assert (one.message_id, one.reason) == ("large", "the message could not be encoded")
             assert one.payload == bytes(5000)

@@ -117,12 +117,14 @@ class Dispatcher(DispatchSteps):
         found = self.inflight.get(delivery.number)
         if found is not None and found[0] is delivery:
             delay = 0.0 if gone else self.rules.retry.initial
-            self._return(delivery, Status.EXPIRED, "it could not be sent", now, delay=delay, counted=False)
+            self._return(
+                delivery, Status.EXPIRED, "the message could not be sent", now, delay=delay, counted=False
+            )
         else:
             self._uncount(delivery)
         if gone:
             for one in self.sessions.of_peer(peer):
-                self._end_session(one, "its connection is gone", now)
+                self._end_session(one, "the consumer disconnected", now)
         return self._done(now)
 
     def _uncount(self, delivery: Delivery) -> None:
@@ -132,7 +134,7 @@ class Dispatcher(DispatchSteps):
         if delivery.status is Status.DISPATCHED:
             self.counts["lost"] += 1
         elif parcel is not None and number in self.waiting and parcel.attempt == delivery.attempt:
-            self._write(Returned(number, delivery.attempt - 1, "it could not be sent"))
+            self._write(Returned(number, delivery.attempt - 1, "the message could not be sent"))
 
     def remove(self, number: int, reason: str = "") -> list[Action]:
         """Removes a message for an operator; with a reason it becomes a dead letter. Raises UsageError:
@@ -181,7 +183,7 @@ class Dispatcher(DispatchSteps):
         batch = self.rules.batch
         for session in self.sessions.missed(now.seconds, batch):
             self.counts["missed_heartbeats"] += 1
-            self._end_session(session, "a heartbeat was missed", now)
+            self._end_session(session, "the consumer missed its heartbeat", now)
         for delivery, session in self.inflight.overdue(now.seconds, batch):
             self.counts["ack_timeouts"] += 1
             self._ready[session.key] = None
@@ -236,7 +238,7 @@ class Dispatcher(DispatchSteps):
             self._refuse(peer, Fault.TOO_MANY_CONSUMERS, text)
             return
         if before is not None and before.session_id != ask.session_id:
-            self._end_session(before, "its consumer registered anew", now)
+            self._end_session(before, "the consumer registered again", now)
         registration = self.sessions.register(
             (ask.tenant, ask.consumer_id),
             peer,
@@ -270,7 +272,7 @@ class Dispatcher(DispatchSteps):
         if session is None:
             self._refuse(peer, Fault.UNKNOWN_SESSION, f"{ask.consumer_id} has no such session")
             return
-        self._end_session(session, "its consumer went", now)
+        self._end_session(session, "the consumer deregistered", now)
         self._actions.append(Answer(peer, Deregistered(ask.consumer_id, session.session_id)))
 
     def _ack(self, peer: bytes, ask: Ack, now: Now) -> None:

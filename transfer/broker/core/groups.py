@@ -1,5 +1,4 @@
-"""The state of a consumer group of one topic: which consumer holds which message, what is done or to be
-retried.
+"""The state of a consumer group of one topic: held, done and failed messages.
 
 Pure: no I/O, thread or clock; `now` is in seconds of any clock that never goes back. A `Change` must survive
 a restart: the same changes, applied to a new group, give the same state, except that no consumer holds a
@@ -16,8 +15,7 @@ from typing import NamedTuple
 
 from transfer.broker.core.offsets import Offsets
 
-#: attempts after which a message is given up if its consumers disconnect while they hold it: it may be the
-#: cause
+#: attempts after which a message is given up if its consumers disconnect while they hold it: it may be why
 MOST_LOST = 16
 #: seconds until the next attempt, after so many attempts; None: there is none
 Delay = Callable[[int], float | None]

@@ -30,8 +30,8 @@ class Sent(Enum):
 
 #: a message with one of these results becomes a dead letter, for this reason
 DEAD_LETTER_REASONS = {
-    Sent.FAILED: "it could not be packed",
-    Sent.UNSUPPORTED_CODEC: "its consumer does not support its codec",
+    Sent.FAILED: "the message could not be encoded",
+    Sent.UNSUPPORTED_CODEC: "the consumer does not support the codec of the message",
 }
 
 

@@ -146,7 +146,7 @@ class DispatcherDriver:
         if not isinstance(verdict, Admitted):
             return verdict
         if self._hub.durability.full:
-            raise LogFull(self._hub.full, hint="consumers have to acknowledge")
+            raise LogFull(self._hub.full, hint="consumers must acknowledge messages")
         name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
         headers = {**(message.headers or {}), "delivery_mode": "direct"}
         direct = Message(name, message.parts, message.front, message.head, headers)
@@ -184,9 +184,9 @@ class DispatcherDriver:
     def unroutable(self, message: Message, facts: MessageInfo, reason: str) -> None:
         """See DirectDriver."""
         self._hub.counts["unroutable"] += 1
-        words: dict[str, object] = {"topic": facts.topic, "reason": reason}
-        words["producer_id"] = facts.producer_id
-        self._publish(UNROUTABLE, message, words)
+        fields: dict[str, object] = {"topic": facts.topic, "reason": reason}
+        fields["producer_id"] = facts.producer_id
+        self._publish(UNROUTABLE, message, fields)
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """See DirectDriver."""
@@ -353,7 +353,11 @@ class DispatcherDriver:
             return
         message = self._message(action.parcel)
         if message is None:
-            self._do(self.dispatcher.remove(action.parcel.number, "its bytes are gone"))
+            self._do(
+                self.dispatcher.remove(
+                    action.parcel.number, "the message is lost: retention or damage removed it"
+                )
+            )
             return
         assert self._sink is not None
         sent = self._sink.dispatch(action, message)

@@ -109,7 +109,8 @@ class Groups:
         served = self._groups.get((message.topic, group))
         if served is None:
             raise UsageError(
-                f"topic {message.topic!r} has no group {group!r}", hint="it begins when a consumer joins it"
+                f"topic {message.topic!r} has no group {group!r}",
+                hint="a group is made when a consumer joins it",
             )
         self.keep_apart(served.topic, message, on_complete, served)
 
@@ -337,7 +338,7 @@ class Groups:
         for delivery, outcome in group.expire(now):
             self._counts["expired"] += 1
             if outcome is Outcome.DEAD:
-                self.dead_letters.route(served, delivery, "it was not acknowledged in time")
+                self.dead_letters.route(served, delivery, "the message was not acknowledged in time")
         more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
             sent = self._reading.send(served, taken, now)
@@ -387,8 +388,8 @@ class Groups:
     def _begin(self, topic_name: str, name: str, begin: str) -> Served:
         if len(self._groups) >= self._most:
             raise UsageError(
-                f"group {name!r} is one more than the {self._most} that there may be",
-                hint="transfer groups remove; groups.expire removes those that are not used",
+                f"group {name!r} is one more than the {self._most} groups that are allowed",
+                hint="transfer groups remove; groups.expire removes unused ones",
             )
         topic = self._store.durable_topic(topic_name)
         low, high = self._store.range(topic)

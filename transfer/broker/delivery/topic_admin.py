@@ -134,7 +134,7 @@ class TopicAdmin:
         if group.consumers and not force:
             raise StateError(
                 f"group {named.name!r} of topic {named.topic!r} has {group.consumers} consumers",
-                hint="end them first, or force it: they get the reason, and have to join again",
+                hint="end them first, or use force: they get the reason, and must join again",
             )
         lag = group.lag(served.topic.kept)
         prior: dict[str, Json] = {"topic": named.topic, "group": named.name}
@@ -149,7 +149,7 @@ class TopicAdmin:
             raise StateError(
                 f"topic {topic.name!r} has {consumers} consumers, {listeners} subscribers and {waiting} "
                 "messages for direct delivery",
-                hint="end them first, or force it",
+                hint="end them first, or use force",
             )
 
     def _topic_state(self, topic: Topic) -> dict[str, Json]:
@@ -232,7 +232,7 @@ class TopicAdmin:
             except TransferError as error:
                 answer.set_exception(error)
             except Exception as error:  # noqa: BLE001 - raised in the operator's thread
-                _log.exception("an operator's call has failed")
+                _log.exception("an operator's request failed")
                 answer.set_exception(InternalError(f"the change could not be made: {error!r}"))
 
         self._loop.call_soon_threadsafe(run)

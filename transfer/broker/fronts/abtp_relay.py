@@ -1,10 +1,9 @@
-"""The relay in front of abtp's sockets. libzmq has neither TLS nor a limit on connections, so its sockets
-listen in a private folder, and the relay copies bytes between them and the connections that the broker
-accepted.
+"""The relay in front of abtp's sockets.
 
-libzmq sees the end of a peer's connection only after it has read everything. If a connection closes while its
-input is stopped (RCVHWM), libzmq 4.3.5 aborts the process at the next PING after that, or keeps the
-descriptor for ever.
+libzmq has neither TLS nor a limit on connections, so its sockets listen in a private folder. The relay copies
+bytes between them and the connections that the broker accepted. libzmq sees the end of a peer's connection
+only after it has read everything. If a connection closes while its input is stopped (RCVHWM), libzmq 4.3.5
+aborts the process at the next PING after that, or keeps the descriptor for ever.
 """
 
 from __future__ import annotations

@@ -207,7 +207,7 @@ def read_control(data: bytes) -> Control:
 def _registration(ask: _Register) -> Register:
     given, tenant = ask.capabilities, ask.tenant_id
     if given.max_inflight < 1:
-        raise ProtocolError(Code.MALFORMED_CONTROL, f"max_inflight {given.max_inflight}: 1 at least")
+        raise ProtocolError(Code.MALFORMED_CONTROL, f"max_inflight {given.max_inflight} must be at least 1")
     if len(ask.subscriptions) > MAX_SUBSCRIPTIONS:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
     if len(tenant.encode()) > MAX_ID or "/" in tenant or "\0" in tenant:

@@ -277,7 +277,7 @@ def _check_version(version: object) -> None:
 
 def _check_size(data: bytes, limit: int) -> None:
     if len(data) > limit:
-        raise ProtocolError(Code.OVERSIZED_PAYLOAD, f"{len(data):,} bytes, of {limit:,} allowed")
+        raise ProtocolError(Code.OVERSIZED_PAYLOAD, f"{len(data):,} bytes exceed the limit of {limit:,}")
 
 
 def is_json(data: bytes) -> bool:

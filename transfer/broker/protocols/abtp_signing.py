@@ -1,7 +1,7 @@
 """Control messages of abtp/1 that are signed with a token. Pure; see docs/protocols/abtp.md.
 
-A signature is a frame after the JSON: its time in microseconds since 1970, as 8 bytes, big-endian, and the
-HMAC-SHA256 of these 8 bytes and the JSON, with a key that is derived from the token.
+A signature is a frame after the JSON: the time in microseconds since 1970 as 8 bytes, big-endian, then an
+HMAC-SHA256 of these 8 bytes and the JSON. Its key is derived from the token.
 """
 
 from __future__ import annotations

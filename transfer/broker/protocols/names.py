@@ -12,7 +12,7 @@ MAX_TOPIC = 255
 def read_topic(name: bytes | bytearray | memoryview) -> str:
     """Decodes a peer's topic. Raises ProtocolError: it is empty, too long, not UTF-8, or has a NUL."""
     if len(name) > MAX_TOPIC:
-        raise ProtocolError("topic", f"{len(name)} bytes, of {MAX_TOPIC} at most")
+        raise ProtocolError("topic", f"{len(name)} bytes exceed the limit of {MAX_TOPIC}")
     try:
         topic = str(name, "utf-8")
     except UnicodeDecodeError as error:

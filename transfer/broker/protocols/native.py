@@ -116,9 +116,9 @@ def decode(data: bytes) -> Head:
     if version != VERSION:
         raise ProtocolError("version", f"version {version} of the native protocol, not {VERSION}")
     if number > LARGEST_NUMBER:
-        raise ProtocolError("number", f"number {number}, of {LARGEST_NUMBER} at most")
+        raise ProtocolError("number", f"number {number} exceeds the limit of {LARGEST_NUMBER}")
     if count > MOST and op != Op.KEPT:
-        raise ProtocolError("count", f"{count} messages in one, of {MOST} at most")
+        raise ProtocolError("count", f"{count} messages in one exceed the limit of {MOST}")
     known = _OPS.get(op)
     if known is None:
         raise ProtocolError("op", f"operation {op} is unknown")

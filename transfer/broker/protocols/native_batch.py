@@ -34,7 +34,7 @@ def decode_several(head: Head, parts: int) -> list[tuple[Head, slice]]:
     found: list[tuple[Head, slice]] = []
     body, at, begin = head.body, 0, 0
     if head.amount > MOST:
-        raise ProtocolError("several", f"{head.amount} commands in one message, of {MOST} at most")
+        raise ProtocolError("several", f"{head.amount} commands in one message exceed the limit of {MOST}")
     for _ in range(head.amount):
         if at + _WORD.size > len(body):
             raise ProtocolError("several", f"{len(found)} commands came, {head.amount} were announced")

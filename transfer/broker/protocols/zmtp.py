@@ -1,5 +1,7 @@
-"""The handshake of ZeroMQ's wire format (ZMTP 3.x, mechanism NULL): a greeting of 64 bytes, then READY with
-the peer's properties. Numbers are big-endian. Pure."""
+"""The handshake of ZeroMQ's wire format (ZMTP 3.x, mechanism NULL). Pure.
+
+A greeting of 64 bytes, then READY with the peer's properties. Numbers are big-endian.
+"""
 
 from __future__ import annotations
 
