@@ -42,7 +42,7 @@ class Program:
             if not self._heard:
                 first, *parts = self.socket.recv_frames()
                 head = decode(bytes(first.data))
-                if head.op is Op.SEVERAL_SAID:
+                if head.op is Op.SEVERAL_FROM_BROKER:
                     self._heard = [(one, parts[its]) for one, its in decode_several(head, len(parts))]
                 else:
                     self._heard = [(head, parts)]

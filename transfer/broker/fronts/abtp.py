@@ -32,7 +32,7 @@ from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.fronts.abtp_unrouted import Awaiting, AwaitingRoute
 from transfer.broker.protocols.abtp import (
-    Asked,
+    ControlMessage,
     Limits,
     Published,
     Rejected,
@@ -227,16 +227,16 @@ class AbtpFront:
                 self._publish(peer, timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
-            case Asked():
-                self._ask(peer, request)
+            case ControlMessage():
+                self._request(peer, request)
 
-    def _ask(self, peer: bytes, asked: Asked) -> None:
+    def _request(self, peer: bytes, message: ControlMessage) -> None:
         """Handles a consumer's control message."""
         self.counters["control"] += 1
-        control = asked.control
+        control = message.control
         try:
             if self._signatures is not None:
-                self._signatures.check(control.consumer_id, asked.data, asked.signature)
+                self._signatures.check(control.consumer_id, message.data, message.signature)
         except ProtocolError as error:
             text = str(error).removeprefix(f"{error.reason}: ")
             ids = getattr(control, "message_id", ""), getattr(control, "delivery_id", None) or ""

@@ -110,7 +110,7 @@ class Outbox:
             kept = [(encode(Op.KEPT, begin, count=end - begin), 0) for begin, end in waiting.kept]
             words = kept + words
         if len(words) > 1 and identity in self.able:
-            self._put(identity, encode_several(Op.SEVERAL_SAID, words), waiting.parts, waiting.nbytes)
+            self._put(identity, encode_several(Op.SEVERAL_FROM_BROKER, words), waiting.parts, waiting.nbytes)
             return
         begin = 0
         for head, count in words:

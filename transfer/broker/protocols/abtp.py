@@ -58,7 +58,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ControlMessage:
     """A consumer's control message, with its bytes and its signature; b"" without one."""
 
     control: Control
@@ -66,7 +66,7 @@ class Asked:
     signature: bytes
 
 
-Request = Published | Asked | Rejected
+Request = Published | ControlMessage | Rejected
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
     message_id = ""
     try:
         if len(rest) in (2, 3) and rest[0] == CONTROL:
-            return Asked(read_control(rest[1]), rest[1], b"".join(rest[2:]))
+            return ControlMessage(read_control(rest[1]), rest[1], b"".join(rest[2:]))
         if len(rest) not in (2, 5):
             text = f"{len(rest)} frames: topic and payload, or version, flags, topic, headers and payload"
             raise ProtocolError(Code.MALFORMED_ENVELOPE, text)

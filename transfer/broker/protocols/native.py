@@ -44,7 +44,7 @@ class Op(IntEnum):
     messages to consumer `number`. ACKED: the number of the consumer's deliveries that are done, which is on
     the disk. STALE: deliveries that the consumer no longer holds.
 
-    SEVERAL and SEVERAL_SAID hold commands of the program and of the broker, see `native_batch`. Large
+    SEVERAL and SEVERAL_FROM_BROKER hold commands of the program and of the broker, see `native_batch`. Large
     messages in pieces, see `native_pieces`: BEGIN, PIECE, END and GRANT to the broker, OFFER, FETCH and RANGE
     to the program. Programs that announce and find each other, see `native_registry`: REGISTER, RENEW,
     UNREGISTER and LOOK_UP from the program, REGISTERED, LISTED and CHANGED from the broker.
@@ -72,7 +72,7 @@ class Op(IntEnum):
     DELIVER = 20
     ACKED = 21
     STALE = 22
-    SEVERAL_SAID = 23
+    SEVERAL_FROM_BROKER = 23
     GRANT = 24
     OFFER = 25
     RANGE = 26
@@ -180,7 +180,7 @@ class Join(NamedTuple):
     """A request to consume. window: messages that may be held at once. begin: where a new group starts: "new"
     (at messages from now on) or "old" (at the oldest). timeout: seconds that a delivery may be held; None:
     as long as the consumer is connected. pieces: large messages may be offered, and fetched in pieces.
-    several: the program understands SEVERAL_SAID."""
+    several: the program understands SEVERAL_FROM_BROKER."""
 
     topic: str
     group: str

@@ -21,7 +21,7 @@ LARGEST_BODY = LARGEST_HEAD - 64
 
 
 def encode_several(op: Op, words: Sequence[tuple[bytes, int]]) -> bytes:
-    """Encodes a head for commands, (head, number of its parts) each. op: SEVERAL or SEVERAL_SAID."""
+    """Encodes a head for commands, (head, number of its parts) each. op: SEVERAL or SEVERAL_FROM_BROKER."""
     pieces: list[bytes] = []
     for head, parts in words:
         pieces += (_WORD.pack(len(head), parts), head)
@@ -43,7 +43,7 @@ def decode_several(head: Head, parts: int) -> list[tuple[Head, slice]]:
         if at + size > len(body) or begin + count > parts:
             raise ProtocolError("several", "a command exceeds its message")
         one = decode(body[at : at + size])
-        if one.op in (Op.SEVERAL, Op.SEVERAL_SAID):
+        if one.op in (Op.SEVERAL, Op.SEVERAL_FROM_BROKER):
             raise ProtocolError("several", "a batch of commands within a batch")
         found.append((one, slice(begin, begin + count)))
         at += size
