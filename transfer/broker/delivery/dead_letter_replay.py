@@ -69,7 +69,7 @@ class DeadLetterReplay:
             try:
                 for piece in self._payloads.pieces(filed, nbytes):
                     blob.write(piece)
-                blob.sync()  # so that the log's next sync, which blocks all publishers, has little to do
+                blob.sync()  # so that the log's next sync, for which all publishers wait, is short
             except BaseException:
                 blob.abandon()
                 raise

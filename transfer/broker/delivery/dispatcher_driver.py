@@ -67,7 +67,7 @@ _PAUSE = 0.5
 _MOST_LEADS = 10_000
 #: the group for which the log keeps unfinished messages; others may read them later
 _GROUP = HOLDS + "direct"
-#: and the one that acknowledges finished messages in topics that have no other readers
+#: the group that acknowledges finished messages in topics that have no other readers
 _ALONE = "direct"
 #: appends a message to a topic that keeps it
 Keep = Callable[["Topic", Message, "OnComplete"], object]

@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 #: bytes a second that a payload must bring while other publishers wait for room to announce, or its receivers
 #: wait for other messages
 PACE = 64 << 10
-#: limit on the bytes of unkept payloads that are gathered for receivers which get them whole, of all
-#: publishers
+#: limit on the bytes that all unkept payloads together gather for receivers which get them whole
 MOST_GATHERED = 64 << 20
 
 

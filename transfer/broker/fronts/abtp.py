@@ -86,7 +86,7 @@ class AbtpFront:
         signatures: Signatures | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
-        for load in (codecs, compressors):  # including those of other distributions; logs why one fails
+        for load in (codecs, compressors):  # including those of other distributions; raises if one fails
             load()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy

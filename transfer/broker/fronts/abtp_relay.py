@@ -40,8 +40,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that wait for one end before the relay stops reading from the other
 _MOST = 4 << 20
-#: bytes that may be published while a subscriber is blocked, before it is disconnected; half of the free
-#: memory if that is more
+#: bytes that may be published while a subscriber is blocked, or half of the free memory if that is more; then
+#: it is disconnected
 _SLOW_SUBSCRIBER_BYTES = 256 << 20
 #: published bytes between two checks for such subscribers
 _CHECK_EVERY = 16 << 20

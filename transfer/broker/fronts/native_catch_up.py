@@ -175,8 +175,7 @@ class CatchUpSubscribers(CatchUpSource):
         self._counts = counts
         self._faults = PeerFaults(_log)
         self._throttled = ThrottledLog(_log)
-        # The reactor adds subscribers, positions and requests, and the loop takes them: each with one atomic
-        # call.
+        # The reactor adds subscribers, positions and requests; the loop takes them. Each is one atomic call.
         self._subscribers: dict[Any, CatchUpSubscriber] = {}
         #: subscribers with work, in turn
         self._scheduled: deque[CatchUpSubscriber] = deque()

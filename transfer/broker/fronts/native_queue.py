@@ -120,8 +120,8 @@ class NativeQueue:
                 self._joined = True
                 self._hub.groups.join(self, self._served, _WINDOW, paused=self._paused)
             elif self._joined and not there and not self._sent:
-                # Not before: what the socket still has goes to the next PULL, and would be delivered from
-                # here, too.
+                # Not before: what the socket still has goes to the next PULL, and must not be delivered
+                # twice.
                 self._joined = False
                 self._hub.groups.leave(self, self._served)
         except (LogFull, UsageError) as error:
