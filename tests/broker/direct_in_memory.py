@@ -51,7 +51,9 @@ class InMemory:
         verdict = self.dispatcher.admit(facts)
         if isinstance(verdict, Admitted):
             self._messages.append(message)
-            self._do(self.dispatcher.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now))
+            self._do(
+                self.dispatcher.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now)
+            )
             self._loop.call_soon(told, None)
         return verdict
 
@@ -60,7 +62,7 @@ class InMemory:
 
     def _given_up(self, action, sent):
         if sent in DEAD_LETTER_REASONS:
-            return self.dispatcher.remove(action.parcel.number, DEAD_LETTER_REASONS[sent])
+            return self.dispatcher.remove(action.queued.number, DEAD_LETTER_REASONS[sent])
         return self.dispatcher.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE)
 
     def unroutable(self, message, facts, reason):
@@ -75,8 +77,8 @@ class InMemory:
             match actions.popleft():
                 case Persist(event):
                     self.written.append(encode(event))
-                    assert not isinstance(event, Finished) or event.number < self.dispatcher.books.next_number
-                case Dispatch(parcel=parcel) as action:
+                    assert not isinstance(event, Finished) or event.number < self.dispatcher.state.next_number
+                case Dispatch(queued=parcel) as action:
                     sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
                     if sent is not Sent.YES:
                         actions += self._given_up(action, sent)

@@ -199,7 +199,7 @@ def test_a_consumer_that_dies_loses_nothing(broker, sockets):
             assert (found[0].attempt, found[-1].attempt) == (2, 1)
             for one in found:
                 again.ack(one, confirm=True)
-        assert desk.books.parcels == {} and direct(broker).letters == []
+        assert desk.state.messages == {} and direct(broker).letters == []
 
 
 def test_work_goes_to_whoever_is_left(broker):
@@ -283,7 +283,7 @@ def test_many_messages_in_order(broker):
                 consumer.ack(found)
                 assert careless.recv().payload == number
             producer.confirm()
-        broker.until(lambda: not direct(broker).dispatcher.books.parcels)
+        broker.until(lambda: not direct(broker).dispatcher.state.messages)
         assert direct(broker).dispatcher.counts["acked"] == 500
 
 

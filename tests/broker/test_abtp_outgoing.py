@@ -103,7 +103,7 @@ def test_messages_come_packed_and_in_their_order(tmp_path):
         for one in got:
             worker.ack(one, confirm=True)
         assert broker.hub.counts["offloaded"] == 20, "each large one was read there and packed there"
-        assert not broker.hub.direct.dispatcher.books.parcels
+        assert not broker.hub.direct.dispatcher.state.messages
 
 
 @pytest.mark.parametrize("in_place", [True, False])

@@ -81,7 +81,7 @@ def test_a_consumer_that_beats_and_does_not_read(tmp_path):
             time.sleep(0.1)
             assert sum(held(front)) <= MOST
         found = set()
-        while broker.direct.dispatcher.books.parcels:
+        while broker.direct.dispatcher.state.messages:
             assert time.monotonic() < until + 40, len(found)
             if silent.socket.poll(50) and b"payload" in (said := silent.read()[-1]):
                 message = json.loads(said)

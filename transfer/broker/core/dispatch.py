@@ -74,7 +74,7 @@ class DispatchSteps:
         self, routes: DirectRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
     ) -> None:
         self.rules = rules
-        self.books = DispatcherState()
+        self.state = DispatcherState()
         self.admission = Admission(rules.limits)
         self.waiting = WaitingMessages(self.admission, rules.weights)
         self.sessions = SessionTable(rules.heartbeat_timeout, new_id)
@@ -102,21 +102,21 @@ class DispatchSteps:
         while self._ready and left > 0:
             key = next(iter(self._ready))
             session = self.sessions.live(key)
-            parcel = None
+            queued = None
             if session is not None and self._has_room(session):
-                parcel = self.waiting.take(key)
-            if session is None or parcel is None:
+                queued = self.waiting.take(key)
+            if session is None or queued is None:
                 del self._ready[key]
                 continue
             left -= 1
             self._ready[key] = self._ready.pop(key)  # other consumers get their turn
-            if self._is_expired(parcel, now):
-                self._bury(parcel, "expired")
+            if self._is_expired(queued, now):
+                self._bury(queued, "expired")
             else:
-                self._dispatch(parcel, session, now)
+                self._dispatch(queued, session, now)
 
-    def _dispatch(self, parcel: QueuedMessage, session: Session, now: Now) -> None:
-        number, facts, attempt = parcel.number, parcel.facts, parcel.attempt + 1
+    def _dispatch(self, queued: QueuedMessage, session: Session, now: Now) -> None:
+        number, facts, attempt = queued.number, queued.facts, queued.attempt + 1
         deadline = now.seconds + self.rules.ack_timeout
         delivery = Delivery(
             number,
@@ -133,9 +133,9 @@ class DispatchSteps:
             self._write(Dispatched(number, attempt, session.consumer_id, session.session_id))
             self.inflight.begin(delivery, session, facts.nbytes)
         else:
-            self._finish(parcel, End.SENT)
+            self._finish(queued, End.SENT)
             self._acked.add(session, delivery)
-        self._actions.append(Dispatch(session.peer or b"", session, delivery, parcel))
+        self._actions.append(Dispatch(session.peer or b"", session, delivery, queued))
 
     def _has_room(self, session: Session) -> bool:
         """Returns whether the session may get another message."""
@@ -153,30 +153,30 @@ class DispatchSteps:
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def _wait(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
+    def _wait(self, queued: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
         """Queues a message; a connected consumer is preferred to one that is not. True: it waits only for its
         consumer."""
-        if delay <= 0 and not parcel.facts.pinned and self.sessions.live(parcel.key) is None:
-            other = self._choose(parcel.facts.tenant, parcel.facts.topic)
-            if other is not None and self.sessions.live((parcel.facts.tenant, other)) is not None:
-                self._move(parcel, other)
-        if not self.waiting.put(parcel, now, delay):
+        if delay <= 0 and not queued.facts.pinned and self.sessions.live(queued.key) is None:
+            other = self._choose(queued.facts.tenant, queued.facts.topic)
+            if other is not None and self.sessions.live((queued.facts.tenant, other)) is not None:
+                self._move(queued, other)
+        if not self.waiting.put(queued, now, delay):
             return False
-        self._ready[parcel.key] = None
+        self._ready[queued.key] = None
         return True
 
     def _rehome(self, key: ConsumerKey, now: Now) -> None:
         """Moves messages that wait for a disconnected consumer to a connected one, if a route leads to it."""
         if self.sessions.live(key) is not None:
             return
-        for parcel in self.waiting.ready(key):
-            if not parcel.facts.pinned:
-                self.waiting.discard(parcel)
-                self._wait(parcel, now)
+        for queued in self.waiting.ready(key):
+            if not queued.facts.pinned:
+                self.waiting.discard(queued)
+                self._wait(queued, now)
 
-    def _move(self, parcel: QueuedMessage, destination: str) -> None:
+    def _move(self, queued: QueuedMessage, destination: str) -> None:
         self.counts["moved"] += 1
-        self._write(Moved(parcel.number, destination))
+        self._write(Moved(queued.number, destination))
 
     def _return(
         self,
@@ -192,22 +192,22 @@ class DispatchSteps:
         counts."""
         self.inflight.end(delivery)
         delivery.move(status)
-        parcel = self.books.parcels[delivery.number]
-        parcel.failed_ms = parcel.failed_ms or now.unix_ms
+        queued = self.state.messages[delivery.number]
+        queued.failed_ms = queued.failed_ms or now.unix_ms
         if counted and self.rules.retry.exhausted(delivery.attempt):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(parcel, "exhausted", error)
-        elif self._is_expired(parcel, now):
+            self._bury(queued, "exhausted", error)
+        elif self._is_expired(queued, now):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(parcel, "expired", error)
+            self._bury(queued, "expired", error)
         else:
             delivery.move(Status.RETRY_SCHEDULED)
-            self._write(Returned(parcel.number, delivery.attempt - (not counted), error))
+            self._write(Returned(queued.number, delivery.attempt - (not counted), error))
             self.counts["retried" if counted else "unsent"] += 1
-            self._wait(parcel, now, delay)
+            self._wait(queued, now, delay)
 
-    def _defer(self, parcel: QueuedMessage) -> None:
-        if self.sessions.live(parcel.key) is None:
+    def _defer(self, queued: QueuedMessage) -> None:
+        if self.sessions.live(queued.key) is None:
             self.admission.defer()
         else:
             self.admission.count(Limit.INFLIGHT)
@@ -225,21 +225,21 @@ class DispatchSteps:
 
     # -- finishing -----------------------------------------------------------------------------------------
 
-    def _bury(self, parcel: QueuedMessage, reason: str, error: str = "") -> None:
+    def _bury(self, queued: QueuedMessage, reason: str, error: str = "") -> None:
         """Makes a dead letter, which is kept before the message is finished: a crash in between keeps it
         twice rather than not at all."""
-        letter = DeadLetter(parcel.number, parcel, reason, parcel.attempt, error or parcel.error)
+        letter = DeadLetter(queued.number, queued, reason, queued.attempt, error or queued.error)
         self._actions.append(letter)
-        self._finish(parcel, End.DEAD_LETTERED)
+        self._finish(queued, End.DEAD_LETTERED)
         self.counts["dead_lettered"] += 1
 
-    def _finish(self, parcel: QueuedMessage, end: End) -> None:
-        self._write(Finished(parcel.number, end))
-        self.admission.finished(parcel.facts.tenant)
+    def _finish(self, queued: QueuedMessage, end: End) -> None:
+        self._write(Finished(queued.number, end))
+        self.admission.finished(queued.facts.tenant)
 
-    def _is_expired(self, parcel: QueuedMessage, now: Now) -> bool:
-        return 0 < parcel.facts.expires_ms <= now.unix_ms
+    def _is_expired(self, queued: QueuedMessage, now: Now) -> bool:
+        return 0 < queued.facts.expires_ms <= now.unix_ms
 
     def _write(self, event: Event) -> None:
-        self.books.apply(event)
+        self.state.apply(event)
         self._actions.append(Persist(event))

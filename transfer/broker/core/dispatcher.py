@@ -97,17 +97,17 @@ class Dispatcher(DispatchSteps):
 
     def accept(self, admitted: Admitted, ref: LogPosition, now: Now) -> list[Action]:
         """Takes the message over. Answer the producer when the first action is synced."""
-        number, facts = self.books.next_number, admitted.facts
+        number, facts = self.state.next_number, admitted.facts
         self._write(Accepted(number, admitted.destination, facts, ref))
         self.admission.began(facts.tenant)
         self.counts["routed"] += 1
-        parcel = self.books.parcels[number]
-        if self._is_expired(parcel, now):
-            self._bury(parcel, "expired")
-        elif self._wait(parcel, now):
+        queued = self.state.messages[number]
+        if self._is_expired(queued, now):
+            self._bury(queued, "expired")
+        elif self._wait(queued, now):
             self._give(now)
             if number in self.waiting:
-                self._defer(parcel)
+                self._defer(queued)
         return self._done()
 
     def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
@@ -130,27 +130,27 @@ class Dispatcher(DispatchSteps):
     def _uncount(self, delivery: Delivery) -> None:
         """Uncounts an attempt that could not be sent, of an ended session, or of a message without ACK."""
         number = delivery.number
-        parcel = self.books.parcels.get(number)
+        queued = self.state.messages.get(number)
         if delivery.status is Status.DISPATCHED:
             self.counts["lost"] += 1
-        elif parcel is not None and number in self.waiting and parcel.attempt == delivery.attempt:
+        elif queued is not None and number in self.waiting and queued.attempt == delivery.attempt:
             self._write(Returned(number, delivery.attempt - 1, "the message could not be sent"))
 
     def remove(self, number: int, reason: str = "") -> list[Action]:
         """Removes a message for an operator; with a reason it becomes a dead letter. Raises UsageError:
         unknown number."""
-        parcel = self.books.parcels.get(number)
-        if parcel is None:
+        queued = self.state.messages.get(number)
+        if queued is None:
             raise UsageError(f"there is no unfinished message {number}")
         found = self.inflight.get(number)
         if found is not None:
             self.inflight.end(found[0])
             self._ready[found[1].key] = None
-        self.waiting.discard(parcel)
+        self.waiting.discard(queued)
         if reason:
-            self._bury(parcel, reason)
+            self._bury(queued, reason)
         else:
-            self._finish(parcel, End.PURGED)
+            self._finish(queued, End.PURGED)
         return self._done()
 
     # -- consumers -----------------------------------------------------------------------------------------
@@ -189,10 +189,10 @@ class Dispatcher(DispatchSteps):
             self._ready[session.key] = None
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.EXPIRED, "no ACK came in time", now, delay=delay)
-        for parcel in self.waiting.expired(now, batch):
-            self._bury(parcel, "expired")
-        for parcel in self.waiting.due(now, batch):
-            self._wait(parcel, now)
+        for queued in self.waiting.expired(now, batch):
+            self._bury(queued, "expired")
+        for queued in self.waiting.due(now, batch):
+            self._wait(queued, now)
         return self._done(now)
 
     def seconds_left(self, now: Now) -> float | None:
@@ -205,20 +205,20 @@ class Dispatcher(DispatchSteps):
         known = [left for left in times if left is not None]
         return max(min(known), 0.0) if known else None
 
-    def recover(self, books: DispatcherState, now: Now) -> list[Action]:
+    def recover(self, state: DispatcherState, now: Now) -> list[Action]:
         """Continues with the state of before a restart; call it first. Messages that were in flight are
         retried at once; their attempts count."""
-        self.books = books
-        for parcel in list(books.parcels.values()):
-            self.admission.began(parcel.facts.tenant, again=True)
-            if parcel.session_id and self.rules.retry.exhausted(parcel.attempt):
-                self._bury(parcel, "exhausted", "the broker ended while it was in flight")
+        self.state = state
+        for queued in list(state.messages.values()):
+            self.admission.began(queued.facts.tenant, again=True)
+            if queued.session_id and self.rules.retry.exhausted(queued.attempt):
+                self._bury(queued, "exhausted", "the broker ended while it was in flight")
                 continue
-            if parcel.session_id:
+            if queued.session_id:
                 self._write(
-                    Returned(parcel.number, parcel.attempt, "the broker ended while it was in flight")
+                    Returned(queued.number, queued.attempt, "the broker ended while it was in flight")
                 )
-            self._wait(parcel, now)
+            self._wait(queued, now)
         return self._done(now)
 
     # -- requests of consumers -----------------------------------------------------------------------------
@@ -280,10 +280,10 @@ class Dispatcher(DispatchSteps):
         if session is None or delivery is None:
             self._late(peer, ask, session)
             return
-        parcel = self.books.parcels[delivery.number]
+        queued = self.state.messages[delivery.number]
         delivery.move(Status.ACKED)
         self.inflight.end(delivery)
-        self._finish(parcel, End.ACKED)
+        self._finish(queued, End.ACKED)
         self._acked.add(session, delivery)
         self.counts["acked"] += 1
         self._taken(peer, ask, "processed")
@@ -300,11 +300,11 @@ class Dispatcher(DispatchSteps):
             delivery.move(Status.NACKED)
             delivery.move(Status.DEAD_LETTERED)
             self.inflight.end(delivery)
-            self._bury(self.books.parcels[number], "terminal", ask.reason)
+            self._bury(self.state.messages[number], "terminal", ask.reason)
         else:
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.NACKED, ask.reason, now, delay=delay)
-        self._taken(peer, ask, "retry_scheduled" if number in self.books.parcels else "dead_lettered")
+        self._taken(peer, ask, "retry_scheduled" if number in self.state.messages else "dead_lettered")
         self._ready[session.key] = None
 
     def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, Delivery | None]:

@@ -185,7 +185,7 @@ class Dispatch:
     peer: bytes
     session: Session
     delivery: Delivery
-    parcel: QueuedMessage
+    queued: QueuedMessage
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,7 +196,7 @@ class DeadLetter:
     """
 
     number: int
-    parcel: QueuedMessage
+    queued: QueuedMessage
     reason: str
     attempts: int
     error: str

@@ -208,30 +208,30 @@ class QueuedMessage:
 class DispatcherState:
     """All unfinished messages, by number. next_number: of the next accepted message."""
 
-    parcels: dict[int, QueuedMessage] = field(default_factory=dict)
+    messages: dict[int, QueuedMessage] = field(default_factory=dict)
     next_number: int = 1
 
     def apply(self, event: Event) -> None:
         """Applies an event. It ignores messages that are finished or unknown."""
         if isinstance(event, Accepted):
-            self.parcels[event.number] = QueuedMessage(
+            self.messages[event.number] = QueuedMessage(
                 event.number, event.destination, event.facts, event.ref, event.attempt, event.error,
                 event.consumer_id,
             )  # fmt: skip
         self.next_number = max(self.next_number, event.number + 1)
-        parcel = self.parcels.get(event.number)
-        if parcel is None:
+        queued = self.messages.get(event.number)
+        if queued is None:
             return
         match event:
             case Dispatched():
-                parcel.attempt, parcel.session_id = event.attempt, event.session_id
-                parcel.consumer_id = event.consumer_id
+                queued.attempt, queued.session_id = event.attempt, event.session_id
+                queued.consumer_id = event.consumer_id
             case Returned():
-                parcel.attempt, parcel.session_id, parcel.error = event.attempt, "", event.error
+                queued.attempt, queued.session_id, queued.error = event.attempt, "", event.error
             case Moved():
-                parcel.destination = event.destination
+                queued.destination = event.destination
             case Finished():
-                del self.parcels[event.number]
+                del self.messages[event.number]
             case Accepted():
                 pass
 
@@ -241,18 +241,18 @@ class DispatcherState:
         Its first event names the last number used, so that no number is used twice.
         """
         last = self.next_number - 1
-        events: list[Event] = [Finished(last, End.PURGED)] if last and last not in self.parcels else []
-        for number, parcel in self.parcels.items():
-            before = parcel.attempt, parcel.error, parcel.consumer_id
-            events.append(Accepted(number, parcel.destination, parcel.facts, parcel.ref, *before))
-            if parcel.session_id:
-                events.append(Dispatched(number, parcel.attempt, parcel.consumer_id, parcel.session_id))
+        events: list[Event] = [Finished(last, End.PURGED)] if last and last not in self.messages else []
+        for number, queued in self.messages.items():
+            before = queued.attempt, queued.error, queued.consumer_id
+            events.append(Accepted(number, queued.destination, queued.facts, queued.ref, *before))
+            if queued.session_id:
+                events.append(Dispatched(number, queued.attempt, queued.consumer_id, queued.session_id))
         return events
 
 
 def replay(events: list[Event]) -> DispatcherState:
     """Returns the state that these events give."""
-    books = DispatcherState()
+    state = DispatcherState()
     for event in events:
-        books.apply(event)
-    return books
+        state.apply(event)
+    return state

@@ -23,7 +23,7 @@ class WaitingMessages:
     def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
         self._admission = admission
         self._weights = weights
-        self._parcels: dict[int, QueuedMessage] = {}
+        self._messages: dict[int, QueuedMessage] = {}
         self._queues: dict[ConsumerKey, PriorityQueue] = {}
         self._retries: Timers[int] = Timers()  # seconds, monotonic
         self._scheduled: Timers[int] = Timers()  # unix milliseconds
@@ -31,10 +31,10 @@ class WaitingMessages:
         self._later: set[int] = set()  # those that admission counts as later
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._messages)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._parcels
+        return number in self._messages
 
     @property
     def retrying(self) -> int:
@@ -46,14 +46,14 @@ class WaitingMessages:
         """The number of messages whose delivery time has not come."""
         return len(self._scheduled)
 
-    def put(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
+    def put(self, queued: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
         """Adds a message, for `delay` seconds at least. True: its consumer may get it at once."""
-        facts, number = parcel.facts, parcel.number
-        self._parcels[number] = parcel
+        facts, number = queued.facts, queued.number
+        self._messages[number] = queued
         later = facts.due_ms > now.unix_ms
         if later:
             self._later.add(number)
-        self._admission.waits(facts.tenant, parcel.destination, facts.topic, later=later)
+        self._admission.waits(facts.tenant, queued.destination, facts.topic, later=later)
         if facts.expires_ms:
             self._expiries.set(number, facts.expires_ms)
         if delay > 0:
@@ -62,10 +62,10 @@ class WaitingMessages:
         if later:
             self._scheduled.set(number, facts.due_ms)
             return False
-        queue = self._queues.get(parcel.key)
+        queue = self._queues.get(queued.key)
         if queue is None:
-            queue = self._queues[parcel.key] = PriorityQueue(self._weights)
-        queue.put(number, self._class(parcel))
+            queue = self._queues[queued.key] = PriorityQueue(self._weights)
+        queue.put(number, self._class(queued))
         return True
 
     def take(self, key: ConsumerKey) -> QueuedMessage | None:
@@ -76,18 +76,18 @@ class WaitingMessages:
             del self._queues[key]
         return self._gone(number) if number is not None else None
 
-    def discard(self, parcel: QueuedMessage) -> bool:
+    def discard(self, queued: QueuedMessage) -> bool:
         """Removes a message, wherever it waits. Returns False if it did not wait."""
-        number = parcel.number
-        if number not in self._parcels:
+        number = queued.number
+        if number not in self._messages:
             return False
         self._retries.cancel(number)
         self._scheduled.cancel(number)
-        queue = self._queues.get(parcel.key)
+        queue = self._queues.get(queued.key)
         if queue is not None:
-            queue.discard(number, self._class(parcel))
+            queue.discard(number, self._class(queued))
             if not queue:
-                del self._queues[parcel.key]
+                del self._queues[queued.key]
         self._gone(number)
         return True
 
@@ -100,9 +100,9 @@ class WaitingMessages:
 
     def expired(self, now: Now, most: int) -> list[QueuedMessage]:
         """Removes and returns expired messages."""
-        found = [self._parcels[number] for number in self._expiries.due(now.unix_ms, most)]
-        for parcel in found:
-            self.discard(parcel)
+        found = [self._messages[number] for number in self._expiries.due(now.unix_ms, most)]
+        for queued in found:
+            self.discard(queued)
         return found
 
     def keys(self, tenant: str) -> list[ConsumerKey]:
@@ -115,7 +115,7 @@ class WaitingMessages:
 
     def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
         """Returns the messages that are ready for this consumer, in the order in which they came."""
-        return [self._parcels[number] for number in sorted(self._queues.get(key, ()))]
+        return [self._messages[number] for number in sorted(self._queues.get(key, ()))]
 
     def seconds_left(self, now: Now) -> float | None:
         """Returns the seconds until the next attempt, delivery time or expiry. None: there is none."""
@@ -128,17 +128,17 @@ class WaitingMessages:
         return max(min(times), 0.0) if times else None
 
     def _gone(self, number: int) -> QueuedMessage:
-        parcel = self._parcels.pop(number)
+        queued = self._messages.pop(number)
         self._expiries.cancel(number)
         later = number in self._later
         self._later.discard(number)
-        self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic, later=later)
-        return parcel
+        self._admission.waited(queued.facts.tenant, queued.destination, queued.facts.topic, later=later)
+        return queued
 
-    def _class(self, parcel: QueuedMessage) -> str:
+    def _class(self, queued: QueuedMessage) -> str:
         """Returns the message's class, or the default if the class has no weight: weights may have changed
         since it came."""
-        name = parcel.facts.priority
+        name = queued.facts.priority
         if name in self._weights:
             return name
         return DEFAULT_CLASS if DEFAULT_CLASS in self._weights else next(iter(self._weights))

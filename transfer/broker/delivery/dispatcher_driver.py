@@ -120,10 +120,10 @@ class DispatcherDriver:
         """Sets the sink for messages and replies, and resumes what was unfinished before the restart."""
         self._sink = sink
         self.dispatcher.restore(self._sessions.load(), self._now())
-        books = self._journal.books()
-        for event in finish_buried(books, self._letters):
+        state = self._journal.load()
+        for event in finish_buried(state, self._letters):
             self._persist(event)
-        self._do(self.dispatcher.recover(books, self._now()))
+        self._do(self.dispatcher.recover(state, self._now()))
 
     def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
@@ -136,7 +136,7 @@ class DispatcherDriver:
         if self._hub.durability.failure is None:
             self._flush()
             if not self._withheld:
-                self._journal.snapshot(self.dispatcher.books)
+                self._journal.snapshot(self.dispatcher.state)
 
     # -- messages ----------------------------------------------------------------------------------------
 
@@ -190,8 +190,8 @@ class DispatcherDriver:
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """See DirectDriver."""
-        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.dispatcher.books.parcels:
-            self._do(self.dispatcher.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
+        if sent in DEAD_LETTER_REASONS and action.queued.number in self.dispatcher.state.messages:
+            self._do(self.dispatcher.remove(action.queued.number, DEAD_LETTER_REASONS[sent]))
             return
         gone = sent is Sent.GONE
         self._do(self.dispatcher.unsent(action.delivery, action.peer, self._now(), gone=gone))
@@ -208,11 +208,11 @@ class DispatcherDriver:
     def tick(self) -> None:
         """Lets retention remove finished messages. Called about once a second."""
         lowest: dict[str, int] = {}
-        for parcel in self.dispatcher.books.parcels.values():
-            topic, offset = parcel.ref
+        for queued in self.dispatcher.state.messages.values():
+            topic, offset = queued.ref
             lowest[topic] = min(offset, lowest.get(topic, offset))
-        for parcel in self._withheld.values():
-            topic, offset = parcel.ref
+        for queued in self._withheld.values():
+            topic, offset = queued.ref
             lowest[topic] = min(offset, lowest.get(topic, offset))
         log = self._hub.store.log
         for topic in self._holding - lowest.keys():
@@ -230,7 +230,7 @@ class DispatcherDriver:
     def unfinished(self, topic: Topic) -> list[int]:
         """Returns the numbers of a topic's messages that are not finished yet."""
         names = (topic.log_name, DIRECT_PREFIX + topic.name)
-        return [number for number, one in self.dispatcher.books.parcels.items() if one.ref.topic in names]
+        return [number for number, one in self.dispatcher.state.messages.items() if one.ref.topic in names]
 
     def purge(self, topic: Topic, *, removed: bool = False) -> None:
         """Forgets the messages of a purged topic. removed: the topic is removed, too."""
@@ -272,13 +272,13 @@ class DispatcherDriver:
             self._held_bytes -= self._held.popitem(last=False)[1].nbytes
         self._do(self.dispatcher.accept(admitted, ref, self._now()))
 
-    def _message(self, parcel: QueuedMessage) -> Message | None:
+    def _message(self, queued: QueuedMessage) -> Message | None:
         """Returns the message as it came; None: retention or damage removed it."""
-        held = self._held.get(parcel.ref)
+        held = self._held.get(queued.ref)
         if held is not None:
             return held
         try:
-            return self._hub.store.message(*parcel.ref)
+            return self._hub.store.message(*queued.ref)
         except LogDamaged as error:
             _log.error("%s", error)
             self._hub.counts["damaged"] += 1
@@ -348,14 +348,14 @@ class DispatcherDriver:
             self._dispatch(action)
 
     def _dispatch(self, action: Dispatch) -> None:
-        if action.parcel.number in self._unsynced:
-            self._unsynced[action.parcel.number] = action
+        if action.queued.number in self._unsynced:
+            self._unsynced[action.queued.number] = action
             return
-        message = self._message(action.parcel)
+        message = self._message(action.queued)
         if message is None:
             self._do(
                 self.dispatcher.remove(
-                    action.parcel.number, "the message is lost: retention or damage removed it"
+                    action.queued.number, "the message is lost: retention or damage removed it"
                 )
             )
             return
@@ -377,12 +377,12 @@ class DispatcherDriver:
     def _bury(self, action: DeadLetter) -> None:
         """Keeps the dead letter before it finishes the message. After a crash in between, the letter's name
         prevents a second one."""
-        parcel = action.parcel
-        self._withheld[action.number] = parcel
-        message = self._message(parcel)
+        queued = action.queued
+        self._withheld[action.number] = queued
+        message = self._message(queued)
         letter = letter_of_parcel(action, message, time.time_ns() // 1_000_000)
-        held = parcel.ref in self._held
-        large = large_of(message, self._hub.store.log, *parcel.ref, held=held)
+        held = queued.ref in self._held
+        large = large_of(message, self._hub.store.log, *queued.ref, held=held)
 
         def try_it() -> None:
             self._thread.do(lambda: keep_letter(self._letters, letter, large), buried)
@@ -396,7 +396,7 @@ class DispatcherDriver:
             self._events.append(Finished(action.number, End.DEAD_LETTERED))
             self._flush_soon()
             if message is not None:
-                self._publish(DEAD_LETTERS + parcel.facts.topic, message, _words_of(action))
+                self._publish(DEAD_LETTERS + queued.facts.topic, message, _words_of(action))
 
         try_it()
 
@@ -431,7 +431,7 @@ class DispatcherDriver:
     def _snapshot(self) -> None:
         """Writes a snapshot. It includes the events that are not written yet: a full log takes none."""
         try:
-            sequence = self._journal.snapshot(self.dispatcher.books)
+            sequence = self._journal.snapshot(self.dispatcher.state)
         except LogFull as error:
             _log.warning("direct delivery cannot write a snapshot: %s", error)
             return
@@ -452,11 +452,11 @@ class DispatcherDriver:
 
 
 def _words_of(letter: DeadLetter) -> dict[str, object]:
-    parcel = letter.parcel
+    queued = letter.queued
     return {
         "reason": letter.reason,
         "attempts": letter.attempts,
-        "original_topic": parcel.facts.topic,
-        "last_consumer": parcel.consumer_id or parcel.destination,
+        "original_topic": queued.facts.topic,
+        "last_consumer": queued.consumer_id or queued.destination,
         "last_error": letter.error,
     }

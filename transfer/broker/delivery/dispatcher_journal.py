@@ -52,28 +52,28 @@ class DispatcherJournal:
         self.grown += len(events)
         return sequence
 
-    def snapshot(self, books: DispatcherState) -> int:
+    def snapshot(self, state: DispatcherState) -> int:
         """Writes a snapshot, after which earlier events are not needed. Returns the last record's sequence.
         Raises LogFull."""
         _, end = self._log.range(TOPIC)
-        self._log.put(_SNAPSHOT, _PLACE.pack(end) + pack(books.snapshot()))
+        self._log.put(_SNAPSHOT, _PLACE.pack(end) + pack(state.snapshot()))
         sequence = self._log.acknowledge(TOPIC, _READER, end)
         self.grown = 0
         return sequence
 
-    def books(self) -> DispatcherState:
+    def load(self) -> DispatcherState:
         """Reads the state of before the restart. Raises LogDamaged."""
-        books, place = DispatcherState(), 0
+        state, place = DispatcherState(), 0
         value = self._log.get(_SNAPSHOT)
         if value is not None:
             (place,) = _PLACE.unpack_from(value)
             for event in unpack(value[_PLACE.size :]):
-                books.apply(event)
+                state.apply(event)
         _, end = self._log.range(TOPIC)
         while place < end:
             for record in self._log.read(TOPIC, place):
                 for event in unpack(record.body):
-                    books.apply(event)
+                    state.apply(event)
                     self.grown += 1
                 place = record.offset + 1
-        return books
+        return state

@@ -80,8 +80,8 @@ class Hub:
         self._patience = patience
         self._held_by, self._held_by_until = "", 0.0
         self._writer = BlobWriterThread(loop, self.threads)
-        self._aside = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
-        self.durability.at_failure = self._aside.failed
+        self._large_writes = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
+        self.durability.at_failure = self._large_writes.failed
         self._uploads = StreamingPublishes()
         self.streams = FrameStreams(
             store, self.fanout, self._writer, self._uploads, self.counts, self._placed, lambda: self.direct
@@ -93,7 +93,7 @@ class Hub:
         for upload in list(self._uploads):
             upload.abandon("the broker ends")
         self._writer.stop()
-        self._aside.close()
+        self._large_writes.close()
         self._writer.close()
         if self.direct is not None:
             self.direct.close()
@@ -123,8 +123,8 @@ class Hub:
     def _keep_or_refuse(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> None:
         if self.is_full:
             raise LogFull(self.full)
-        if self._aside.takes(topic, message.nbytes):
-            self._aside.take(topic, message, on_complete, hold=False)
+        if self._large_writes.takes(topic, message.nbytes):
+            self._large_writes.take(topic, message, on_complete, hold=False)
             return
         self.keep_now(topic, message, on_complete)
 
@@ -134,7 +134,7 @@ class Hub:
         topics = [self.store.topic(message.topic) for message in messages]
         small = all(message.nbytes < BLOB_FROM for message in messages)
         kept = all(topic.durable for topic in topics)
-        small = small and not self._aside.busy
+        small = small and not self._large_writes.busy
         if small and kept and self.durability.append_many(topics, messages, on_complete):
             self._appended_many(topics, messages)
             return
@@ -145,8 +145,8 @@ class Hub:
     def keep(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> bool:
         """Takes a message for a topic that keeps messages. See `publish`. Returns False if it is not appended
         yet: the log is full, or a thread writes it or a large one before it."""
-        if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
-            self._aside.take(topic, message, on_complete)
+        if self._large_writes.takes(topic, message.nbytes) and not isinstance(message, Written):
+            self._large_writes.take(topic, message, on_complete)
             return False
         return self._keep(topic, message, on_complete)
 
@@ -259,8 +259,8 @@ class Hub:
     def apply_backpressure(self, publisher: Publisher) -> None:
         """Pauses a publisher that has just published, if the disk is far behind or full."""
         self.durability.pressed(publisher)
-        if self._aside.busy:
-            self._aside.pressed(publisher)
+        if self._large_writes.busy:
+            self._large_writes.pressed(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
         """Returns bytes of the topic's payloads, in sequence, from a position: at most `limit`, fewer for
@@ -272,7 +272,7 @@ class Hub:
     def is_writing(self, topic: Topic) -> bool:
         """Returns whether messages of the topic are being written to the log."""
         on_their_way = any(upload.topic is topic for upload in self._uploads)
-        return on_their_way or self._aside.busy or self.durability.holds(topic)
+        return on_their_way or self._large_writes.busy or self.durability.holds(topic)
 
     @property
     def is_full(self) -> bool:
@@ -293,7 +293,7 @@ class Hub:
     @property
     def busy(self) -> bool:
         """Whether large messages are being transferred, or a publisher waits for the disk."""
-        return bool(self._uploads) or self._aside.busy or self.durability.busy
+        return bool(self._uploads) or self._large_writes.busy or self.durability.busy
 
     def _appended(self, topic: Topic, message: Message) -> None:
         nbytes, store = message.nbytes, self.store

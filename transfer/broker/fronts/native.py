@@ -88,7 +88,7 @@ class NativeFront:
     @property
     def registry(self) -> Registry | None:
         """The registry of announced endpoints; None where there is none."""
-        found = (one.registrations.books for one in self._sockets if isinstance(one, Requests))
+        found = (one.registrations.registry for one in self._sockets if isinstance(one, Requests))
         return next(found, None)
 
     @property

@@ -27,7 +27,7 @@ class Registrations:
     """The registry of one ROUTER. On the broker's loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, send: Send, counters: Counter[str]) -> None:
-        self.books = Registry(os.urandom(8).hex(), loop.time())
+        self.registry = Registry(os.urandom(8).hex(), loop.time())
         self._loop = loop
         self._send = send
         self._counters = counters
@@ -37,29 +37,29 @@ class Registrations:
         """Handles a command of `native_registry.OF_REGISTRY`. Raises ProtocolError, UsageError."""
         key, now = (program, head.number), self._loop.time()
         if head.op is Op.LOOK_UP:
-            listed = self.books.look_up(key, decode_look_up(head), now)
+            listed = self.registry.look_up(key, decode_look_up(head), now)
             self._send(program, *_framed(encode_listed(Op.LISTED, head.number, listed)))
             return
         if head.op is Op.RENEW:
-            lease = self.books.renew(key, now)
+            lease = self.registry.renew(key, now)
         elif head.op is Op.REGISTER:
             wish = decode_registering(head)
-            self.books.register(key, wish, now)
+            self.registry.register(key, wish, now)
             lease = wish.lease
         else:
-            self.books.unregister(key)
+            self.registry.unregister(key)
             lease = 0.0
-        words = encode_words({"registry": self.books.registry, "lease": lease})
+        words = encode_words({"registry": self.registry.registry, "lease": lease})
         self._send(program, encode(Op.REGISTERED, head.number, words), ())
         if head.op is not Op.RENEW:
             self._notify_soon()
 
     def tick(self, there: Collection[bytes]) -> None:
         """Removes programs that have disconnected and expired leases. there: connected programs."""
-        for program in self.books.programs:
+        for program in self.registry.programs:
             if program not in there:
-                self.books.leave(program)
-        self._counters["lease_expired"] += self.books.expire(self._loop.time())
+                self.registry.leave(program)
+        self._counters["lease_expired"] += self.registry.expire(self._loop.time())
         self._notify_soon()
 
     def close(self) -> None:
@@ -74,7 +74,7 @@ class Registrations:
 
     def _notify(self) -> None:
         self._timer = None
-        for notice in self.books.news(self._loop.time()):
+        for notice in self.registry.news(self._loop.time()):
             first, parts = _framed(encode_listed(Op.CHANGED, 0, notice.listed))
             for program, number in notice.to:
                 self._send(program, _numbered(first, number), parts)

@@ -141,7 +141,7 @@ def finish_buried(books: DispatcherState, letters: DeadLetters) -> list[Finished
             continue  # of a group of the topic "direct"
         number = int(digits)
         books.next_number = max(books.next_number, number + 1)
-        parcel = books.parcels.get(number)
+        parcel = books.messages.get(number)
         if parcel is not None and parcel.facts.message_id == message_id:
             events.append(Finished(number, End.DEAD_LETTERED))
             books.apply(events[-1])
@@ -150,7 +150,7 @@ def finish_buried(books: DispatcherState, letters: DeadLetters) -> list[Finished
 
 def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -> DeadLetter:
     """The same of a message for direct delivery. Pure."""
-    parcel = dead.parcel
+    parcel = dead.queued
     return DeadLetter(
         delivery_id=f"{_DIRECT}{dead.number}",
         message_id=parcel.facts.message_id,
