@@ -190,7 +190,7 @@ class Dispatch:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Keep the message as a dead letter. After a crash it may come again with the same number.
+    """Keep the message as a dead letter. After a crash it may be repeated with the same number.
 
     reason: "exhausted", "terminal", "expired" or an operator's reason. attempts: those made.
     """

@@ -139,13 +139,13 @@ _COMPRESSORS: dict[str, type[Compressor]] = {"lz4": Lz4, "zstd": Zstd}
 
 @functools.cache
 def codecs() -> dict[str, Codec]:
-    """All codecs by name. Raises OptionError if an entry point cannot be loaded."""
+    """Returns all codecs by name. Raises OptionError if an entry point cannot be loaded."""
     return {name: make() for name, make in _CODECS.items()} | _load_plugins(CODEC_POINTS, Codec)
 
 
 @functools.cache
 def compressors() -> dict[str, Compressor]:
-    """All compressors by name. Raises OptionError if an entry point cannot be loaded."""
+    """Returns all compressors by name. Raises OptionError if an entry point cannot be loaded."""
     known = dict(_COMPRESSORS)
     try:
         with undivided():
