@@ -53,7 +53,7 @@ class DeadLetterRouter:
             served.named.name,
             delivery.offset,
             delivery.attempt,
-            reason or "the consumer refused the message without a reason",
+            reason or "the consumer refused the message and gave no reason",
             str(delivery.consumer),
             self._loop.time() - first if first is not None else 0.0,
         )
