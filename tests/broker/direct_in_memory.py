@@ -31,7 +31,7 @@ class InMemory:
         for number, (text, destination) in enumerate(routes):
             dots = pattern(Kind.DOTS, text)
             self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
-        self.desk = Dispatcher(TableRoutes(self.table), rules or Rules())
+        self.dispatcher = Dispatcher(TableRoutes(self.table), rules or Rules())
         self.written, self.letters, self.audits, self.lost = [], [], [], []
         self._messages = []
         self._timer = None
@@ -48,10 +48,12 @@ class InMemory:
         return Now(self._loop.time(), int(time.time() * 1000))
 
     def publish_direct(self, message, facts, told):
-        verdict = self.desk.admit(facts)
+        verdict = self.dispatcher.admit(facts)
         if isinstance(verdict, Admitted):
             self._messages.append(message)
-            self._do(self.desk.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now))
+            self._do(
+                self.dispatcher.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now)
+            )
             self._loop.call_soon(told, None)
         return verdict
 
@@ -60,14 +62,14 @@ class InMemory:
 
     def _given_up(self, action, sent):
         if sent in DEAD_LETTER_REASONS:
-            return self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent])
-        return self.desk.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE)
+            return self.dispatcher.remove(action.queued.number, DEAD_LETTER_REASONS[sent])
+        return self.dispatcher.unsent(action.delivery, action.peer, self.now, gone=sent is Sent.GONE)
 
     def unroutable(self, message, facts, reason):
         self.lost.append((facts.topic, facts.message_id, reason))
 
     def request(self, peer, control):
-        self._do(self.desk.request(peer, control, self.now))
+        self._do(self.dispatcher.request(peer, control, self.now))
 
     def _do(self, actions):
         actions = deque(actions)
@@ -75,8 +77,8 @@ class InMemory:
             match actions.popleft():
                 case Persist(event):
                     self.written.append(encode(event))
-                    assert not isinstance(event, Finished) or event.number < self.desk.books.next_number
-                case Dispatch(parcel=parcel) as action:
+                    assert not isinstance(event, Finished) or event.number < self.dispatcher.state.next_number
+                case Dispatch(queued=parcel) as action:
                     sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
                     if sent is not Sent.YES:
                         actions += self._given_up(action, sent)
@@ -88,5 +90,5 @@ class InMemory:
                     self.audits.append(audit)
 
     def _tick(self):
-        self._do(self.desk.tick(self.now))
+        self._do(self.dispatcher.tick(self.now))
         self._timer = self._loop.call_later(0.005, self._tick)

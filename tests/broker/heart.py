@@ -123,7 +123,7 @@ class Ear(Subscriber):
             if not self._waiting[0]:
                 del self._waiting[0]
         if not self._waiting and self.hub is not None:
-            self.hub.relieved(self)
+            self.hub.on_drained(self)
 
     def _wait(self, nbytes):
         self._waiting.append(nbytes)

@@ -42,7 +42,7 @@ class Program:
             if not self._heard:
                 first, *parts = self.socket.recv_frames()
                 head = decode(bytes(first.data))
-                if head.op is Op.SEVERAL_SAID:
+                if head.op is Op.SEVERAL_FROM_BROKER:
                     self._heard = [(one, parts[its]) for one, its in decode_several(head, len(parts))]
                 else:
                     self._heard = [(head, parts)]
@@ -118,6 +118,6 @@ def program(endpoint):
 
 def quiet(broker):
     """Nothing is on its way, and nothing is kept of what was broken off."""
-    wait_for(lambda: not broker.hub._passages and not broker.hub._writer.open)
+    wait_for(lambda: not broker.hub._uploads and not broker.hub._writer.open)
     assert not broker.fronts["own"]._sockets[0].arrivals.open
     return True

@@ -20,7 +20,7 @@ from transfer.broker.core.dispatcher_actions import (
 )
 from transfer.broker.core.sessions import Capabilities
 from transfer.broker.protocols.abtp import (
-    Asked,
+    ControlMessage,
     Limits,
     encode_control,
     encode_register,
@@ -140,7 +140,7 @@ TENANTS = st.sampled_from(["", "t"])
 @settings(max_examples=100)
 def test_registrations_read_back(ask):
     data = encode_register(ask)
-    assert read(b"", b"_control", data) == read(b"_control", data) == Asked(ask, data, b"")
+    assert read(b"", b"_control", data) == read(b"_control", data) == ControlMessage(ask, data, b"")
 
 
 @given(
@@ -154,7 +154,7 @@ def test_registrations_read_back(ask):
 @settings(max_examples=100)
 def test_requests_read_back(ask):
     data = encode_control(ask, NOW)
-    assert read(b"", b"_control", data, b"signature") == Asked(ask, data, b"signature")
+    assert read(b"", b"_control", data, b"signature") == ControlMessage(ask, data, b"signature")
 
 
 @pytest.mark.parametrize(

@@ -81,7 +81,7 @@ def test_a_plain_consumer(broker, sockets):
     assert (empty, topic, found["payload"]) == (b"", b"orders.created", {"id": 7})
     assert found["spec_version"] == "abtp/1" and found["attempt"] == 1 and found["session_id"] == session
     control(consumer, type="ack", message_id=found["message_id"], consumer_id="w", status="processed")
-    broker.until(lambda: direct(broker).desk.counts["acked"] == 1)
+    broker.until(lambda: direct(broker).dispatcher.counts["acked"] == 1)
     control(consumer, type="ack", message_id=found["message_id"], consumer_id="w", status="processed")
     control(consumer, type="ack", message_id="never", consumer_id="w", status="processed")
     stale = answered(consumer)
@@ -144,9 +144,9 @@ def test_our_clients(broker):
         assert found[0].headers["x-own"] == [None, 2] and found[0].producer_id == producer.producer_id
         for one in found:
             consumer.ack(one, confirm=True)
-        assert direct(broker).desk.counts["acked"] == 3
+        assert direct(broker).dispatcher.counts["acked"] == 3
         consumer.heartbeat()
-    assert len(direct(broker).desk.sessions) == 0
+    assert len(direct(broker).dispatcher.sessions) == 0
 
 
 def test_nack_retry_and_dead_letter(broker):
@@ -181,7 +181,7 @@ def test_a_late_ack_is_refused(broker):
 
 def test_a_consumer_that_dies_loses_nothing(broker, sockets):
     consumer, _ = registered(sockets, "w", ["t"])
-    desk = direct(broker).desk
+    desk = direct(broker).dispatcher
     with AbtpProducer(router(broker)) as producer:
         producer.publish("t", 0)
         consumer.recv_multipart()
@@ -199,7 +199,7 @@ def test_a_consumer_that_dies_loses_nothing(broker, sockets):
             assert (found[0].attempt, found[-1].attempt) == (2, 1)
             for one in found:
                 again.ack(one, confirm=True)
-        assert desk.books.parcels == {} and direct(broker).letters == []
+        assert desk.state.messages == {} and direct(broker).letters == []
 
 
 def test_work_goes_to_whoever_is_left(broker):
@@ -218,7 +218,7 @@ def test_a_session_that_the_broker_forgot_begins_anew(broker):
     with AbtpProducer(router(broker)) as producer:
         with AbtpConsumer("w", ["t"], router(broker), heartbeat=0.02) as consumer:
             before = consumer.session_id
-            desk = direct(broker).desk
+            desk = direct(broker).dispatcher
             broker.call(
                 lambda: desk._end_session(desk.sessions.find(("", "w")), "restart", direct(broker).now)
             )
@@ -237,7 +237,7 @@ def test_a_full_queue_tells_the_producer(tmp_path):
             producer.publish("t", 2)
             with pytest.raises(Again, match="dropped: max_per_topic_queue"):
                 producer.publish("t", 3)
-            assert direct(broker).desk.admission.counts == {"deferred": 2, "dropped": 1}
+            assert direct(broker).dispatcher.admission.counts == {"deferred": 2, "dropped": 1}
 
 
 def test_no_route_is_told(broker):
@@ -283,8 +283,8 @@ def test_many_messages_in_order(broker):
                 consumer.ack(found)
                 assert careless.recv().payload == number
             producer.confirm()
-        broker.until(lambda: not direct(broker).desk.books.parcels)
-        assert direct(broker).desk.counts["acked"] == 500
+        broker.until(lambda: not direct(broker).dispatcher.state.messages)
+        assert direct(broker).dispatcher.counts["acked"] == 500
 
 
 def test_threads_share_a_consumer(broker):

@@ -105,7 +105,7 @@ def test_more_prefixes_than_are_told_apart():
     fanout = SimpleNamespace(subscribe=lambda _, found: wanted.append(found))
     subscriber = PubSubscriber(SimpleNamespace(fanout=fanout), lambda *_: None, 1)
     for number in range(MOST_PREFIXES + 2):
-        subscriber.heard(b"\1topic%d" % number)
+        subscriber.on_subscription(b"\1topic%d" % number)
     everything = pattern(Kind.PREFIX, "")
     assert wanted[MOST_PREFIXES:] == [everything] * 2
     assert everything not in wanted[:MOST_PREFIXES]

@@ -187,7 +187,9 @@ def test_what_its_consumer_does_not_read_is_a_dead_letter(broker):
         producer.publish("t", [1], message_id="plain")
         assert worker.recv(10).message_id == "plain"
         broker.until(lambda: len(direct(broker).letters) == 2)
-        assert {one.reason for one in direct(broker).letters} == {"its consumer does not support its codec"}
+        assert {one.reason for one in direct(broker).letters} == {
+            "the consumer does not support the codec of the message"
+        }
 
 
 @pytest.mark.parametrize("payload", [b"\xa1\xff", b"\x81\x80\x01", b"\xc7\x0c\xff" + b"\xff" * 12])
@@ -207,9 +209,9 @@ def test_what_no_codec_decodes_is_a_dead_letter_and_concerns_nobody_else(broker,
         assert found.payload == [1]
         worker.ack(found, confirm=True)
         broker.until(lambda: len(direct(broker).letters) == 1)
-        assert "its payload is no msgpack" in caplog.text
+        assert "the payload is not valid msgpack" in caplog.text
         producer.send_multipart([b"abtp/1", b"\x01", b"all", b'{"codec":"msgpack"}', payload])
-        with pytest.raises(ProtocolError, match="its payload is no msgpack"):
+        with pytest.raises(ProtocolError, match="the payload is not valid msgpack"):
             subscriber.recv(10)
 
 

@@ -103,7 +103,7 @@ def test_messages_come_packed_and_in_their_order(tmp_path):
         for one in got:
             worker.ack(one, confirm=True)
         assert broker.hub.counts["offloaded"] == 20, "each large one was read there and packed there"
-        assert not broker.hub.direct.desk.books.parcels
+        assert not broker.hub.direct.dispatcher.state.messages
 
 
 @pytest.mark.parametrize("in_place", [True, False])
@@ -128,5 +128,5 @@ def test_one_that_cannot_be_packed_there(tmp_path, monkeypatch, in_place):
         assert worker.recv().payload == b"small"
         until(lambda: broker.letters.count(), 0 if in_place else 1)
         for one in broker.letters.all():
-            assert (one.message_id, one.reason) == ("large", "it could not be packed")
+            assert (one.message_id, one.reason) == ("large", "the message could not be encoded")
             assert one.payload == bytes(5000)

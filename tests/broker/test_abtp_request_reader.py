@@ -126,6 +126,6 @@ def test_producers_of_large_and_small_messages(tmp_path, threads):
             worker.ack(message)
         assert all(numbers == list(range(30)) for numbers in found.values())
         assert broker.hub.counts["offloaded"] >= 30
-        eventually(lambda: not broker.direct.desk.books.parcels)
+        eventually(lambda: not broker.direct.dispatcher.state.messages)
         for maker in makers:
             maker.close()

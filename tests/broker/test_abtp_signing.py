@@ -95,7 +95,7 @@ def test_signatures_of_a_clock_that_stands_still_or_goes_back():
 
 @pytest.mark.parametrize("signature", [b"", b"x", bytes(SIZE), bytes(SIZE + 1)])
 def test_no_signature(signature):
-    wrong = "with another token" if len(signature) == SIZE else f"{SIZE} bytes behind each"
+    wrong = "with another token" if len(signature) == SIZE else f"requires a signature of {SIZE} bytes"
     assert wrong in refused(signatures(), SAID, signature)
 
 
@@ -227,7 +227,7 @@ def test_a_broker_that_does_not_ask_passes_over_signatures(tmp_path):
             message = consumer.recv(10)
             consumer.ack(message, confirm=True)
         assert message.payload == 1
-        assert broker.hub.direct.desk.counts["acked"] == 1
+        assert broker.hub.direct.dispatcher.counts["acked"] == 1
 
 
 def test_a_clock_that_was_ahead_is_named():

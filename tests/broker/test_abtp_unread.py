@@ -73,7 +73,7 @@ def test_a_consumer_that_beats_and_does_not_read(tmp_path):
         for number in range(count):
             maker.publish("orders.a", b"%03d" % number + bytes(SIZE))
             silent.beat()
-        counts = broker.direct.desk.counts
+        counts = broker.direct.dispatcher.counts
         until = time.monotonic() + 20
         while counts["unsent"] < 20 or counts["ack_timeouts"] < 20:
             assert time.monotonic() < until, counts
@@ -81,7 +81,7 @@ def test_a_consumer_that_beats_and_does_not_read(tmp_path):
             time.sleep(0.1)
             assert sum(held(front)) <= MOST
         found = set()
-        while broker.direct.desk.books.parcels:
+        while broker.direct.dispatcher.state.messages:
             assert time.monotonic() < until + 40, len(found)
             if silent.socket.poll(50) and b"payload" in (said := silent.read()[-1]):
                 message = json.loads(said)
@@ -100,7 +100,7 @@ def test_one_without_acknowledgements_loses_what_has_no_room(tmp_path):
         silent = Silent(broker, supports_ack=False)
         for number in range(count):
             maker.publish("orders.a", b"%03d" % number + bytes(SIZE))
-        counts = broker.direct.desk.counts
+        counts = broker.direct.dispatcher.counts
         lost = counts["lost"]
         assert 0 < lost < count
         for _ in range(count - lost):

@@ -77,7 +77,7 @@ def test_announcements_of_2_gib_take_neither_disk_nor_memory(tmp_path, protocol,
         peers = [connect(broker.port) for _ in range(10)]
         for peer in peers:
             peer.sendall(PROTOCOLS[protocol](2 * GIB)[:35])
-        broker.until(lambda: len(broker.hub._passages) == 10)
+        broker.until(lambda: len(broker.hub._uploads) == 10)
         assert taken(tmp_path) - disk < MIB
         assert resident() - memory < 10 * MIB and listening.largest == 0
         peers[0].sendall(bytes(2 * MIB))
@@ -86,7 +86,7 @@ def test_announcements_of_2_gib_take_neither_disk_nor_memory(tmp_path, protocol,
         assert taken(tmp_path) - disk <= 5 * MIB
         for peer in peers:
             peer.close()
-        broker.until(lambda: not broker.hub._passages and taken(tmp_path) - disk < MIB)
+        broker.until(lambda: not broker.hub._uploads and taken(tmp_path) - disk < MIB)
         assert broker.call(lambda: broker.hub.announced.nbytes) == 0
 
 
@@ -144,7 +144,7 @@ def test_many_that_announce_stay_within_the_budget_and_another_still_gets_throug
             peers[-1].sendall(announce(GIB))
             assert broker.call(lambda: broker.hub.announced.nbytes) <= 4 * GIB
         broker.until(lambda: broker.front.counters["refused"] == 8)
-        for passage in broker.hub._passages:  # as if they had sent nothing for so long
+        for passage in broker.hub._uploads:  # as if they had sent nothing for so long
             passage._pace = (broker._loop.time() - 5, GIB)
         payload = os.urandom(4 * MIB)
         good = connect(broker.port)

@@ -137,13 +137,13 @@ def test_a_log_that_fails_is_told_once(beating):
     for _ in range(66):
         beating.publish("t", large(b"a"), told.append)
     beating.publish("t", b"b", told.append)
-    beating.hub.pressed(publisher)
+    beating.hub.apply_backpressure(publisher)
     assert publisher.paused
     beating.hub.durability.failed(InternalError("no such disk"))
     assert [type(error) for error in told] == [InternalError] * 67
     assert not publisher.paused
     beating.turn(0.2)
-    assert len(told) == 67 and not beating.hub._aside.busy
+    assert len(told) == 67 and not beating.hub._large_writes.busy
 
 
 @pytest.mark.parametrize("failing", ["commit", "append"])
@@ -164,7 +164,7 @@ def test_a_log_that_fails_by_one_of_them_is_told_once(beating, monkeypatch, fail
     beating.turn(0.2)
     assert sorted(name for name, _ in told) == [b"a", b"b", b"c", b"d"]
     assert all(isinstance(error, InternalError) for _, error in told)
-    assert not beating.hub._aside.busy
+    assert not beating.hub._large_writes.busy
 
 
 def test_who_publishes_much_waits(beating):
@@ -173,7 +173,7 @@ def test_who_publishes_much_waits(beating):
     while not publisher.paused:
         beating.publish("t", large(b"x"), told.append)
         count += 1
-        beating.hub.pressed(publisher)
+        beating.hub.apply_backpressure(publisher)
     assert count * LARGE > 64 << 20
     beating.until(lambda: len(told) == count)
     beating.until(lambda: not publisher.paused)

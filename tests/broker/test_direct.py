@@ -45,7 +45,7 @@ def test_a_message_is_written_then_sent_then_acknowledged():
     assert [type(event) for event in shop.events()] == [Accepted, Dispatched]
     answers = shop.ask(Ack("m", "w", reply=True))
     assert answers == [Persist(Finished(1, End.ACKED)), Answer(b"w", Taken("ack", "w", "m", "processed"))]
-    assert shop.desk.books.parcels == {} and shop.last.status is Status.ACKED
+    assert shop.desk.state.messages == {} and shop.last.status is Status.ACKED
     assert shop.desk.counts["acked"] == 1 and len(shop.desk.inflight) == 0
 
 
@@ -128,7 +128,7 @@ def test_without_acks_a_message_is_done_when_it_is_sent():
     shop.register(capabilities=Capabilities(supports_ack=False))
     shop.publish()
     assert shop.events()[-1] == Finished(1, End.SENT)
-    assert isinstance(shop.done[-1], Dispatch) and shop.desk.books.parcels == {}
+    assert isinstance(shop.done[-1], Dispatch) and shop.desk.state.messages == {}
     assert shop.ask(Ack("m", "w")) == []  # nobody asked for it; harmless
 
 
@@ -162,7 +162,7 @@ def test_a_full_queue_refuses(limits, limit):
     shop = Shop(Rules(limits=limits), [("t", "w")])
     assert [type(shop.publish(message_id=f"m{number}")) for number in range(3)] == [Admitted, Admitted, Full]
     assert shop.publish() == Full(limit)
-    assert len(shop.desk.books.parcels) == 2
+    assert len(shop.desk.state.messages) == 2
 
 
 # --- acknowledging ------------------------------------------------------------------------------------------
@@ -192,7 +192,7 @@ def test_an_ack_after_the_timeout_is_stale_and_audited():
     late = shop.ask(Ack("m", "w", delivery_id=first.delivery_id))
     assert late[1].reply.fault is Fault.STALE_ACK
     shop.ask(Ack("m", "w", delivery_id=shop.last.delivery_id))
-    assert shop.desk.books.parcels == {} and shop.desk.counts["stale_acks"] == 2
+    assert shop.desk.state.messages == {} and shop.desk.counts["stale_acks"] == 2
 
 
 def test_an_ack_of_an_old_session_is_stale():
@@ -206,7 +206,7 @@ def test_an_ack_of_an_old_session_is_stale():
         assert actions[-1].reply.fault is Fault.STALE_ACK
     assert len(shop.desk.inflight) == 1
     shop.ask(Ack("m", "w"), b"new")
-    assert shop.desk.books.parcels == {}
+    assert shop.desk.state.messages == {}
 
 
 def test_nobody_acknowledges_for_somebody_else():
@@ -228,7 +228,7 @@ def test_two_messages_of_one_id_are_two_messages():
     shop.ask(Ack("m", "w"))
     assert [one.delivery_id for one in shop.desk.inflight] == [second]
     shop.ask(Ack("m", "w", delivery_id=second))
-    assert shop.desk.books.parcels == {}
+    assert shop.desk.state.messages == {}
 
 
 def test_subscriptions_of_those_who_went_are_looked_up_and_the_newest_are_remembered(monkeypatch):

@@ -86,7 +86,7 @@ class Crashes(RuleBasedStateMachine):
         self.shop = Shop(self.RULES, self.ROUTES)
         self.shop.seconds, self.shop.offsets = old.seconds + 1, old.offsets
         self.shop.written = list(old.written)
-        assert self.accepted - self.buried - set(books.parcels) <= {
+        assert self.accepted - self.buried - set(books.messages) <= {
             event.number for event in events if isinstance(event, Finished)
         }
         self.perform(self.shop.desk.recover(books, self.shop.now))
@@ -149,10 +149,10 @@ class Crashes(RuleBasedStateMachine):
         """An ACK of a delivery that is over changes nothing."""
         number = data.draw(st.sampled_from(sorted(self.attempts)))
         self.perform(self.shop.desk.tick(self.shop.now))  # what time alone does is done
-        before = dict(self.shop.desk.books.parcels)
+        before = dict(self.shop.desk.state.messages)
         request = Ack(f"m{number}", "w", delivery_id=f"{number}-99")
         self.perform(self.shop.desk.request(b"w", request, self.shop.now))
-        assert self.shop.desk.books.parcels == before
+        assert self.shop.desk.state.messages == before
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 3, 6]), crash=CRASH)
     def wait(self, seconds, crash):
@@ -167,13 +167,13 @@ class Crashes(RuleBasedStateMachine):
     @invariant()
     def the_books_are_what_was_written(self):
         desk = self.shop.desk
-        assert replay([decode(raw) for raw in self.shop.written]) == desk.books
-        assert replay(desk.books.snapshot()) == desk.books
+        assert replay([decode(raw) for raw in self.shop.written]) == desk.state
+        assert replay(desk.state.snapshot()) == desk.state
 
     @invariant()
     def every_message_is_somewhere(self):
         desk = self.shop.desk
-        parcels = desk.books.parcels
+        parcels = desk.state.messages
         finished = {event.number for event in map(decode, self.shop.written) if isinstance(event, Finished)}
         assert self.accepted == set(parcels) | finished
         flying = {delivery.number for delivery in desk.inflight}
@@ -194,7 +194,7 @@ class Crashes(RuleBasedStateMachine):
         for consumer in "wx":
             self.register(consumer, None)
         for _ in range(200):
-            if not shop.desk.books.parcels:
+            if not shop.desk.state.messages:
                 break
             for delivery in list(shop.desk.inflight):
                 request = Ack(delivery.message_id, delivery.consumer_id, reply=True)
@@ -204,7 +204,7 @@ class Crashes(RuleBasedStateMachine):
                 heartbeat = Heartbeat(session.consumer_id, session.session_id)
                 self.perform(shop.desk.request(session.peer, heartbeat, shop.now))
             self.perform(shop.desk.tick(shop.now))
-        assert shop.desk.books.parcels == {}
+        assert shop.desk.state.messages == {}
         assert self.accepted == self.confirmed | self.buried | self.finished_unanswered()
         assert shop.desk.admission.unfinished == shop.desk.admission.waiting == len(shop.desk.inflight) == 0
         assert shop.desk.waiting.seconds_left(shop.now) is None

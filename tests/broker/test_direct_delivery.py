@@ -122,7 +122,7 @@ def test_a_late_acknowledgement_is_refused_and_audited(tmp_path):
 
 def test_events_that_wait_are_in_the_audit_after_a_stop(tmp_path):
     with abtp(tmp_path) as broker:
-        stale = broker.hub.groups.told_stale
+        stale = broker.hub.groups.on_stale
         broker.call(lambda: [stale("topic", "group", "consumer", [offset]) for offset in range(200)])
     with abtp(tmp_path) as broker:
         events = [event for event in broker.audit.events(limit=1000) if event.action.operation == "stale_ack"]
@@ -211,13 +211,13 @@ def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
         with abtp(tmp_path / "data"):
             pass
     with abtp(tmp_path / "data") as broker, consumer(broker, subscriptions=()) as worker:
-        desk = broker.hub.direct.desk
-        times = {parcel.facts.message_id: parcel.facts.due_ms for parcel in desk.books.parcels.values()}
+        desk = broker.hub.direct.dispatcher
+        times = {parcel.facts.message_id: parcel.facts.due_ms for parcel in desk.state.messages.values()}
         assert times == {"soon": soon, "late": late}
         got = worker.recv(20)
         assert got.message_id == "soon" and time.time() * 1000 >= soon
         worker.ack(got, confirm=True)
-        assert desk.waiting.scheduled == len(desk.books.parcels) == 1
+        assert desk.waiting.scheduled == len(desk.state.messages) == 1
         with pytest.raises(Again):
             worker.recv(0.2)
 
@@ -226,7 +226,7 @@ def departed(broker, *subscriptions, **more):
     """A consumer that was there a moment ago."""
     with consumer(broker, subscriptions=subscriptions, **more) as worker:
         assert worker.session_id
-    eventually(lambda: len(broker.direct.desk.sessions) == 0)
+    eventually(lambda: len(broker.direct.dispatcher.sessions) == 0)
 
 
 def test_messages_wait_for_a_worker_that_restarts(tmp_path):
@@ -259,7 +259,7 @@ def test_a_worker_that_does_not_come_back_is_waited_for_no_longer(tmp_path):
         with pytest.raises(ProtocolError):
             maker.publish("other", 1, headers={"delivery_mode": "direct"})
         assert broker.fronts["abtp"].counters["awaiting_route"] == 1
-        assert broker.direct.desk.counts["unroutable"] == 3
+        assert broker.direct.dispatcher.counts["unroutable"] == 3
 
 
 def test_no_more_wait_for_a_worker_than_may_be_queued(tmp_path):
@@ -294,9 +294,11 @@ def test_consumers_that_register_meanwhile_do_not_look_at_each_message_that_wait
         departed(broker, "orders.*", "bills")
         names = [maker.publish(topic, 1, wait=False) for topic in ("orders.a", "bills") * 50]
         eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 100)
-        looked, admit = [], broker.direct.desk.admit
+        looked, admit = [], broker.direct.dispatcher.admit
         monkeypatch.setattr(
-            broker.direct.desk, "admit", lambda facts, *a, **b: looked.append(facts) or admit(facts, *a, **b)
+            broker.direct.dispatcher,
+            "admit",
+            lambda facts, *a, **b: looked.append(facts) or admit(facts, *a, **b),
         )
         with AbtpConsumer("other", ["other"], broker.endpoints["abtp router"]):
             eventually(lambda: len(looked) >= 2)

@@ -75,8 +75,8 @@ def test_numbers_are_never_given_twice():
     shop.register()
     shop.publish()
     shop.ask(Ack("m", "w"))
-    books = replay(shop.desk.books.snapshot())
-    assert books == shop.desk.books == DispatcherState({}, 2)
+    books = replay(shop.desk.state.snapshot())
+    assert books == shop.desk.state == DispatcherState({}, 2)
 
 
 def test_restored_sessions_keep_their_routes():

@@ -56,10 +56,10 @@ def test_a_nack_is_tried_again_with_growing_pauses_then_given_up():
     actions = shop.ask(Nack("m", "w", False, "still busy", reply=True))
     letter = next(action for action in actions if isinstance(action, DeadLetter))
     assert (letter.reason, letter.attempts, letter.error) == ("exhausted", 3, "still busy")
-    assert letter.parcel.consumer_id == "w" and letter.parcel.facts.topic == "t"
+    assert letter.queued.consumer_id == "w" and letter.queued.facts.topic == "t"
     assert actions[-1].reply.status == "dead_lettered"
     assert actions.index(letter) < actions.index(Persist(Finished(1, End.DEAD_LETTERED)))
-    assert shop.desk.books.parcels == {} and shop.desk.counts["retried"] == 2
+    assert shop.desk.state.messages == {} and shop.desk.counts["retried"] == 2
 
 
 def test_a_terminal_error_is_not_tried_again():
@@ -93,7 +93,7 @@ def test_an_expired_message_is_a_dead_letter_wherever_it_is():
     shop.wait(1)
     assert len(shop.desk.inflight) == 1  # whoever has it may still finish it
     shop.ask(Nack("in hands", "w", False))
-    letters = [(letter.parcel.facts.message_id, letter.reason) for letter in shop.of(DeadLetter)]
+    letters = [(letter.queued.facts.message_id, letter.reason) for letter in shop.of(DeadLetter)]
     assert letters == [("waiting", "expired"), ("late", "expired"), ("in hands", "expired")]
 
 
@@ -132,8 +132,8 @@ def test_a_batch_for_a_peer_that_is_gone():
     deliveries = [action.delivery for action in shop.of(Dispatch)]
     for delivery in deliveries:
         shop.do(shop.desk.unsent(delivery, b"w", shop.now, gone=True))
-    assert [parcel.attempt for parcel in shop.desk.books.parcels.values()] == [0, 0, 0]
-    assert replay([decode(raw) for raw in shop.written]) == shop.desk.books
+    assert [parcel.attempt for parcel in shop.desk.state.messages.values()] == [0, 0, 0]
+    assert replay([decode(raw) for raw in shop.written]) == shop.desk.state
     shop.register(subscriptions=())
     assert [entry[1:] for entry in shop.sent[3:]] == [("m0", 1), ("m1", 1), ("m2", 1)]
     assert shop.desk.counts["lost"] == 0
@@ -144,7 +144,7 @@ def test_what_needed_no_ack_is_lost_if_it_cannot_be_sent():
     shop.register(capabilities=Capabilities(supports_ack=False))
     shop.publish()
     shop.do(shop.desk.unsent(shop.last, b"w", shop.now, gone=False))
-    assert shop.desk.counts["lost"] == 1 and shop.desk.books.parcels == {}
+    assert shop.desk.counts["lost"] == 1 and shop.desk.state.messages == {}
 
 
 # --- coming and going ---------------------------------------------------------------------------------------
@@ -205,7 +205,7 @@ def test_a_resumed_session_keeps_what_it_has():
     again = shop.register(peer=b"new", session_id=session)
     assert again == Registered("w", session, "resumed") and len(shop.sent) == 1
     shop.ask(Ack("m", "w"), b"new")
-    assert shop.desk.books.parcels == {}
+    assert shop.desk.state.messages == {}
 
 
 def test_subscriptions_that_may_not_be_change_nothing():
@@ -254,7 +254,7 @@ def test_operators_take_messages_away():
     shop.do(shop.desk.remove(1))
     shop.do(shop.desk.remove(2, "quarantined"))
     assert [letter.reason for letter in shop.of(DeadLetter)] == ["quarantined"]
-    assert shop.desk.books.parcels == {} and shop.desk.admission.unfinished == 0
+    assert shop.desk.state.messages == {} and shop.desk.admission.unfinished == 0
     with pytest.raises(UsageError):
         shop.desk.remove(1)
 
@@ -268,7 +268,7 @@ def test_many_messages_among_workers_that_fail():
     for number in range(1000):
         shop.publish(message_id=f"m{number}")
     processed, seen = [], 0
-    while shop.desk.books.parcels:
+    while shop.desk.state.messages:
         fresh = shop.of(Dispatch)[seen:]
         seen += len(fresh)
         for action in fresh:
@@ -281,6 +281,6 @@ def test_many_messages_among_workers_that_fail():
         shop.wait(0.1)
         for session in shop.desk.sessions:
             shop.desk.sessions.heartbeat(session.peer, session.consumer_id, session.session_id, shop.seconds)
-    dead = [letter.parcel.facts.message_id for letter in shop.of(DeadLetter)]
+    dead = [letter.queued.facts.message_id for letter in shop.of(DeadLetter)]
     assert len(processed) == len(set(processed)) and not set(processed) & set(dead)
     assert len(processed) + len(dead) == 1000

@@ -137,7 +137,7 @@ def test_a_sub_of_zeromq_that_never_reads_hurts_nobody(tmp_path):
         for number in range(3000):
             publisher.publish("news", b"%d" % number * 1000)
             assert bytes(reader.recv(10).payload)[:4] == (b"%d" % number * 4)[:4]
-        assert front.told == 3000
+        assert front.published == 3000
 
 
 def test_a_publisher_without_heartbeats_is_let_go(tmp_path):

@@ -96,7 +96,7 @@ def test_more_than_may_wait_is_refused_and_published_again_in_order(tmp_path, di
     monkeypatch.setattr(own_waiting, "_EACH", 8 * (30_000 + 256) * 3)
     with full_log(tmp_path, disk) as (_, _, consumer, other, _):
         asked = [other.publish("t", PAYLOAD + b"%d" % one, wait=False) for one in range(100)]
-        with pytest.raises(LogFull, match="too much of what is published waits already"):
+        with pytest.raises(LogFull, match="too many publishes wait already"):
             other.wait_kept(asked[-1], timeout=20)
         again = threading.Thread(target=other.publish, args=("t", b"again"))
         again.start()
@@ -139,7 +139,7 @@ def test_a_disk_that_is_far_behind_stops_reading_for_a_moment_alone(tmp_path, mo
     with running(tmp_path) as broker:
         endpoint = broker.endpoints["requests"]
         behind = threading.Event()
-        pressed, publishers = broker.hub.pressed, []
+        pressed, publishers = broker.hub.apply_backpressure, []
 
         def press(publisher):
             if behind.is_set() and not publishers:
@@ -148,7 +148,7 @@ def test_a_disk_that_is_far_behind_stops_reading_for_a_moment_alone(tmp_path, mo
             else:
                 pressed(publisher)
 
-        monkeypatch.setattr(broker.hub, "pressed", press)
+        monkeypatch.setattr(broker.hub, "apply_backpressure", press)
         with BrokerClient(endpoint, timeout=10) as own, BrokerClient(endpoint, timeout=10) as other:
             consumer = own.consume("t", "g")
             behind.set()

@@ -10,14 +10,14 @@ from transfer.transports.errors import UsageError
 
 REFUSED = [
     (Kind.DOTS, "", "empty"),
-    (Kind.DOTS, "orders.>.created", "goes on behind"),
-    (Kind.DOTS, ">.orders", "goes on behind"),
+    (Kind.DOTS, "orders.>.created", "continues after"),
+    (Kind.DOTS, ">.orders", "continues after"),
     (Kind.DOTS, "orders..created", "empty segment"),
     (Kind.DOTS, ".orders", "empty segment"),
     (Kind.DOTS, "orders.", "empty segment"),
     (Kind.DOTS, "orders.*.>", "both"),
     (Kind.DOTS, "*.orders.>", "both"),
-    (Kind.DOTS, "*.>.*", "goes on behind"),
+    (Kind.DOTS, "*.>.*", "continues after"),
     (Kind.DOTS, "orders. created", "white space"),
     (Kind.DOTS, " orders", "white space"),
     (Kind.DOTS, "orders\n", "white space"),

@@ -396,5 +396,5 @@ def test_what_has_a_letter_is_finished_behind_a_crash(letters):
         facts = MessageInfo("", "orders", message_id, "maker")
         books.apply(Accepted(number, "worker", facts, LogPosition("broker/m/orders", number)))
     assert finish_dead_lettered(books, letters) == [Finished(2, End.DEAD_LETTERED)]
-    assert sorted(books.parcels) == [1, 3, 4, 5]
+    assert sorted(books.messages) == [1, 3, 4, 5]
     assert books.next_number == 10

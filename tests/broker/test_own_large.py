@@ -247,7 +247,7 @@ def test_a_publisher_that_goes_in_the_middle(broker, client, topic):
             raw.granted()
             raw.piece(1, bytes(MIB))
             raw.piece(1, bytes(MIB))
-            wait_for(lambda: broker.hub._passages)
+            wait_for(lambda: broker.hub._uploads)
         with pytest.raises(TransferError):  # it has a part of a message
             ttp.recv()
     assert quiet(broker)
@@ -274,7 +274,7 @@ def test_a_broker_that_goes_in_the_middle(tmp_path):
 
         thread = threading.Thread(target=publish)
         thread.start()
-        wait_for(lambda: broker.hub._passages)
+        wait_for(lambda: broker.hub._uploads)
     with client:
         thread.join(20)
         with pytest.raises(Broken):

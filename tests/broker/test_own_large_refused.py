@@ -67,8 +67,8 @@ def test_what_cannot_be_begun_is_refused(broker, raw, said, reason):
     ("said", "reason"),
     [
         (lambda raw: raw.piece(1, bytes(3 * MIB)), "are granted"),
-        (lambda raw: raw.end(1), "ended behind 1048576"),
-        (lambda raw: raw.begin(1, MIB), "was begun already"),
+        (lambda raw: raw.end(1), "ended after 1048576"),
+        (lambda raw: raw.begin(1, MIB), "was begun before"),
     ],
 )
 def test_what_is_wrong_in_the_middle_ends_it(broker, raw, said, reason):

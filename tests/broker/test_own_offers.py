@@ -25,7 +25,7 @@ class Taker:
         self.views = []
         self.ended = []
 
-    def say(self, op, place, rest=b"", data=None):
+    def send(self, op, place, rest=b"", data=None):
         self.said.append((op, place, rest))
         if data is not None:
             self.views.append(data)

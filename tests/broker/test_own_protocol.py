@@ -124,7 +124,7 @@ def test_a_wish_to_join_is_checked():
 )
 def test_words_that_are_no_text_are_refused(text):
     """Half a surrogate pair: as a group's name no metric, log or answer could be written any more."""
-    with pytest.raises(ProtocolError, match="no JSON"):
+    with pytest.raises(ProtocolError, match="not JSON"):
         decode_words(Head(Op.JOIN, 1, 1, text))
 
 

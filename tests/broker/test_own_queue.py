@@ -169,7 +169,7 @@ def test_what_was_received_never_comes_again_however_long_nobody_pulls(tmp_path,
 
 def test_a_queue_is_for_those_who_pull_alone(tmp_path, connected):
     with with_queue(tmp_path) as broker, BrokerClient(broker.endpoints["requests"]) as client:
-        with pytest.raises(UsageError, match="who PULL") as raised:
+        with pytest.raises(UsageError, match="PULL clients") as raised:
             client.consume("orders", "pull")
         assert "another name" in str(raised.value)
         client.consume("others", "pull")  # a topic without a queue

@@ -64,7 +64,7 @@ def test_a_consumer_gets_the_others_and_it_becomes_a_dead_letter(broker, head):
         until(broker.letters.count, 1)
         (letter,) = broker.letters.all()
         assert (letter.delivery_id, letter.payload, letter.head) == ("t/g/1", b"bad!", head)
-        assert "cannot be taken apart" in letter.reason and letter.attempts == 1
+        assert "cannot be split into parts" in letter.reason and letter.attempts == 1
         assert broker.hub.counts["unreadable"] == 1
         until(lambda: group(broker, "t", "g").cursor, 3)
 

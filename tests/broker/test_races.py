@@ -42,7 +42,7 @@ def test_a_full_log_holds_messages_in_order(tmp_path):
         beating.log.acknowledge("topic/t", "holds", 0)
         for payload in sent:
             beating.publish("t", payload, answers.append)
-            beating.hub.pressed(publisher)
+            beating.hub.apply_backpressure(publisher)
         assert publisher.paused > 0
         assert beating.hub.durability.full
         beating.log.leave("topic/t", "holds")
@@ -174,14 +174,14 @@ def test_a_failed_log_lets_publishers_go(tmp_path):
     with heart(tmp_path) as beating:
         publisher, answers = Publisher(), []
         beating.publish("t", bytes(65 << 20), answers.append)
-        beating.hub.pressed(publisher)
+        beating.hub.apply_backpressure(publisher)
         assert publisher.paused == 1
         beating.hub.durability.failed(InternalError("the disk is broken"))
         assert publisher.paused == 0
         assert isinstance(answers[0], InternalError)
         beating.turn(0.5)
         assert len(answers) == 1, "told once"
-        beating.hub.pressed(publisher)
+        beating.hub.apply_backpressure(publisher)
         assert publisher.paused == 0
 
 

@@ -284,7 +284,7 @@ def test_a_content_that_32_bits_do_not_hold_is_left_out(broker):
             broker.call(connection.offer, Message("news", (view,) * 4, Front.TTP))
         queue.publish("news", b"next")
         assert queue.recv() == ("news", b"next")
-        assert broker.front.counters["untold"] == connection.dropped == 2
+        assert broker.front.counters["too_large"] == connection.dropped == 2
 
 
 def test_a_topic_is_a_name_and_never_a_path(tmp_path):

@@ -45,7 +45,7 @@ def test_it_is_ended_when_it_holds_up_others_for_too_long(tmp_path, protocol):
                 pass
             with suppress(ConnectionError):
                 answer = drips.recv(1 << 16)
-                assert (b"hardly came" in answer) if protocol == "ttp" else not answer
+                assert (b"came too slowly" in answer) if protocol == "ttp" else not answer
         again = connect(broker.port)
         with again, connect(broker.port) as good:
             again.sendall(SUBSCRIBES[protocol]())

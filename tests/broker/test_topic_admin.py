@@ -232,4 +232,4 @@ def test_the_group_of_a_queue_stays(tmp_path):
     own = replace(ANYWHERE.own, queues={"orders": FREE})
     with running(tmp_path, http=0, own=own) as broker:
         told = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
-        assert "who PULL" in told["message"] and list(groups(broker)) == ["pull"]
+        assert "PULL clients" in told["message"] and list(groups(broker)) == ["pull"]

@@ -165,7 +165,7 @@ def test_a_publisher_that_dies_in_the_middle_of_a_stream(started, keep):
     publisher.socket.close()
     kind, _, stream, _, _, data = subscriber.hear()
     assert (kind, stream) == (ERROR, 6) and b"broken_off" in data
-    broker.until(lambda: not broker.hub._passages and not broker.hub._writer.open)
+    broker.until(lambda: not broker.hub._uploads and not broker.hub._writer.open)
     subscriber.say(PUBLISH, b"t", b"", b"next")
     assert subscriber.hear()[5] == b"next"
     if keep:
@@ -264,7 +264,7 @@ def begun(publisher, subscriber, data):
 
 
 def until_gathered(broker, nbytes):
-    eventually(lambda: broker.hub._passages.gathered == nbytes)
+    eventually(lambda: broker.hub._uploads.gathered == nbytes)
 
 
 @pytest.mark.parametrize("most", [MOST_GATHERED, 0])

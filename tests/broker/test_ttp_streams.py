@@ -197,9 +197,9 @@ def steps_to_close(folder, connections, streams):
         for peer in peers:
             peer.socket.sendall(b"".join(encode_head(4, b"t", b"", 1, 0, n) + b"x" for n in range(streams)))
             assert peer.alive()
-        assert len(broker.hub._passages) == connections * streams
+        assert len(broker.hub._uploads) == connections * streams
         steps = broker.call(steps_of, broker.front.close)
-        assert not broker.hub._passages and not broker.front.shared.gathered
+        assert not broker.hub._uploads and not broker.front.shared.gathered
     return steps / (connections * streams)
 
 

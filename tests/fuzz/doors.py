@@ -77,7 +77,7 @@ def own(rng: random.Random) -> Talk:
             several = [_own_word(rng) for _ in range(rng.randrange(4))]
             pairs = [(one, len(its) + (rng.random() < 0.1)) for one, its in several]
             try:
-                head = encode_several(rng.choice((Op.SEVERAL, Op.SEVERAL_SAID)), pairs)
+                head = encode_several(rng.choice((Op.SEVERAL, Op.SEVERAL_FROM_BROKER)), pairs)
             except struct.error:
                 continue
             parts = [part for _, its in several for part in its]

@@ -18,7 +18,7 @@ def pressure_of(broker: Broker) -> dict[str, float]:
     or of the one that is nearest to its quota. disk: payload that waits for a sync, or 1 while the log is
     full. loop: how late it is.
     """
-    hub, admission = broker.hub, broker.direct.desk.admission
+    hub, admission = broker.hub, broker.direct.dispatcher.admission
     return {
         "admission": min(1.0, admission.share),
         "disk": 1.0 if hub.is_full else min(1.0, hub.durability.share),

@@ -245,7 +245,7 @@ class Broker:
         )
         self._owned.callback(self.hub.close)
         auditing = AuditWriter(thread, self.audit, self.hub.counts)
-        self.hub.groups.told_stale = auditing.stale_acks
+        self.hub.groups.on_stale = auditing.stale_acks
         self.hub.groups.on_expired = auditing.group_expired
         self.direct = DispatcherDriver(
             loop,

@@ -193,7 +193,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
     yield "loop_late_seconds", (), broker.late
     for part, share in pressure_of(broker).items():
         yield "pressure", (part,), share
-    admission = broker.direct.desk.admission
+    admission = broker.direct.dispatcher.admission
     for tenant, count in admission.accepted.items():
         yield "tenant_accepted_total", (names.tenant(tenant),), count
         yield "tenant_messages", (names.tenant(tenant),), 0  # they stay when all is done
@@ -237,11 +237,11 @@ def overview_told(broker: Broker) -> dict[str, Json]:
 
 def _events(broker: Broker) -> dict[str, int]:
     """What happened to messages, of groups and of direct delivery."""
-    counts, direct = broker.hub.counts, broker.direct.desk.counts
+    counts, direct = broker.hub.counts, broker.direct.dispatcher.counts
     events = {event: counts[event] for event in {*EVENTS, *counts}}
     for event, name in _OF_DIRECT.items():
         events[event] += direct[name]
-    events["deferred"] += broker.direct.desk.admission.counts[Outcome.DEFERRED]
+    events["deferred"] += broker.direct.dispatcher.admission.counts[Outcome.DEFERRED]
     return events
 
 

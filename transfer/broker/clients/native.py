@@ -379,7 +379,7 @@ class BrokerClient:
         except Again:
             return False
         head = decode(bytes(frames[0].data))
-        if head.op is Op.SEVERAL_SAID:
+        if head.op is Op.SEVERAL_FROM_BROKER:
             parts = frames[1:]
             for word, its_parts in decode_several(head, len(parts)):
                 self._heard(word, parts[its_parts])

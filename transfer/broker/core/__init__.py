@@ -1,1 +1,1 @@
-"""What the broker decides, without I/O: topics, routes, subscriptions, deliveries, who may send how much."""
+"""The broker's decisions, without I/O: topics, routes, subscriptions, deliveries, admission."""

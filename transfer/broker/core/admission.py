@@ -1,4 +1,4 @@
-"""Which messages for direct delivery the broker takes, and how many wait at once. Pure."""
+"""Admission for direct delivery: which messages the broker takes, and how many may wait. Pure."""
 
 from __future__ import annotations
 
@@ -12,17 +12,16 @@ from transfer.transports.errors import OptionError
 
 K = TypeVar("K")
 
-#: tenants, about, whose messages are counted by name; those of all others together are OTHER's
+#: number of tenants, about, that are counted by name; all others are counted as OTHER
 MOST_TENANTS = 1000
 OTHER = "other"
 
 
 class Outcome(StrEnum):
-    """What happens to a message for which there is no room; each is counted by its name.
+    """What happens to a message for which there is no room; counted by name.
 
-    DEFERRED: it waits in the queue until its consumer has room. THROTTLED: refused, as the broker has too
-    much to do; the producer should come again. DROPPED: refused, as the queue it would have to wait in is
-    full.
+    DEFERRED: it waits in the queue until its consumer has room. THROTTLED: the broker refuses it for
+    overload; the producer should retry. DROPPED: the broker refuses it because its queue is full.
     """
 
     DEFERRED = "deferred"
@@ -31,13 +30,13 @@ class Outcome(StrEnum):
 
 
 class Limit(StrEnum):
-    """Which limit was reached."""
+    """The limit that was reached."""
 
     GLOBAL_INGRESS = "max_global_ingress"
     TENANT = "tenant_quota"
     QUEUED_DIRECT = "max_queued_direct"
     TOPIC_QUEUE = "max_per_topic_queue"
-    LATER_QUEUE = "half of max_queued_direct, for what is to be delivered later"
+    LATER_QUEUE = "half of max_queued_direct, for messages with a later delivery time"
     DELAY = "longest_delay"
     INFLIGHT = "max_inflight_per_consumer"
 
@@ -59,13 +58,14 @@ _OUTCOMES = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """All in messages but `max_inflight_bytes` and `longest_delay`. Raises OptionError.
+    """Limits in messages, except `max_inflight_bytes` and `longest_delay`. Raises OptionError.
 
-    max_inflight_per_consumer: dispatched and not acknowledged; a consumer is given no more, either, while
-    it holds so many bytes of payload. max_per_topic_queue: waiting of one topic for one destination.
-    max_queued_direct: waiting in all, and half of them those whose time is yet to come, in `longest_delay`
-    seconds at most. max_global_ingress: taken and not finished, waiting or in flight. tenant_quota: the same
-    of one tenant, unless `tenant_quotas` names another number.
+    max_inflight_per_consumer: messages that a consumer may hold without acknowledging them;
+    max_inflight_bytes: of their payloads, after which it gets no more. max_per_topic_queue: messages of one
+    topic that wait for one destination. max_queued_direct: all that wait; half of them may have a later
+    delivery time, at most `longest_delay` seconds from now. max_global_ingress: messages that are not
+    finished, waiting or in flight. tenant_quota: the same for one tenant, unless `tenant_quotas` has another
+    number for it.
     """
 
     max_inflight_per_consumer: int = 1024
@@ -91,7 +91,7 @@ class Limits:
             or min(self.tenant_quota, *self.tenant_quotas.values(), 0) < 0
         ):
             raise OptionError(
-                f"{self} makes no sense", hint="limits are messages, from 1 on; quotas from 0 on"
+                f"{self} makes no sense", hint="limits are at least 1, quotas and longest_delay at least 0"
             )
 
     def quota(self, tenant: str) -> int:
@@ -99,11 +99,8 @@ class Limits:
 
 
 class Admission:
-    """Counts what waits and what is unfinished. Not thread-safe.
-
-    counts: of each outcome. reached: of each limit, how often it decided. accepted, refused: messages by
-    tenant, of those that came first.
-    """
+    """Counts messages that wait or are unfinished. Not thread-safe. counts: of each outcome. reached: how
+    often each limit decided. accepted, refused: messages by tenant, for the first tenants."""
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
@@ -118,8 +115,8 @@ class Admission:
         self._later = 0
 
     def refuses(self, tenant: str, destination: str, topic: str, delay: float = 0.0) -> Limit | None:
-        """The limit that keeps a new message out; it is counted. None: there is room. delay: seconds until it
-        is to be delivered."""
+        """Returns the limit that refuses a new message, and counts it. None: there is room. delay: seconds
+        until the message is to be delivered."""
         limit = self._over(tenant, destination, topic, delay)
         if limit is not None:
             self.count(limit)
@@ -127,37 +124,38 @@ class Admission:
         return limit
 
     def count(self, limit: Limit) -> None:
-        """This limit decided about a message."""
+        """Counts a message that this limit decided about."""
         self.reached[limit] += 1
         self.counts[limit.outcome] += 1
 
     def defer(self) -> None:
-        """A message waits because its consumer is not there."""
+        """Counts a message that waits because its consumer is not connected."""
         self.counts[Outcome.DEFERRED] += 1
 
     @property
     def share(self) -> float:
-        """Of what may be unfinished, how much is: of all, or of the tenant that is nearest to its quota."""
+        """The used share of the unfinished messages allowed: of all, or of the tenant nearest to its
+        quota."""
         limits = self.limits
         shares = (count / (limits.quota(tenant) or count) for tenant, count in self._tenants.items())
         return max(self.unfinished / limits.max_global_ingress, *shares, 0.0)
 
     def unfinished_by_tenant(self) -> Iterable[tuple[str, int]]:
-        """Of tenants that have some."""
+        """Returns the number of unfinished messages of each tenant that has some."""
         return self._tenants.items()
 
     def of_tenant(self, tenant: str) -> int:
-        """Messages of this tenant that are not finished."""
+        """Returns the number of this tenant's unfinished messages."""
         return self._tenants[tenant]
 
     def of_topic(self, tenant: str, destination: str, topic: str) -> int:
-        """Messages of this topic that wait for this destination."""
+        """Returns the number of this topic's messages that wait for this destination."""
         return self._topics[tenant, destination, topic]
 
-    # -- the desk tells what happens -----------------------------------------------------------------------
+    # -- reports of the dispatcher -------------------------------------------------------------------------
 
     def began(self, tenant: str, *, again: bool = False) -> None:
-        """again: it was unfinished when the broker ended."""
+        """Counts a message as unfinished. again: it was unfinished when the broker ended."""
         self.accepted[self._named(tenant)] += not again
         self.unfinished += 1
         self._tenants[tenant] += 1
@@ -167,7 +165,7 @@ class Admission:
         _less(self._tenants, tenant)
 
     def waits(self, tenant: str, destination: str, topic: str, *, later: bool = False) -> None:
-        """later: its time is yet to come."""
+        """Counts a message as waiting. later: its delivery time has not come."""
         self.waiting += 1
         self._later += later
         self._topics[tenant, destination, topic] += 1
@@ -178,7 +176,7 @@ class Admission:
         _less(self._topics, (tenant, destination, topic))
 
     def _named(self, tenant: str) -> str:
-        """Where it is counted: anybody may come as a new tenant."""
+        """Returns the name that the tenant is counted under: any client may make up new tenants."""
         known = tenant in self.accepted or tenant in self.refused
         return tenant if known or len(self.accepted) + len(self.refused) < MOST_TENANTS else OTHER
 
@@ -194,13 +192,15 @@ class Admission:
             return Limit.TOPIC_QUEUE
         if delay > limits.longest_delay:
             return Limit.DELAY
-        if delay > 0 and self._later >= (limits.max_queued_direct + 1) // 2:  # the rest is for today
+        if (
+            delay > 0 and self._later >= (limits.max_queued_direct + 1) // 2
+        ):  # the other half is for messages that are due now
             return Limit.LATER_QUEUE
         return None
 
 
 def _less(counter: Counter[K], key: K) -> None:
-    """One less; names that nothing waits under are forgotten."""
+    """Subtracts one; names with a count of 0 are removed."""
     counter[key] -= 1
     if not counter[key]:
         del counter[key]

@@ -1,4 +1,4 @@
-"""One try to deliver a message to one consumer, and when the next one is made. Pure."""
+"""A delivery, one attempt to deliver a message to a consumer, and the time of the next one. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transfer.transports.errors import InternalError, OptionError
 
 
 class Status(StrEnum):
-    """Where a delivery stands. The words are the protocol's."""
+    """The status of a delivery. The values are those of the protocol."""
 
     DISPATCHED = "dispatched"
     ACKED = "acked"
@@ -20,7 +20,7 @@ class Status(StrEnum):
     DEAD_LETTERED = "dead_lettered"
 
 
-#: from each status the ones that may follow. A retry is a delivery of its own.
+#: the statuses that may follow each status; a retry is a new delivery
 TRANSITIONS: Mapping[Status, frozenset[Status]] = {
     Status.DISPATCHED: frozenset({Status.ACKED, Status.NACKED, Status.EXPIRED}),
     Status.NACKED: frozenset({Status.RETRY_SCHEDULED, Status.DEAD_LETTERED}),
@@ -33,7 +33,7 @@ TRANSITIONS: Mapping[Status, frozenset[Status]] = {
 
 @dataclass(slots=True)
 class Delivery:
-    """A message in the hands of a consumer. number: of the message, in the broker's books.
+    """A message that a consumer holds. number: of the message, in the dispatcher's state.
 
     attempt: counted from 1. dispatched_at, ack_deadline: seconds of the monotonic clock.
     """
@@ -50,11 +50,11 @@ class Delivery:
 
     @property
     def delivery_id(self) -> str:
-        """Names this try: an ACK of an earlier one does not fit."""
+        """The name of this attempt: an ACK of an earlier one does not match."""
         return f"{self.number}-{self.attempt}"
 
     def move(self, status: Status) -> None:
-        """Raises InternalError where the table has no such step."""
+        """Changes the status. Raises InternalError if TRANSITIONS does not allow it."""
         if status not in TRANSITIONS[self.status]:
             raise InternalError(f"delivery {self.delivery_id} cannot go from {self.status} to {status}")
         self.status = status
@@ -62,10 +62,10 @@ class Delivery:
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often, and after how long, a message is tried again.
+    """How often a message is retried, and after which delays. Raises OptionError.
 
-    max_attempts: with the first one. initial, limit: seconds. factor: from one pause to the next. jitter:
-    the part of a pause that is random, 0 to 1; it only ever shortens. Raises OptionError.
+    max_attempts: including the first. initial, limit: seconds. factor: between successive delays. jitter: the
+    random part of a delay, 0 to 1; it only shortens the delay.
     """
 
     max_attempts: int = 3
@@ -76,16 +76,16 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         if self.max_attempts < 1:
-            raise OptionError(f"max_attempts is {self.max_attempts}", hint="1 is: no retry")
+            raise OptionError(f"max_attempts is {self.max_attempts}", hint="1 means no retry")
         if not (0 <= self.initial <= self.limit and self.factor >= 1 and 0 <= self.jitter <= 1):
             raise OptionError(f"{self} makes no sense", hint="initial <= limit, factor >= 1, jitter 0 to 1")
 
     def exhausted(self, attempt: int) -> bool:
-        """Whether this attempt was the last one."""
+        """Returns whether this attempt was the last one."""
         return attempt >= self.max_attempts
 
     def delay(self, attempt: int, random: Callable[[], float]) -> float:
-        """Seconds until the try after this one. random: gives 0 to 1."""
+        """Returns the seconds from this attempt to the next. random: gives 0 to 1."""
         pause = self.initial
         for _ in range(attempt - 1):  # a power could overflow
             pause = min(pause * self.factor, self.limit)

@@ -1,4 +1,4 @@
-"""Subscriptions of consumers that went a moment ago, and may be restarting. Pure."""
+"""Subscriptions of consumers that disconnected a moment ago, and may be restarting. Pure."""
 
 from __future__ import annotations
 
@@ -10,12 +10,13 @@ from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
 if TYPE_CHECKING:
     from transfer.broker.core.sessions import Session
 
-#: subscriptions that are remembered
+#: limit on the subscriptions that are remembered
 _MOST = 10_000
 
 
 class DepartedConsumers:
-    """grace: seconds for which the end of a session is remembered; 0: not at all. Not thread-safe."""
+    """Remembers subscriptions of ended sessions. Not thread-safe. grace: seconds for which they are
+    remembered; 0: not at all."""
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
@@ -23,7 +24,7 @@ class DepartedConsumers:
         self._maps: dict[str, PatternMap[bool]] = {}
 
     def add(self, session: Session, now: float) -> None:
-        """The session has ended."""
+        """Remembers the subscriptions of a session that has ended."""
         if self._grace <= 0:
             return
         for text in session.subscriptions:
@@ -35,7 +36,7 @@ class DepartedConsumers:
             self._forget_oldest()
 
     def expects(self, tenant: str, topic: str, now: float) -> bool:
-        """Whether one of them had subscribed to this topic."""
+        """Returns whether a departed consumer had subscribed to this topic."""
         while self._until and next(iter(self._until.values())) <= now:
             self._forget_oldest()
         return tenant in self._maps and bool(self._maps[tenant].match(topic)[0])

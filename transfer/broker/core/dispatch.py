@@ -1,7 +1,7 @@
-"""How messages for direct delivery move: they wait, go to a consumer, come back, are finished. Pure.
+"""The steps of direct delivery: messages wait, are sent to a consumer, come back, are finished. Pure.
 
-What must outlive a restart is an event that `Persist` carries, so the state (`DispatcherState`) is what the
-events make of it, while queues, sessions and timers are made from the state again.
+`Persist` carries the events that must survive a restart. The state (`DispatcherState`) follows from the
+events; queues, sessions and timers are made from the state again.
 """
 
 from __future__ import annotations
@@ -32,31 +32,29 @@ from transfer.broker.core.waiting_messages import WaitingMessages
 
 
 class DirectRoutes(Protocol):
-    """What the desk asks of the routes."""
+    """The interface of the routes that the dispatcher needs."""
 
     def destinations(self, tenant: str, topic: str) -> Sequence[str]:
-        """The consumers that direct routes name for this topic, in order of precedence."""
+        """Returns the consumers that direct routes name for this topic, in order of precedence."""
 
     def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
-        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too much."""
+        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too many."""
 
     def bind(self, session: Session) -> None:
-        """The session's subscriptions are routes to its consumer, instead of what they were before."""
+        """Makes the session's subscriptions routes to its consumer, in place of its earlier ones."""
 
     def unbind(self, session: Session) -> None:
-        """They are routes no more."""
+        """Removes the session's routes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What the desk goes by. Times in seconds.
-
-    ack_timeout: until a message that is not acknowledged is tried again. heartbeat_timeout: until a
-    silent session ends. route_grace: for which a topic counts as one that a consumer will want again, when
-    its session has ended. remembered: acknowledged messages that are known, so that a second ACK is told
-    from a stale one. most_sessions: consumers that may be registered. batch: messages that one call
-    sends, retries or buries at most, so that others come to their turn.
-    """
+    """The dispatcher's limits and times; times in seconds. ack_timeout: after which an unacknowledged message
+    is retried. heartbeat_timeout: after which a silent session ends. route_grace: for which the broker
+    expects an ended session's consumer to come back for its topics. remembered: acknowledged messages that
+    are known, to distinguish a repeated ACK from a stale one. most_sessions: limit on registered
+    consumers. batch: limit on the messages that one call sends, retries or dead-letters, so that other
+    work is not blocked."""
 
     limits: Limits = field(default_factory=Limits)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
@@ -70,13 +68,13 @@ class Rules:
 
 
 class DispatchSteps:
-    """The state of a desk, and the steps that its requests are made of. Not thread-safe."""
+    """The state of a dispatcher, and the steps that its requests consist of. Not thread-safe."""
 
     def __init__(
         self, routes: DirectRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
     ) -> None:
         self.rules = rules
-        self.books = DispatcherState()
+        self.state = DispatcherState()
         self.admission = Admission(rules.limits)
         self.waiting = WaitingMessages(self.admission, rules.weights)
         self.sessions = SessionTable(rules.heartbeat_timeout, new_id)
@@ -86,11 +84,11 @@ class DispatchSteps:
         self._random = random
         self._acked = Acked(rules.remembered)
         self._departed = DepartedConsumers(rules.route_grace)
-        #: consumers who may have something that they can be given
+        #: consumers for which messages may be ready
         self._ready: dict[ConsumerKey, None] = {}
         self._actions: list[Action] = []
 
-    # -- giving --------------------------------------------------------------------------------------------
+    # -- dispatching ---------------------------------------------------------------------------------------
 
     def _done(self, now: Now | None = None) -> list[Action]:
         if now is not None:
@@ -99,26 +97,26 @@ class DispatchSteps:
         return actions
 
     def _give(self, now: Now) -> None:
-        """Gives consumers what waits for them, as much as they may hold; `batch` messages at most."""
+        """Dispatches waiting messages to consumers with room; at most `batch` messages."""
         left = self.rules.batch
         while self._ready and left > 0:
             key = next(iter(self._ready))
             session = self.sessions.live(key)
-            parcel = None
+            queued = None
             if session is not None and self._has_room(session):
-                parcel = self.waiting.take(key)
-            if session is None or parcel is None:
+                queued = self.waiting.take(key)
+            if session is None or queued is None:
                 del self._ready[key]
                 continue
             left -= 1
-            self._ready[key] = self._ready.pop(key)  # others come to their turn
-            if self._is_expired(parcel, now):
-                self._bury(parcel, "expired")
+            self._ready[key] = self._ready.pop(key)  # other consumers get their turn
+            if self._is_expired(queued, now):
+                self._bury(queued, "expired")
             else:
-                self._dispatch(parcel, session, now)
+                self._dispatch(queued, session, now)
 
-    def _dispatch(self, parcel: QueuedMessage, session: Session, now: Now) -> None:
-        number, facts, attempt = parcel.number, parcel.facts, parcel.attempt + 1
+    def _dispatch(self, queued: QueuedMessage, session: Session, now: Now) -> None:
+        number, facts, attempt = queued.number, queued.facts, queued.attempt + 1
         deadline = now.seconds + self.rules.ack_timeout
         delivery = Delivery(
             number,
@@ -135,18 +133,18 @@ class DispatchSteps:
             self._write(Dispatched(number, attempt, session.consumer_id, session.session_id))
             self.inflight.begin(delivery, session, facts.nbytes)
         else:
-            self._finish(parcel, End.SENT)
+            self._finish(queued, End.SENT)
             self._acked.add(session, delivery)
-        self._actions.append(Dispatch(session.peer or b"", session, delivery, parcel))
+        self._actions.append(Dispatch(session.peer or b"", session, delivery, queued))
 
     def _has_room(self, session: Session) -> bool:
-        """Whether it may be given another message."""
+        """Returns whether the session may get another message."""
         limits = self.rules.limits
         window = min(session.capabilities.max_inflight, limits.max_inflight_per_consumer)
         return len(session.inflight) < window and session.held < limits.max_inflight_bytes
 
     def _choose(self, tenant: str, topic: str) -> str | None:
-        """The first destination that is there, else the first. None: there is no route."""
+        """Returns the first connected destination, else the first. None: there is no route."""
         destinations = self._routes.destinations(tenant, topic)
         for destination in destinations:
             if self.sessions.live((tenant, destination)) is not None:
@@ -155,30 +153,30 @@ class DispatchSteps:
 
     # -- waiting -------------------------------------------------------------------------------------------
 
-    def _wait(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
-        """True: it waits for nothing but its consumer. A consumer that is there is preferred to one that
-        is not."""
-        if delay <= 0 and not parcel.facts.pinned and self.sessions.live(parcel.key) is None:
-            other = self._choose(parcel.facts.tenant, parcel.facts.topic)
-            if other is not None and self.sessions.live((parcel.facts.tenant, other)) is not None:
-                self._move(parcel, other)
-        if not self.waiting.put(parcel, now, delay):
+    def _wait(self, queued: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
+        """Queues a message; a connected consumer is preferred to one that is not. True: it waits only for its
+        consumer."""
+        if delay <= 0 and not queued.facts.pinned and self.sessions.live(queued.key) is None:
+            other = self._choose(queued.facts.tenant, queued.facts.topic)
+            if other is not None and self.sessions.live((queued.facts.tenant, other)) is not None:
+                self._move(queued, other)
+        if not self.waiting.put(queued, now, delay):
             return False
-        self._ready[parcel.key] = None
+        self._ready[queued.key] = None
         return True
 
     def _rehome(self, key: ConsumerKey, now: Now) -> None:
-        """What waits for a consumer that is not there goes to one that is, where a route leads to it."""
+        """Moves messages that wait for a disconnected consumer to a connected one, if a route leads to it."""
         if self.sessions.live(key) is not None:
             return
-        for parcel in self.waiting.ready(key):
-            if not parcel.facts.pinned:
-                self.waiting.discard(parcel)
-                self._wait(parcel, now)
+        for queued in self.waiting.ready(key):
+            if not queued.facts.pinned:
+                self.waiting.discard(queued)
+                self._wait(queued, now)
 
-    def _move(self, parcel: QueuedMessage, destination: str) -> None:
+    def _move(self, queued: QueuedMessage, destination: str) -> None:
         self.counts["moved"] += 1
-        self._write(Moved(parcel.number, destination))
+        self._write(Moved(queued.number, destination))
 
     def _return(
         self,
@@ -190,25 +188,26 @@ class DispatchSteps:
         delay: float = 0.0,
         counted: bool = True,
     ) -> None:
-        """A delivery failed: it is tried again, unless that is over. counted: it was a try."""
+        """Ends a failed delivery: the message is retried, or becomes a dead letter. counted: the attempt
+        counts."""
         self.inflight.end(delivery)
         delivery.move(status)
-        parcel = self.books.parcels[delivery.number]
-        parcel.failed_ms = parcel.failed_ms or now.unix_ms
+        queued = self.state.messages[delivery.number]
+        queued.failed_ms = queued.failed_ms or now.unix_ms
         if counted and self.rules.retry.exhausted(delivery.attempt):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(parcel, "exhausted", error)
-        elif self._is_expired(parcel, now):
+            self._bury(queued, "exhausted", error)
+        elif self._is_expired(queued, now):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(parcel, "expired", error)
+            self._bury(queued, "expired", error)
         else:
             delivery.move(Status.RETRY_SCHEDULED)
-            self._write(Returned(parcel.number, delivery.attempt - (not counted), error))
+            self._write(Returned(queued.number, delivery.attempt - (not counted), error))
             self.counts["retried" if counted else "unsent"] += 1
-            self._wait(parcel, now, delay)
+            self._wait(queued, now, delay)
 
-    def _defer(self, parcel: QueuedMessage) -> None:
-        if self.sessions.live(parcel.key) is None:
+    def _defer(self, queued: QueuedMessage) -> None:
+        if self.sessions.live(queued.key) is None:
             self.admission.defer()
         else:
             self.admission.count(Limit.INFLIGHT)
@@ -226,21 +225,21 @@ class DispatchSteps:
 
     # -- finishing -----------------------------------------------------------------------------------------
 
-    def _bury(self, parcel: QueuedMessage, reason: str, error: str = "") -> None:
-        """The dead letter is kept before the message is finished: a crash in between keeps it twice, not
-        never."""
-        letter = DeadLetter(parcel.number, parcel, reason, parcel.attempt, error or parcel.error)
+    def _bury(self, queued: QueuedMessage, reason: str, error: str = "") -> None:
+        """Makes a dead letter, which is kept before the message is finished: a crash in between keeps it
+        twice rather than not at all."""
+        letter = DeadLetter(queued.number, queued, reason, queued.attempt, error or queued.error)
         self._actions.append(letter)
-        self._finish(parcel, End.DEAD_LETTERED)
+        self._finish(queued, End.DEAD_LETTERED)
         self.counts["dead_lettered"] += 1
 
-    def _finish(self, parcel: QueuedMessage, end: End) -> None:
-        self._write(Finished(parcel.number, end))
-        self.admission.finished(parcel.facts.tenant)
+    def _finish(self, queued: QueuedMessage, end: End) -> None:
+        self._write(Finished(queued.number, end))
+        self.admission.finished(queued.facts.tenant)
 
-    def _is_expired(self, parcel: QueuedMessage, now: Now) -> bool:
-        return 0 < parcel.facts.expires_ms <= now.unix_ms
+    def _is_expired(self, queued: QueuedMessage, now: Now) -> bool:
+        return 0 < queued.facts.expires_ms <= now.unix_ms
 
     def _write(self, event: Event) -> None:
-        self.books.apply(event)
+        self.state.apply(event)
         self._actions.append(Persist(event))

@@ -1,6 +1,6 @@
-"""The direct desk: which consumer gets which message, what is tried again, and what is given up. Pure.
+"""The dispatcher of direct delivery: which consumer gets which message, what is retried or given up. Pure.
 
-Events in, actions out; the actions are done in their order.
+It takes events and returns actions, which the caller executes in order.
 """
 
 from __future__ import annotations
@@ -48,12 +48,10 @@ __all__ = ["Dispatcher", "DirectRoutes", "Rules"]
 
 
 class Dispatcher(DispatchSteps):
-    """Not thread-safe. All actions are done in one order, that of the calls: when doing one leads to
-    another call (`unsent`), what that gives goes behind the actions that are left.
-
+    """The dispatcher of direct delivery. Not thread-safe. The caller executes actions in the order of the
+    calls. When an action leads to another call (`unsent`), the new actions go behind those that are left.
     counts: dispatched, acked, nacked, retried, dead_lettered, routed, unroutable, stale_acks, moved and
-    others, since the start. new_id: makes session ids. random: gives 0 to 1, for pauses between tries.
-    """
+    others, since the start. new_id: makes session ids. random: gives 0 to 1, for delays between attempts."""
 
     def __init__(
         self,
@@ -67,7 +65,7 @@ class Dispatcher(DispatchSteps):
 
     @property
     def slow_consumers(self) -> int:
-        """Consumers for whom something waits because they hold as much as they may."""
+        """The number of consumers that hold as many messages as they may while others wait for them."""
         return sum(self.waiting.has(session.key) and not self._has_room(session) for session in self.sessions)
 
     # -- messages ------------------------------------------------------------------------------------------
@@ -75,10 +73,10 @@ class Dispatcher(DispatchSteps):
     def admit(
         self, facts: MessageInfo, destination: str = "", now: Now | None = None, *, awaits: bool = True
     ) -> Verdict:
-        """Whether a message is taken, and for whom; nothing is changed but counts. destination: for this
-        consumer, whatever the routes say. now: to tell whether a consumer of it went a moment ago, if it may
-        wait for one (`awaits`), and when it is to be delivered. Give
-        `Admitted` to `accept` once the message's bytes are kept."""
+        """Decides whether a message is taken, and for which consumer; it changes only counts. destination:
+        sends it to this consumer, whatever the routes are. now: needed for the delivery time, and to
+        recognize that a consumer of the topic disconnected a moment ago, if the message may wait for it
+        (`awaits`). Pass `Admitted` to `accept` when the message's bytes are kept."""
         if not destination:
             found = self._choose(facts.tenant, facts.topic)
             if found is None:
@@ -98,64 +96,67 @@ class Dispatcher(DispatchSteps):
         return Admitted(facts, destination, self.sessions.live((facts.tenant, destination)) is not None)
 
     def accept(self, admitted: Admitted, ref: LogPosition, now: Now) -> list[Action]:
-        """The message is the broker's from now on. Answer the producer when the first action is synced."""
-        number, facts = self.books.next_number, admitted.facts
+        """Takes the message over. Answer the producer when the first action is synced."""
+        number, facts = self.state.next_number, admitted.facts
         self._write(Accepted(number, admitted.destination, facts, ref))
         self.admission.began(facts.tenant)
         self.counts["routed"] += 1
-        parcel = self.books.parcels[number]
-        if self._is_expired(parcel, now):
-            self._bury(parcel, "expired")
-        elif self._wait(parcel, now):
+        queued = self.state.messages[number]
+        if self._is_expired(queued, now):
+            self._bury(queued, "expired")
+        elif self._wait(queued, now):
             self._give(now)
             if number in self.waiting:
-                self._defer(parcel)
+                self._defer(queued)
         return self._done()
 
     def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
-        """A message could not be sent; its attempt does not count, unless it needed no ACK: then it is
-        lost. gone: the peer is not there any more, and its sessions end; else it is tried again a little
-        later."""
+        """Handles a message that could not be sent. The attempt does not count; a message without ACK is
+        lost. gone: the peer has disconnected, and its sessions end; otherwise the message is retried a
+        little later."""
         found = self.inflight.get(delivery.number)
         if found is not None and found[0] is delivery:
             delay = 0.0 if gone else self.rules.retry.initial
-            self._return(delivery, Status.EXPIRED, "it could not be sent", now, delay=delay, counted=False)
+            self._return(
+                delivery, Status.EXPIRED, "the message could not be sent", now, delay=delay, counted=False
+            )
         else:
             self._uncount(delivery)
         if gone:
             for one in self.sessions.of_peer(peer):
-                self._end_session(one, "its connection is gone", now)
+                self._end_session(one, "the consumer disconnected", now)
         return self._done(now)
 
     def _uncount(self, delivery: Delivery) -> None:
-        """It could not be sent, and its session has ended meanwhile; or it was not to be acknowledged."""
+        """Uncounts an attempt that could not be sent, of an ended session, or of a message without ACK."""
         number = delivery.number
-        parcel = self.books.parcels.get(number)
+        queued = self.state.messages.get(number)
         if delivery.status is Status.DISPATCHED:
             self.counts["lost"] += 1
-        elif parcel is not None and number in self.waiting and parcel.attempt == delivery.attempt:
-            self._write(Returned(number, delivery.attempt - 1, "it could not be sent"))
+        elif queued is not None and number in self.waiting and queued.attempt == delivery.attempt:
+            self._write(Returned(number, delivery.attempt - 1, "the message could not be sent"))
 
     def remove(self, number: int, reason: str = "") -> list[Action]:
-        """An operator takes a message away: with a reason it becomes a dead letter. UsageError: not here."""
-        parcel = self.books.parcels.get(number)
-        if parcel is None:
+        """Removes a message for an operator; with a reason it becomes a dead letter. Raises UsageError:
+        unknown number."""
+        queued = self.state.messages.get(number)
+        if queued is None:
             raise UsageError(f"there is no unfinished message {number}")
         found = self.inflight.get(number)
         if found is not None:
             self.inflight.end(found[0])
             self._ready[found[1].key] = None
-        self.waiting.discard(parcel)
+        self.waiting.discard(queued)
         if reason:
-            self._bury(parcel, reason)
+            self._bury(queued, reason)
         else:
-            self._finish(parcel, End.PURGED)
+            self._finish(queued, End.PURGED)
         return self._done()
 
     # -- consumers -----------------------------------------------------------------------------------------
 
     def request(self, peer: bytes, control: Control, now: Now) -> list[Action]:
-        """What a consumer at `peer` asks."""
+        """Handles a request of a consumer at `peer`."""
         match control:
             case Register():
                 self._register(peer, control, now)
@@ -170,8 +171,7 @@ class Dispatcher(DispatchSteps):
         return self._done(now)
 
     def restore(self, sessions: Sequence[Session], now: Now) -> None:
-        """Sessions of before a restart, which their consumers may resume. Their subscriptions are routes
-        again."""
+        """Restores sessions of before a restart and their routes; their consumers may resume them."""
         for session in sessions:
             self.sessions.restore(session, now.seconds)
             self._routes.bind(session)
@@ -183,20 +183,20 @@ class Dispatcher(DispatchSteps):
         batch = self.rules.batch
         for session in self.sessions.missed(now.seconds, batch):
             self.counts["missed_heartbeats"] += 1
-            self._end_session(session, "a heartbeat was missed", now)
+            self._end_session(session, "the consumer missed its heartbeat", now)
         for delivery, session in self.inflight.overdue(now.seconds, batch):
             self.counts["ack_timeouts"] += 1
             self._ready[session.key] = None
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.EXPIRED, "no ACK came in time", now, delay=delay)
-        for parcel in self.waiting.expired(now, batch):
-            self._bury(parcel, "expired")
-        for parcel in self.waiting.due(now, batch):
-            self._wait(parcel, now)
+        for queued in self.waiting.expired(now, batch):
+            self._bury(queued, "expired")
+        for queued in self.waiting.due(now, batch):
+            self._wait(queued, now)
         return self._done(now)
 
     def seconds_left(self, now: Now) -> float | None:
-        """Until `tick` has something to do; 0: at once. None: nothing is due ever."""
+        """Returns the seconds until `tick` has work; 0: at once. None: nothing is due."""
         if self._ready:
             return 0.0
         times = [self.waiting.seconds_left(now)]
@@ -205,23 +205,23 @@ class Dispatcher(DispatchSteps):
         known = [left for left in times if left is not None]
         return max(min(known), 0.0) if known else None
 
-    def recover(self, books: DispatcherState, now: Now) -> list[Action]:
-        """Goes on with the books of before a restart, on a desk that is new. What was in flight is tried
-        again at once, its attempts counted."""
-        self.books = books
-        for parcel in list(books.parcels.values()):
-            self.admission.began(parcel.facts.tenant, again=True)
-            if parcel.session_id and self.rules.retry.exhausted(parcel.attempt):
-                self._bury(parcel, "exhausted", "the broker ended while it was in flight")
+    def recover(self, state: DispatcherState, now: Now) -> list[Action]:
+        """Continues with the state of before a restart; call it first. Messages that were in flight are
+        retried at once; their attempts count."""
+        self.state = state
+        for queued in list(state.messages.values()):
+            self.admission.began(queued.facts.tenant, again=True)
+            if queued.session_id and self.rules.retry.exhausted(queued.attempt):
+                self._bury(queued, "exhausted", "the broker ended while it was in flight")
                 continue
-            if parcel.session_id:
+            if queued.session_id:
                 self._write(
-                    Returned(parcel.number, parcel.attempt, "the broker ended while it was in flight")
+                    Returned(queued.number, queued.attempt, "the broker ended while it was in flight")
                 )
-            self._wait(parcel, now)
+            self._wait(queued, now)
         return self._done(now)
 
-    # -- what consumers ask --------------------------------------------------------------------------------
+    # -- requests of consumers -----------------------------------------------------------------------------
 
     def _register(self, peer: bytes, ask: Register, now: Now) -> None:
         if ask.mode != "direct":
@@ -238,7 +238,7 @@ class Dispatcher(DispatchSteps):
             self._refuse(peer, Fault.TOO_MANY_CONSUMERS, text)
             return
         if before is not None and before.session_id != ask.session_id:
-            self._end_session(before, "its consumer registered anew", now)
+            self._end_session(before, "the consumer registered again", now)
         registration = self.sessions.register(
             (ask.tenant, ask.consumer_id),
             peer,
@@ -272,7 +272,7 @@ class Dispatcher(DispatchSteps):
         if session is None:
             self._refuse(peer, Fault.UNKNOWN_SESSION, f"{ask.consumer_id} has no such session")
             return
-        self._end_session(session, "its consumer went", now)
+        self._end_session(session, "the consumer deregistered", now)
         self._actions.append(Answer(peer, Deregistered(ask.consumer_id, session.session_id)))
 
     def _ack(self, peer: bytes, ask: Ack, now: Now) -> None:
@@ -280,10 +280,10 @@ class Dispatcher(DispatchSteps):
         if session is None or delivery is None:
             self._late(peer, ask, session)
             return
-        parcel = self.books.parcels[delivery.number]
+        queued = self.state.messages[delivery.number]
         delivery.move(Status.ACKED)
         self.inflight.end(delivery)
-        self._finish(parcel, End.ACKED)
+        self._finish(queued, End.ACKED)
         self._acked.add(session, delivery)
         self.counts["acked"] += 1
         self._taken(peer, ask, "processed")
@@ -300,22 +300,22 @@ class Dispatcher(DispatchSteps):
             delivery.move(Status.NACKED)
             delivery.move(Status.DEAD_LETTERED)
             self.inflight.end(delivery)
-            self._bury(self.books.parcels[number], "terminal", ask.reason)
+            self._bury(self.state.messages[number], "terminal", ask.reason)
         else:
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.NACKED, ask.reason, now, delay=delay)
-        self._taken(peer, ask, "retry_scheduled" if number in self.books.parcels else "dead_lettered")
+        self._taken(peer, ask, "retry_scheduled" if number in self.state.messages else "dead_lettered")
         self._ready[session.key] = None
 
     def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, Delivery | None]:
-        """The session that asks, and the delivery that it means, if it is still in flight."""
+        """Returns the requesting session, and the delivery that it names, if it is still in flight."""
         session = self.sessions.of(peer, ask.consumer_id, ask.session_id)
         if session is None:
             return None, None
         return session, self.inflight.find(session, ask.message_id, ask.delivery_id)
 
     def _late(self, peer: bytes, ask: Ack | Nack, session: Session | None) -> None:
-        """A second ACK is harmless; any other that fits no delivery is refused."""
+        """Answers a request that matches no delivery: a repeated ACK is harmless, others are refused."""
         known = session is not None and self._acked.has(session, ask.message_id, ask.delivery_id)
         if known and isinstance(ask, Ack):
             self.counts["acked_again"] += 1
@@ -323,9 +323,9 @@ class Dispatcher(DispatchSteps):
             return
         self.counts["stale_acks"] += 1
         if session is None:
-            text = "the session has ended, or is somebody else's"
+            text = "the session has ended, or belongs to another consumer"
         else:
-            text = "no such delivery is in flight: it is over, or was given up"
+            text = "no such delivery is in flight: it is finished, or was given up"
         self._actions.append(Audit(Fault.STALE_ACK, ask.message_id, ask.consumer_id, text))
         refused = Refused(Fault.STALE_ACK, text, ask.message_id, ask.delivery_id or "")
         self._actions.append(Answer(peer, refused))

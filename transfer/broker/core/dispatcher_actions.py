@@ -1,4 +1,4 @@
-"""What the direct desk is asked, and what it wants done. Pure."""
+"""The requests that the dispatcher takes, and the actions that it returns. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,23 @@ from transfer.broker.core.sessions import Capabilities, Session
 
 
 class Now(NamedTuple):
-    """The time, as the caller reads it: seconds of the monotonic clock, and milliseconds since 1970, of a
-    clock that is not set either.
+    """The time, as the caller reads it. Neither clock is ever set back.
 
-    Deadlines of sessions and acknowledgements, and pauses between tries, are of the first; what messages
-    say of themselves is of the second.
+    seconds: of the monotonic clock, for deadlines of sessions and acknowledgements, and for delays between
+    attempts. unix_ms: milliseconds since 1970, for the times in messages.
     """
 
     seconds: float
     unix_ms: int
 
 
-# --- what consumers ask -----------------------------------------------------------------------------------
+# --- requests of consumers --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Register:
-    """A consumer is there. subscriptions: patterns that are routes to it while the session lasts.
-
-    session_id: the session that it had before, to go on with it.
-    """
+    """Registers a consumer. subscriptions: patterns that are routes to it while the session lasts.
+    session_id: its earlier session, to resume it."""
 
     consumer_id: str
     tenant: str = ""
@@ -44,7 +41,7 @@ class Register:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The consumer is still there. reply: it wants an answer although all is well; so below."""
+    """Reports that the consumer is alive. reply: it wants an answer in any case; so below."""
 
     consumer_id: str
     session_id: str
@@ -53,7 +50,7 @@ class Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Deregister:
-    """The consumer goes."""
+    """Ends the consumer's session."""
 
     consumer_id: str
     session_id: str | None = None
@@ -61,7 +58,7 @@ class Deregister:
 
 @dataclass(frozen=True, slots=True)
 class Ack:
-    """The message was processed. delivery_id: which try it was; without it, the oldest in flight is meant."""
+    """Acknowledges a message. delivery_id: the attempt; None: the oldest in flight."""
 
     message_id: str
     consumer_id: str
@@ -72,7 +69,7 @@ class Ack:
 
 @dataclass(frozen=True, slots=True)
 class Nack:
-    """The message was not processed. terminal: no other try can help."""
+    """Reports that the consumer could not process a message. terminal: a retry cannot help."""
 
     message_id: str
     consumer_id: str
@@ -86,12 +83,12 @@ class Nack:
 Control = Register | Heartbeat | Deregister | Ack | Nack
 
 
-# --- what they are answered -------------------------------------------------------------------------------
+# --- replies to consumers ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """status: "registered" or "resumed"."""
+    """Confirms a registration. status: "registered" or "resumed"."""
 
     consumer_id: str
     session_id: str
@@ -106,8 +103,11 @@ class Deregistered:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A heartbeat, ack or nack was taken. delivery_id: the one that it named. status: "alive",
-    "processed", "duplicate", "retry_scheduled", "dead_lettered"."""
+    """Confirms a heartbeat, ack or nack.
+
+    delivery_id: the one that the request named. status: "alive", "processed", "duplicate", "retry_scheduled",
+    "dead_lettered".
+    """
 
     request: str
     consumer_id: str
@@ -128,7 +128,7 @@ class Fault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """delivery_id: the one that the request named."""
+    """Refuses a request. delivery_id: the one that the request named."""
 
     fault: Fault
     text: str
@@ -139,12 +139,12 @@ class Refused:
 Reply = Registered | Deregistered | Taken | Refused
 
 
-# --- what a producer's message meets ----------------------------------------------------------------------
+# --- verdicts on a producer's message ---------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Admitted:
-    """It may be kept, and then be given to `accept`. live: its consumer is there."""
+    """The message may be kept, and then be passed to `accept`. live: its consumer is connected."""
 
     facts: MessageInfo
     destination: str
@@ -153,7 +153,7 @@ class Admitted:
 
 @dataclass(frozen=True, slots=True)
 class Full:
-    """There is no room for it, by this limit."""
+    """There is no room for the message, by this limit."""
 
     limit: Limit
 
@@ -168,36 +168,35 @@ class NoRoute:
 Verdict = Admitted | Full | NoRoute
 
 
-# --- what is to be done, in this order --------------------------------------------------------------------
+# --- actions, which the caller executes in order ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Persist:
-    """The event is to be written before anything after it is done, and to be synced before anything after
-    it is answered."""
+    """Write the event before the actions after it, and sync it before any answer after it."""
 
     event: Event
 
 
 @dataclass(frozen=True, slots=True)
 class Dispatch:
-    """The message goes to a consumer. If it cannot be sent: `Dispatcher.unsent`."""
+    """Send the message to a consumer. If it cannot be sent, call `Dispatcher.unsent`."""
 
     peer: bytes
     session: Session
     delivery: Delivery
-    parcel: QueuedMessage
+    queued: QueuedMessage
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """The message is to be kept as a dead letter. It may come twice, with the same number, after a crash.
+    """Keep the message as a dead letter. After a crash it may be repeated with the same number.
 
-    reason: "exhausted", "terminal", "expired" or an operator's word. attempts: that were made.
+    reason: "exhausted", "terminal", "expired" or an operator's reason. attempts: those made.
     """
 
     number: int
-    parcel: QueuedMessage
+    queued: QueuedMessage
     reason: str
     attempts: int
     error: str
@@ -205,7 +204,7 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A consumer is told something."""
+    """Send a reply to a consumer."""
 
     peer: bytes
     reply: Reply
@@ -213,7 +212,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Something that an operator may want to know later. operation: a constant word."""
+    """Write a record for operators into the audit log. operation: a constant word."""
 
     operation: str
     message_id: str
@@ -223,14 +222,14 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class KeepSession:
-    """The session is to be known after a restart (`Dispatcher.restore`), as it is now."""
+    """Keep the session as it is now, for `Dispatcher.restore` after a restart."""
 
     session: Session
 
 
 @dataclass(frozen=True, slots=True)
 class DropSession:
-    """The session has ended."""
+    """Forget the session, which has ended."""
 
     session: Session
 

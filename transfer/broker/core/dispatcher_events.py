@@ -1,8 +1,8 @@
-"""What happens to messages for direct delivery, as it is written down and read again. Pure.
+"""The events of direct delivery, and how they are encoded in the log. Pure.
 
-An event is `version 1 | kind 1 | number 8`, little-endian, and what its class says: integers of a fixed
-size, then texts as a 4-byte length and UTF-8. `DispatcherState.apply` of the same events, in order, gives the
-same state.
+An event is `version 1 | kind 1 | number 8`, little-endian, then the fields of its class: integers of a fixed
+size, then texts as a 4-byte length and UTF-8. The same events in order, applied by `DispatcherState.apply`,
+give the same state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _LENGTH = struct.Struct("<I")
 
 
 class LogPosition(NamedTuple):
-    """Where a message's bytes lie: a topic of the log, and the offset there."""
+    """The place of a message's bytes: a topic of the log and an offset."""
 
     topic: str
     offset: int
@@ -30,10 +30,10 @@ class LogPosition(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class MessageInfo:
-    """What the desk knows of a message. Times in milliseconds since 1970, 0: none.
+    """What the dispatcher knows of a message. Times in milliseconds since 1970, 0: none.
 
-    expires_ms: nobody wants it from then on. due_ms: it waits until then. priority: a class
-    (`fair.WEIGHTS`). pinned: it is for this destination only, whoever else has a route.
+    expires_ms: when it expires. due_ms: when it is due; it waits until then. priority: a class
+    (`priority_queue.WEIGHTS`). pinned: it is for this destination only, whatever other routes exist.
     """
 
     tenant: str
@@ -48,7 +48,7 @@ class MessageInfo:
 
 
 class End(IntEnum):
-    """How a message was finished. The numbers are in the log: they never change."""
+    """How a message was finished. The numbers stand in the log: they never change."""
 
     ACKED = 1
     SENT = 2  # to a consumer that does not acknowledge
@@ -58,7 +58,7 @@ class End(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A message was taken for a destination. attempt, error, consumer_id: what was tried before, in a
+    """The broker took a message for a destination. attempt, error, consumer_id: of earlier attempts, in a
     snapshot."""
 
     number: int
@@ -72,7 +72,7 @@ class Accepted:
 
 @dataclass(frozen=True, slots=True)
 class Dispatched:
-    """An attempt begins: written before it is sent."""
+    """An attempt begins; the event is written before the message is sent."""
 
     number: int
     attempt: int
@@ -82,7 +82,7 @@ class Dispatched:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """It waits again. attempt: tries that count, one less than before if the last one could not be sent."""
+    """The message waits again. attempt: attempts that count; one fewer if the last could not be sent."""
 
     number: int
     attempt: int
@@ -91,7 +91,7 @@ class Returned:
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """It waits for another destination, as the one it was for is gone."""
+    """The message waits for another destination, because its first one is gone."""
 
     number: int
     destination: str
@@ -99,7 +99,7 @@ class Moved:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The broker is done with it; its bytes need not be kept."""
+    """The broker has finished the message; its bytes need not be kept."""
 
     number: int
     end: End
@@ -110,7 +110,7 @@ _KINDS: dict[type[Event], int] = {Accepted: 1, Dispatched: 2, Returned: 3, Moved
 
 
 def encode(event: Event) -> bytes:
-    """The bytes that are written for an event."""
+    """Encodes an event."""
     head = _HEAD.pack(VERSION, _KINDS[type(event)], event.number)
     match event:
         case Accepted(_, destination, facts, ref, attempt, error, consumer_id):
@@ -129,7 +129,7 @@ def encode(event: Event) -> bytes:
 
 
 def decode(data: bytes | memoryview) -> Event:
-    """The event that these bytes are. Raises LogDamaged."""
+    """Decodes an event. Raises LogDamaged."""
     try:
         version, kind, number = _HEAD.unpack_from(data)
         if version != VERSION:
@@ -160,7 +160,7 @@ def _decode(kind: int, number: int, data: bytes | memoryview) -> Event:
             return Moved(number, *_read(data, at, 1))
         case 5:
             if len(data) != at + 1:
-                raise ValueError("its length is wrong")
+                raise ValueError("wrong length")
             return Finished(number, End(data[at]))
     raise ValueError(f"kind {kind}")
 
@@ -176,16 +176,16 @@ def _read(data: bytes | memoryview, at: int, count: int) -> list[str]:
         at += _LENGTH.size + length
         texts.append(str(data[at - length : at], "utf-8"))
     if at != len(data):
-        raise ValueError("its length is wrong")
+        raise ValueError("wrong length")
     return texts
 
 
 @dataclass(slots=True)
 class QueuedMessage:
-    """A message that is not finished. attempt: tries that were begun. error: what became of the last one.
+    """A message that is not finished. attempt: attempts that were begun. error: of the last one.
 
-    session_id: who has it in hands; "": it waits. consumer_id: who had it last. failed_ms: when a try failed
-    first, in milliseconds since 1970, as far as that was since the start; 0: none did.
+    session_id: the session that holds it; "": it waits. consumer_id: that held it last. failed_ms: time of
+    the first failure since the start, in milliseconds since 1970; 0: none.
     """
 
     number: int
@@ -200,59 +200,59 @@ class QueuedMessage:
 
     @property
     def key(self) -> tuple[str, str]:
-        """The consumer that it is for."""
+        """The consumer that the message is for."""
         return self.facts.tenant, self.destination
 
 
 @dataclass(slots=True)
 class DispatcherState:
-    """All messages that are not finished, by number. next_number: of the next one that is accepted."""
+    """All unfinished messages, by number. next_number: of the next accepted message."""
 
-    parcels: dict[int, QueuedMessage] = field(default_factory=dict)
+    messages: dict[int, QueuedMessage] = field(default_factory=dict)
     next_number: int = 1
 
     def apply(self, event: Event) -> None:
-        """What the event says is so. Of a message that is finished, or was never here, nothing is known."""
+        """Applies an event. It ignores messages that are finished or unknown."""
         if isinstance(event, Accepted):
-            self.parcels[event.number] = QueuedMessage(
+            self.messages[event.number] = QueuedMessage(
                 event.number, event.destination, event.facts, event.ref, event.attempt, event.error,
                 event.consumer_id,
             )  # fmt: skip
         self.next_number = max(self.next_number, event.number + 1)
-        parcel = self.parcels.get(event.number)
-        if parcel is None:
+        queued = self.messages.get(event.number)
+        if queued is None:
             return
         match event:
             case Dispatched():
-                parcel.attempt, parcel.session_id = event.attempt, event.session_id
-                parcel.consumer_id = event.consumer_id
+                queued.attempt, queued.session_id = event.attempt, event.session_id
+                queued.consumer_id = event.consumer_id
             case Returned():
-                parcel.attempt, parcel.session_id, parcel.error = event.attempt, "", event.error
+                queued.attempt, queued.session_id, queued.error = event.attempt, "", event.error
             case Moved():
-                parcel.destination = event.destination
+                queued.destination = event.destination
             case Finished():
-                del self.parcels[event.number]
+                del self.messages[event.number]
             case Accepted():
                 pass
 
     def snapshot(self) -> list[Event]:
-        """The shortest list of events that gives these books: what may replace all events so far.
+        """Returns the shortest list of events that gives this state and may replace all events so far.
 
-        Its first event names the last number that was given, so that none is given twice.
+        Its first event names the last number used, so that no number is used twice.
         """
         last = self.next_number - 1
-        events: list[Event] = [Finished(last, End.PURGED)] if last and last not in self.parcels else []
-        for number, parcel in self.parcels.items():
-            before = parcel.attempt, parcel.error, parcel.consumer_id
-            events.append(Accepted(number, parcel.destination, parcel.facts, parcel.ref, *before))
-            if parcel.session_id:
-                events.append(Dispatched(number, parcel.attempt, parcel.consumer_id, parcel.session_id))
+        events: list[Event] = [Finished(last, End.PURGED)] if last and last not in self.messages else []
+        for number, queued in self.messages.items():
+            before = queued.attempt, queued.error, queued.consumer_id
+            events.append(Accepted(number, queued.destination, queued.facts, queued.ref, *before))
+            if queued.session_id:
+                events.append(Dispatched(number, queued.attempt, queued.consumer_id, queued.session_id))
         return events
 
 
 def replay(events: list[Event]) -> DispatcherState:
-    """The books that these events give."""
-    books = DispatcherState()
+    """Returns the state that these events give."""
+    state = DispatcherState()
     for event in events:
-        books.apply(event)
-    return books
+        state.apply(event)
+    return state

@@ -1,8 +1,8 @@
-"""A group of consumers of one topic: who has which message, which are done, which have to come again.
+"""The state of a consumer group of one topic: held, done and failed messages.
 
-Pure: no I/O, thread or clock; `now` is in seconds of any clock that never goes back. What has to survive a
-restart is a `Change`; the same changes given to `apply` of a new group give the same books, but for who
-holds what: after a restart nobody does, and what was out comes again.
+Pure: no I/O, thread or clock; `now` is in seconds of any clock that never goes back. A `Change` must survive
+a restart: the same changes, applied to a new group, give the same state, except that no consumer holds a
+message; messages that were in flight are delivered again.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from typing import NamedTuple
 
 from transfer.broker.core.offsets import Offsets
 
-#: attempts behind which a message is given up whose consumers go away while they have it: it may be why
+#: attempts after which a message is given up if its consumers disconnect while they hold it: it may be why
 MOST_LOST = 16
-#: seconds until the next attempt, behind so many; None: there is none
+#: seconds until the next attempt, after so many attempts; None: there is none
 Delay = Callable[[int], float | None]
 
 
 class Kind(IntEnum):
-    """What happened to a message. The numbers stand in the log: they never change."""
+    """What happened to messages. The numbers stand in the log: they never change."""
 
-    SENT = 1  # for the `attempt`-th time
+    SENT = 1  # as attempt number `attempt`
     DONE = 2  # acknowledged, or a dead letter
 
 
 class Change(NamedTuple):
-    """Something that has to survive a restart, of the messages [begin, end)."""
+    """An event that must survive a restart, for the messages [begin, end)."""
 
     kind: Kind
     begin: int
@@ -38,7 +38,7 @@ class Change(NamedTuple):
 
 
 class Delivery(NamedTuple):
-    """A message that goes to a consumer. offset and attempt together name the delivery."""
+    """A message that is sent to a consumer. offset and attempt together identify the delivery."""
 
     consumer: object
     offset: int
@@ -46,8 +46,9 @@ class Delivery(NamedTuple):
 
 
 class Outcome(Enum):
-    """DONE: acknowledged. REPEATED: it was before; harmless. STALE: this delivery is not the consumer's any
-    more (it timed out, or its session ended). AGAIN: it comes again. DEAD: no attempt is left."""
+    """The result of an acknowledgement or a return. DONE: acknowledged. REPEATED: it was acknowledged before;
+    harmless. STALE: the consumer no longer holds this delivery (it timed out, or its session ended).
+    AGAIN: it is delivered again. DEAD: no attempt is left."""
 
     DONE = "done"
     REPEATED = "repeated"
@@ -73,24 +74,22 @@ class _Consumer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether it takes one more."""
+        """Whether the consumer takes one more message."""
         return len(self.held) < self.window and not self.paused
 
 
 class Group:
-    """The books of one group. begin: the offset that it starts with. delay: see Delay.
-
-    cursor: all before it are done. changes: what happened since somebody emptied it. Not thread-safe.
-    """
+    """The state of one group. begin: its first offset. delay: see Delay. Not thread-safe. cursor: all
+    messages before it are done. changes: those since the caller last emptied the list."""
 
     def __init__(self, begin: int, delay: Delay) -> None:
         self.cursor = self._next = begin
         self.changes: list[Change] = []
         self._delay = delay
-        self._done = Offsets()  # behind the cursor
-        self._attempts: dict[int, int] = {}  # of what was sent and is not done
+        self._done = Offsets()  # after the cursor
+        self._attempts: dict[int, int] = {}  # of messages that were sent and are not done
         self._held: dict[int, _Held] = {}
-        self._failed: dict[int, float] = {}  # when what is not done failed first
+        self._failed: dict[int, float] = {}  # times of first failures, of messages that are not done
         self._again: list[tuple[float, int]] = []  # (due, offset), a heap
         self._deadlines: list[tuple[float, int, int]] = []  # (due, offset, attempt), a heap
         self._consumers: dict[object, _Consumer] = {}
@@ -98,33 +97,33 @@ class Group:
 
     @property
     def held(self) -> int:
-        """Messages that consumers have and have not acknowledged."""
+        """The number of messages that consumers hold without having acknowledged them."""
         return len(self._held)
 
     @property
     def waiting(self) -> int:
-        """Messages that come again, now or later."""
+        """The number of messages that are to be delivered again, now or later."""
         return len(self._again)
 
     @property
     def consumers(self) -> int:
-        """How many have joined."""
+        """The number of consumers that have joined."""
         return len(self._consumers)
 
     @property
     def members(self) -> list[object]:
-        """Those who have joined."""
+        """The consumers that have joined."""
         return list(self._consumers)
 
     def lag(self, end: int) -> int:
-        """Messages of a topic that ends at `end` which are not done."""
+        """Returns the number of messages that are not done, of a topic that ends at `end`."""
         return max(0, end - self.cursor - len(self._done))
 
     # -- consumers ---------------------------------------------------------------------------------------
 
     def join(self, consumer: object, window: int, timeout: float | None = None) -> None:
-        """It takes messages, `window` at a time at most. timeout: seconds that it may hold one; None: as
-        long as it is there. Joining again changes both, for what it takes from then on."""
+        """Adds a consumer that holds at most `window` messages; joining again changes both values for later
+        messages. timeout: seconds for which it may hold one; None: no limit."""
         found = self._consumers.get(consumer)
         if found is not None:
             found.window, found.timeout = window, timeout
@@ -133,14 +132,15 @@ class Group:
         self._turn.append(consumer)
 
     def pause(self, consumer: object, paused: bool) -> None:
-        """Whether it takes nothing for now, whatever its window. Harmless for one that has not joined."""
+        """Pauses or resumes a consumer; a paused one gets nothing, whatever its window. Ignores unknown
+        consumers."""
         found = self._consumers.get(consumer)
         if found is not None:
             found.paused = paused
 
     def leave(self, consumer: object, now: float) -> list[tuple[Delivery, Outcome]]:
-        """It has gone: what it held comes again at once, AGAIN. DEAD (see `nack`) is what was sent
-        MOST_LOST times: it may be what makes consumers go."""
+        """Removes a consumer and returns what it held: AGAIN is delivered again at once, DEAD (see `nack`)
+        was sent MOST_LOST times and may be what makes consumers disconnect."""
         found = self._consumers.pop(consumer, None)
         if found is None:
             return []
@@ -158,8 +158,8 @@ class Group:
     # -- deliveries --------------------------------------------------------------------------------------
 
     def take(self, end: int, now: float, limit: int = 1000) -> list[Delivery]:
-        """What goes out now, of a topic that ends at `end`: at most `limit`; each is its consumer's from
-        now on."""
+        """Takes up to `limit` deliveries to be sent now, of a topic that ends at `end`; their consumers hold
+        them from now on."""
         if self._next >= end and not self._again:
             return []
         taken = self._take_run(end, now, limit)
@@ -189,8 +189,8 @@ class Group:
         return taken
 
     def _take_run(self, end: int, now: float, limit: int) -> list[Delivery]:
-        """The common case in one go: one consumer, that may hold messages as long as it likes, and messages
-        that were never sent. What it leaves, `take` looks at one by one."""
+        """Takes deliveries in the common case at once: one consumer without time-out, and messages that were
+        never sent. `take` handles the rest one by one."""
         if len(self._turn) != 1 or self._done or (self._again and self._again[0][0] <= now):
             return []
         name = self._turn[0]
@@ -208,7 +208,7 @@ class Group:
         return [Delivery(name, offset, 1) for offset in offsets]
 
     def untake(self, deliveries: Sequence[Delivery], due: float) -> None:
-        """They did not go out: they come again then, and what was to be an attempt was none."""
+        """Returns deliveries that were not sent; they are due again then, and their attempts do not count."""
         for _, offset, attempt in deliveries:
             if self._is_held(offset, attempt):
                 self._let_go(offset)
@@ -217,13 +217,13 @@ class Group:
                 heapq.heappush(self._again, (due, offset))
 
     def ack_many(self, consumer: object, deliveries: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-        """A consumer has done with deliveries, (offset, attempt) each: those that are STALE come back."""
+        """Acknowledges deliveries, (offset, attempt) each, and returns the STALE ones."""
         stale: list[tuple[int, int]] = []
         begin = end = self.cursor
         for offset, attempt in deliveries:
             held = self._held.get(offset)
             if held is None or held.attempt != attempt or held.consumer != consumer:
-                self._finish(begin, end)  # it may be one of these
+                self._finish(begin, end)  # this offset may be one of them
                 begin = end
                 if self._whose(consumer, offset, attempt) is Outcome.STALE:
                     stale.append((offset, attempt))
@@ -238,7 +238,7 @@ class Group:
         return stale
 
     def ack(self, consumer: object, offset: int, attempt: int) -> Outcome:
-        """A consumer has done with a delivery."""
+        """Acknowledges a delivery."""
         outcome = self._whose(consumer, offset, attempt)
         if outcome is Outcome.DONE:
             self._let_go(offset)
@@ -246,10 +246,8 @@ class Group:
         return outcome
 
     def nack(self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
-        """A consumer could not do it. retry: it may go better the next time.
-
-        DEAD: the message is the caller's, who makes a dead letter of it and then calls `bury`.
-        """
+        """Refuses a delivery that the consumer could not process. retry: another attempt may succeed. DEAD:
+        the caller takes over the message, makes a dead letter of it, then calls `bury`."""
         outcome = self._whose(consumer, offset, attempt)
         if outcome is not Outcome.DONE:
             return outcome
@@ -257,8 +255,8 @@ class Group:
         return self._later(offset, attempt, now, retry=retry)
 
     def give_back(self, consumer: object, offset: int, attempt: int, now: float) -> Outcome:
-        """A consumer never had it in hands: it comes again at once. As with `leave`, DEAD is what was sent
-        MOST_LOST times."""
+        """Returns a delivery that never reached the consumer; it is delivered again at once. DEAD as in
+        `leave`."""
         outcome = self._whose(consumer, offset, attempt)
         if outcome is not Outcome.DONE:
             return outcome
@@ -270,7 +268,8 @@ class Group:
         return Outcome.AGAIN
 
     def expire(self, now: float) -> list[tuple[Delivery, Outcome]]:
-        """Deliveries that were held for too long, and what becomes of them: AGAIN or DEAD (see `nack`)."""
+        """Returns the deliveries that were held for too long, with their outcome: AGAIN or DEAD (see
+        `nack`)."""
         late: list[tuple[Delivery, Outcome]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             due, offset, attempt = heapq.heappop(self._deadlines)
@@ -282,16 +281,17 @@ class Group:
         return late
 
     def failed_first(self, offset: int) -> float | None:
-        """When a delivery of this message failed first, since the start."""
+        """Returns when this message failed first, since the start."""
         return self._failed.get(offset)
 
     def bury(self, offset: int) -> None:
-        """The message is done with here: it is kept as a dead letter, or is for others. Harmless twice."""
+        """Marks a message as done: it is a dead letter, or for other groups only. Idempotent."""
         if offset >= self.cursor and offset not in self._done:
             self._finish(offset, offset + 1)
 
     def purge(self, end: int) -> None:
-        """All before `end` are done, whoever has them: the topic has them no more. It makes no change."""
+        """Marks all messages before `end` as done, even if consumers hold them: the topic has lost them. It
+        makes no change."""
         for consumer in self._consumers.values():
             consumer.held = {offset for offset in consumer.held if offset >= end}
         self._held = {offset: held for offset, held in self._held.items() if offset >= end}
@@ -304,8 +304,8 @@ class Group:
         self._done.drop_before(self.cursor)
 
     def due(self) -> float | None:
-        """When `take` or `expire` has something to do without anything new coming. None: not until
-        somebody joins, acknowledges, or gives back."""
+        """Returns when `take` or `expire` has work without new messages. None: not before a consumer joins,
+        acknowledges or gives back."""
         deadlines = self._deadlines
         while deadlines and not self._is_limited(*deadlines[0]):
             heapq.heappop(deadlines)
@@ -317,7 +317,9 @@ class Group:
     def _next_offset(self, end: int, now: float) -> int | None:
         if self._again and self._again[0][0] <= now:
             return heapq.heappop(self._again)[1]
-        begin = max(self._next, self.cursor)  # what nobody took may be done: it was for another group
+        begin = max(
+            self._next, self.cursor
+        )  # messages that were never taken may be done: they were for another group
         offset = self._done.behind(begin) if self._done else begin
         if offset >= end:
             return None
@@ -326,7 +328,7 @@ class Group:
 
     def _watch(self, deadline: float, offset: int, attempt: int) -> None:
         heapq.heappush(self._deadlines, (deadline, offset, attempt))
-        if len(self._deadlines) > 2 * len(self._held) + 64:  # most of them are acknowledged
+        if len(self._deadlines) > 2 * len(self._held) + 64:  # most are of acknowledged deliveries
             self._deadlines = [one for one in self._deadlines if self._is_limited(*one)]
             heapq.heapify(self._deadlines)
 
@@ -335,7 +337,8 @@ class Group:
         return held is not None and held.attempt == attempt
 
     def _is_limited(self, due: float, offset: int, attempt: int) -> bool:
-        """Whether this is the deadline of what is held: it may be that of a delivery that did not go out."""
+        """Returns whether this is the deadline of a held delivery; it may be that of one that was not
+        sent."""
         return self._is_held(offset, attempt) and self._held[offset].deadline == due
 
     def _whose(self, consumer: object, offset: int, attempt: int) -> Outcome:
@@ -380,7 +383,7 @@ class Group:
     # -- after a restart ---------------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
-        """Something that happened before the restart, in its order."""
+        """Applies a change of before the restart, in order."""
         for offset in range(max(change.begin, self.cursor), change.end):
             if offset < self.cursor or offset in self._done:
                 continue
@@ -391,18 +394,19 @@ class Group:
 
     @property
     def unfinished(self) -> list[int]:
-        """What was sent and is not done, in order."""
+        """The offsets that were sent and are not done, in order."""
         return sorted(self._attempts)
 
     def ready(self, now: float) -> None:
-        """All changes were applied: what was out comes again."""
+        """Ends the restore: all changes were applied, and messages that were in flight are delivered
+        again."""
         self._next = max(self._next, self.cursor)
         self._again = [(now, offset) for offset in sorted(self._attempts)]  # sorted: a heap
         if self._attempts:
             self._next = max(self._next, self._again[-1][1] + 1)
 
     def summary(self) -> list[Change]:
-        """Changes that give these books, applied to a group that begins at `cursor`."""
+        """Returns changes that give this state when applied to a group that begins at `cursor`."""
         changes = [Change(Kind.DONE, begin, end) for begin, end in self._done]
         for offset, attempt in sorted(self._attempts.items()):
             _add(changes, Kind.SENT, offset, offset + 1, attempt)
@@ -410,7 +414,7 @@ class Group:
 
 
 def _add(changes: list[Change], kind: Kind, begin: int, end: int, attempt: int = 0) -> None:
-    """Neighbours to which the same happened become one."""
+    """Adds a change, merged into the last one if both are the same and adjacent."""
     if changes:
         last = changes[-1]
         if last.kind == kind and last.end == begin and last.attempt == attempt:

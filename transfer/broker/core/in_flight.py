@@ -1,4 +1,4 @@
-"""What is in the hands of consumers, and what they acknowledged last. Pure."""
+"""Deliveries that consumers hold, and the last acknowledgements. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transfer.broker.core.sessions import ConsumerKey, Session
 
 
 class InFlight:
-    """Deliveries that wait for their ACK, the oldest first; all have the same time-out. Not thread-safe."""
+    """Deliveries that wait for their ACK, the oldest first; all have the same timeout. Not thread-safe."""
 
     def __init__(self) -> None:
         self._all: dict[int, tuple[Delivery, Session]] = {}
@@ -23,18 +23,18 @@ class InFlight:
         return (delivery for delivery, _ in self._all.values())
 
     def get(self, number: int) -> tuple[Delivery, Session] | None:
-        """The delivery of this message, and the session that has it."""
+        """Returns the delivery of this message, and the session that holds it."""
         return self._all.get(number)
 
     def begin(self, delivery: Delivery, session: Session, nbytes: int) -> None:
-        """It is being sent. nbytes: of its payload."""
+        """Adds a delivery that is being sent. nbytes: of its payload."""
         self._all[delivery.number] = delivery, session
         session.inflight[delivery.number] = nbytes
         session.held += nbytes
         self._by_message.setdefault((session.session_id, delivery.message_id), []).append(delivery.number)
 
     def end(self, delivery: Delivery) -> None:
-        """It is in flight no more, whatever became of it."""
+        """Removes a delivery, whatever its outcome."""
         _, session = self._all.pop(delivery.number)
         session.held -= session.inflight.pop(delivery.number)
         key = session.session_id, delivery.message_id
@@ -44,7 +44,7 @@ class InFlight:
             del self._by_message[key]
 
     def find(self, session: Session, message_id: str, delivery_id: str | None) -> Delivery | None:
-        """The delivery that a consumer means; without its id the oldest of this message."""
+        """Returns the delivery that a consumer names; without a delivery id, the oldest of this message."""
         for number in self._by_message.get((session.session_id, message_id), ()):
             delivery, _ = self._all[number]
             if delivery_id is None or delivery_id == delivery.delivery_id:
@@ -52,7 +52,7 @@ class InFlight:
         return None
 
     def overdue(self, now: float, most: int) -> list[tuple[Delivery, Session]]:
-        """Deliveries whose deadline has passed, at most so many."""
+        """Returns deliveries whose deadline has passed, at most `most`."""
         found: list[tuple[Delivery, Session]] = []
         for entry in self._all.values():
             if entry[0].ack_deadline > now or len(found) == most:
@@ -61,12 +61,12 @@ class InFlight:
         return found
 
     def next_deadline(self) -> float | None:
-        """Of the oldest one."""
+        """Returns the deadline of the oldest delivery."""
         return next((delivery.ack_deadline for delivery, _ in self._all.values()), None)
 
 
 class Acked:
-    """The messages that were acknowledged last, so that a second ACK is told from a stale one."""
+    """The last acknowledged messages, to distinguish a repeated ACK from a stale one."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -80,6 +80,7 @@ class Acked:
             self._ids.popitem(last=False)
 
     def has(self, session: Session, message_id: str, delivery_id: str | None) -> bool:
-        """Whether this consumer acknowledged that; without an id, any delivery of the message."""
+        """Returns whether this consumer acknowledged the delivery; without an id, any delivery of the
+        message."""
         known = self._ids.get((session.key, message_id))
         return known is not None and delivery_id in (None, known)

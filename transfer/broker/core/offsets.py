@@ -1,4 +1,4 @@
-"""Offsets that are done, as ranges: many take little memory when few gaps are between them. Pure."""
+"""A set of offsets, stored as ranges: with few gaps, many offsets take little memory. Pure."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from collections.abc import Iterator
 class Offsets:
     """A set of offsets in ranges [begin, end) that neither overlap nor touch. Not thread-safe.
 
-    `log.ranges.Ranges` never changes, and so is copied with each offset; here one is added for each message.
-    Adding costs by the number of ranges behind the place, asking by its logarithm. `len` is that of the
-    offsets.
+    `log.ranges.Ranges` is immutable and would be copied for each message. Adding costs time linear in the
+    ranges after the place, lookup is logarithmic. `len` counts offsets.
     """
 
     __slots__ = ("_begins", "_count", "_ends")
@@ -29,16 +28,16 @@ class Offsets:
         return at >= 0 and offset < self._ends[at]
 
     def __iter__(self) -> Iterator[tuple[int, int]]:
-        """The ranges, in order."""
+        """Iterates over the ranges, in order."""
         return zip(self._begins, self._ends, strict=True)
 
     @property
     def ranges(self) -> int:
-        """How many there are."""
+        """The number of ranges."""
         return len(self._begins)
 
     def add(self, offset: int) -> None:
-        """One offset more; harmless if it is there."""
+        """Adds an offset. Idempotent."""
         begins, ends = self._begins, self._ends
         at = bisect_right(begins, offset)
         if at and offset < ends[at - 1]:
@@ -57,12 +56,12 @@ class Offsets:
             ends.insert(at, offset + 1)
 
     def behind(self, offset: int) -> int:
-        """The first offset from this one on that is not in it."""
+        """Returns the first offset from this one on that is not in the set."""
         at = bisect_right(self._begins, offset) - 1
         return self._ends[at] if at >= 0 and offset < self._ends[at] else offset
 
     def drop_before(self, offset: int) -> None:
-        """Offsets before this one go. It does not lie within a range."""
+        """Removes the offsets before this one, which does not lie within a range."""
         at = bisect_right(self._begins, offset)
         self._count -= sum(self._ends[:at]) - sum(self._begins[:at])
         del self._begins[:at], self._ends[:at]

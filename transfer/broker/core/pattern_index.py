@@ -1,7 +1,7 @@
-"""Which patterns mean a topic, among many of all kinds. Pure.
+"""Finds the patterns of all kinds that match a topic. Pure.
 
-Patterns without wildcard are found by a dict, those with one by their shapes (`pattern_shapes.py`), prefixes
-by a dict that is asked once for each of their lengths (256 at most; most often a few).
+A dict finds patterns without wildcards, `pattern_shapes.py` those with wildcards. For prefixes there is a
+dict lookup for each of their lengths (256 at most; mostly a few).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from transfer.broker.core.topic_patterns import Kind, Pattern, Shape
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
 
-#: values of one pattern that stand in a tuple, which is small; more of them stand in a dict, which is quick
+#: up to so many values of one pattern stand in a tuple, which is small; more stand in a dict, which is fast
 _FEW = 8
 
 
 class PatternMap(Generic[P]):
-    """A map from patterns to something that is not None, and from a topic to all that is kept for it.
+    """A map from patterns to values other than None; it finds all values whose patterns match a topic.
 
-    Not thread-safe. Takes about 0.1 KB for each pattern, beside its text.
+    Not thread-safe. Takes about 0.1 KB for each pattern, in addition to its text.
     """
 
     __slots__ = ("_lengths", "_prefixes", "_texts", "_wild")
 
     def __init__(self) -> None:
-        # Only what has patterns stands in these: a lookup passes over nothing.
+        # These have no empty entries, so that a lookup visits none.
         self._texts: dict[Kind, dict[str, P]] = {}
         self._wild: dict[Kind, PatternShapes[P]] = {}
         self._prefixes: dict[str, P] = {}
-        self._lengths: dict[int, int] = {}  # of prefixes, in order -> how many have it
+        self._lengths: dict[int, int] = {}  # of prefixes, in order -> number of prefixes
 
     def __len__(self) -> int:
         wild = sum(len(patterns) for patterns in self._wild.values())
@@ -40,15 +40,15 @@ class PatternMap(Generic[P]):
 
     @property
     def shapes(self) -> int:
-        """How many shapes there are of patterns with wildcards: they bound what a lookup costs."""
+        """The number of shapes of patterns with wildcards: they bound the cost of a lookup."""
         return sum(patterns.count for patterns in self._wild.values())
 
     def has(self, shape: Shape) -> bool:
-        """Whether some pattern is of this shape."""
+        """Returns whether some pattern has this shape."""
         return shape.kind in self._wild and self._wild[shape.kind].has(shape)
 
     def get(self, pattern: Pattern) -> P | None:
-        """What is kept for the pattern; None if nothing is."""
+        """Returns the value of the pattern, or None."""
         kind = pattern.kind
         if kind is Kind.PREFIX:
             return self._prefixes.get(pattern.text)
@@ -57,7 +57,7 @@ class PatternMap(Generic[P]):
         return self._wild[kind].get(pattern) if kind in self._wild else None
 
     def put(self, pattern: Pattern, kept: P) -> None:
-        """Keeps this for the pattern, instead of what was kept for it before."""
+        """Sets the value of the pattern."""
         kind, shape = pattern.kind, pattern.shape
         if kind is Kind.PREFIX:
             if pattern.text not in self._prefixes:
@@ -71,7 +71,7 @@ class PatternMap(Generic[P]):
             self._wild[kind].put(pattern, shape, kept)
 
     def remove(self, pattern: Pattern) -> None:
-        """Keeps nothing for the pattern any more."""
+        """Removes the pattern."""
         kind, shape = pattern.kind, pattern.shape
         if kind is Kind.PREFIX:
             if self._prefixes.pop(pattern.text, None) is not None:
@@ -87,7 +87,8 @@ class PatternMap(Generic[P]):
                 del self._wild[kind]
 
     def exact(self, topic: str) -> list[P]:
-        """What is kept for patterns without wildcard that mean the topic: one for each kind at most."""
+        """Returns the values of patterns without wildcards that match the topic: at most one for each
+        kind."""
         found = []
         for texts in self._texts.values():
             kept = texts.get(topic)
@@ -96,9 +97,8 @@ class PatternMap(Generic[P]):
         return found
 
     def wild(self, topic: str, ones: list[P], rests: list[P]) -> int:
-        """Adds what is kept for other patterns that mean the topic: to `rests` for prefixes and those
-        with `>`, to `ones` for those with `*`. Returns the steps it took: shapes and prefixes that it
-        looked at."""
+        """Adds the values of other patterns that match: to `rests` for prefixes and `>`, to `ones` for `*`.
+        Returns its number of steps: the shapes and prefixes that it looked at."""
         steps = 0
         for patterns in self._wild.values():
             steps += patterns.collect(topic, ones, rests)
@@ -114,7 +114,7 @@ class PatternMap(Generic[P]):
         return steps
 
     def closest(self, topic: str) -> list[P]:
-        """What is kept for those patterns that mean the topic and have the lowest rank (`grammar.Rank`)."""
+        """Returns the values of the matching patterns with the lowest rank (`topic_patterns.Rank`)."""
         found = self.exact(topic)
         if not found:
             rests: list[P] = []
@@ -124,8 +124,8 @@ class PatternMap(Generic[P]):
         return found
 
     def match(self, topic: str) -> tuple[list[P], int]:
-        """All that is kept for the topic, closer patterns first (by `grammar.Rank`), and the steps it
-        took."""
+        """Returns all values that match the topic, closer patterns first (by `topic_patterns.Rank`), and the
+        steps."""
         ones: list[P] = []
         rests: list[P] = []
         steps = self.wild(topic, ones, rests)
@@ -141,10 +141,10 @@ class PatternMap(Generic[P]):
 
 
 class PatternIndex(Generic[V]):
-    """Who wants which topics: values by pattern. Not thread-safe.
+    """The values that belong to each pattern. Not thread-safe.
 
-    A value may stand under any number of patterns, once under each. `version` rises with each change: an
-    answer holds until then.
+    A value may belong to any number of patterns. `version` rises with each change: results are valid until
+    then.
     """
 
     __slots__ = ("_map", "_size", "version")
@@ -155,7 +155,7 @@ class PatternIndex(Generic[V]):
         self.version = 0
 
     def __len__(self) -> int:
-        """Pairs of pattern and value."""
+        """Returns the number of pairs of pattern and value."""
         return self._size
 
     @property
@@ -168,7 +168,7 @@ class PatternIndex(Generic[V]):
         return self._map.has(shape)
 
     def add(self, pattern: Pattern, value: V) -> bool:
-        """Puts the value under the pattern. False if it stands there already."""
+        """Adds the value to the pattern. Returns False if it is there already."""
         values = self._map.get(pattern) or ()
         if value in values:
             return False
@@ -181,7 +181,7 @@ class PatternIndex(Generic[V]):
         return True
 
     def discard(self, pattern: Pattern, value: V) -> bool:
-        """Takes the value from under the pattern. False if it does not stand there."""
+        """Removes the value from the pattern. Returns False if it is not there."""
         values = self._map.get(pattern) or ()
         if value not in values:
             return False
@@ -195,17 +195,17 @@ class PatternIndex(Generic[V]):
         return True
 
     def holds(self, topic: str, value: V) -> bool:
-        """Whether the value stands under a pattern that means the topic."""
+        """Returns whether the value belongs to a pattern that matches the topic."""
         return any(value in values for values in self._map.match(topic)[0])
 
     def match(self, topic: str) -> list[V]:
-        """The values of all patterns that mean the topic, closer patterns first, each pattern's in the
-        order in which they came. A value under several of them is there several times."""
+        """Returns the values of all patterns that match the topic: closer patterns first, then in order of
+        addition. A value that belongs to several of them is returned several times."""
         return self.match_counted(topic)[0]
 
     def match_counted(self, topic: str) -> tuple[list[V], int]:
-        """As `match`, and the steps that the lookup took: the shapes bound them, however many patterns there
-        are."""
+        """Does the same as `match`, and returns the steps too: the shapes bound them, not the number of
+        patterns."""
         found, steps = self._map.match(topic)
         values: list[V] = []
         for some in found:

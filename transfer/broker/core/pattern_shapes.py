@@ -1,9 +1,9 @@
-"""Patterns with wildcards of one kind, found by topic. Pure.
+"""Finds patterns of one kind with wildcards by topic. Pure.
 
-All of one shape (`grammar.Shape`) differ only in their other segments: with wildcards put into a topic at
-these places, it reads as the one pattern of this shape that means it. So a lookup asks one dict once for
-each shape of the topic's length, however many patterns there are. A tree would walk into each branch that
-begins like the topic: with `*` in 20 segments a million of them.
+Patterns of one shape (`topic_patterns.Shape`) differ only in their other segments. A topic in which the
+shape's places are replaced by wildcards reads as the only pattern of this shape that matches it. So a lookup
+costs one dict access for each shape of the topic's length, however many patterns exist. A tree would walk
+into each branch that begins like the topic: with `*` in 20 segments, a million branches.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ P = TypeVar("P")
 
 
 class PatternShapes(Generic[P]):
-    """What is kept for each pattern; something other than None. Not thread-safe."""
+    """The value of each pattern, not None. Not thread-safe."""
 
     __slots__ = ("_kept", "_mark", "_ones", "_rests")
 
     def __init__(self, kind: Kind) -> None:
         self._mark = MARKS[kind]
         self._kept: dict[str, P] = {}
-        # How many patterns have each shape: those with `*` by their size, and those with `>`.
+        # The number of patterns of each shape: those with `*` by their size, and those with `>`.
         self._ones: dict[int, dict[Shape, int]] = {}
         self._rests: dict[Shape, int] = {}
 
@@ -32,31 +32,31 @@ class PatternShapes(Generic[P]):
 
     @property
     def count(self) -> int:
-        """How many shapes there are: a lookup takes no more steps."""
+        """The number of shapes: a lookup takes at most so many steps."""
         return sum(map(len, self._ones.values())) + len(self._rests)
 
     def has(self, shape: Shape) -> bool:
-        """Whether some pattern is of this shape."""
+        """Returns whether some pattern has this shape."""
         return shape in (self._rests if shape.rest else self._ones.get(shape.size, ()))
 
     def get(self, pattern: Pattern) -> P | None:
-        """What is kept for the pattern; None if nothing is."""
+        """Returns the value of the pattern, or None."""
         return self._kept.get(pattern.text)
 
     def put(self, pattern: Pattern, shape: Shape, kept: P) -> None:
-        """Keeps this for the pattern, which is of this shape, instead of what was kept for it before."""
+        """Sets the value of the pattern, which has this shape."""
         if pattern.text not in self._kept:
             self._counted(shape, 1)
         self._kept[pattern.text] = kept
 
     def remove(self, pattern: Pattern, shape: Shape) -> None:
-        """Keeps nothing for the pattern any more."""
+        """Removes the pattern."""
         if self._kept.pop(pattern.text, None) is not None:
             self._counted(shape, -1)
 
     def collect(self, topic: str, ones: list[P], rests: list[P]) -> int:
-        """Adds what is kept for the patterns that mean the topic: to `rests` for those with `>`, to `ones`
-        for others. Returns the steps it took: how many shapes it looked at."""
+        """Adds the values of matching patterns: to `rests` for those with `>`, to `ones` for others. Returns
+        its number of steps: the shapes that it looked at."""
         mark, kept = self._mark, self._kept
         given = topic.split(mark)
         if "" in given:

@@ -1,4 +1,4 @@
-"""Whose message is next: classes of priority that share by weight, in order within each. Pure."""
+"""A queue with classes of priority that share by weight, in order within each class. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from collections.abc import Iterator, Mapping
 
 from transfer.transports.errors import OptionError
 
-#: the classes of priority and their shares while all of them have something waiting
+#: the classes of priority and their weights, which apply while all classes have messages
 WEIGHTS: Mapping[str, int] = {"operator": 8, "high": 4, "normal": 2, "bulk": 1}
-#: the class of a message that names none
+#: the class of a message without a priority
 DEFAULT_CLASS = "normal"
 _NAMES = {"critical": "operator", "urgent": "operator", "low": "bulk"}
-#: stale entries that a class may hold before it is made anew
+#: stale entries that a class may hold before its heap is rebuilt
 _SLACK = 64
 
 
 def class_of(priority: object) -> str:
-    """The class that a `priority` header means: a class's name, or a number 0 to 9, of which 4 is normal.
-
-    Anything else is normal: a header that somebody else understands is no error.
-    """
+    """Returns the class of a `priority` header: a class's name, or a number 0 to 9, of which 4 is normal.
+    Anything else is normal: a header that only other programs understand is no error."""
     if isinstance(priority, str):
         word = priority.strip().lower()
         if word in WEIGHTS:
@@ -38,7 +36,7 @@ def class_of(priority: object) -> str:
 
 
 class _Class:
-    """One class: numbers that wait, the smallest first. credit: what it is owed."""
+    """One class: numbers that wait, the smallest first. credit: of the weighted round robin."""
 
     __slots__ = ("credit", "heap", "waiting", "weight")
 
@@ -65,15 +63,17 @@ class _Class:
 class PriorityQueue:
     """Numbers of messages that wait for one consumer. Not thread-safe.
 
-    A number is higher the later its message came; within a class the lowest is next, so a message that
-    comes back takes its old place, and what one producer sent in one class stays in order. Between
-    classes the weights decide, evenly spread ("smooth" weighted round robin): of `sum(weights)` messages
-    taken while all classes wait, each has its weight; no class waits for ever.
+    Later messages have higher numbers, and within a class the lowest is next. So a message that comes back
+    takes its old place, and the messages of one producer in one class stay in order. Between classes a smooth
+    weighted round robin decides: of `sum(weights)` messages taken while all classes wait, each class has its
+    weight; no class starves.
     """
 
     def __init__(self, weights: Mapping[str, int] = WEIGHTS) -> None:
         if not weights or any(weight < 1 for weight in weights.values()):
-            raise OptionError(f"weights {dict(weights)}", hint="a whole number from 1 on for each class")
+            raise OptionError(
+                f"weights {dict(weights)}", hint="each class needs a whole number of at least 1"
+            )
         self._classes = {name: _Class(weight) for name, weight in weights.items()}
         self._length = 0
 
@@ -81,19 +81,19 @@ class PriorityQueue:
         return self._length
 
     def __iter__(self) -> Iterator[int]:
-        """All numbers, class by class, in order."""
+        """Iterates over all numbers, class by class, in order."""
         for one in self._classes.values():
             yield from sorted(one.waiting)
 
     def put(self, number: int, name: str) -> None:
-        """Waits in class `name`, one of the weights' (KeyError). The same twice is harmless."""
+        """Adds a number to class `name`. Idempotent. Raises KeyError: no such class."""
         one = self._classes[name]
         if number not in one.waiting:
             one.put(number)
             self._length += 1
 
     def discard(self, number: int, name: str) -> bool:
-        """False: it was not waiting there."""
+        """Removes a number. Returns False if it was not waiting there."""
         one = self._classes[name]
         if number not in one.waiting:
             return False
@@ -102,7 +102,7 @@ class PriorityQueue:
         return True
 
     def take(self) -> int | None:
-        """The next one, which waits no more. None: nothing waits."""
+        """Removes and returns the next number, or None."""
         best: _Class | None = None
         total = 0
         for one in self._classes.values():

@@ -1,13 +1,13 @@
-"""Why a TLS connection did not come about: a constant word, for counts. Pure."""
+"""Classifies why a TLS connection failed, as a constant word for counts. Pure."""
 
 from __future__ import annotations
 
-#: what is counted of those who were not let in, each there from the start
+#: the words that refused connections are counted by; each count exists from the start
 WORDS = (
     "certificate", "closed", "crowded", "expired", "late", "plain", "protocol", "unnamed",
 )  # fmt: skip
 
-#: in what OpenSSL says, and we do, in small letters; the first that fits
+#: fragments of error texts of OpenSSL and of this package, in lower case; the first that matches counts
 _SIGNS = (
     ("has expired", "expired"),
     ("certificate_expired", "expired"),
@@ -32,8 +32,8 @@ _SIGNS = (
 )
 
 
-def word_of(said: str) -> str:
-    """Of an error's text. "unnamed": no certificate was shown; "plain": no TLS; "certificate": one that is
-    not trusted; "expired": one whose time is over, or not yet come."""
-    small = said.lower()
+def word_of(text: str) -> str:
+    """Returns the word for an error's text. "unnamed": no certificate was sent; "plain": no TLS;
+    "certificate": it is not trusted; "expired": it is expired or not yet valid."""
+    small = text.lower()
     return next((word for sign, word in _SIGNS if sign in small), "protocol")

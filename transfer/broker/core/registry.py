@@ -1,7 +1,8 @@
-"""The books of a broker's registry: who has which name, for how long, and who wants to know. Pure.
+"""The state of a broker's registry: which programs have which names, for how long, and who watches them.
+Pure.
 
-Events in, decisions out, each told the time. They live in memory: programs register again after a restart of
-the broker, and whoever looks up is told whether it has just begun (`settled`).
+It takes events with their time and returns decisions. It lives in memory: programs register again after a
+restart of the broker; a lookup reports whether the broker has just begun (`settled`).
 """
 
 from __future__ import annotations
@@ -14,15 +15,15 @@ from typing import NamedTuple
 from transfer.broker.protocols.native_registry import Listed, LookUp, Member, Registering
 from transfer.transports.errors import UsageError
 
-#: seconds behind a start in which those who were there before come back
+#: seconds after a start in which earlier programs come back
 SETTLING = 10.0
-#: whose it is: a program, and the number that it gave
+#: a program, and the number that it gave to its registration or watch
 Key = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What may be in the books at once. members, of one name; each: registrations and watches of one program;
+    """Limits on the registry's size. members: of one name; each: registrations and watches of one program;
     all: registrations; watchers: watches."""
 
     names: int = 10_000
@@ -32,8 +33,8 @@ class Limits:
     watchers: int = 20_000
 
 
-class Told(NamedTuple):
-    """To be said to programs that watch: (program, number) of each."""
+class Notice(NamedTuple):
+    """A notice for programs that watch: (program, number) of each."""
 
     to: list[Key]
     listed: Listed
@@ -46,20 +47,21 @@ class _Entry:
     lease: float
     member: Member
     until: float
-    due: float  # its place in the heap, where it is looked at next
+    due: float  # its time in the heap, when it is checked next
 
 
 @dataclass(slots=True)
 class _Name:
     entries: dict[str, _Entry] = field(default_factory=dict)  # by endpoint
     watchers: dict[Key, None] = field(default_factory=dict)  # in the order in which they came
-    #: endpoints of which watchers have not been told yet that they came, changed or went
+    #: endpoints that came, changed or went since watchers were notified
     news: dict[str, None] = field(default_factory=dict)
     revision: int = 0
 
 
 class Registry:
-    """begun: the time of the start; registry: another text with each start. The time never goes back."""
+    """The registrations and watches of programs. The time never goes back. begun: the time of the start;
+    registry: an id that differs with each start."""
 
     def __init__(self, registry: str, begun: float, limits: Limits | None = None) -> None:
         self.registry = registry
@@ -74,7 +76,7 @@ class Registry:
         self._revision = 0
 
     def __len__(self) -> int:
-        """Registrations."""
+        """Returns the number of registrations."""
         return len(self._entries)
 
     @property
@@ -83,36 +85,34 @@ class Registry:
 
     @property
     def names(self) -> int:
-        """Names that somebody has or watches."""
+        """The number of names that programs have or watch."""
         return len(self._names)
 
     @property
     def programs(self) -> set[bytes]:
-        """Those that have registered or watch something."""
+        """The programs that have registered or watch a name."""
         return set(self._of_program)
 
-    # -- those who have a name ---------------------------------------------------------------------------
+    # -- registrations -----------------------------------------------------------------------------------
 
     def register(self, key: Key, wish: Registering, now: float) -> None:
-        """A program has this name for its lease; with a key that it used before, instead of what it had.
-
-        Raises UsageError: somebody who began later has announced the endpoint, or there is no more room.
-        """
+        """Registers a name for the program's lease; a key that was used before replaces its registration.
+        Raises UsageError: a program that began later has announced the endpoint, or there is no more room."""
         endpoint = wish.member.endpoint
         earlier = self._entries.get(key)
         known = self._names.get(wish.name)
         holder = known.entries.get(endpoint) if known is not None else None
         if holder is not None and holder.key != key and holder.member.epoch > wish.member.epoch:
             raise UsageError(
-                f"{endpoint} was announced as {wish.name} by somebody who began later",
-                hint="does an earlier process still run?",
+                f"{endpoint} was announced as {wish.name} by a program that began later",
+                hint="check whether an earlier process still runs",
             )
         if holder is None and (earlier is None or earlier.name != wish.name):
             self._check_room(wish.name)
         if earlier is None:
             self._check_each(key)
         for old in {id(one): one for one in (earlier, holder) if one is not None}.values():
-            self._remove(old, told=old is not holder)
+            self._remove(old, notify=old is not holder)
         name = self._names.setdefault(wish.name, _Name())
         if holder is None or holder.member != wish.member:
             self._note(wish.name, endpoint)
@@ -123,7 +123,7 @@ class Registry:
         heapq.heappush(self._due, (until, key))
 
     def renew(self, key: Key, now: float) -> float:
-        """Its lease begins anew: its seconds. Raises UsageError if it has none any more."""
+        """Renews a lease and returns its seconds. Raises UsageError if the registration has ended."""
         entry = self._entries.get(key)
         if entry is None:
             raise UsageError("this registration has ended", hint="register again")
@@ -131,21 +131,22 @@ class Registry:
         return entry.lease
 
     def unregister(self, key: Key) -> bool:
-        """It gives the name back. False: it had none any more."""
+        """Ends a registration. Returns False if it had ended before."""
         entry = self._entries.get(key)
         if entry is not None:
             self._remove(entry)
         return entry is not None
 
     def leave(self, program: bytes) -> int:
-        """The program's connection has ended, and all that it had: how many registrations."""
+        """Removes everything of a program whose connection has ended, and returns its number of
+        registrations."""
         keys = sorted(self._of_program.get(program, ()))
         for key in keys:
             self.unwatch(key)
         return sum(self.unregister(key) for key in keys)
 
     def expire(self, now: float) -> int:
-        """Ends those that were not renewed in time: how many."""
+        """Ends registrations that were not renewed in time, and returns their number."""
         count = 0
         while self._due and self._due[0][0] <= now:
             when, key = heapq.heappop(self._due)
@@ -160,41 +161,41 @@ class Registry:
                 count += 1
         return count
 
-    # -- those who want to know --------------------------------------------------------------------------
+    # -- watches -----------------------------------------------------------------------------------------
 
-    def look_up(self, key: Key, asked: LookUp, now: float) -> Listed:
-        """All who have a name now; with `watch`, `news` tells what changes behind that. Raises UsageError."""
-        if asked.watch and key not in self._watched:
+    def look_up(self, key: Key, request: LookUp, now: float) -> Listed:
+        """Returns all members of a name; with `watch`, `news` reports later changes. Raises UsageError."""
+        if request.watch and key not in self._watched:
             if len(self._watched) >= self._limits.watchers:
                 raise UsageError("more watchers than the registry has room for")
             self._check_each(key)
-            if asked.name not in self._names and len(self._names) >= self._limits.names:
+            if request.name not in self._names and len(self._names) >= self._limits.names:
                 raise UsageError("more names than the registry has room for")
         self.unwatch(key)
-        if asked.watch:
-            self._names.setdefault(asked.name, _Name()).watchers[key] = None
-            self._watched[key] = asked.name
+        if request.watch:
+            self._names.setdefault(request.name, _Name()).watchers[key] = None
+            self._watched[key] = request.name
             self._of_program[key[0]].add(key)
-        name = self._names.get(asked.name)
+        name = self._names.get(request.name)
         settled = self._is_settled(now)
         if name is None:
-            return Listed(self.registry, settled, 0, same=asked.revision == 0)
-        if name.revision == asked.revision:
+            return Listed(self.registry, settled, 0, same=request.revision == 0)
+        if name.revision == request.revision:
             return Listed(self.registry, settled, name.revision, same=True)
         members = tuple(entry.member for entry in name.entries.values())
         return Listed(self.registry, settled, name.revision, members)
 
     def unwatch(self, key: Key) -> None:
-        """No more news for this one."""
+        """Ends a watch."""
         name = self._watched.pop(key, None)
         if name is not None:
             self._names[name].watchers.pop(key, None)
             self._let_go(key, name)
 
-    def news(self, now: float) -> list[Told]:
-        """What is to be told to those who watch since this was asked last. Who looked up in between may hear
-        again of what he knows."""
-        told = []
+    def news(self, now: float) -> list[Notice]:
+        """Returns the notices for watchers since the last call. A program that looked up in between may get
+        known news."""
+        notices = []
         changed, self._changed = self._changed, {}
         for text in changed:
             name = self._names.get(text)
@@ -206,18 +207,18 @@ class Registry:
                 members = tuple(entry.member for _, entry in found if entry is not None)
                 gone = tuple(endpoint for endpoint, entry in found if entry is None)
                 listed = Listed(self.registry, self._is_settled(now), name.revision, members, gone)
-                told.append(Told(list(name.watchers), listed))
-        return told
+                notices.append(Notice(list(name.watchers), listed))
+        return notices
 
-    # -- inside ------------------------------------------------------------------------------------------
+    # -- internals ---------------------------------------------------------------------------------------
 
     def _is_settled(self, now: float) -> bool:
         return now - self._begun >= SETTLING
 
-    def _remove(self, entry: _Entry, told: bool = True) -> None:
+    def _remove(self, entry: _Entry, notify: bool = True) -> None:
         name = self._names[entry.name]
         del self._entries[entry.key], name.entries[entry.member.endpoint]
-        if told:
+        if notify:
             self._note(entry.name, entry.member.endpoint)
         self._let_go(entry.key, entry.name)
 
@@ -228,7 +229,7 @@ class Registry:
         self._changed[text] = None
 
     def _let_go(self, key: Key, name: str) -> None:
-        """Forgets what nobody needs of this program and of this name."""
+        """Forgets the program and the name if they have nothing left."""
         if key not in self._entries and key not in self._watched:
             keys = self._of_program[key[0]]
             keys.discard(key)
@@ -239,7 +240,7 @@ class Registry:
     def _sweep(self, text: str) -> None:
         name = self._names.get(text)
         if name is not None and not (name.entries or name.watchers):
-            del self._names[text]  # with its news, which nobody waits for
+            del self._names[text]  # with its news, which no program watches
 
     def _check_room(self, name: str) -> None:
         limits, known = self._limits, self._names.get(name)

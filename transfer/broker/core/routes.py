@@ -1,8 +1,8 @@
-"""Where messages go: routes by tenant and topic, and which of them comes first. Pure.
+"""Routes by tenant and topic, and their order of precedence. Pure.
 
-Precedence, always the same for the same routes: patterns without wildcard, then those with `*`, then
-those with `>` and prefixes; among these the higher priority; then the route that was added first. Nothing
-of one tenant is ever found for another; "" is the tenant of those who name none.
+The precedence is the same for the same routes: patterns without wildcards, then those with `*`, then those
+with `>` and prefixes; among these the higher priority; then the route that was added first. Tenants never get
+each other's routes; "" is the tenant of clients that name none.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class RouteType(Enum):
 
 
 class Source(Enum):
-    """Who made a route. STATIC: the catalog file. DYNAMIC: an operator. SESSION: a consumer, until it
-    goes."""
+    """Who made a route. STATIC: the catalog file. DYNAMIC: an operator. SESSION: a consumer, until its
+    session ends."""
 
     STATIC = "static"
     DYNAMIC = "dynamic"
@@ -45,12 +45,11 @@ class Source(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Messages on topics that the pattern means go to the destination. Raises UsageError for values out
-    of range.
+    """Sends messages on the pattern's topics to a destination. Raises UsageError for values out of range.
 
-    id: unique in a table. tenant: "" if it is nobody's. destination: a consumer's or channel's name.
-    priority: the higher goes first. metadata: JSON's types; nothing here reads it. session: that it is
-    bound to, for source SESSION. Names are 1 to 255 bytes.
+    id: unique in a table. tenant: "" for none. destination: a consumer's or channel's name. priority: the
+    higher goes first. metadata: JSON's types; nothing here reads it. session: for source SESSION, the session
+    that it is bound to. Names are 1 to 255 bytes.
     """
 
     id: str
@@ -72,26 +71,26 @@ class Route:
         if self.session:
             check_text(self.session, f"the session {self.session!r:.80}")
         if (self.source is Source.SESSION) != bool(self.session):
-            raise UsageError(f"route {self.id!r}: a session goes with source SESSION, and with no other")
+            raise UsageError(f"route {self.id!r}: source SESSION needs a session, other sources have none")
         if not -MAX_PRIORITY < self.priority < MAX_PRIORITY:
             raise UsageError(f"route {self.id!r}: priority {self.priority}", hint="31 bits and a sign")
 
 
-#: the enabled routes of one pattern: most have one, which then stands for itself; more of them are sorted
+#: the enabled routes of one pattern: a single one stands for itself, several are sorted
 _Shelf = Route | list[Route]
 
 
 class RouteTable:
     """All routes of the broker. Not thread-safe.
 
-    `version` rises with each change: an answer holds until then. A lookup costs what `index.PatternMap`
-    costs, and the routes that it returns. A route takes 0.5 to 0.8 KB.
+    `version` rises with each change: results are valid until then. A lookup costs that of
+    `pattern_index.PatternMap` and the routes that it returns. A route takes 0.5 to 0.8 KB.
     """
 
     def __init__(self) -> None:
         self._routes: dict[str, Route] = {}
-        # By id, in the order in which routes were added. Beside the routes, not around them: a lookup among a
-        # million spends its time waiting for memory, and needs these only where several routes fit.
+        # By id, in the order in which routes were added. Apart from the routes, not in them: a lookup among a
+        # million waits mostly for memory, and needs these only where several routes match.
         self._numbers: dict[str, int] = {}
         self._maps: dict[RouteType, dict[str, PatternMap[_Shelf]]] = {type_: {} for type_ in RouteType}
         self._direct = self._maps[RouteType.DIRECT]
@@ -103,16 +102,15 @@ class RouteTable:
         return len(self._routes)
 
     def __iter__(self) -> Iterator[Route]:
-        """All routes, disabled ones too, in the order in which they were added."""
+        """Iterates over all routes, including disabled ones, in the order in which they were added."""
         return iter(sorted(self._routes.values(), key=lambda route: self._numbers[route.id]))
 
     def get(self, id: str) -> Route | None:
-        """The route of this id; None if there is none."""
+        """Returns the route of this id, or None."""
         return self._routes.get(id)
 
     def add(self, route: Route) -> None:
-        """Adds a route. One of the same id is replaced, and keeps its place among those that were
-        added."""
+        """Adds a route. It replaces one of the same id and takes over its place in the order."""
         if route.id in self._routes:
             self._take(route.id)
         else:
@@ -126,7 +124,7 @@ class RouteTable:
         self.version += 1
 
     def remove(self, id: str) -> Route | None:
-        """Removes a route and returns it; None if there is none such."""
+        """Removes a route and returns it; None if there is none."""
         if id not in self._routes:
             return None
         route = self._take(id)
@@ -139,8 +137,7 @@ class RouteTable:
         return [route for id in list(self._sessions.get(session, ())) if (route := self.remove(id))]
 
     def set_enabled(self, id: str, enabled: bool) -> Route:
-        """Switches a route on or off, and returns it as it is now. Raises UsageError if there is none
-        such."""
+        """Enables or disables a route, and returns the new one. Raises UsageError if there is none."""
         route = self._routes.get(id)
         if route is None:
             raise UsageError(f"no route {id!r}")
@@ -150,7 +147,7 @@ class RouteTable:
         return route
 
     def direct(self, tenant: str, topic: str) -> Route | None:
-        """The one direct route that a message takes; None if there is none."""
+        """Returns the direct route that a message takes, or None."""
         patterns = self._direct.get(tenant)
         if patterns is None:
             return None
@@ -163,18 +160,18 @@ class RouteTable:
         return shelf if isinstance(shelf, Route) else shelf[0]
 
     def direct_all(self, tenant: str, topic: str) -> list[Route]:
-        """All direct routes that a message could take, the one that it should take first."""
+        """Returns all direct routes that a message could take, in order of precedence."""
         return self.matching(RouteType.DIRECT, tenant, topic)
 
     def fanout(self, tenant: str, topic: str) -> list[Route]:
-        """The fan-out routes of a message, one for each destination: the one that comes first."""
+        """Returns the fan-out routes of a message: for each destination the first in precedence."""
         found: dict[str, Route] = {}
         for route in self.matching(RouteType.FANOUT, tenant, topic):
             found.setdefault(route.destination, route)
         return list(found.values())
 
     def matching(self, type: RouteType, tenant: str, topic: str) -> list[Route]:
-        """All routes of this type that mean the topic, in the order of precedence."""
+        """Returns all routes of this type that match the topic, in order of precedence."""
         patterns = self._maps[type].get(tenant)
         if patterns is None:
             return []
@@ -190,20 +187,20 @@ class RouteTable:
         return found
 
     def patterns(self, type: RouteType, tenant: str) -> PatternMap[Any]:
-        """The patterns of the enabled routes of a type, which stay the table's."""
+        """Returns the patterns of the enabled routes of a type; the caller must not change them."""
         return self._maps[type].get(tenant) or PatternMap()
 
     def steps(self, type: RouteType, tenant: str, topic: str) -> int:
-        """How many places a lookup looks at: for tests and measurements."""
+        """Returns the number of steps of a lookup, for tests and measurements."""
         patterns = self._maps[type].get(tenant)
         return patterns.match(topic)[1] if patterns else 0
 
     def _order(self, route: Route) -> tuple[int, int]:
-        """What sorts the routes of patterns of one rank; no two have the same."""
+        """Returns the sort key of routes whose patterns have one rank; it is unique."""
         return -route.priority, self._numbers[route.id]
 
     def _take(self, id: str) -> Route:
-        """Takes a route out of all that finds it; its number stays."""
+        """Removes a route from all lookups; its number stays."""
         route = self._routes.pop(id)
         if route.session:
             bound = self._sessions[route.session]

@@ -1,4 +1,4 @@
-"""The direct desk's view of the routes, and the routes of its sessions. Pure."""
+"""The dispatcher's view of the routes, with the routes of its sessions. Pure."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from transfer.broker.core.topic_patterns import Kind, pattern
 
 
 class TableRoutes:
-    """`DirectRoutes` over a table of routes, to which sessions add theirs. Not thread-safe."""
+    """`DirectRoutes` over a route table, to which sessions add theirs. Not thread-safe."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
 
     def destinations(self, tenant: str, topic: str) -> list[str]:
-        """The consumers that direct routes name for this topic, in order of precedence, each once."""
+        """Returns the consumers that direct routes name for this topic, in order of precedence, each once."""
         routes = self._table.direct_all(tenant, topic)
         if len(routes) < 2:
             return [route.destination for route in routes]
         return list(dict.fromkeys(route.destination for route in routes))
 
     def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
-        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too much."""
+        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too many."""
         routes = self._table.patterns(RouteType.DIRECT, tenant)
         wanted = Subscriptions(Most())
         for text in subscriptions:
             wanted.add(pattern(Kind.DOTS, text), routes)
 
     def bind(self, session: Session) -> None:
-        """The session's subscriptions are routes to its consumer, instead of what they were before."""
+        """Makes the session's subscriptions routes to its consumer, in place of its earlier ones."""
         self.unbind(session)
         for number, text in enumerate(session.subscriptions):
             route = Route(
@@ -46,5 +46,5 @@ class TableRoutes:
             self._table.add(route)
 
     def unbind(self, session: Session) -> None:
-        """They are routes no more."""
+        """Removes the session's routes."""
         self._table.remove_session(session.session_id)

@@ -1,4 +1,4 @@
-"""Who is there to be given messages: consumers, their sessions and what they can do. Pure."""
+"""Consumers of direct delivery, their sessions and capabilities. Pure."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 from transfer.broker.core.timers import Timers
 
-#: a consumer: its tenant, and its name there
+#: a consumer: its tenant, and its name within the tenant
 ConsumerKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What a consumer said that it can do.
+    """The capabilities that a consumer announces.
 
-    supports_ack: it acknowledges; else a message is done when it was sent, at most once.
-    supports_compression: how envelopes may be compressed, best first. supports_codec: the codecs of payloads
-    that it reads. max_inflight: messages it holds at once.
+    supports_ack: it acknowledges; otherwise a message is done when it was sent, at most once.
+    supports_compression: how envelopes may be compressed, best first. supports_codec: codecs of payloads that
+    it reads. max_inflight: messages that it may hold at once.
     """
 
     supports_ack: bool = True
@@ -28,11 +28,9 @@ class Capabilities:
 
 @dataclass(slots=True, eq=False)
 class Session:
-    """One registration of a consumer. peer: who it is on the wire; None: it was restored and has not come
-    back.
+    """A registration of a consumer. peer: its id on the wire; None: restored, and not resumed yet.
 
-    inflight: numbers of messages that it was given and has not answered, and the bytes of each; held: all
-    of these.
+    inflight: numbers of messages that it got and has not answered, with the bytes of each; held: their sum.
     """
 
     tenant: str
@@ -51,8 +49,8 @@ class Session:
 
 @dataclass(frozen=True, slots=True)
 class Registration:
-    """What `SessionTable.register` did. ended: the session that this one took the place of. resumed: the
-    consumer named its session, which goes on."""
+    """The result of `SessionTable.register`. ended: the session that was replaced. resumed: the consumer
+    resumed its session."""
 
     session: Session
     ended: Session | None
@@ -60,10 +58,10 @@ class Registration:
 
 
 class SessionTable:
-    """One session for each consumer; times are seconds of the monotonic clock. Not thread-safe.
+    """The sessions, one for each consumer; times are seconds of the monotonic clock. Not thread-safe.
 
-    timeout: seconds without a heartbeat after which a session ends. new_id: makes session ids that nobody
-    can guess.
+    timeout: seconds without a heartbeat after which a session ends. new_id: makes session ids that cannot be
+    guessed.
     """
 
     def __init__(self, timeout: float, new_id: Callable[[], str]) -> None:
@@ -82,21 +80,21 @@ class SessionTable:
 
     @property
     def connected(self) -> int:
-        """Sessions whose consumer is there."""
+        """The number of sessions whose consumer is connected."""
         return sum(session.peer is not None for session in self._sessions.values())
 
     def find(self, key: ConsumerKey) -> Session | None:
-        """The consumer's session, whether the consumer is there or not."""
+        """Returns the consumer's session, whether the consumer is connected or not."""
         return self._sessions.get(key)
 
     def live(self, key: ConsumerKey) -> Session | None:
-        """The consumer's session if it can be given messages now."""
+        """Returns the consumer's session if it can get messages now."""
         session = self._sessions.get(key)
         return session if session is not None and session.peer is not None else None
 
     def of(self, peer: bytes, consumer_id: str, session_id: str | None = None) -> Session | None:
-        """The session that a peer speaks for. With its id: that one, whoever says it, for ids are secret;
-        without: the one that this peer registered. None: there is no such session any more."""
+        """Returns the session that a peer uses, or None if it has ended. With an id any peer may use it,
+        because ids are secret; without one, the session that this peer registered."""
         if session_id is not None:
             session = self._by_id.get(session_id)
             return session if session is not None and session.consumer_id == consumer_id else None
@@ -104,7 +102,7 @@ class SessionTable:
         return next((one for key, one in sessions.items() if key[1] == consumer_id), None)
 
     def of_peer(self, peer: bytes) -> list[Session]:
-        """All sessions of a peer."""
+        """Returns all sessions of a peer."""
         return list(self._by_peer.get(peer, {}).values())
 
     def register(
@@ -117,8 +115,8 @@ class SessionTable:
         *,
         resume: str | None = None,
     ) -> Registration:
-        """A consumer is there. resume: the session that it had; without it, or if that one has ended, a
-        new one begins, and takes the place of what there was."""
+        """Registers a consumer. Without `resume`, or if that session has ended, a new session replaces any
+        earlier one. resume: the session that it had."""
         before = self._sessions.get(key)
         if before is not None and resume == before.session_id:
             self._seat(before, peer)
@@ -133,7 +131,7 @@ class SessionTable:
         return Registration(session, before, False)
 
     def heartbeat(self, peer: bytes, consumer_id: str, session_id: str, now: float) -> Session | None:
-        """The session goes on, at this peer from now on. None: it has ended; the consumer must register."""
+        """Extends the session, at this peer from now on. None: it has ended; the consumer must register."""
         session = self.of(peer, consumer_id, session_id)
         if session is not None:
             self._seat(session, peer)
@@ -141,7 +139,7 @@ class SessionTable:
         return session
 
     def end(self, session: Session) -> None:
-        """The session is over. Idempotent."""
+        """Ends a session. Idempotent."""
         if self._by_id.pop(session.session_id, None) is None:
             return
         self._deadlines.cancel(session.session_id)
@@ -149,14 +147,14 @@ class SessionTable:
         self._unseat(session)
 
     def missed(self, now: float, most: int) -> list[Session]:
-        """Sessions without a heartbeat for too long, at most so many. The caller ends each of them."""
+        """Returns sessions without a heartbeat for too long, at most `most`. The caller ends each of them."""
         return [self._by_id[session_id] for session_id in self._deadlines.due(now, most)]
 
     def next_deadline(self) -> float | None:
         return self._deadlines.first()
 
     def restore(self, session: Session, now: float) -> None:
-        """A session of before a restart: its consumer may resume it until a heartbeat is missed."""
+        """Restores a session of before a restart: its consumer may resume it until a heartbeat is missed."""
         session.peer = None
         before = self._sessions.get(session.key)
         if before is not None:

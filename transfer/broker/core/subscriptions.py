@@ -1,4 +1,4 @@
-"""What one subscriber wants, and how much it may want. Pure."""
+"""The subscriptions of one subscriber, and their limits. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Most:
-    """What a subscriber may have. patterns: in all. shapes: of its patterns with wildcards. shapes_together:
-    of all subscribers': each costs a step of every lookup (`pattern_shapes.py`)."""
+    """Limits of a subscriber. patterns: in all. shapes: of its patterns with wildcards. shapes_together: of
+    all subscribers' patterns; each shape costs a step of every lookup (`pattern_shapes.py`)."""
 
     patterns: int = 1_000_000
     shapes: int = 128
@@ -44,24 +44,25 @@ class Subscriptions:
         return iter(self._patterns)
 
     def add(self, pattern: Pattern, index: PatternIndex[Any] | PatternMap[Any]) -> None:
-        """One more. index: where the patterns of all subscribers are. Raises UsageError if it is too much."""
+        """Adds a pattern. index: holds the patterns of all subscribers. Raises UsageError if there are too
+        many."""
         most, shape = self._most, pattern.shape
         if len(self._patterns) >= most.patterns:
             raise UsageError(
                 f"one more than the {most.patterns} subscriptions that a subscriber may have",
-                hint="end some, or let another connection subscribe",
+                hint="end some, or subscribe from another connection",
             )
         if shape is not None and shape not in self._shapes:
             if len(self._shapes) >= most.shapes:
-                raise _too_many(f"a subscriber may have, {most.shapes}", pattern)
+                raise _too_many(f"the {most.shapes} that a subscriber may have", pattern)
             if index.shapes >= most.shapes_together and not index.has(shape):
-                raise _too_many(f"all subscribers may have, {most.shapes_together}", pattern)
+                raise _too_many(f"the {most.shapes_together} that all subscribers may have", pattern)
         self._patterns.add(pattern)
         if shape is not None:
             self._shapes[shape] += 1
 
     def discard(self, pattern: Pattern) -> None:
-        """It is one of them no more."""
+        """Removes a pattern."""
         self._patterns.remove(pattern)
         shape = pattern.shape
         if shape is not None:
@@ -70,12 +71,12 @@ class Subscriptions:
                 del self._shapes[shape]
 
     def pop(self) -> Pattern:
-        """One of them, which is none any more, of a subscriber that has gone."""
+        """Removes and returns any pattern, of a subscriber that has gone."""
         return self._patterns.pop()
 
 
 def _too_many(what: str, pattern: Pattern) -> UsageError:
     return UsageError(
-        f"the pattern {pattern.text!r:.80} is of one more shape than {what}",
-        hint="patterns of one shape have their wildcards at the same places of as many segments",
+        f"the pattern {pattern.text!r:.80} has a new shape, one more than {what}",
+        hint="patterns of one shape have equally many segments and their wildcards at the same places",
     )

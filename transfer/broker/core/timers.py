@@ -1,4 +1,4 @@
-"""Times at which something is due, by key: a heap whose stale entries do not pile up. Pure."""
+"""Timers by key: a heap whose stale entries do not pile up. Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
 
-#: stale entries that are left in the heap before it is made anew
+#: stale entries that stay in the heap before it is rebuilt
 _SLACK = 64
 
 
 class Timers(Generic[K]):
-    """One time for each key; the unit and the clock are the caller's. Not thread-safe."""
+    """One time for each key, in any unit of any clock. Not thread-safe."""
 
     def __init__(self) -> None:
         self._times: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
-        self._count = 0  # keys of one time come in the order in which they were set
+        self._count = 0  # orders keys of the same time by when they were set
 
     def __len__(self) -> int:
         return len(self._times)
@@ -27,7 +27,7 @@ class Timers(Generic[K]):
         return key in self._times
 
     def set(self, key: K, when: float) -> None:
-        """Due at `when`, instead of whatever was set before."""
+        """Sets the key's time, in place of an earlier one."""
         self._times[key] = when
         self._count += 1
         heapq.heappush(self._heap, (when, self._count, key))
@@ -36,11 +36,11 @@ class Timers(Generic[K]):
             heapq.heapify(self._heap)
 
     def cancel(self, key: K) -> bool:
-        """False: nothing was set."""
+        """Cancels the key. Returns False if it was not set."""
         return self._times.pop(key, None) is not None
 
     def due(self, now: float, most: int) -> list[K]:
-        """Keys whose time has come, the earliest first, at most so many; they are cancelled."""
+        """Cancels and returns keys whose time has come, the earliest first, at most `most`."""
         found: list[K] = []
         while len(found) < most and (first := self.first()) is not None and first <= now:
             key = heapq.heappop(self._heap)[2]
@@ -49,7 +49,7 @@ class Timers(Generic[K]):
         return found
 
     def first(self) -> float | None:
-        """The earliest time. None: nothing is set."""
+        """Returns the earliest time, or None."""
         heap, times = self._heap, self._times
         while heap and times.get(heap[0][2]) != heap[0][0]:
             heapq.heappop(heap)

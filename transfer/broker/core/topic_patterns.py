@@ -1,21 +1,21 @@
-"""Topics and patterns: which texts are allowed, and which topics a pattern means. Pure.
+"""Topics and patterns: their syntax, and which topics a pattern matches. Pure.
 
-A topic is text of 1 to 255 bytes in UTF-8, without NUL. Topics are shared by all protocols; what a
-pattern means depends on its kind:
+A topic is text of 1 to 255 bytes in UTF-8, without NUL. All protocols share topics; the meaning of a pattern
+depends on its kind:
 
-| kind | means | wildcards | |---|---|---| | EXACT | the topic that reads the same | none | | PREFIX |
-topics that begin with it; the empty one means all | none | | DOTS | topics whose segments, split at dots,
-fit | `*`: any one segment; `>`, last only: one or more segments | | PATHS | topics whose segments, split
-at slashes, fit | `*`: any one segment |
+| kind | matches | wildcards |
+|---|---|---|
+| EXACT | the same text | none |
+| PREFIX | topics that begin with it; the empty one matches all | none |
+| DOTS | topics by their segments, split at dots | `*`: one segment; `>`, only last: one or more segments |
+| PATHS | topics by their segments, split at slashes | `*`: one segment |
 
-Wildcards are whole segments. No wildcard stands for an empty segment, nor does any pattern with a
-wildcard mean a topic that has one anywhere (`a..b` for DOTS, `/a` or `a//b` for PATHS): such a topic is
-reached by its full text and by prefixes.
+Wildcards are whole segments. A pattern with a wildcard matches no topic with an empty segment (`a..b` for
+DOTS, `/a` or `a//b` for PATHS); only its full text and prefixes match such a topic.
 
-DOTS are strict, in patterns and in what publishers say: no empty segment, no white space, no `*` or `>`
-within a longer segment, and `>` does not go together with `*`. PATHS are lenient: white space is allowed,
-a `*` within a longer segment is a letter as any other, and only a pattern with a wildcard must not have
-empty segments.
+DOTS are strict, in patterns and in topics of publishers: no empty segment, no white space, no `*` or `>`
+within a longer segment, and not both `>` and `*`. PATHS are lenient: white space is allowed, `*` within a
+longer segment is an ordinary letter, and only a pattern with a wildcard must not have empty segments.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import NamedTuple
 from transfer.broker.protocols.names import MAX_TOPIC
 from transfer.transports.errors import UsageError
 
-#: bytes of a topic or pattern at most
+#: limit on the bytes of a topic or pattern
 MAX_BYTES = MAX_TOPIC
-#: the wildcards, each a segment of its own
+#: the wildcards, each a whole segment
 ONE, REST = "*", ">"
 
 
 class Kind(Enum):
-    """How a pattern is read."""
+    """The kind of a pattern, which decides how it is read."""
 
     EXACT = "exact"
     PREFIX = "prefix"
@@ -42,12 +42,12 @@ class Kind(Enum):
     PATHS = "paths"
 
 
-#: what splits topics into segments, for the kinds that do
+#: the separators of segments, for the kinds that have segments
 MARKS = {Kind.DOTS: ".", Kind.PATHS: "/"}
 
 
 class Rank(IntEnum):
-    """How closely a pattern describes its topics; the lower, the closer. It decides between routes."""
+    """How closely a pattern describes its topics; the lower, the closer. Routes are chosen by it."""
 
     EXACT = 0  # no wildcard
     ONE = 1  # `*`
@@ -55,9 +55,9 @@ class Rank(IntEnum):
 
 
 class Shape(NamedTuple):
-    """Where a pattern has wildcards: patterns of one shape differ only in their other segments.
+    """The places of a pattern's wildcards: patterns of one shape differ only in their other segments.
 
-    size: how many segments, `>` not counted. ones: the places of `*`, from 0 on. rest: `>` goes on behind.
+    size: number of segments, without `>`. ones: the places of `*`, from 0. rest: it ends with `>`.
     """
 
     kind: Kind
@@ -68,8 +68,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Which topics somebody wants. Make it with `pattern`, which looks at the text; equal by kind and
-    text."""
+    """A pattern of topics, equal by kind and text. Make it with `pattern`, which checks the text."""
 
     kind: Kind
     text: str
@@ -85,7 +84,7 @@ class Pattern:
 
     @property
     def shape(self) -> Shape | None:
-        """Where it has wildcards; None for one without, and for a prefix."""
+        """The places of its wildcards; None for one without, and for a prefix."""
         segments = self.segments
         if segments is None:
             return None
@@ -104,7 +103,8 @@ class Pattern:
         return Rank.REST if self.kind is Kind.DOTS and segments[-1] == REST else Rank.ONE
 
     def matches(self, topic: str) -> bool:
-        """Whether it means this topic. Plain and slow: `pattern_index` finds the same for many patterns."""
+        """Returns whether it matches this topic. Simple and slow: `pattern_index` does the same for many
+        patterns."""
         if self.kind is Kind.PREFIX:
             return topic.startswith(self.text)
         wanted = self.segments
@@ -120,7 +120,7 @@ class Pattern:
 
 
 def pattern(kind: Kind, text: str) -> Pattern:
-    """The pattern of this kind that the text says. Raises UsageError if there is none such."""
+    """Makes a pattern of this kind. Raises UsageError if the text is invalid."""
     what = f"the pattern {text!r:.80}"
     if text or kind is not Kind.PREFIX:
         check_text(text, what)
@@ -128,34 +128,34 @@ def pattern(kind: Kind, text: str) -> Pattern:
         _check_dots(text, what)
         segments = text.split(".")
         if REST in segments[:-1]:
-            raise UsageError(f"{what} goes on behind '>'", hint="'>' is the last segment")
+            raise UsageError(f"{what} continues after '>'", hint="'>' is the last segment")
         if segments[-1] == REST and ONE in segments:
             raise UsageError(f"{what} has both '*' and '>'", hint="use one of them")
     elif kind is Kind.PATHS:
         segments = text.split("/")
         if ONE in segments and "" in segments:
-            raise UsageError(f"{what} has an empty segment", hint="no '/' first, last or doubled beside '*'")
+            raise UsageError(f"{what} has an empty segment", hint="with '*', no '/' first, last or doubled")
     return Pattern(kind, text)
 
 
 def check_topic(text: str, kind: Kind = Kind.EXACT) -> None:
-    """Whether a publisher may use this topic where patterns are of this kind. Raises UsageError if not.
+    """Raises UsageError unless a publisher may use this topic where patterns are of this kind.
 
-    DOTS: segments as above and none of them a wildcard. Other kinds: any text of 1 to 255 bytes without
-    NUL.
+    DOTS: segments as above, none of them a wildcard. Other kinds: any text of 1 to 255 bytes without NUL.
     """
     what = f"the topic {text!r:.80}"
     check_text(text, what)
     if kind is Kind.DOTS:
         _check_dots(text, what)
         if ONE in text or REST in text:
-            raise UsageError(f"{what} has a wildcard", hint="'*' and '>' are for those who subscribe")
+            raise UsageError(f"{what} has a wildcard", hint="only subscriptions may use '*' and '>'")
 
 
 def check_text(text: str, what: str) -> None:
-    """Whether a text may be a topic, a pattern or another name at all: 1 to 255 bytes of UTF-8, no NUL.
+    """Raises UsageError unless a text may be a topic, a pattern or another name: 1 to 255 bytes of UTF-8, no
+    NUL.
 
-    what: names it in the UsageError that is raised if not.
+    what: names it in the error.
     """
     if not text:
         raise UsageError(f"{what} is empty")
@@ -164,13 +164,13 @@ def check_text(text: str, what: str) -> None:
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise UsageError(f"{what} is no UTF-8") from error
+        raise UsageError(f"{what} is not UTF-8") from error
     if size > MAX_BYTES:
         raise UsageError(f"{what} has {size} bytes", hint=f"at most {MAX_BYTES}")
 
 
 def _check_dots(text: str, what: str) -> None:
-    """The rules of DOTS that patterns and topics share."""
+    """Checks the rules of DOTS that patterns and topics share."""
     if len(text.split()) != 1 or text != text.strip():
         raise UsageError(f"{what} has white space")
     for segment in text.split("."):

@@ -1,4 +1,5 @@
-"""Where messages for direct delivery wait: for their consumer, for their next try, for their time. Pure."""
+"""Messages of direct delivery that wait for their consumer, their next attempt or their delivery time.
+Pure."""
 
 from __future__ import annotations
 
@@ -16,45 +17,43 @@ if TYPE_CHECKING:
 
 
 class WaitingMessages:
-    """All messages that are not in flight. Not thread-safe.
-
-    admission: is told what waits. weights: shares of the classes of priority.
-    """
+    """All messages that are not in flight. Not thread-safe. admission: counts what waits. weights: of the
+    classes of priority."""
 
     def __init__(self, admission: Admission, weights: Mapping[str, int] = WEIGHTS) -> None:
         self._admission = admission
         self._weights = weights
-        self._parcels: dict[int, QueuedMessage] = {}
+        self._messages: dict[int, QueuedMessage] = {}
         self._queues: dict[ConsumerKey, PriorityQueue] = {}
         self._retries: Timers[int] = Timers()  # seconds, monotonic
         self._scheduled: Timers[int] = Timers()  # unix milliseconds
         self._expiries: Timers[int] = Timers()  # unix milliseconds
-        self._later: set[int] = set()  # those that count as such
+        self._later: set[int] = set()  # those that admission counts as later
 
     def __len__(self) -> int:
-        return len(self._parcels)
+        return len(self._messages)
 
     def __contains__(self, number: int) -> bool:
-        return number in self._parcels
+        return number in self._messages
 
     @property
     def retrying(self) -> int:
-        """Messages that wait for their next try."""
+        """The number of messages that wait for their next attempt."""
         return len(self._retries)
 
     @property
     def scheduled(self) -> int:
-        """Messages whose time has not come."""
+        """The number of messages whose delivery time has not come."""
         return len(self._scheduled)
 
-    def put(self, parcel: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
-        """It waits, for `delay` seconds at least. True: its consumer may have it at once."""
-        facts, number = parcel.facts, parcel.number
-        self._parcels[number] = parcel
+    def put(self, queued: QueuedMessage, now: Now, delay: float = 0.0) -> bool:
+        """Adds a message, for `delay` seconds at least. True: its consumer may get it at once."""
+        facts, number = queued.facts, queued.number
+        self._messages[number] = queued
         later = facts.due_ms > now.unix_ms
         if later:
             self._later.add(number)
-        self._admission.waits(facts.tenant, parcel.destination, facts.topic, later=later)
+        self._admission.waits(facts.tenant, queued.destination, facts.topic, later=later)
         if facts.expires_ms:
             self._expiries.set(number, facts.expires_ms)
         if delay > 0:
@@ -63,62 +62,63 @@ class WaitingMessages:
         if later:
             self._scheduled.set(number, facts.due_ms)
             return False
-        queue = self._queues.get(parcel.key)
+        queue = self._queues.get(queued.key)
         if queue is None:
-            queue = self._queues[parcel.key] = PriorityQueue(self._weights)
-        queue.put(number, self._class(parcel))
+            queue = self._queues[queued.key] = PriorityQueue(self._weights)
+        queue.put(number, self._class(queued))
         return True
 
     def take(self, key: ConsumerKey) -> QueuedMessage | None:
-        """The next message for this consumer, which waits no more."""
+        """Removes and returns the next message for this consumer."""
         queue = self._queues.get(key)
         number = queue.take() if queue is not None else None
         if queue is not None and not queue:
             del self._queues[key]
         return self._gone(number) if number is not None else None
 
-    def discard(self, parcel: QueuedMessage) -> bool:
-        """It waits no more, wherever it did. False: it did not wait."""
-        number = parcel.number
-        if number not in self._parcels:
+    def discard(self, queued: QueuedMessage) -> bool:
+        """Removes a message, wherever it waits. Returns False if it did not wait."""
+        number = queued.number
+        if number not in self._messages:
             return False
         self._retries.cancel(number)
         self._scheduled.cancel(number)
-        queue = self._queues.get(parcel.key)
+        queue = self._queues.get(queued.key)
         if queue is not None:
-            queue.discard(number, self._class(parcel))
+            queue.discard(number, self._class(queued))
             if not queue:
-                del self._queues[parcel.key]
+                del self._queues[queued.key]
         self._gone(number)
         return True
 
     def due(self, now: Now, most: int) -> list[QueuedMessage]:
-        """Messages whose next try, or time, has come; they wait no more, and are put again."""
+        """Removes and returns messages whose next attempt or delivery time has come; the caller puts them
+        again."""
         numbers = self._retries.due(now.seconds, most)
         numbers += self._scheduled.due(now.unix_ms, most - len(numbers))
         return [self._gone(number) for number in numbers]
 
     def expired(self, now: Now, most: int) -> list[QueuedMessage]:
-        """Messages that nobody wants any more; they wait no more."""
-        found = [self._parcels[number] for number in self._expiries.due(now.unix_ms, most)]
-        for parcel in found:
-            self.discard(parcel)
+        """Removes and returns expired messages."""
+        found = [self._messages[number] for number in self._expiries.due(now.unix_ms, most)]
+        for queued in found:
+            self.discard(queued)
         return found
 
     def keys(self, tenant: str) -> list[ConsumerKey]:
-        """Consumers of this tenant for whom something is ready."""
+        """Returns the consumers of this tenant for which messages are ready."""
         return [key for key in self._queues if key[0] == tenant]
 
     def has(self, key: ConsumerKey) -> bool:
-        """Whether this consumer could have something at once."""
+        """Returns whether a message is ready for this consumer."""
         return key in self._queues
 
     def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
-        """What this consumer may have at once, in the order in which it came."""
-        return [self._parcels[number] for number in sorted(self._queues.get(key, ()))]
+        """Returns the messages that are ready for this consumer, in the order in which they came."""
+        return [self._messages[number] for number in sorted(self._queues.get(key, ()))]
 
     def seconds_left(self, now: Now) -> float | None:
-        """Until a try, a time or an end comes. None: for none of them."""
+        """Returns the seconds until the next attempt, delivery time or expiry. None: there is none."""
         times: list[float] = []
         if (retry := self._retries.first()) is not None:
             times.append(retry - now.seconds)
@@ -128,16 +128,17 @@ class WaitingMessages:
         return max(min(times), 0.0) if times else None
 
     def _gone(self, number: int) -> QueuedMessage:
-        parcel = self._parcels.pop(number)
+        queued = self._messages.pop(number)
         self._expiries.cancel(number)
         later = number in self._later
         self._later.discard(number)
-        self._admission.waited(parcel.facts.tenant, parcel.destination, parcel.facts.topic, later=later)
-        return parcel
+        self._admission.waited(queued.facts.tenant, queued.destination, queued.facts.topic, later=later)
+        return queued
 
-    def _class(self, parcel: QueuedMessage) -> str:
-        """A class that has no weight here is the default one: the weights may have changed since it came."""
-        name = parcel.facts.priority
+    def _class(self, queued: QueuedMessage) -> str:
+        """Returns the message's class, or the default if the class has no weight: weights may have changed
+        since it came."""
+        name = queued.facts.priority
         if name in self._weights:
             return name
         return DEFAULT_CLASS if DEFAULT_CLASS in self._weights else next(iter(self._weights))

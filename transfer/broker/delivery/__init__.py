@@ -1,1 +1,1 @@
-"""Who gets a message: topics, groups, subscribers, direct delivery, dead letters. On the broker's loop."""
+"""Delivery of messages on the broker's loop: topics, groups, subscribers, direct delivery, dead letters."""

@@ -1,4 +1,4 @@
-"""Dead letters on their way back: published again, for who could not process them alone."""
+"""Replays dead letters: publishes them again, only for the consumer that could not process them."""
 
 from __future__ import annotations
 
@@ -21,19 +21,16 @@ if TYPE_CHECKING:
     from transfer.log.blob_writer import BlobWriter
 
 T = TypeVar("T")
-#: seconds until a replay is in doubt: the disk does not answer
+#: seconds to wait for the disk; after that it is in doubt whether the replay was kept
 _PATIENCE = 60.0
-#: the header that names a replay, so that consumers can tell
+#: the header that names a replay, so that consumers recognize one
 REPLAY_HEADER = "replay_id"
 
 
 class DeadLetterReplay:
-    """Publishes a letter; called in a thread of an operator. See `Operator`.
-
-    Raises UsageError when there is no such group, or the message is gone; LogFull; Again when it is in
-    doubt whether it was kept. payloads: those of letters that are large; they are copied into the log in
-    the operator's thread.
-    """
+    """Publishes a dead letter again. Called in an operator's thread; see `Operator`. payloads: large payloads
+    of dead letters; the operator's thread copies them into the log. Raises UsageError when the group does
+    not exist or the message is gone; LogFull; Again when it is in doubt whether the message was kept."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, payloads: Payloads) -> None:
         self._loop = loop
@@ -43,7 +40,7 @@ class DeadLetterReplay:
     def __call__(self, letter: DeadLetter, replay: str) -> None:
         blob: BlobWriter | None = None
         if isinstance(letter.payload, PayloadFile):
-            place = self._asked(lambda: self._place(letter))
+            place = self._run_on_loop(lambda: self._place(letter))
             if place is not None:
                 blob = self._copied(letter.payload, letter.payload_bytes, place)
         try:
@@ -53,7 +50,8 @@ class DeadLetterReplay:
                 blob.abandon()  # unless it was published
 
     def _place(self, letter: DeadLetter) -> str | None:
-        """The log's topic for a large payload; None: nobody would get it, as `_begin` tells. On the loop."""
+        """Returns the log's topic for a large payload; None: no consumer would get it, and `_begin` raises.
+        On the loop."""
         if not self._is_direct(letter):
             named = (one for one in self._hub.groups.served if one.named.name == letter.consumer)
             return next((one.topic.log_name for one in named if one.named.topic == letter.topic), None)
@@ -63,30 +61,30 @@ class DeadLetterReplay:
         return (topic if topic.durable else self._hub.store.direct_topic(topic)).log_name
 
     def _copied(self, filed: PayloadFile, nbytes: int, log_name: str) -> BlobWriter:
-        """A large payload in the log, whose record is missing. Raises UsageError, LogFull, and others of the
-        log; nothing is in doubt then."""
+        """Copies a large payload into the log; its record is still missing. Raises UsageError, LogFull, and
+        other errors of the log; nothing is in doubt then."""
         try:
             self._hub.store.check_room(nbytes)
             blob = self._hub.store.log.blob(log_name, nbytes)
             try:
                 for piece in self._payloads.pieces(filed, nbytes):
                     blob.write(piece)
-                blob.sync()  # so that the log's next sync, for which all wait, finds little to do
+                blob.sync()  # so that the log's next sync, for which all publishers wait, is short
             except BaseException:
                 blob.abandon()
                 raise
         except InternalError as error:
-            raise UsageError(f"its payload cannot be copied: {error}") from error
+            raise UsageError(f"the letter's payload cannot be copied: {error}") from error
         return blob
 
-    def _asked(self, work: Callable[[], T]) -> T:
-        """What it answers on the loop."""
+    def _run_on_loop(self, work: Callable[[], T]) -> T:
+        """Calls `work` on the loop, waits, and returns its result."""
         answer: Future[T] = Future()
 
         def run() -> None:
             try:
                 answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
                 answer.set_exception(error)
 
         self._loop.call_soon_threadsafe(run)
@@ -122,11 +120,12 @@ class DeadLetterReplay:
                 self._hub.groups.publish(message, letter.consumer, on_complete)
         except TransferError as error:
             kept.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - the operator is told
+        except Exception as error:  # noqa: BLE001 - raised in the operator's thread
             kept.set_exception(InternalError(f"the letter could not be published: {error!r}"))
 
     def _is_direct(self, letter: DeadLetter) -> bool:
-        """Whether it is for a consumer of direct delivery; of those by hand, each that no group has."""
+        """Returns whether the letter is for a consumer of direct delivery. A letter that was added by hand
+        is, unless a group has its name."""
         if letter.delivery_id.startswith("direct/") or letter.tenant:
             return True
         groups = {(one.named.topic, one.named.name) for one in self._hub.groups.served}
@@ -135,7 +134,8 @@ class DeadLetterReplay:
     def _begin_direct(
         self, letter: DeadLetter, replay: str, blob: BlobWriter | None, on_complete: OnComplete
     ) -> None:
-        """For this consumer, whoever has a route; it waits until the consumer is there."""
+        """Publishes the letter for its consumer alone, whatever routes exist. It waits until the consumer
+        connects."""
         direct = self._hub.direct
         if direct is None:
             raise UsageError(
@@ -149,15 +149,15 @@ class DeadLetterReplay:
             letter.payload_bytes,
             pinned=True,
         )
-        verdict = direct.desk.admit(facts, letter.consumer)
+        verdict = direct.dispatcher.admit(facts, letter.consumer)
         if not isinstance(verdict, Admitted):
-            raise LogFull(f"too much waits for {letter.consumer!r}", hint="replay it later")
+            raise LogFull(f"too many messages wait for {letter.consumer!r}", hint="replay it later")
         message = self._message(letter, _name_of(letter), replay, blob)
         direct.accept(verdict, message, on_complete, self._hub.groups.keep_apart)
 
     def _message(self, letter: DeadLetter, topic: str, replay: str, blob: BlobWriter | None) -> Message:
-        """The message as it was. An early letter has no head and no large payload: those are in the log, as
-        long as retention lets them be."""
+        """Makes the original message again. A letter of an early version has no head and no large payload:
+        those are in the log until retention removes them."""
         headers = {**letter.headers, "message_id": letter.message_id, REPLAY_HEADER: replay}
         front, head, payload = letter.front, letter.head, letter.payload
         if isinstance(payload, PayloadFile):
@@ -187,7 +187,7 @@ class DeadLetterReplay:
             raise UsageError(str(error), hint="it cannot be replayed: purge the letter") from error
 
     def _kept(self, letter: DeadLetter) -> Message | None:
-        """The message in the log."""
+        """Returns the message from the log."""
         begin, _, digits = letter.delivery_id.rpartition("/")
         place = letter.payload
         if not isinstance(place, Reference):
@@ -201,16 +201,16 @@ class DeadLetterReplay:
 
 
 def _name_of(letter: DeadLetter) -> str:
-    """The topic of a message for direct delivery, as the log knows it."""
+    """Returns the topic of a message for direct delivery, as the log names it."""
     return f"{letter.tenant}/{letter.topic}" if letter.tenant else letter.topic
 
 
 def _marked(front: Front | None, head: bytes, replay: str) -> bytes:
-    """abtp's consumers read the headers in its head, and no others."""
+    """Adds the replay's header to abtp's head: consumers of abtp read headers only there."""
     if front is not Front.ABTP or not head:
         return head
     try:
         from transfer.broker.protocols.abtp_envelope import with_header
-    except ModuleNotFoundError:  # msgspec: nobody speaks abtp here
+    except ModuleNotFoundError:  # msgspec is missing: no client speaks abtp
         return head
     return with_header(head, REPLAY_HEADER, replay)

@@ -19,15 +19,15 @@ if TYPE_CHECKING:
     from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")
-#: seconds until a dead letter that could not be kept is tried again
+#: seconds after which keeping a dead letter is retried
 _AGAIN = 1.0
 
 
 class DeadLetterRouter:
-    """For all groups. Used on the broker's loop.
+    """Moves messages of all groups to the dead letters. Used on the broker's loop.
 
-    store: keeps a dead letter. write_progress: writes what a group has done. pending: messages that are not
-    kept as dead letters yet.
+    store: keeps a dead letter. write_progress: writes what a group has processed. pending: messages that are
+    not kept as dead letters yet.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class DeadLetterRouter:
         self._write_progress = write_progress
 
     def route(self, served: Served, delivery: Delivery, reason: str) -> None:
-        """Keeps the message as a dead letter, then marks it as done in its group."""
+        """Keeps the message as a dead letter, then marks it as processed in its group."""
         first = served.group.failed_first(delivery.offset)
         dead = Dead(
             served.named.topic,
             served.named.name,
             delivery.offset,
             delivery.attempt,
-            reason or "its consumer refused it and gave no reason",
+            reason or "the consumer refused the message and gave no reason",
             str(delivery.consumer),
             self._loop.time() - first if first is not None else 0.0,
         )
@@ -79,7 +79,7 @@ class DeadLetterRouter:
     ) -> None:
         on_complete = partial(self._on_stored, served, dead, message)
         if error is not None:
-            _log.error("a dead letter could not be kept, and is tried again: %s", error)
+            _log.error("a dead letter could not be kept; the broker retries: %s", error)
             self._loop.call_later(_AGAIN, self._store, dead, message, on_complete)
             return
         self.pending -= 1

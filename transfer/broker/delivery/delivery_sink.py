@@ -1,4 +1,4 @@
-"""What direct delivery does for the front that brings its consumers, and what it asks of that."""
+"""The interface between direct delivery and the front whose peers are its consumers."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ if TYPE_CHECKING:
 
 
 class Sent(Enum):
-    """What became of a message that was to be sent. YES: the socket has it. BUSY: too much waits for its
-    consumer already. GONE: nobody is there any more. FAILED: it cannot be written as its consumer wants it,
-    and another try would not help. UNSUPPORTED_CODEC: the consumer did not list the
-    codec of the message."""
+    """The result of sending a message to a consumer.
+
+    YES: the socket has it. BUSY: too much waits for this consumer already. GONE: the consumer has
+    disconnected. FAILED: the message cannot be encoded as the consumer wants it, and a retry would not help.
+    UNSUPPORTED_CODEC: the consumer did not list the codec of the message.
+    """
 
     YES = "yes"
     BUSY = "busy"
@@ -26,47 +28,44 @@ class Sent(Enum):
     UNSUPPORTED_CODEC = "unsupported_codec"
 
 
-#: a message with one of these results becomes a dead letter with this reason
+#: a message with one of these results becomes a dead letter, for this reason
 DEAD_LETTER_REASONS = {
-    Sent.FAILED: "it could not be packed",
-    Sent.UNSUPPORTED_CODEC: "its consumer does not support its codec",
+    Sent.FAILED: "the message could not be encoded",
+    Sent.UNSUPPORTED_CODEC: "the consumer does not support the codec of the message",
 }
 
 
 class DeliverySink(Protocol):
-    """Who brings messages and answers to peers: the front."""
+    """Sends messages and replies to peers: the front implements it."""
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
-        """Sends a message, and what the action says of its delivery. Not YES: tell `Dispatcher.unsent`.
-
-        YES, too, for a large one that is made ready beside the loop; `DirectDriver.unsent` tells if it
-        cannot be sent then. What is sent to the same peer meanwhile comes behind it.
-        """
+        """Sends a message with the details of its delivery. If the result is not YES, call
+        `Dispatcher.unsent`. The result is YES too for a large message that another thread encodes; if it
+        cannot be sent later, `DirectDriver.unsent` reports it. Later messages to the same peer are sent
+        behind it."""
 
     def answer(self, peer: bytes, reply: Reply) -> None:
-        """Answers a consumer; one that is gone, or does not read, is left without."""
+        """Answers a consumer. The reply is dropped if the consumer has disconnected or does not read."""
 
 
 class DirectDriver(Protocol):
-    """Direct delivery over a log and a database: a `Dispatcher`, and somebody who does its actions.
-
-    On the broker's loop; nothing waits. The front calls `attach` once, before anything else.
-    """
+    """Direct delivery over a log and a database: a `Dispatcher`, and the code that executes its actions. On
+    the broker's loop; nothing blocks. The front calls `attach` once, before anything else."""
 
     def attach(self, courier: DeliverySink) -> None:
-        """Messages and answers go this way from now on."""
+        """Sets the sink that messages and replies go to from now on."""
 
     def publish_direct(
         self, message: Message, facts: MessageInfo, on_complete: Callable[[TransferError | None], None]
     ) -> Verdict:
-        """A message for one consumer. told: called when it is synced, or with the reason why it is not
-        kept, if the verdict is `Admitted`; else never. Raises LogFull: nothing was taken."""
+        """Takes a message for one consumer. Raises LogFull: nothing was taken. on_complete: called if the
+        verdict is `Admitted`: when the message is synced, or with the reason why it is not kept."""
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
-        """A message that the courier had taken could not be sent after all."""
+        """Reports that a message which the sink had taken could not be sent after all."""
 
     def unroutable(self, message: Message, facts: MessageInfo, reason: str) -> None:
-        """Nobody was ever told to get it: `_system.unroutable` hears of it."""
+        """Publishes to `_system.unroutable` a message for which no consumer was ever known."""
 
     def request(self, peer: bytes, control: Control) -> None:
-        """What a consumer asks; it is answered by the courier."""
+        """Handles a consumer's request; the reply goes to the sink."""

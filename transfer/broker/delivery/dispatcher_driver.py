@@ -1,4 +1,4 @@
-"""Direct delivery over the log and the database: does what the direct desk wants done."""
+"""Drives direct delivery over the log and the database: executes the actions of the dispatcher."""
 
 from __future__ import annotations
 
@@ -64,24 +64,24 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 #: events in the journal after which a snapshot is written
 _SNAPSHOT_AFTER = 100_000
-#: bytes of messages that are held, so that they need not be read from the log
+#: bytes of messages that are held in memory, so that the log need not be read
 _HELD_BYTES = 32 << 20
-#: seconds between two tries to write what happened, when the log is full, or to keep a dead letter
+#: seconds between retries of writing the journal when the log is full, or of keeping a dead letter
 _PAUSE = 0.5
-#: topics of which it is remembered whether a route leads anywhere
+#: topics for which the driver caches whether a route leads anywhere
 _MOST_LEADS = 10_000
-#: the group for whose sake the log keeps messages that are not finished; others may want them later
+#: the group for which the log keeps unfinished messages; others may read them later
 _GROUP = HOLDS + "direct"
-#: and the one that says of topics which nobody else reads what is done with
+#: the group that acknowledges finished messages in topics that have no other readers
 _ALONE = "direct"
 #: appends a message to a topic that keeps it
 Keep = Callable[["Topic", Message, "OnComplete"], object]
-#: topics of the broker's own
+#: topics that the broker itself publishes to
 UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
 
 
 class DispatcherDriver:
-    """The driver of a `Dispatcher`. On the broker's loop; see `courier.DirectDriver`."""
+    """The driver of a `Dispatcher`. On the broker's loop; see `delivery_sink.DirectDriver`."""
 
     def __init__(
         self,
@@ -96,9 +96,9 @@ class DispatcherDriver:
     ) -> None:
         self.table = table
         self._routes = TableRoutes(table)
-        # whether a route leads anywhere, and as of which version
+        # by topic: the version of the routes, and whether one of them leads anywhere
         self._leads: dict[str, tuple[int, bool]] = {}
-        self.desk = Dispatcher(self._routes, rules)
+        self.dispatcher = Dispatcher(self._routes, rules)
         self._loop = loop
         self._hub = hub
         self._thread = thread
@@ -106,29 +106,29 @@ class DispatcherDriver:
         self._sessions = sessions
         self._session_writer = SessionWriter(thread, sessions)
         self._auditing = auditing
-        self._courier: DeliverySink | None = None
+        self._sink: DeliverySink | None = None
         self._journal = DispatcherJournal(hub.store.log)
         self._events: list[Event] = []
-        self._then: list[OnComplete] = []  # when those events are on the disk
-        # Messages whose acceptance is not on the disk, and what is to be sent of them when it is.
+        self._then: list[OnComplete] = []  # called when those events are on the disk
+        # Messages whose acceptance is not on the disk yet, each with what is to be sent of it then.
         self._unsynced: dict[int, Dispatch | None] = {}
-        self._withheld: dict[int, QueuedMessage] = {}  # dead letters that are being kept: not finished before
+        self._withheld: dict[int, QueuedMessage] = {}  # their dead letters are being written
         self._held: OrderedDict[LogPosition, Message] = OrderedDict()
         self._held_bytes = 0
         self._holding: set[str] = set()
-        self._wanted: deque[Action] = deque()
+        self._actions: deque[Action] = deque()
         self._doing = self._flush_due = self._closed = False
         self._paused = False  # the log is full
         self._alarm: asyncio.TimerHandle | None = None
 
-    def attach(self, courier: DeliverySink) -> None:
-        """Messages and answers go this way from now on; what was unfinished before goes on."""
-        self._courier = courier
-        self.desk.restore(self._sessions.load(), self._now())
-        books = self._journal.books()
-        for event in finish_dead_lettered(books, self._letters):
+    def attach(self, sink: DeliverySink) -> None:
+        """Sets the sink for messages and replies, and resumes what was unfinished before the restart."""
+        self._sink = sink
+        self.dispatcher.restore(self._sessions.load(), self._now())
+        state = self._journal.load()
+        for event in finish_dead_lettered(state, self._letters):
             self._persist(event)
-        self._do(self.desk.recover(books, self._now()))
+        self._do(self.dispatcher.recover(state, self._now()))
 
     def close(self) -> None:
         """Writes what is not written yet. Idempotent."""
@@ -141,17 +141,17 @@ class DispatcherDriver:
         if self._hub.durability.failure is None:
             self._flush()
             if not self._withheld:
-                self._journal.snapshot(self.desk.books)
+                self._journal.snapshot(self.dispatcher.state)
 
     # -- messages ----------------------------------------------------------------------------------------
 
     def publish_direct(self, message: Message, facts: MessageInfo, on_complete: OnComplete) -> Verdict:
-        """See DirectDriver. Subscribers of other protocols hear of the message too."""
-        verdict = self.desk.admit(facts, now=self._now())
+        """See DirectDriver. Subscribers of other protocols get the message too."""
+        verdict = self.dispatcher.admit(facts, now=self._now())
         if not isinstance(verdict, Admitted):
             return verdict
         if self._hub.durability.full:
-            raise LogFull(self._hub.full, hint="consumers have to acknowledge")
+            raise LogFull(self._hub.full, hint="consumers must acknowledge messages")
         name = f"{facts.tenant}/{facts.topic}" if facts.tenant else facts.topic
         headers = {**(message.headers or {}), "delivery_mode": "direct"}
         direct = Message(name, message.parts, message.front, message.head, headers)
@@ -159,9 +159,9 @@ class DispatcherDriver:
         return verdict
 
     def offer(self, topic: Topic, message: Message, *, nbytes: int | None = None) -> None:
-        """A message that came by another protocol and is kept: a direct route may lead to a consumer.
+        """Offers a kept message of another protocol to direct routes, which may lead to a consumer.
 
-        nbytes: of its payload, if that came in pieces: it is read from the log then.
+        nbytes: size of a payload that came in pieces: the driver reads it from the log later.
         """
         if not self.leads_somewhere(topic.name):
             return
@@ -169,7 +169,7 @@ class DispatcherDriver:
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
         size = message.nbytes if nbytes is None else nbytes
         facts = MessageInfo("", topic.name, name, message.front.name.lower(), size)
-        verdict = self.desk.admit(facts, now=self._now(), awaits=False)
+        verdict = self.dispatcher.admit(facts, now=self._now(), awaits=False)
         if isinstance(verdict, Admitted) and message.offset is not None:
             held = message if nbytes is None else None
             self._accept_kept(verdict, LogPosition(topic.log_name, message.offset), held)
@@ -177,7 +177,7 @@ class DispatcherDriver:
             self._hub.counts["direct_refused"] += 1
 
     def leads_somewhere(self, topic: str) -> bool:
-        """Whether a direct route takes messages of this topic."""
+        """Returns whether a direct route takes messages of this topic."""
         version, leads = self._leads.get(topic, (-1, False))
         if version != self.table.version:
             if len(self._leads) >= _MOST_LEADS:
@@ -189,58 +189,58 @@ class DispatcherDriver:
     def unroutable(self, message: Message, facts: MessageInfo, reason: str) -> None:
         """See DirectDriver."""
         self._hub.counts["unroutable"] += 1
-        words: dict[str, object] = {"topic": facts.topic, "reason": reason}
-        words["producer_id"] = facts.producer_id
-        self._say(UNROUTABLE, message, words)
+        fields: dict[str, object] = {"topic": facts.topic, "reason": reason}
+        fields["producer_id"] = facts.producer_id
+        self._publish(UNROUTABLE, message, fields)
 
     def unsent(self, action: Dispatch, sent: Sent) -> None:
         """See DirectDriver."""
-        if sent in DEAD_LETTER_REASONS and action.parcel.number in self.desk.books.parcels:
-            self._do(self.desk.remove(action.parcel.number, DEAD_LETTER_REASONS[sent]))
+        if sent in DEAD_LETTER_REASONS and action.queued.number in self.dispatcher.state.messages:
+            self._do(self.dispatcher.remove(action.queued.number, DEAD_LETTER_REASONS[sent]))
             return
         gone = sent is Sent.GONE
-        self._do(self.desk.unsent(action.delivery, action.peer, self._now(), gone=gone))
+        self._do(self.dispatcher.unsent(action.delivery, action.peer, self._now(), gone=gone))
 
     def request(self, peer: bytes, control: Control) -> None:
         """See DirectDriver."""
-        self._do(self.desk.request(peer, control, self._now()))
+        self._do(self.dispatcher.request(peer, control, self._now()))
 
     def end_turn(self) -> None:
-        """All that came at once was taken: what happened is written now, to be synced with the messages."""
+        """Writes the events of this turn of the loop now, so that they are synced with their messages."""
         if self._then and self._flush_due and not self._paused:
             self._flush()
 
     def tick(self) -> None:
-        """About once a second: what is finished, retention may take."""
+        """Lets retention remove finished messages. Called about once a second."""
         lowest: dict[str, int] = {}
-        for parcel in self.desk.books.parcels.values():
-            topic, offset = parcel.ref
+        for queued in self.dispatcher.state.messages.values():
+            topic, offset = queued.ref
             lowest[topic] = min(offset, lowest.get(topic, offset))
-        for parcel in self._withheld.values():
-            topic, offset = parcel.ref
+        for queued in self._withheld.values():
+            topic, offset = queued.ref
             lowest[topic] = min(offset, lowest.get(topic, offset))
         log = self._hub.store.log
         for topic in self._holding - lowest.keys():
-            if topic.startswith(DIRECT_PREFIX):  # nobody else will want these
+            if topic.startswith(DIRECT_PREFIX):  # no other reader wants these
                 log.acknowledge(topic, _ALONE, log.range(topic)[1])
             log.leave(topic, _GROUP)
         for topic, offset in lowest.items():
             if log.groups(topic).get(_GROUP) != offset:
                 log.acknowledge(topic, _GROUP, offset)
         self._holding = set(lowest)
-        # What stands in the journal keeps the log from giving room back.
+        # Events in the journal keep the log from giving room back.
         if self._journal.grown > (0 if self._hub.durability.full else _SNAPSHOT_AFTER) and not self._withheld:
             self._snapshot()
 
     def unfinished(self, topic: Topic) -> list[int]:
-        """Messages of a topic that consumers have or will get, by their numbers here."""
+        """Returns the numbers of a topic's messages that are not finished yet."""
         names = (topic.log_name, DIRECT_PREFIX + topic.name)
-        return [number for number, one in self.desk.books.parcels.items() if one.ref.topic in names]
+        return [number for number, one in self.dispatcher.state.messages.items() if one.ref.topic in names]
 
     def purge(self, topic: Topic, *, removed: bool = False) -> None:
-        """The messages of a topic are gone. removed: the topic, too."""
+        """Forgets the messages of a purged topic. removed: the topic is removed, too."""
         for number in self.unfinished(topic):
-            self._do(self.desk.remove(number))
+            self._do(self.dispatcher.remove(number))
         names = {topic.log_name, DIRECT_PREFIX + topic.name}
         for ref in [ref for ref in self._held if ref.topic in names]:
             self._held_bytes -= self._held.pop(ref).nbytes
@@ -248,7 +248,7 @@ class DispatcherDriver:
             self._holding -= names
 
     def accept(self, admitted: Admitted, message: Message, on_complete: OnComplete, keep: Keep) -> None:
-        """Keeps a message, and gives it to the desk. The producer is told when both are on the disk."""
+        """Keeps a message and gives it to the dispatcher. on_complete: called when both are on the disk."""
         topic = self._hub.store.topic(message.topic)
         if not topic.durable:
             topic = self._hub.store.direct_topic(topic)
@@ -259,10 +259,10 @@ class DispatcherDriver:
             if len(errors) == 2:
                 on_complete(errors[0] or errors[1])
 
-        keep(topic, message, one_kept)  # raises LogFull, and nothing is done then
+        keep(topic, message, one_kept)  # raises LogFull before anything is done
         assert message.offset is not None
         self._then.append(one_kept)
-        # Of one that was written before, the parts are somebody else's file: it is read from the log.
+        # The parts of a message that was written before belong to a file: it is read from the log.
         held = None if isinstance(message, Written) else message
         self._accept_kept(admitted, LogPosition(topic.log_name, message.offset), held)
 
@@ -275,42 +275,42 @@ class DispatcherDriver:
             self._held_bytes += message.nbytes
         while self._held_bytes > _HELD_BYTES:
             self._held_bytes -= self._held.popitem(last=False)[1].nbytes
-        self._do(self.desk.accept(admitted, ref, self._now()))
+        self._do(self.dispatcher.accept(admitted, ref, self._now()))
 
-    def _message(self, parcel: QueuedMessage) -> Message | None:
-        """The message as it came; None: retention or damage took it."""
-        held = self._held.get(parcel.ref)
+    def _message(self, queued: QueuedMessage) -> Message | None:
+        """Returns the message as it came; None: retention or damage removed it."""
+        held = self._held.get(queued.ref)
         if held is not None:
             return held
         try:
-            return self._hub.store.message(*parcel.ref)
+            return self._hub.store.message(*queued.ref)
         except LogDamaged as error:
             _log.error("%s", error)
             self._hub.counts["damaged"] += 1
             return None
 
-    def _say(self, topic: str, message: Message, words: dict[str, object]) -> None:
-        """Something that the broker itself publishes, with the payload that it is about."""
+    def _publish(self, topic: str, message: Message, words: dict[str, object]) -> None:
+        """Publishes a message of the broker itself, with the payload that it is about."""
         headers = {**(message.headers or {}), **words}
         try:
             self._hub.publish(Message(topic, message.parts, Front.BROKER, headers=headers))
         except TransferError as error:
-            _log.warning("topic %s cannot be told: %s", topic, error)
+            _log.warning("the broker cannot publish to topic %s: %s", topic, error)
 
-    # -- what the desk wants done ------------------------------------------------------------------------
+    # -- actions of the dispatcher -----------------------------------------------------------------------
 
     def _now(self) -> Now:
         return Now(self._loop.time(), steady_clock.unix_ms())
 
     def _do(self, actions: Sequence[Action]) -> None:
-        """Does them in their order; what the desk wants because of one of them comes behind all."""
-        self._wanted.extend(actions)
+        """Executes actions in order; actions that they cause come after all of them."""
+        self._actions.extend(actions)
         if self._doing:
             return
         self._doing = True
         try:
-            while self._wanted:
-                self._do_one(self._wanted.popleft())
+            while self._actions:
+                self._do_one(self._actions.popleft())
         finally:
             self._doing = False
         self._set_alarm()
@@ -334,70 +334,74 @@ class DispatcherDriver:
 
     def _persist(self, event: Event) -> None:
         if isinstance(event, Finished) and event.number in self._withheld:
-            return  # `buried` writes it
+            return  # `_bury` writes it when the letter is kept
         self._events.append(event)
         if isinstance(event, Accepted):
             number = event.number
             self._unsynced[number] = None
-            self._then.append(lambda error: self._synced(number, error))
+            self._then.append(lambda error: self._on_synced(number, error))
         self._flush_soon()
 
-    def _synced(self, number: int, error: TransferError | None) -> None:
-        """The message and its acceptance are on the disk, the message before: what waited for it is sent."""
+    def _on_synced(self, number: int, error: TransferError | None) -> None:
+        """Sends the message: it and its acceptance are on the disk now, the message first."""
         action = self._unsynced.pop(number)
         if action is None or error is not None:
             return
-        found = self.desk.inflight.get(number)
+        found = self.dispatcher.inflight.get(number)
         acknowledges = action.session.capabilities.supports_ack
         if not acknowledges or (found is not None and found[0] is action.delivery):
             self._dispatch(action)
 
     def _dispatch(self, action: Dispatch) -> None:
-        if action.parcel.number in self._unsynced:
-            self._unsynced[action.parcel.number] = action
+        if action.queued.number in self._unsynced:
+            self._unsynced[action.queued.number] = action
             return
-        message = self._message(action.parcel)
+        message = self._message(action.queued)
         if message is None:
-            self._do(self.desk.remove(action.parcel.number, "its bytes are gone"))
+            self._do(
+                self.dispatcher.remove(
+                    action.queued.number, "the message is lost: retention or damage removed it"
+                )
+            )
             return
-        assert self._courier is not None
-        sent = self._courier.dispatch(action, message)
+        assert self._sink is not None
+        sent = self._sink.dispatch(action, message)
         if sent is not Sent.YES:
             self.unsent(action, sent)
 
     def _answer(self, action: Answer) -> None:
-        """What the answer is about is on the disk first."""
-        courier = self._courier
-        assert courier is not None
+        """Answers when the events that the reply is about are on the disk."""
+        sink = self._sink
+        assert sink is not None
         if self._events:
-            self._then.append(lambda error: None if error else courier.answer(action.peer, action.reply))
+            self._then.append(lambda error: None if error else sink.answer(action.peer, action.reply))
             self._flush_soon()
         else:
-            courier.answer(action.peer, action.reply)
+            sink.answer(action.peer, action.reply)
 
     def _bury(self, action: DeadLetter) -> None:
-        """The letter is kept before the message is finished: a crash in between keeps it once, by its
-        name."""
-        parcel = action.parcel
-        self._withheld[action.number] = parcel
-        message = self._message(parcel)
+        """Keeps the dead letter before it finishes the message. After a crash in between, the letter's name
+        prevents a second one."""
+        queued = action.queued
+        self._withheld[action.number] = queued
+        message = self._message(queued)
         letter = letter_of_parcel(action, message, time.time_ns() // 1_000_000)
-        held = parcel.ref in self._held
-        large = large_of(message, self._hub.store.log, *parcel.ref, held=held)
+        held = queued.ref in self._held
+        large = large_of(message, self._hub.store.log, *queued.ref, held=held)
 
         def try_it() -> None:
             self._thread.do(lambda: keep_letter(self._letters, letter, large), buried)
 
         def buried(error: TransferError | None) -> None:
             if error is not None:
-                _log.error("a dead letter could not be kept, and is tried again: %s", error)
+                _log.error("a dead letter could not be kept; the broker retries: %s", error)
                 self._loop.call_later(_PAUSE, try_it)
                 return
             del self._withheld[action.number]
             self._events.append(Finished(action.number, End.DEAD_LETTERED))
             self._flush_soon()
             if message is not None:
-                self._say(DEAD_LETTERS + parcel.facts.topic, message, _words_of(action))
+                self._publish(DEAD_LETTERS + queued.facts.topic, message, _words_of(action))
 
         try_it()
 
@@ -409,7 +413,7 @@ class DispatcherDriver:
             self._loop.call_soon(self._flush)
 
     def _flush(self) -> None:
-        """What happened in this turn is one record."""
+        """Writes the events of this turn as one record."""
         self._flush_due = self._paused = False
         events, then = self._events, self._then
         if not events and not then:
@@ -417,7 +421,7 @@ class DispatcherDriver:
         try:
             sequence = self._journal.write(events)
         except LogFull as error:
-            _log.warning("what direct delivery did is not kept yet: %s", error)
+            _log.warning("events of direct delivery are not kept yet: %s", error)
             self._flush_due = self._paused = True
             self._loop.call_later(_PAUSE, self._flush)
             return
@@ -430,34 +434,34 @@ class DispatcherDriver:
         self._hub.durability.when_kept(sequence, complete_all(then) if then else None)
 
     def _snapshot(self) -> None:
-        """What was not written yet stands in it too: a log that is full takes no events."""
+        """Writes a snapshot. It includes the events that are not written yet: a full log takes none."""
         try:
-            sequence = self._journal.snapshot(self.desk.books)
+            sequence = self._journal.snapshot(self.dispatcher.state)
         except LogFull as error:
-            _log.warning("direct delivery leaves no snapshot: %s", error)
+            _log.warning("direct delivery cannot write a snapshot: %s", error)
             return
         then, self._events, self._then = self._then, [], []
         self._hub.durability.when_kept(sequence, complete_all(then) if then else None)
 
     def _set_alarm(self) -> None:
-        left = self.desk.seconds_left(self._now())
+        left = self.dispatcher.seconds_left(self._now())
         if self._alarm is not None:
             self._alarm.cancel()
             self._alarm = None
         if left is not None and not self._closed:
-            self._alarm = self._loop.call_later(left, self._alarmed)
+            self._alarm = self._loop.call_later(left, self._on_alarm)
 
-    def _alarmed(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
-        self._do(self.desk.tick(self._now()))
+        self._do(self.dispatcher.tick(self._now()))
 
 
 def _words_of(letter: DeadLetter) -> dict[str, object]:
-    parcel = letter.parcel
+    queued = letter.queued
     return {
         "reason": letter.reason,
         "attempts": letter.attempts,
-        "original_topic": parcel.facts.topic,
-        "last_consumer": parcel.consumer_id or parcel.destination,
+        "original_topic": queued.facts.topic,
+        "last_consumer": queued.consumer_id or queued.destination,
         "last_error": letter.error,
     }

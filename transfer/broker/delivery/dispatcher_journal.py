@@ -1,4 +1,4 @@
-"""The events of direct delivery in the log: written, and read again after a restart."""
+"""The journal of direct delivery: its events in the log, written and read again after a restart."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ _PLACE = struct.Struct("<Q")
 
 
 def pack(events: Iterable[Event]) -> bytes:
-    """Events as one record."""
+    """Packs events into one record."""
     return b"".join(_LENGTH.pack(len(one)) + one for one in map(encode, events))
 
 
 def unpack(data: bytes | memoryview) -> Iterator[Event]:
-    """The events of a record. Raises LogDamaged."""
+    """Yields the events of a record. Raises LogDamaged."""
     at = 0
     while at < len(data):
         if at + _LENGTH.size > len(data):
@@ -37,41 +37,43 @@ def unpack(data: bytes | memoryview) -> Iterator[Event]:
 
 
 class DispatcherJournal:
-    """On the broker's loop. grown: events that stand in it since the last snapshot."""
+    """Writes and reads the journal, on the broker's loop. grown: events since the last snapshot."""
 
     def __init__(self, log: Log) -> None:
         self.grown = 0
         self._log = log
-        log.acknowledge(TOPIC, _READER, log.groups(TOPIC).get(_READER, 0))  # nothing goes before a snapshot
+        log.acknowledge(
+            TOPIC, _READER, log.groups(TOPIC).get(_READER, 0)
+        )  # retention removes nothing before a snapshot
 
     def write(self, events: list[Event]) -> int:
-        """Appends events; the record's sequence. Raises LogFull."""
+        """Appends events and returns the record's sequence. Raises LogFull."""
         sequence, _ = self._log.append(TOPIC, pack(events))
         self.grown += len(events)
         return sequence
 
-    def snapshot(self, books: DispatcherState) -> int:
-        """What stands in the journal so far is not needed any more. The last record's sequence. Raises
-        LogFull when the disk is full."""
+    def snapshot(self, state: DispatcherState) -> int:
+        """Writes a snapshot, after which earlier events are not needed. Returns the last record's sequence.
+        Raises LogFull."""
         _, end = self._log.range(TOPIC)
-        self._log.put(_SNAPSHOT, _PLACE.pack(end) + pack(books.snapshot()))
+        self._log.put(_SNAPSHOT, _PLACE.pack(end) + pack(state.snapshot()))
         sequence = self._log.acknowledge(TOPIC, _READER, end)
         self.grown = 0
         return sequence
 
-    def books(self) -> DispatcherState:
-        """The books of before the restart. Raises LogDamaged."""
-        books, place = DispatcherState(), 0
+    def load(self) -> DispatcherState:
+        """Reads the state of before the restart. Raises LogDamaged."""
+        state, place = DispatcherState(), 0
         value = self._log.get(_SNAPSHOT)
         if value is not None:
             (place,) = _PLACE.unpack_from(value)
             for event in unpack(value[_PLACE.size :]):
-                books.apply(event)
+                state.apply(event)
         _, end = self._log.range(TOPIC)
         while place < end:
             for record in self._log.read(TOPIC, place):
                 for event in unpack(record.body):
-                    books.apply(event)
+                    state.apply(event)
                     self.grown += 1
                 place = record.offset + 1
-        return books
+        return state

@@ -1,4 +1,4 @@
-"""Who is told of a message as it comes, and what becomes of those who cannot follow."""
+"""Fan-out: offers each message to its subscribers, and lets slow ones read it from the log later."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
     from transfer.broker.storage.store import Store
 
 _log = logging.getLogger("transfer.broker")
-#: bytes that one look into the log reads for a subscriber that is behind
+#: bytes that the broker reads from the log at once for a subscriber that is behind
 _READ = 1 << 20
-#: damaged messages that are passed over at once; the others at the next occasion
+#: damaged messages that are skipped at once; the others are skipped at the next call
 _MOST_DAMAGED = 100
-#: subscriptions that end in one turn of the loop, so that others come to theirs: some 5 ms
+#: subscriptions that end in one turn of the loop, so that other work is not blocked: some 5 ms
 AT_ONCE = 1000
 
 
 class _Behind:
-    """Where a subscriber reads a topic. offset: of its next message. given: offsets of messages behind it
-    that it was given already, in pieces, as they came."""
+    """Where a subscriber reads a topic. offset: of its next message. given: offsets of later messages that it
+    already received in pieces."""
 
     __slots__ = ("given", "offset")
 
@@ -45,11 +45,9 @@ class _Behind:
 
 
 class Fanout:
-    """The subscriptions of all fronts. On the broker's loop.
-
-    A subscriber without room is behind on a durable topic if it wants to spill: from that message on it
-    reads the topic from the log, until it has come to the end. soon: calls something in the loop's next turn.
-    """
+    """The subscriptions of all fronts. On the broker's loop. A subscriber without room is behind on a durable
+    topic if its overflow is SPILL: from that message on it reads the topic from the log, until it reaches
+    the end. soon: calls a function in the loop's next turn."""
 
     def __init__(
         self, store: Store, counts: Counter[str], soon: Callable[[Callable[[], None]], object]
@@ -59,7 +57,7 @@ class Fanout:
         self._soon = soon
         self._index: PatternIndex[Subscriber] = PatternIndex()
         self._subscriptions: dict[Subscriber, Subscriptions] = {}
-        #: what the index still has of subscribers that have gone
+        #: subscriptions of departed subscribers that are still in the index
         self._departed: deque[tuple[Subscriber, Subscriptions]] = deque()
         self._behind: dict[Subscriber, dict[Topic, _Behind]] = {}
         self._reading: set[Subscriber] = set()
@@ -67,7 +65,8 @@ class Fanout:
     # -- subscriptions -----------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
-        """The same twice is harmless. Raises UsageError if it has, or all have, too much."""
+        """Subscribes to a pattern. Idempotent. Raises UsageError if the subscriber, or all of them, have too
+        many."""
         mine = self._subscriptions.get(subscriber)
         if mine is None:
             mine = Subscriptions(subscriber.most)
@@ -78,7 +77,7 @@ class Fanout:
         self._index.add(pattern, subscriber)
 
     def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
-        """Whether it had subscribed so."""
+        """Ends a subscription. Returns whether there was one."""
         mine = self._subscriptions.get(subscriber)
         if mine is None or pattern not in mine:
             return False
@@ -92,13 +91,14 @@ class Fanout:
         return True
 
     def unsubscribe_some(self, subscriber: Subscriber) -> bool:
-        """Ends some of its subscriptions. Whether there are more."""
+        """Ends some of a subscriber's subscriptions. Returns whether more are left."""
         for pattern in list(islice(self._subscriptions.get(subscriber, ()), AT_ONCE)):
             self.unsubscribe(subscriber, pattern)
         return subscriber in self._subscriptions
 
     def leave(self, subscriber: Subscriber) -> None:
-        """It has gone, and is told nothing more. Its subscriptions leave the index in the next turns."""
+        """Removes a subscriber: it receives nothing more. Its subscriptions leave the index in the next
+        turns."""
         self._behind.pop(subscriber, None)
         mine = self._subscriptions.pop(subscriber, None)
         if mine is None:
@@ -109,7 +109,7 @@ class Fanout:
             self._soon(self._clear_some)
 
     def _clear_some(self) -> None:
-        """Takes what is left of those who have gone out of the index, some of it."""
+        """Removes some subscriptions of departed subscribers from the index."""
         for _ in range(AT_ONCE):
             subscriber, mine = self._departed[0]
             self._index.discard(mine.pop(), subscriber)
@@ -120,7 +120,7 @@ class Fanout:
         self._soon(self._clear_some)
 
     def _behind_by(self, subscriber: Subscriber, pattern: Pattern) -> list[Topic]:
-        """The topics of a pattern on which a subscriber is behind."""
+        """Returns the topics of a pattern on which a subscriber is behind."""
         topics = self._behind.get(subscriber, {})
         if pattern.kind is Kind.EXACT:
             topic = self._store.topics.get(pattern.text)
@@ -128,31 +128,31 @@ class Fanout:
         return [topic for topic in topics if pattern.matches(topic.name)]
 
     def forget(self, topic: Topic) -> None:
-        """The topic is gone: nobody is behind on it."""
+        """Forgets a removed topic: no subscriber is behind on it any more."""
         for subscriber in list(self._behind):
             if self.is_behind(subscriber, topic):
                 self._caught_up(subscriber, topic)
 
     def subscriptions(self) -> Mapping[Subscriber, Subscriptions]:
-        """Who has subscribed to what."""
+        """Returns the subscriptions of each subscriber."""
         return self._subscriptions
 
     def listeners(self, topic: Topic) -> list[Subscriber]:
-        """Who is told of this topic's messages, each once."""
+        """Returns the subscribers of this topic, each once."""
         if topic.version != self._index.version:
             found = dict.fromkeys(self._index.match(topic.name))
             topic.listeners = [one for one in found if one in self._subscriptions]
             topic.version = self._index.version
         return topic.listeners
 
-    def is_heard(self, topic: Topic) -> bool:
-        """Whether somebody would miss a message of this topic."""
+    def has_listeners(self, topic: Topic) -> bool:
+        """Returns whether a subscriber would miss a message of this topic."""
         return any(not subscriber.idle for subscriber in self.listeners(topic))
 
     # -- messages ----------------------------------------------------------------------------------------
 
-    def tell(self, topic: Topic, message: Message) -> None:
-        """Offers a whole message to all who subscribed."""
+    def deliver(self, topic: Topic, message: Message) -> None:
+        """Offers a whole message to all subscribers of its topic."""
         nbytes = message.nbytes
         streamed = message if type(message) is Streamed else None
         given = streamed.given if streamed is not None else ()
@@ -167,24 +167,24 @@ class Fanout:
                 self.read_from_log(subscriber, topic, message.offset)
                 continue
             if streamed is not None and subscriber.takes_frames and message.offset is None:
-                continue  # it came in the middle
+                continue  # it subscribed in the middle of the stream
             if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
                 self.left_out(subscriber, topic, message.offset)
             else:
                 subscriber.offer(message)
-        if streamed is not None:  # it may be held for groups, and would hold connections that have ended
+        if streamed is not None:  # groups may hold the message, which must not hold ended connections
             streamed.given = frozenset()
 
     def is_behind(self, subscriber: Subscriber, topic: Topic) -> bool:
-        """It reads this topic from the log."""
+        """Returns whether the subscriber reads this topic from the log."""
         return bool(self._behind) and topic in self._behind.get(subscriber, ())
 
     def has_behind(self, subscriber: Subscriber) -> bool:
-        """It reads some topic from the log."""
+        """Returns whether the subscriber reads any topic from the log."""
         return subscriber in self._behind
 
     def left_out(self, subscriber: Subscriber, topic: Topic, offset: int | None) -> None:
-        """A subscriber had no room for a message. offset: in the log; None: it is not kept."""
+        """Handles a message for which a subscriber had no room. offset: in the log; None: it is not kept."""
         if subscriber.idle or not self._wants(subscriber, topic):
             return
         overflow = subscriber.overflow
@@ -195,28 +195,30 @@ class Fanout:
                 topics[topic] = _Behind(offset)
         elif overflow is Overflow.CLOSE:
             self._counts["closed_slow"] += 1
-            subscriber.close("it did not take its messages as fast as they came")
+            subscriber.close("the subscriber did not read its messages as fast as they came")
         else:
             subscriber.dropped += 1
             self._counts["dropped"] += 1
 
-    def tell_late(self, passage: StreamingPublish) -> None:
-        """A message that came in pieces, and is not kept, to those who had no room when it began."""
-        message = passage.whole()
-        for subscriber in passage.left_out:
+    def deliver_late(self, upload: StreamingPublish) -> None:
+        """Offers a message that came in pieces, and is not kept, to subscribers that had no room when it
+        began."""
+        message = upload.whole()
+        for subscriber in upload.left_out:
             if message is None or subscriber.queued + message.nbytes > subscriber.limit:
-                self.left_out(subscriber, passage.topic, None)
-            elif not subscriber.idle and self._wants(subscriber, passage.topic):
+                self.left_out(subscriber, upload.topic, None)
+            elif not subscriber.idle and self._wants(subscriber, upload.topic):
                 subscriber.offer(message)
 
     def wait_for(self, topic: Topic, offset: int) -> None:
-        """This message is appended: those who wait for the disk read on there, also who came while it did."""
+        """Lets subscribers that wait for the disk read this appended message, including those that joined
+        meanwhile."""
         for subscriber in self.listeners(topic):
             if subscriber.waits_for_disk:
                 self.read_from_log(subscriber, topic, offset)
 
     def read_from_log(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
-        """A subscriber is to read on at this message, which is kept, if it does not at an earlier one."""
+        """Lets a subscriber read on from this kept message, unless it already reads from an earlier one."""
         if not subscriber.idle and self._wants(subscriber, topic):
             topics = self._behind.setdefault(subscriber, {})
             if topic not in topics:
@@ -225,35 +227,35 @@ class Fanout:
                 topics[topic].offset = offset
 
     def given(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
-        """A message that came in pieces has its offset now: whoever was given them, and is behind, does not
-        want it from the log again."""
+        """Notes the offset of a message that a subscriber received in pieces, so that it does not read it
+        again from the log."""
         if self.is_behind(subscriber, topic):
             self._behind[subscriber][topic].given.add(offset)
 
     def _wants(self, subscriber: Subscriber, topic: Topic) -> bool:
-        """It is still there, and still subscribes."""
+        """Returns whether the subscriber is still there and still subscribes to the topic."""
         return subscriber in self._subscriptions and self._index.holds(topic.name, subscriber)
 
-    # -- who is behind -----------------------------------------------------------------------------------
+    # -- subscribers that are behind ---------------------------------------------------------------------
 
     @property
     def behind(self) -> int:
-        """Subscribers that are behind."""
+        """The number of subscribers that are behind."""
         return len(self._behind)
 
     def kept(self) -> None:
-        """More is on the disk, and can be read."""
+        """Lets subscribers read on: more is on the disk."""
         for subscriber in list(self._behind):
             if subscriber.waits_for_disk:
                 subscriber.on_disk()
             else:
-                self.relieved(subscriber)
+                self.catch_up(subscriber)
 
-    def relieved(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
-        """It has room again: what it missed comes from the log. ends: on the clock, when others come to their
-        turn. Whether there was no time for some of its topics."""
+    def catch_up(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
+        """Lets a subscriber that has room again read what it missed from the log. ends: on the monotonic
+        clock, when other work gets its turn. Returns whether some topics are left for lack of time."""
         if subscriber not in self._behind or subscriber in self._reading:
-            return False  # what it is offered may relieve it at once, in the middle of `_read_on`
+            return False  # `offer` may call this at once, in the middle of `_read_on`
         self._reading.add(subscriber)
         try:
             for topic in list(self._behind[subscriber]):
@@ -266,8 +268,9 @@ class Fanout:
             self._reading.discard(subscriber)
 
     def _read_on(self, subscriber: Subscriber, topic: Topic, ends: float) -> bool:
-        """Whether there is room for more. Other topics come first the next time."""
-        topics = self._behind.get(subscriber, {})  # it may have gone by what it was given
+        """Reads a topic for a subscriber. Returns whether it has room for more; the next call begins with
+        other topics."""
+        topics = self._behind.get(subscriber, {})  # it may have disconnected in `offer`
         if topic in topics:
             topics[topic] = topics.pop(topic)
         damaged = 0
@@ -278,14 +281,14 @@ class Fanout:
             if subscriber.queued * 2 > subscriber.limit:
                 return False
             low, end = self._store.range(topic)
-            self._missed(subscriber, low - behind.offset)  # retention was faster
+            self._count_missed(subscriber, low - behind.offset)  # removed by retention
             behind.offset = max(behind.offset, low)
             try:
                 messages = self._store.read(topic, behind.offset, nbytes=min(_READ, subscriber.limit // 2))
             except LogDamaged as error:
                 _log.error("%s", error)
                 self._counts["damaged"] += 1
-                self._missed(subscriber, 1)
+                self._count_missed(subscriber, 1)
                 behind.offset += 1
                 damaged += 1
                 if damaged >= _MOST_DAMAGED:
@@ -298,22 +301,22 @@ class Fanout:
             elif behind.offset >= end:
                 self._caught_up(subscriber, topic)
             else:
-                return True  # the rest is not on the disk yet; `kept` comes back
+                return True  # the rest is not on the disk yet; `kept` continues
         return True
 
     def _give(self, subscriber: Subscriber, topic: Topic, behind: _Behind, messages: list[Message]) -> None:
         for message in messages:
-            if not self.is_behind(subscriber, topic):  # it has gone by what it was given before
+            if not self.is_behind(subscriber, topic):  # it disconnected in `offer`
                 return
             offset = message.offset or 0
-            self._missed(subscriber, offset - behind.offset)
+            self._count_missed(subscriber, offset - behind.offset)
             behind.offset = offset + 1
             if offset in behind.given:
                 behind.given.discard(offset)
             else:
                 subscriber.offer(message)
 
-    def _missed(self, subscriber: Subscriber, messages: int) -> None:
+    def _count_missed(self, subscriber: Subscriber, messages: int) -> None:
         if messages > 0:
             subscriber.dropped += messages
             self._counts["dropped"] += messages

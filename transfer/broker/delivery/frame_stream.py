@@ -1,4 +1,4 @@
-"""A stream on its way through the broker: its frames go on as they come, and nobody knows how many will."""
+"""A stream on its way through the broker: it forwards frames as they come, and their number is unknown."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.topic import Topic
 
 
-#: a stream is no message before its end, and then `Streamed`
+#: a stream becomes a message only at its end: `Streamed`
 _NO_MESSAGE = Message("", (), Front.TTP)
 
 
 class Frame(Message):
-    """A frame of a stream, for subscribers that take frames. frames: its buffers; of a large one, whose data
-    come in pieces, what stands before them."""
+    """A frame of a stream, for subscribers that take frames. frames: its buffers; of a large frame, whose
+    data come in pieces, those in front of the data."""
 
     __slots__ = ("frames",)
 
@@ -32,7 +32,7 @@ class Frame(Message):
 
 
 class Streamed(Message):
-    """A stream that has ended, as one message. given: subscribers that were given its frames."""
+    """A stream that has ended, as one message. given: subscribers that received its frames."""
 
     __slots__ = ("given",)
 
@@ -40,9 +40,8 @@ class Streamed(Message):
 
 
 class FrameStream(StreamingPublish):
-    """One stream of one publisher. Its receivers are given frames; a slow one pauses the publisher, as in any
-    passage. broken_off: makes the frame that tells a receiver why no more come.
-    """
+    """One stream of one publisher. Its receivers get frames; a slow one pauses the publisher, as in
+    StreamingPublish. broken_off: makes the frame that reports to a receiver why no more frames come."""
 
     __slots__ = ("_broken_off", "_in_frame")
 
@@ -51,51 +50,52 @@ class FrameStream(StreamingPublish):
         topic: Topic,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         ended: Callable[[StreamingPublish], None],
         broken_off: Callable[[str], Frame],
     ) -> None:
-        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, passages, None, ended)
+        super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, uploads, None, ended)
         self._broken_off = broken_off
         self._in_frame = False
 
     @property
     def given(self) -> frozenset[Subscriber]:
-        """Who was given all frames up to now."""
+        """The subscribers that received all frames up to now."""
         return frozenset(self._receivers)
 
     def join(self, subscriber: Subscriber) -> None:
-        """A subscriber is given the frames from now on."""
+        """Adds a subscriber: it receives the frames from now on."""
         if subscriber not in self._receivers and subscriber not in self.left_out:
             self._receivers[subscriber] = None
-            self._passages.receives(subscriber, self)
+            self._uploads.receives(subscriber, self)
 
     def frame(self, frame: Frame) -> None:
-        """A whole frame."""
-        for receiver in tuple(self._receivers):  # one may go by it
+        """Forwards a whole frame."""
+        for receiver in tuple(self._receivers):  # `offer` may disconnect one
             receiver.offer(frame)
         self._look()
 
     def begin_frame(self, frame: Frame, nbytes: int) -> None:
-        """A frame whose data come by `piece` or `poured`; then `end_frame`."""
+        """Begins a frame whose data come by `piece` or `piece_spliced`; `end_frame` ends it."""
         for receiver in tuple(self._receivers):
             if not receiver.begin(frame, nbytes):
                 self._leave_out(receiver, "two large frames came at once")
         self._in_frame = True
 
     def end_frame(self) -> None:
-        """All data of the frame were given."""
+        """Ends a frame: all its data were given."""
         self._in_frame = False
         for receiver in tuple(self._receivers):
             receiver.finish()
         self._look()
 
     def finish(self) -> None:
-        """All frames were given."""
+        """Ends the stream: all frames were given."""
         self._end()
 
     def abandon(self, reason: str) -> None:
-        """See StreamingPublish. Receivers are told by a frame; in the middle of one they are cut off."""
+        """See StreamingPublish. A frame reports the reason to receivers; in the middle of a frame they are
+        disconnected."""
         if not self.ended and not self._in_frame:
             for receiver in self._let_go():
                 receiver.offer(self._broken_off(reason))
@@ -107,4 +107,4 @@ class FrameStream(StreamingPublish):
         receiver.offer(self._broken_off(reason))
 
     def _count(self, nbytes: int) -> None:
-        """Nobody knows how many there are."""
+        """Counts nothing: the size of a stream is unknown."""

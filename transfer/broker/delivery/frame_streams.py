@@ -1,4 +1,4 @@
-"""Streams of frames that are published: who gets the frames, and how a kept stream becomes one message."""
+"""The streams that are published: they forward frames to subscribers; a kept stream becomes one message."""
 
 from __future__ import annotations
 
@@ -26,17 +26,15 @@ if TYPE_CHECKING:
 
 
 class FrameStreams:
-    """The streams that publishers have open. Not thread-safe: on the broker's loop.
-
-    passages: the hub's, of which streams are some. direct: direct delivery, if there is any.
-    """
+    """The streams that publishers have open. Not thread-safe: on the broker's loop. uploads: the hub's
+    streaming publishes, which include the streams. direct: direct delivery, if it is enabled."""
 
     def __init__(
         self,
         store: Store,
         fanout: Fanout,
         writer: BlobWriterThread,
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         counts: Counter[str],
         placed: Placed,
         direct: Callable[[], DispatcherDriver | None],
@@ -44,79 +42,80 @@ class FrameStreams:
         self._store = store
         self._fanout = fanout
         self._writer = writer
-        self._passages = passages
+        self._uploads = uploads
         self._counts = counts
         self._placed = placed
         self._direct = direct
 
     def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> FrameStream:
-        """A stream whose frames go on as they come. Raises UsageError."""
+        """Begins a stream whose frames are forwarded as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
-        return FrameStream(topic, publisher, receivers, self._passages, self._ended, broken_off)
+        return FrameStream(topic, publisher, receivers, self._uploads, self._ended, broken_off)
 
     def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
         room = subscriber.queued <= subscriber.limit
         return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
 
-    def join(self, passage: FrameStream) -> None:
-        """Who has subscribed meanwhile is given the next frame, where nothing is kept."""
-        topic = passage.topic
+    def join(self, upload: FrameStream) -> None:
+        """Adds new subscribers, which receive the next frame, if the topic keeps nothing."""
+        topic = upload.topic
         if not topic.durable:
             for subscriber in self._fanout.listeners(topic):
                 if self._takes_frames(subscriber, topic):
-                    passage.join(subscriber)
+                    upload.join(subscriber)
 
     def gathers(self, name: str) -> bool:
-        """Whether somebody wants a stream of this topic as one message: the log, or other protocols."""
+        """Returns whether the log or a subscriber needs a stream of this topic as one message."""
         topic = self._store.topic(name)
-        heard = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
+        wanted = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
         direct = self._direct()
-        return topic.durable or heard or (direct is not None and direct.leads_somewhere(name))
+        return topic.durable or wanted or (direct is not None and direct.leads_somewhere(name))
 
     def write(
-        self, passage: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
+        self, upload: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
     ) -> BlobWrite:
-        """Where the bytes of a stream go that is kept, `most` at most. message: what it is at its end."""
-        topic = passage.topic
+        """Opens the place for the bytes of a kept stream, at most `most`. message: makes its message at the
+        end."""
+        topic = upload.topic
         writing = BlobWrite(
             self._writer,
             lambda: self._store.log.blob(topic.log_name, most, arriving=True),
             publisher,
-            lambda error: self._written(passage, writing, message(), error),
+            lambda error: self._written(upload, writing, message(), error),
         )
         return writing
 
-    def drop(self, passage: FrameStream) -> None:
-        """Subscribers of other protocols do not get a stream, which is not kept."""
-        for subscriber in self._fanout.listeners(passage.topic):
+    def drop(self, upload: FrameStream) -> None:
+        """Drops a stream that is not kept, for subscribers of other protocols."""
+        for subscriber in self._fanout.listeners(upload.topic):
             if not subscriber.takes_frames:
-                self._fanout.left_out(subscriber, passage.topic, None)
+                self._fanout.left_out(subscriber, upload.topic, None)
 
-    def count(self, passage: FrameStream) -> None:
-        """A stream has ended that nobody gathered."""
-        for counted in (passage.topic, self._store):
+    def count(self, upload: FrameStream) -> None:
+        """Counts an ended stream."""
+        for counted in (upload.topic, self._store):
             counted.messages += 1
-            counted.nbytes += passage.nbytes
+            counted.nbytes += upload.nbytes
 
-    def _ended(self, passage: StreamingPublish) -> None:
-        self._counts["broken_off"] += passage.broken
-        if not passage.topic.durable:
-            for subscriber in passage.left_out:
-                self._fanout.left_out(subscriber, passage.topic, None)
+    def _ended(self, upload: StreamingPublish) -> None:
+        self._counts["broken_off"] += upload.broken
+        if not upload.topic.durable:
+            for subscriber in upload.left_out:
+                self._fanout.left_out(subscriber, upload.topic, None)
 
     def _written(
-        self, passage: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
+        self, upload: FrameStream, writing: BlobWrite, message: Message, error: TransferError | None
     ) -> None:
-        """All of a kept stream is written. Raises LogFull."""
-        topic = passage.topic
+        """Appends a kept stream whose bytes are all written. Raises LogFull."""
+        topic = upload.topic
         if not self._placed(topic, message, writing, writing.on_complete, error):
             return
         assert message.offset is not None
-        self.count(passage)
+        self.count(upload)
         if (direct := self._direct()) is not None:
-            direct.offer(topic, message, nbytes=passage.nbytes)
-        given = passage.given
+            direct.offer(topic, message, nbytes=upload.nbytes)
+        given = upload.given
         for subscriber in self._fanout.listeners(topic):
             if subscriber in given:
                 self._fanout.given(subscriber, topic, message.offset)

@@ -1,4 +1,4 @@
-"""When each group was in use last, over restarts: a group that stays without consumers may be removed."""
+"""When each group was last in use, kept over restarts: groups without consumers may expire."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.storage.group_journal import GroupJournal
 
-#: seconds by which what is noted may be behind, and the share of the age that it may be
+#: delay of the written times, in seconds, and at most as a share of the groups' expiry
 _BEHIND, _SHARE = 600.0, 0.1
-#: groups that are noted in one tick
+#: groups whose times are written in one tick
 _AT_ONCE = 500
 
 
 class GroupActivity:
-    """On the broker's loop. A group is in use while it has a consumer, and when one acknowledges.
-
-    expire: seconds after which a group that is not in use has expired; None: never.
-    """
+    """Tracks when groups are in use, on the broker's loop. A group is in use while it has a consumer, and
+    when one acknowledges. expire: seconds after which a group that is not in use expires; None: never."""
 
     def __init__(
         self, journal: GroupJournal, expire: float | None, clock: Callable[[], int] = unix_ms
@@ -35,23 +33,23 @@ class GroupActivity:
         self._behind_ms = int(behind * 1000)
 
     def used(self, number: int) -> None:
-        """The group is in use now."""
+        """Marks the group as in use now."""
         self._used[number] = self._clock()
 
     def forget(self, number: int) -> None:
-        """The group is gone."""
+        """Forgets a removed group."""
         self._used.pop(number, None)
         self._noted.pop(number, None)
 
     def idle(self, served: Served) -> float:
-        """Seconds for which it has not been in use."""
+        """Returns the seconds for which the group has not been in use."""
         if served.group.consumers:
             return 0.0
         return max(0, self._clock() - self._last(served.named.number)) / 1000
 
     def tick(self, groups: Iterable[Served]) -> list[tuple[Served, float]]:
-        """About once a second: notes what was in use. Groups that have expired, with their age in seconds.
-        Raises LogFull when the disk is full."""
+        """Writes when groups were in use. Called about once a second. Returns the expired groups, with their
+        age in seconds. Raises LogFull when the disk is full."""
         now, expired, noted = self._clock(), [], 0
         for served in groups:
             number = served.named.number
@@ -61,7 +59,7 @@ class GroupActivity:
             elif self._expire is not None and now - last > self._expire * 1000:
                 expired.append((served, (now - last) / 1000))
             behind = last - self._noted.get(number, 0)
-            # When the last consumer has gone, the age begins: that is noted exactly.
+            # A group's age begins when its last consumer leaves: that time is written exactly.
             due = behind > self._behind_ms or (behind > 1500 and not served.group.consumers)
             if due and noted < _AT_ONCE:
                 self._journal.active(number, last)

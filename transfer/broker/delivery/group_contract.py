@@ -1,4 +1,4 @@
-"""What groups give and ask: their consumers, what becomes of a message that nobody can process."""
+"""The interface of groups: their consumers, and the dead letters of messages that no consumer can process."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ if TYPE_CHECKING:
     from transfer.broker.storage.group_journal import GroupIdentity
     from transfer.transports.errors import TransferError
 
-#: payloads of so many bytes are not checked for who reads them in pieces
+#: the broker does not check payloads of this size or more for consumers that read them in pieces
 LARGE = 8 << 20
 
 
 class Consumer(Protocol):
-    """Whoever takes messages of a group, on some connection. in_pieces: it reads payloads of LARGE bytes and
-    more by itself, piece by piece, and checks them; those of its messages are not to be looked at."""
+    """A consumer that takes messages of a group, on some connection. in_pieces: it fetches payloads of LARGE
+    bytes and more by itself, in pieces, and checks them; the broker must not read those."""
 
     in_pieces: bool
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        """Messages that are the consumer's until it acknowledges them. None: retention or damage took it; the
-        consumer should acknowledge it all the same."""
+        """Delivers messages, which the consumer holds until it acknowledges them. None: retention or damage
+        removed the message; the consumer acknowledges it all the same."""
 
     def removed(self, error: TransferError) -> None:
-        """It is no member any more, for this reason: what it holds is not its own."""
+        """Reports that the consumer is removed from the group, with the reason: it no longer holds any
+        message."""
 
 
 class Dead(NamedTuple):
-    """A message that nobody could process, with the reason. failing: seconds since it failed first."""
+    """A message that no consumer could process, with the reason. failing: seconds since the first failure."""
 
     topic: str
     group: str
@@ -44,14 +45,14 @@ class Dead(NamedTuple):
 
 
 class Served(NamedTuple):
-    """A group that is there."""
+    """A group that exists, with its topic."""
 
     named: GroupIdentity
     topic: Topic
     group: Group
 
 
-#: keeps a dead letter, then calls back with None, or with what went wrong; on the loop
+#: keeps a dead letter, then calls back with None or the error; on the loop
 Bury = Callable[[Dead, "Message | None", "OnComplete"], None]
-#: whether there is a dead letter of a topic's and group's message; asked at the start, and may wait
+#: whether a message of a topic and group has a dead letter; called at the start, and may block
 IsBuried = Callable[[str, str, int], bool]

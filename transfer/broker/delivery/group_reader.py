@@ -1,4 +1,4 @@
-"""What consumers of groups are sent: of memory, or out of the log."""
+"""Reads the messages that consumers of groups receive, from memory or from the log."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that are read at once
 _BYTES = 4 << 20
-#: seconds until what could not be read is tried again
+#: seconds after which reading a message is retried
 UNREADABLE = 1.0
-#: bytes that go out at once, and the message that exceeds them
+#: bytes that are sent at once; the message that exceeds them is sent too
 MOST_BYTES = 32 << 20
 
 
 class GroupReader:
-    """On the broker's loop. counts: of the hub."""
+    """Reads and sends messages, on the broker's loop. counts: of the hub."""
 
     def __init__(self, store: Store, counts: Counter[str]) -> None:
         self._store = store
         self._counts = counts
 
     def send(self, served: Served, taken: list[Delivery], now: float) -> int:
-        """Sends what was taken, or as much of it as goes at once: how many. The rest goes back into the
-        group; what cannot be read now, for a while."""
+        """Sends the taken messages, or as many as are sent at once, and returns their number. The rest goes
+        back into the group. Messages that cannot be read go back until a retry."""
         try:
             messages, count = self._messages(served, taken)
         except OSError:
             served.group.untake(taken, now + UNREADABLE)
             return 0
         if count < len(taken):
-            served.group.untake(taken[count:], 0.0)  # at once, and in their order whenever that was
+            served.group.untake(taken[count:], 0.0)  # due at once, in their order
             taken = taken[:count]
         mine: dict[Any, list[tuple[Delivery, Message | None]]] = {}
         first = taken[0].consumer
@@ -58,13 +58,13 @@ class GroupReader:
         return count
 
     def message(self, served: Served, delivery: Delivery) -> Message | None:
-        """One of them. None: retention or damage took it. Raises OSError."""
+        """Returns one message. None: retention or damage removed it. Raises OSError."""
         return self._messages(served, [delivery])[0].get(delivery.offset)
 
     def _messages(self, served: Served, taken: Sequence[Delivery]) -> tuple[dict[int, Message], int]:
-        """What is to be sent, by offset, and for how many of those that were taken: as many as come to
-        MOST_BYTES. What retention or damage took is not in it. Raises OSError, as when memory cannot be had.
-        """
+        """Reads messages, as many as fit MOST_BYTES: those found, by offset, and how many of `taken` they
+        cover. Messages that retention or damage removed are missing. Raises OSError, for example when
+        memory is exhausted."""
         found: dict[int, Message] = {}
         nbytes = 0
         for count, delivery in enumerate(taken):
@@ -73,8 +73,8 @@ class GroupReader:
             if delivery.offset not in found:
                 try:
                     found |= self._from(served, delivery, taken)
-                except OSError as error:  # no memory for one more mapping, say
-                    _log.error("topic %r cannot be read, and is tried again: %s", served.topic.name, error)
+                except OSError as error:  # for example, no memory for another mapping
+                    _log.error("topic %r cannot be read; the broker retries: %s", served.topic.name, error)
                     raise
             message = found.get(delivery.offset)
             if message is not None and not (message.nbytes >= LARGE and _in_pieces(delivery)):
@@ -82,7 +82,7 @@ class GroupReader:
         return found, len(taken)
 
     def _from(self, served: Served, delivery: Delivery, taken: Sequence[Delivery]) -> dict[int, Message]:
-        """The message, and others behind it that were read with it."""
+        """Reads the message, and others behind it in the same read."""
         recent = served.topic.recent
         message = recent.get(served.topic.name, delivery.offset) if recent is not None else None
         if message is not None:
@@ -101,11 +101,12 @@ class GroupReader:
         return {message.offset: message for message in behind if message.offset is not None}
 
     def _check(self, served: Served, message: Message, taken: Sequence[Delivery]) -> None:
-        """Whoever takes a large message in pieces checks it as they go. Raises LogDamaged."""
+        """Checks a large message, unless all its consumers fetch it in pieces and check it. Raises
+        LogDamaged."""
         if not all(_in_pieces(one) for one in taken if one.offset == message.offset):
             self._store.check(served.topic, message.offset or 0)
 
 
 def _in_pieces(delivery: Delivery) -> bool:
-    """Whether its consumer fetches a large message by itself."""
+    """Returns whether the consumer fetches large messages by itself."""
     return bool(getattr(delivery.consumer, "in_pieces", False))

@@ -1,4 +1,4 @@
-"""Groups of consumers: messages go out of the log, acknowledgements go into it."""
+"""Consumer groups: the broker delivers messages from the log and writes their acknowledgements into it."""
 
 from __future__ import annotations
 
@@ -30,21 +30,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: deliveries that go out at once
+#: deliveries that one read sends
 _AT_ONCE = 256
-#: seconds in which they go out of one group: then it is the turn of others
+#: seconds for which one group sends before other groups get their turn
 _PUMPING = 0.005
-#: groups that are looked at in one turn of the loop, or written or removed in one tick: some 10 ms
+#: groups that are served in one turn of the loop, or written or removed in one tick: some 10 ms
 _GROUPS_AT_ONCE = 200
-#: groups that there may be, unless it is chosen otherwise
+#: default limit on the number of groups
 MOST_GROUPS = 10_000
 
 
 class Groups:
-    """All groups of the broker. On its loop.
+    """All groups of the broker, on its loop.
 
-    delay: until the next attempt, see `engine.groups.Delay`. bury, is_buried: keep dead letters. expire:
-    seconds without a consumer after which a group is removed; None: never. most: groups that there may be.
+    delay: before the next attempt, see `core.groups.Delay`. bury, is_buried: keep dead letters. expire:
+    seconds without a consumer after which a group is removed; None: never. most: limit on the number of
+    groups.
     """
 
     def __init__(
@@ -71,19 +72,19 @@ class Groups:
         self._journal = GroupJournal(store.log)
         self._groups: dict[tuple[str, str], Served] = {}
         self._by_topic: dict[Topic, list[Served]] = {}
-        self._claimed: set[tuple[str, str]] = set()  # topics and groups of the fronts' own
+        self._claimed: set[tuple[str, str]] = set()  # topics and groups that fronts own
         self._last_number = 0
-        #: those for which something may have come
+        #: groups for which there may be new messages
         self._to_pump: InTurns[Served] = InTurns(loop, _GROUPS_AT_ONCE, self._pump)
         self._notes = GroupJournalWriter(loop, self._journal, durability, self._books)
         self.activity = GroupActivity(self._journal, expire)
-        #: is told (topic, group, seconds without a consumer) of a group that is removed for its age
+        #: called with (topic, group, seconds without a consumer) when a group has expired
         self.on_expired: Callable[[str, str, float], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
         self.dead_letters = DeadLetterRouter(loop, self._reading, counts, bury, self._note)
-        #: is told (topic, group, consumer, offsets) of acknowledgements that were refused
-        self.told_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
+        #: called with (topic, group, consumer, offsets) when acknowledgements were refused
+        self.on_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
         self._restore()
 
     def close(self) -> None:
@@ -102,23 +103,21 @@ class Groups:
         return list(self._groups.values())
 
     def publish(self, message: Message, group: str, on_complete: OnComplete) -> None:
-        """Takes a message for one group of its topic alone: others have done with it, and who has subscribed
-        is not told. told: when it is on the disk.
-
-        Raises UsageError when there is no such group, LogFull, InternalError when the log has failed.
-        """
+        """Takes a message for one group only: other groups skip it and subscribers do not receive it.
+        on_complete: called when it is on the disk. Raises UsageError when there is no such group, LogFull,
+        InternalError when the log has failed."""
         served = self._groups.get((message.topic, group))
         if served is None:
             raise UsageError(
-                f"topic {message.topic!r} has no group {group!r}", hint="it begins when a consumer joins it"
+                f"topic {message.topic!r} has no group {group!r}",
+                hint="a group is made when a consumer joins it",
             )
         self.keep_apart(served.topic, message, on_complete, served)
 
     def keep_apart(
         self, topic: Topic, message: Message, on_complete: OnComplete, served: Served | None = None
     ) -> None:
-        """Keeps a message that is for this group alone, or for none. See `publish`. Raises LogFull,
-        InternalError."""
+        """Keeps a message for this group only, or for none. See `publish`. Raises LogFull, InternalError."""
         sequence = self._store.append(topic, message)
         assert message.offset is not None
         self._durability.appended(topic, message, sequence, on_complete, message.nbytes)
@@ -130,27 +129,26 @@ class Groups:
     # -- consumers ---------------------------------------------------------------------------------------
 
     def served_for(self, topic: str, name: str, begin: str = "new") -> Served:
-        """The group of this name, which begins if it is not there: at what comes from now on ("new"), or at
-        the oldest message there is ("old").
+        """Returns the group of this name, and makes it if it does not exist.
 
-        Raises UsageError when the topic keeps nothing, there are too many groups, or a front has claimed this
-        one; LogFull.
+        begin: a new group begins at messages from now on ("new"), or at the oldest message ("old"). Raises
+        UsageError when the topic keeps nothing, there are too many groups, or a front owns this one; LogFull.
         """
         self.check_unclaimed(topic, name)
         return self._groups.get((topic, name)) or self._begin(topic, name, begin)
 
     def claimed(self, topic: str, name: str) -> Served:
-        """A group that is a front's from now on, as long as the broker runs: it begins at the oldest message,
-        stays however long it has no consumer, and clients cannot join it. Raises as `served_for`."""
+        """Returns a group that a front owns from now on, until the broker ends. Clients cannot join it. It
+        begins at the oldest message and does not expire. Raises as `served_for`."""
         self._claimed.add((topic, name))
         return self._groups.get((topic, name)) or self._begin(topic, name, "old")
 
     def check_unclaimed(self, topic: str, name: str) -> None:
-        """Raises UsageError for a group that is a front's own."""
+        """Raises UsageError for a group that a front owns."""
         if (topic, name) in self._claimed:
             raise UsageError(
-                f"group {name!r} of topic {topic!r} is that of all who PULL from the topic's queue",
-                hint="take another name; transfer groups seek moves the queue",
+                f"group {name!r} of topic {topic!r} belongs to the PULL clients of the topic's queue",
+                hint="choose another name; transfer groups seek moves the queue",
             )
 
     def join(
@@ -162,9 +160,11 @@ class Groups:
         *,
         paused: bool = False,
     ) -> None:
-        """The consumer takes messages as one of this group, `window` at a time at most. timeout: seconds
-        after which one that it holds goes to another; None: when it leaves. paused: see `pause`. Raises
-        UsageError when the group was removed."""
+        """Adds a consumer to the group; it holds at most `window` messages.
+
+        timeout: seconds after which a message that it holds goes to another consumer; None: when it leaves.
+        paused: see `pause`. Raises UsageError when the group was removed.
+        """
         if not self._is_there(served):
             raise UsageError(f"group {served.named.name!r} of topic {served.named.topic!r} was removed")
         served.group.join(consumer, window, timeout)
@@ -172,39 +172,41 @@ class Groups:
         self._to_pump.add([served])
 
     def pause(self, consumer: Consumer, served: Served, paused: bool) -> None:
-        """Whether the consumer takes nothing for now: too much is on its way to it already."""
+        """Pauses a consumer, or resumes it. A paused consumer gets nothing: too much is on its way to it
+        already."""
         served.group.pause(consumer, paused)
         if not paused:
             self._to_pump.add([served])
 
     def leave(self, consumer: Consumer, served: Served) -> None:
-        """It has gone: what it held goes to others at once."""
+        """Removes a consumer that has gone: what it held goes to others at once."""
         returned = served.group.leave(consumer, self._loop.time())
         self._counts["returned"] += len(returned)
         for delivery, outcome in returned:
             if outcome is Outcome.DEAD:
                 self.dead_letters.route(
-                    served, delivery, "its consumers went away while they had it, each time"
+                    served, delivery, "each of its consumers disconnected while it held the message"
                 )
         self._to_pump.add([served])
 
     def find(self, topic: str, name: str) -> Served:
-        """The group. Raises UsageError when there is none."""
+        """Returns the group. Raises UsageError when there is none."""
         served = self.served_as(topic, name)
         if served is None:
             raise UsageError(f"topic {topic!r} has no group {name!r}", hint="transfer groups list")
         return served
 
     def served_as(self, topic: str, name: str) -> Served | None:
-        """The group, if it is there."""
+        """Returns the group, or None."""
         return self._groups.get((topic, name))
 
     def of_topic(self, topic: Topic) -> list[Served]:
-        """The groups of a topic."""
+        """Returns the groups of a topic."""
         return list(self._by_topic.get(topic, ()))
 
     def remove(self, topic: str, name: str, why: str) -> int:
-        """Ends a group; its consumers hear the reason. The record's sequence. Raises UsageError, LogFull."""
+        """Removes a group and reports the reason to its consumers. Returns the record's sequence. Raises
+        UsageError, LogFull."""
         served = self.find(topic, name)
         self._store.log.leave(served.topic.log_name, name)
         sequence = self._journal.remove(served.named.number)
@@ -220,12 +222,12 @@ class Groups:
         return sequence
 
     def seek(self, topic: str, name: str, offset: int, why: str) -> int:
-        """The group goes on with this offset, or with the oldest message that is there; its consumers hear
-        the reason, and have to join again. Where it goes on. Raises UsageError, LogFull."""
+        """Moves the group to this offset, or to the oldest message; its consumers get the reason and have to
+        join again. Returns where it goes on. Raises UsageError, LogFull."""
         before = self.find(topic, name)
         low, high = self._store.range(before.topic)
         if offset > high:
-            raise UsageError(f"offset {offset} of topic {topic!r}, which ends at {high}")
+            raise UsageError(f"offset {offset} is behind the end of topic {topic!r}, which is {high}")
         offset = max(offset, low)
         named = before.named._replace(begin=offset)
         sequence = self._journal.reset(named.number, offset)
@@ -237,13 +239,13 @@ class Groups:
         return offset
 
     def purge(self, topic: Topic, end: int) -> None:
-        """The topic has no messages before `end` any more: its groups have done with them. Raises LogFull."""
+        """Marks messages before `end`, which the topic no longer has, as processed. Raises LogFull."""
         for served in self._by_topic.get(topic, ()):
             self._notes.forget(served.named.number)
             served.group.changes = []
             served.group.purge(end)
             self._durability.when_kept(self._journal.reset(served.named.number, served.group.cursor), None)
-            served.group.changes.extend(served.group.summary())  # of what is behind the end
+            served.group.changes.extend(served.group.summary())  # of messages after `end`
             self._pump(served)
 
     def _end(self, served: Served, error: UsageError) -> None:
@@ -262,18 +264,16 @@ class Groups:
         deliveries: Sequence[tuple[int, int]],
         on_complete: OnComplete | None = None,
     ) -> list[tuple[int, int]]:
-        """(offset, attempt) of what the consumer has done; those that are not its own any more come back.
-
-        told: when all of it is on the disk.
-        """
+        """Acknowledges deliveries, (offset, attempt). Returns those that the consumer no longer holds.
+        on_complete: called when all of it is on the disk."""
         group = served.group
         stale = group.ack_many(consumer, deliveries)
         self._counts["acked"] += len(deliveries) - len(stale)
         if stale:
             self._counts["stale_acks"] += len(stale)
-            if self.told_stale is not None:
+            if self.on_stale is not None:
                 named, offsets = served.named, [offset for offset, _ in stale]
-                self.told_stale(named.topic, named.name, str(consumer), offsets)
+                self.on_stale(named.topic, named.name, str(consumer), offsets)
         self._pump(served)
         self._note(served, on_complete)
         self.activity.used(served.named.number)
@@ -282,7 +282,7 @@ class Groups:
     def nack(
         self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str, *, retry: bool
     ) -> Outcome:
-        """The consumer could not do it; see `Group.nack`."""
+        """Refuses a delivery that the consumer could not process; see `Group.nack`."""
         offset, attempt = delivery
         outcome = served.group.nack(consumer, offset, attempt, self._loop.time(), retry=retry)
         self._counts["nacked"] += outcome in (Outcome.AGAIN, Outcome.DEAD)
@@ -292,7 +292,7 @@ class Groups:
         return outcome
 
     def give_back(self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str) -> None:
-        """The consumer never had it in hands; see `Group.give_back`."""
+        """Returns a delivery that never reached the consumer; see `Group.give_back`."""
         offset, attempt = delivery
         outcome = served.group.give_back(consumer, offset, attempt, self._loop.time())
         self._counts["returned"] += outcome is Outcome.AGAIN
@@ -301,15 +301,16 @@ class Groups:
         self._pump(served)
 
     def kept(self, topics: Sequence[Topic]) -> None:
-        """Messages of these topics are on the disk now."""
+        """Serves the groups of these topics: new messages are on the disk."""
         self._to_pump.add(served for topic in topics for served in self._by_topic.get(topic, ()))
 
     def end_turn(self) -> None:
-        """All that came at once was taken: what somebody waits for is written now."""
+        """Writes now what callers wait for: the turn of the loop ends."""
         self._notes.end_turn()
 
     def tick(self, *, full: bool = False) -> None:
-        """About once a second: what groups are done with, retention may take. full: the log is."""
+        """Lets retention remove what groups have processed, and removes expired groups. Called about once a
+        second. full: the log is full."""
         log = self._store.log
         behind = (
             served
@@ -332,12 +333,12 @@ class Groups:
     # -- deliveries --------------------------------------------------------------------------------------
 
     def _pump(self, served: Served) -> None:
-        """What can go out goes out."""
+        """Sends what can be sent."""
         group, now = served.group, self._loop.time()
         for delivery, outcome in group.expire(now):
             self._counts["expired"] += 1
             if outcome is Outcome.DEAD:
-                self.dead_letters.route(served, delivery, "it was not acknowledged in time")
+                self.dead_letters.route(served, delivery, "the message was not acknowledged in time")
         more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
             sent = self._reading.send(served, taken, now)
@@ -349,16 +350,16 @@ class Groups:
         self._set_alarm(group.due())
 
     def _set_alarm(self, due: float | None) -> None:
-        """Something is to be done then, if not before."""
+        """Sets a timer for the next expiry or retry, unless an earlier one is set."""
         if due is None or self._closed:
             return
         if self._alarm is not None:
             if self._alarm.when() <= due:
                 return
             self._alarm.cancel()
-        self._alarm = self._loop.call_at(due, self._alarmed)
+        self._alarm = self._loop.call_at(due, self._on_alarm)
 
-    def _alarmed(self) -> None:
+    def _on_alarm(self) -> None:
         self._alarm = None
         now, due = self._loop.time(), []
         for served in self._groups.values():
@@ -369,7 +370,7 @@ class Groups:
                 self._set_alarm(when)
         self._to_pump.add(due)
 
-    # -- what has to survive -----------------------------------------------------------------------------
+    # -- the journal -------------------------------------------------------------------------------------
 
     def _note(self, served: Served, on_complete: OnComplete | None) -> None:
         if not self._is_there(served):  # it was removed, and another group may have its number
@@ -387,8 +388,8 @@ class Groups:
     def _begin(self, topic_name: str, name: str, begin: str) -> Served:
         if len(self._groups) >= self._most:
             raise UsageError(
-                f"group {name!r} is one more than the {self._most} that there may be",
-                hint="transfer groups remove; groups.expire removes those that are not used",
+                f"group {name!r} is one more than the {self._most} groups that are allowed",
+                hint="transfer groups remove; groups.expire removes unused ones",
             )
         topic = self._store.durable_topic(topic_name)
         low, high = self._store.range(topic)
@@ -410,7 +411,7 @@ class Groups:
         self._store.log.acknowledge(served.topic.log_name, served.named.name, served.group.cursor)
 
     def _restore(self) -> None:
-        """The groups of an earlier run: their summaries, and what stands in the journal behind them."""
+        """Restores the groups of an earlier run from their summaries and the journal after them."""
         places: dict[int, int] = {}
         groups: dict[int, Group] = {}
         for named in self._journal.groups():

@@ -1,4 +1,4 @@
-"""What the fronts call: a message comes in, is kept, and goes to all who subscribed."""
+"""The hub, which the fronts call: it takes messages, keeps them, and offers them to all subscribers."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: seconds that a receiver may hold up a large message for all
+#: default for the seconds that a receiver may block a large message for the others
 PATIENCE = 10.0
-#: seconds for which it is known who holds a log that is full
+#: seconds for which the broker caches what holds a full log
 _HELD_BY_FOR = 1.0
-#: messages that come by these find their routes before they are kept, or have none
+#: messages of these fronts find their routes before they are kept, or have none
 _ROUTED = (Front.ABTP, Front.BROKER)
 
 
 class Hub:
-    """The broker's heart, on its loop: nothing here is thread-safe, nothing waits.
+    """Takes, keeps and distributes messages. On the broker's loop: not thread-safe, nothing blocks.
 
-    counts: what happened, by name; the metrics read it. threads: those that last as long as the broker.
+    counts: events by name, which the metrics read. threads: they run as long as the broker.
     """
 
     def __init__(
@@ -75,25 +75,25 @@ class Hub:
         self.groups = Groups(
             loop, store, self.durability, self.counts, delay, bury, is_buried, expire, most_groups
         )
-        #: direct delivery, if some front brings consumers for it
+        #: direct delivery, if a front has consumers for it
         self.direct: DispatcherDriver | None = None
         self._patience = patience
         self._held_by, self._held_by_until = "", 0.0
         self._writer = BlobWriterThread(loop, self.threads)
-        self._aside = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
-        self.durability.at_failure = self._aside.failed
-        self._passages = StreamingPublishes()
+        self._large_writes = LargeWriteQueue(self._writer, store, self._keep, self._written_whole)
+        self.durability.at_failure = self._large_writes.failed
+        self._uploads = StreamingPublishes()
         self.streams = FrameStreams(
-            store, self.fanout, self._writer, self._passages, self.counts, self._placed, lambda: self.direct
+            store, self.fanout, self._writer, self._uploads, self.counts, self._placed, lambda: self.direct
         )
         self._at_end: list[Callable[[], None]] = []
 
     def close(self) -> None:
-        """Ends its threads; all that was taken whole is on the disk then. Idempotent."""
-        for passage in list(self._passages):
-            passage.abandon("the broker ends")
+        """Ends the hub's threads; all messages that were taken whole are on the disk then. Idempotent."""
+        for upload in list(self._uploads):
+            upload.abandon("the broker ends")
         self._writer.stop()
-        self._aside.close()
+        self._large_writes.close()
         self._writer.close()
         if self.direct is not None:
             self.direct.close()
@@ -103,12 +103,12 @@ class Hub:
     # -- publishing --------------------------------------------------------------------------------------
 
     def publish(self, message: Message, on_complete: OnComplete | None = None, *, hold: bool = True) -> None:
-        """Takes a message, whole. One that a full log cannot take is held until it can: see `pressed`. hold
-        False: LogFull is raised instead, which names what holds the log.
+        """Takes a whole message. If the log is full, the message waits for room: see `apply_backpressure`.
 
-        told: called when it is kept as its topic promises, at once if it promises nothing; or with the
-        reason why it is not kept. Raises UsageError when there are too many topics, InternalError when the
-        log has failed.
+        on_complete: called when it is kept as its topic promises, or with the reason why it is not kept; at
+        once if the topic keeps nothing. hold: False: raises LogFull instead of waiting, which names what
+        holds the log. Raises UsageError when there are too many topics, InternalError when the log has
+        failed.
         """
         topic = self.store.topic(message.topic)
         if not topic.durable:
@@ -123,18 +123,18 @@ class Hub:
     def _keep_or_refuse(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> None:
         if self.is_full:
             raise LogFull(self.full)
-        if self._aside.takes(topic, message.nbytes):
-            self._aside.take(topic, message, on_complete, hold=False)
+        if self._large_writes.takes(topic, message.nbytes):
+            self._large_writes.take(topic, message, on_complete, hold=False)
             return
         self.keep_now(topic, message, on_complete)
 
     def publish_many(self, messages: Sequence[Message], on_complete: OnComplete | None = None) -> None:
-        """Takes several messages, at least one, in their order. told: when all are kept, or with the reason
-        why one is not. Raises as `publish`; some may have been taken then."""
+        """Takes one or more messages in order. Raises as `publish`; some may have been taken then.
+        on_complete: called when all are kept, or with the reason why one is not."""
         topics = [self.store.topic(message.topic) for message in messages]
         small = all(message.nbytes < BLOB_FROM for message in messages)
         kept = all(topic.durable for topic in topics)
-        small = small and not self._aside.busy
+        small = small and not self._large_writes.busy
         if small and kept and self.durability.append_many(topics, messages, on_complete):
             self._appended_many(topics, messages)
             return
@@ -143,16 +143,16 @@ class Hub:
             self.publish(message, together)
 
     def keep(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> bool:
-        """Takes a message for a topic that keeps it; False: a full log holds it up, or it is large and a
-        thread writes it, or it stands behind such a one. See `publish`."""
-        if self._aside.takes(topic, message.nbytes) and not isinstance(message, Written):
-            self._aside.take(topic, message, on_complete)
+        """Takes a message for a topic that keeps messages. See `publish`. Returns False if it is not appended
+        yet: the log is full, or a thread writes it or a large one before it."""
+        if self._large_writes.takes(topic, message.nbytes) and not isinstance(message, Written):
+            self._large_writes.take(topic, message, on_complete)
             return False
         return self._keep(topic, message, on_complete)
 
     def keep_now(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> None:
-        """As `keep`, but on the loop, however large it is: it has its offset at once. Raises LogFull, which
-        names what holds the log; nothing is kept then."""
+        """Appends a message on the loop, however large it is: it has its offset at once. Raises LogFull,
+        which names what holds the log; nothing is kept then."""
         try:
             self.durability.append(topic, message, on_complete, hold=False)
         except LogFull as error:
@@ -175,14 +175,14 @@ class Hub:
         revoke: Callable[[TransferError], None] | None = None,
         source: object = None,
     ) -> StreamingPublish:
-        """Takes a large message whose payload comes in pieces (its `parts` are empty). Nothing is reserved
-        for it before its bytes come.
+        """Takes a large message whose payload comes in pieces (its `parts` are empty). It reserves nothing in
+        advance.
 
-        publisher: is paused when receivers or the disk cannot follow. told: as in `publish`; it is called
-        with an error too if the message is kept by nobody. revoke: is called if the broker gives it up, since
-        its bytes hardly come and others wait: the publisher has to abandon it. source: the connection or
-        program whose announced bytes count together; None: the publisher. Raises UsageError, and LogFull if
-        there is no room for what is announced.
+        publisher: is paused when receivers or the disk cannot follow. on_complete: as in `publish`; also
+        called with an error if the message is not kept. revoke: called if the broker gives up a slow message
+        because others wait; the publisher must abandon it. source: the connection or program whose announced
+        bytes count together; None: the publisher. Raises UsageError, and LogFull if there is no room for the
+        announced bytes.
         """
         topic = self.store.topic(message.topic)
         announcement: Announcement | None = None
@@ -199,27 +199,27 @@ class Hub:
                 self._writer,
                 lambda: self.store.log.blob(topic.log_name, nbytes, arriving=True),
                 publisher,
-                lambda error: self._written(passage, on_complete, error),
+                lambda error: self._written(upload, on_complete, error),
             )
-        passage = StreamingPublish(
+        upload = StreamingPublish(
             topic,
             message,
             nbytes,
             publisher,
             receivers,
-            self._passages,
+            self._uploads,
             writing,
             self._ended,
             announcement,
             revoke,
         )
-        passage.leave_out(left_out)
+        upload.leave_out(left_out)
         if writing is None and on_complete is not None:
             on_complete(None)
-        return passage
+        return upload
 
     def _announce(self, source: object, nbytes: int) -> Announcement | None:
-        """Raises UsageError, LogFull."""
+        """Counts a payload as announced. Raises UsageError, LogFull."""
         self.store.check_room(nbytes)
         if nbytes <= UNCOUNTED:
             return None
@@ -229,61 +229,59 @@ class Hub:
         return self.announced.add(source, nbytes)
 
     def _revoke_slow(self, nbytes: int) -> None:
-        """Payloads whose bytes hardly come make room for another one, the oldest first."""
+        """Revokes payloads whose bytes hardly come to make room for another one, the oldest first."""
         now = self._loop.time()
-        for passage in [
-            one for one in self._passages.announced if one.revoke is not None and one.is_slow(now)
-        ]:
+        for upload in [one for one in self._uploads.announced if one.revoke is not None and one.is_slow(now)]:
             if self.announced.fits(nbytes):
                 return
-            self._revoke(passage, "its bytes hardly came, while others waited for room to announce theirs")
+            self._revoke(
+                upload, "its bytes came too slowly while other publishers waited for room to announce theirs"
+            )
 
-    def _revoke(self, passage: StreamingPublish, why: str) -> None:
-        if passage.revoke is not None:
+    def _revoke(self, upload: StreamingPublish, why: str) -> None:
+        if upload.revoke is not None:
             self.counts["revoked"] += 1
-            passage.revoke(LogFull(why))
+            upload.revoke(LogFull(why))
 
     def at_end_of_turn(self, call: Callable[[], None]) -> None:
-        """Has it called when all that came at once is done, and may be answered at once."""
+        """Registers a function that is called at the end of each turn and after each sync."""
         self._at_end.append(call)
 
     def end_turn(self) -> None:
-        """All that came at once was taken. Without this word it goes on in the loop's next turns, later."""
+        """Ends a turn: everything that came at once was taken. Without this call the work is done in later
+        turns."""
         if self.direct is not None:
             self.direct.end_turn()
         self.groups.end_turn()
         self.durability.end_turn()
         self._call_at_end()
 
-    def pressed(self, publisher: Publisher) -> None:
-        """Whoever has just published waits, if the disk is far behind or full."""
+    def apply_backpressure(self, publisher: Publisher) -> None:
+        """Pauses a publisher that has just published, if the disk is far behind or full."""
         self.durability.apply_backpressure(publisher)
-        if self._aside.busy:
-            self._aside.apply_backpressure(publisher)
+        if self._large_writes.busy:
+            self._large_writes.apply_backpressure(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
-        """Bytes of the topic's payloads, one behind the other, from a position on: at most `limit`, and fewer
-        where they are many small ones.
-
-        Positions never move. Only what is on the disk. Raises NotKept when the position is gone; UsageError
-        when it was never there; LogDamaged.
-        """
+        """Returns bytes of the topic's payloads, in sequence, from a position: at most `limit`, fewer for
+        many small ones. Positions never move. Only what is on the disk counts. Raises NotKept when the
+        position was removed; UsageError when it never existed; LogDamaged."""
         found = self.store.topics.get(topic)
         return self.store.stream(found, position, limit) if found is not None else []
 
     def is_writing(self, topic: Topic) -> bool:
-        """Whether messages of the topic are on their way into the log."""
-        on_their_way = any(passage.topic is topic for passage in self._passages)
-        return on_their_way or self._aside.busy or self.durability.holds(topic)
+        """Returns whether messages of the topic are being written to the log."""
+        on_their_way = any(upload.topic is topic for upload in self._uploads)
+        return on_their_way or self._large_writes.busy or self.durability.holds(topic)
 
     @property
     def is_full(self) -> bool:
-        """Publishers wait for room on the disk."""
+        """Whether publishers wait for room on the disk."""
         return bool(self.durability.full or self._writer.full)
 
     @property
     def full(self) -> str:
-        """Why publishers wait for room on the disk, and what holds it; "": they do not."""
+        """Why publishers wait for room on the disk, and what holds it; "" if they do not wait."""
         why = self.durability.full or ("no room for a large payload" if self._writer.full else "")
         if not why:
             return ""
@@ -294,8 +292,8 @@ class Hub:
 
     @property
     def busy(self) -> bool:
-        """Large messages are on their way, or somebody waits for the disk."""
-        return bool(self._passages) or self._aside.busy or self.durability.busy
+        """Whether large messages are being transferred, or a publisher waits for the disk."""
+        return bool(self._uploads) or self._large_writes.busy or self.durability.busy
 
     def _appended(self, topic: Topic, message: Message) -> None:
         nbytes, store = message.nbytes, self.store
@@ -305,13 +303,13 @@ class Hub:
         store.nbytes += nbytes
         if topic.recent is not None:
             topic.recent.add(message)
-        self.fanout.tell(topic, message)
+        self.fanout.deliver(topic, message)
         if self.direct is not None and message.front not in _ROUTED:
             self.direct.offer(topic, message)
 
     def _appended_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> None:
         topic = topics[0]
-        alone = topics.count(topic) == len(topics) and not self.fanout.is_heard(topic)
+        alone = topics.count(topic) == len(topics) and not self.fanout.has_listeners(topic)
         if not alone or (self.direct is not None and self.direct.leads_somewhere(topic.name)):
             for its_topic, message in zip(topics, messages, strict=True):
                 self._appended(its_topic, message)
@@ -325,7 +323,7 @@ class Hub:
             topic.recent.add_many(messages, nbytes)
 
     def _kept(self, topics: Sequence[Topic]) -> None:
-        """More is on the disk."""
+        """Distributes what can be read now: more is on the disk."""
         self.fanout.kept()
         self.groups.kept(topics)
         self._call_at_end()
@@ -334,32 +332,32 @@ class Hub:
         for call in self._at_end:
             call()
 
-    def _ended(self, passage: StreamingPublish) -> None:
-        if passage.broken:
-            passage.whole()  # nobody gets what was gathered
+    def _ended(self, upload: StreamingPublish) -> None:
+        if upload.broken:
+            upload.whole()  # releases what was gathered; no subscriber gets it
             self.counts["broken_off"] += 1
             return
-        for counted in (passage.topic, self.store):
+        for counted in (upload.topic, self.store):
             counted.messages += 1
-            counted.nbytes += passage.nbytes
-        if passage.writing is None:
-            self.fanout.tell_late(passage)
+            counted.nbytes += upload.nbytes
+        if upload.writing is None:
+            self.fanout.deliver_late(upload)
 
     def _written(
-        self, passage: StreamingPublish, on_complete: OnComplete | None, error: TransferError | None
+        self, upload: StreamingPublish, on_complete: OnComplete | None, error: TransferError | None
     ) -> None:
-        """All of a large payload is written: its record can be appended. Raises LogFull."""
-        assert passage.writing is not None
-        topic, offset = passage.topic, None
-        if self._placed(topic, passage.message, passage.writing, on_complete, error):
-            offset = passage.message.offset
-            if self.direct is not None and passage.message.front not in _ROUTED:
-                self.direct.offer(topic, passage.message, nbytes=passage.nbytes)
-        for subscriber in passage.left_out:
+        """Appends the record of a large payload whose bytes are all written. Raises LogFull."""
+        assert upload.writing is not None
+        topic, offset = upload.topic, None
+        if self._placed(topic, upload.message, upload.writing, on_complete, error):
+            offset = upload.message.offset
+            if self.direct is not None and upload.message.front not in _ROUTED:
+                self.direct.offer(topic, upload.message, nbytes=upload.nbytes)
+        for subscriber in upload.left_out:
             self.fanout.left_out(subscriber, topic, offset)
         if offset is not None:
             self.fanout.wait_for(topic, offset)
-            for subscriber in passage.receivers:
+            for subscriber in upload.receivers:
                 self.fanout.given(subscriber, topic, offset)
 
     def _written_whole(
@@ -370,7 +368,7 @@ class Hub:
         on_complete: OnComplete | None,
         error: TransferError | None,
     ) -> None:
-        """The same for one that came whole."""
+        """Appends the record of a large message that came whole."""
         if self._placed(topic, message, writing, on_complete, error):
             self._appended(topic, message)
 
@@ -382,8 +380,8 @@ class Hub:
         on_complete: OnComplete | None,
         error: TransferError | None,
     ) -> bool:
-        """Appends the record of a payload that is written. False: it is not kept, and its publisher is told.
-        Raises LogFull."""
+        """Appends the record of a written payload. Raises LogFull. Returns False if the message is not kept;
+        its publisher gets the error."""
         try:
             if error is None:
                 record = record_of(message, topic.position, blob=True)
@@ -392,7 +390,7 @@ class Hub:
                 self.durability.appended(topic, message, sequence, on_complete, writing.nbytes)
                 return True
         except LogFull:
-            raise  # it is tried again
+            raise  # the writer retries
         except TransferError as failed:
             error = failed
             if isinstance(failed, InternalError):
@@ -405,46 +403,48 @@ class Hub:
     # -- subscribing -------------------------------------------------------------------------------------
 
     def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
-        """It is told of all messages from now on whose topic matches. The same twice is harmless. Raises
-        UsageError if it has, or all have, too much."""
+        """Subscribes to messages from now on whose topic matches. Idempotent. Raises UsageError if the
+        subscriber, or all of them, have too many subscriptions."""
         self.fanout.subscribe(subscriber, pattern)
 
     def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
-        """Whether it had subscribed so."""
+        """Ends a subscription. Returns whether there was one."""
         return self.fanout.unsubscribe(subscriber, pattern)
 
     def unsubscribe_some(self, subscriber: Subscriber) -> bool:
-        """Ends some of its subscriptions, as many as one turn has time for. Whether there are more."""
+        """Ends some of its subscriptions, as many as one turn has time for. Returns whether more are left."""
         return self.fanout.unsubscribe_some(subscriber)
 
-    def relieved(self, subscriber: Subscriber) -> None:
-        """A subscriber has written all that was queued: what it missed comes now."""
-        for passage in self._passages.slow_of(subscriber):
-            passage.relieved(subscriber)
-        self.fanout.relieved(subscriber)
+    def on_drained(self, subscriber: Subscriber) -> None:
+        """Continues with a subscriber that has written its queue: it gets what it missed."""
+        for upload in self._uploads.slow_of(subscriber):
+            upload.on_drained(subscriber)
+        self.fanout.catch_up(subscriber)
 
     def leave(self, subscriber: Subscriber) -> None:
-        """A subscriber has gone."""
+        """Removes a subscriber that has disconnected."""
         self.fanout.leave(subscriber)
-        for passage in self._passages.of(subscriber):
-            passage.lost(subscriber)
+        for upload in self._uploads.of(subscriber):
+            upload.lost(subscriber)
 
     def tick(self, now: float) -> None:
-        """Called once a second: ends publishers and subscribers that block a large message for too long."""
-        for passage in self._passages.received().union(self._passages.announced):
-            if passage.slow_for(now) >= self._patience and any(map(self._waits, passage.receivers)):
-                self._revoke(passage, "its bytes hardly came, and who receives them had to wait for others'")
-        for passage in self._passages.held_up():
-            for receiver in passage.look_again(now, self._patience):
+        """Ends publishers and subscribers that block a large message for too long. Called once a second."""
+        for upload in self._uploads.received().union(self._uploads.announced):
+            if upload.slow_for(now) >= self._patience and any(map(self._waits, upload.receivers)):
+                self._revoke(
+                    upload, "its bytes came too slowly, and its receivers had to wait for other messages"
+                )
+        for upload in self._uploads.held_up():
+            for receiver in upload.look_again(now, self._patience):
                 self.counts["closed_slow"] += 1
-                receiver.close(f"it took nothing for {self._patience:g} s and held up others")
+                receiver.close(f"the subscriber read nothing for {self._patience:g} s and blocked others")
         self.groups.tick(full=self.is_full)
         if self.direct is not None:
             self.direct.tick()
         self._remember()
 
     def _waits(self, receiver: Subscriber) -> bool:
-        """Whether it could receive something else."""
+        """Returns whether the receiver has other messages to receive."""
         return receiver.queued > 0 or self.fanout.has_behind(receiver)
 
     def _remember(self) -> None:

@@ -1,4 +1,4 @@
-"""A message as the broker knows it, whichever protocol it came by."""
+"""A message as the broker knows it, from any protocol."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Buffer = bytes | memoryview
 
 
 class Front(IntEnum):
-    """Which protocol a message came by. The numbers stand in the log: they never change."""
+    """The protocol that a message came by. The numbers stand in the log: they never change."""
 
-    BROKER = 0  # the broker's own words: dead letters, messages without a route
+    BROKER = 0  # the broker itself: dead letters, messages without a route
     OWN = 1
     TTP = 2
     PYBROKER = 3
@@ -26,15 +26,14 @@ class Front(IntEnum):
 
 
 class Message:
-    """A message on its way through the broker. Nobody changes it, but for `offset`, which is given once.
+    """A message in the broker. Its attributes do not change, except `offset`, which is set once.
 
-    topic: text, at most 255 bytes of UTF-8. parts: the payload, flat buffers that stay as they are as long
-    as somebody holds them; most messages have one. nbytes: of the payload. front, head: the protocol that it
-    came by, and that protocol's own words beside topic and payload (flags, metadata, a tensor header), which
-    only the same protocol reads. headers: what all protocols may know: `message_id`, `priority`, `ttl_ms`,
-    `content_type`, `dtype`, `shape`, and what a producer added; JSON's types; None: nothing. raw: the whole
-    message as the same protocol sends it on, if it is known. offset: in the topic's log, from 0; None: it is
-    not kept.
+    topic: text, at most 255 bytes of UTF-8. parts: the payload in flat buffers, mostly one; they stay valid
+    while they are referenced. nbytes: of the payload. front, head: the protocol that it came by, and that
+    protocol's own fields apart from topic and payload (flags, metadata, a tensor header), which no other
+    protocol reads. headers: fields for all protocols: `message_id`, `priority`, `ttl_ms`, `content_type`,
+    `dtype`, `shape`, and what the producer added; JSON's types; None: nothing. raw: the whole message as the
+    same protocol forwards it, if it is known. offset: in the topic's log, from 0; None: it is not kept.
     """
 
     __slots__ = ("front", "head", "headers", "nbytes", "offset", "parts", "raw", "topic")
@@ -60,13 +59,13 @@ class Message:
 
     @property
     def payload(self) -> Buffer:
-        """The payload in one piece; copied if it has several."""
+        """The payload in one buffer; copied if it has several parts."""
         return self.parts[0] if len(self.parts) == 1 else b"".join(self.parts)
 
 
 class Written(Message):
-    """A message whose large payload lies in the log already: its record alone is missing. blob: that payload,
-    of the topic to which the message is appended. parts: the same bytes, wherever they came from."""
+    """A message whose large payload is in the log already; only its record is missing. blob: that payload, in
+    the log of the message's topic. parts: the same bytes, from any source."""
 
     __slots__ = ("blob",)
 

@@ -1,4 +1,4 @@
-"""A large payload on its way through the broker: its first bytes go out before its last are in."""
+"""A large payload on its way through the broker, which forwards its first bytes before it has the last."""
 
 from __future__ import annotations
 
@@ -19,44 +19,41 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
 
-#: bytes that a payload has to bring in a second, if others wait for its share of what may be announced, or
-#: its receivers for others' messages
+#: bytes a second that a payload must bring while other publishers wait for room to announce, or its receivers
+#: wait for other messages
 PACE = 64 << 10
-#: bytes of payloads that are kept nowhere and go to some receivers whole, of all publishers together
+#: limit on the bytes that all unkept payloads together gather for receivers which get them whole
 MOST_GATHERED = 64 << 20
 
 
 class Publisher(Protocol):
-    """Whoever a payload comes from, and can be made to wait."""
+    """The source of a payload; the broker can pause it."""
 
     def pause(self) -> None: ...
     def resume(self) -> None: ...
 
 
 class StreamingPublish:
-    """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only.
-
-    Its receivers are those who were subscribed when it began and had room for it. While one of them has more
-    waiting than its limit, or the disk is behind, whoever publishes is paused; a receiver that takes nothing
-    for `patience` seconds meanwhile is cut off (`Hub.tick`), so that it holds up nobody for longer; and so is
-    a publisher whose bytes hardly come, if a receiver has something else to receive.
-    passages: those on their way, of which it is one until it ends; then `ended` is called.
-    ended, broken: all of it was given; the publisher broke it off. announcement: of a payload whose missing
-    bytes count. revoke: tells the publisher's connection that the broker gives it up.
-    """
+    """One payload that comes in pieces. Made by `Hub.begin`; used on the broker's loop only. Its receivers
+    are the subscribers that had room for it when it began. The publisher is paused while the disk is
+    behind or a receiver has more waiting than its limit. `Hub.tick` disconnects a receiver that reads
+    nothing for `patience` seconds meanwhile, and a publisher whose bytes hardly come while a receiver has
+    other messages. uploads: all that are open; this one is among them until it ends, then `ended` is
+    called. ended, broken: all bytes were given; the publisher broke it off. announcement: of a payload
+    whose missing bytes count. revoke: reports to the publisher's connection that the broker gives it up."""
 
     # a broker may have hundreds of thousands of them, as streams
     __slots__ = (
         "_announcement",
         "_gathered",
         "_left",
+        "_on_end",
         "_pace",
-        "_passages",
         "_publisher",
         "_receivers",
         "_since",
         "_slow",
-        "_told_end",
+        "_uploads",
         "broken",
         "ended",
         "left_out",
@@ -74,7 +71,7 @@ class StreamingPublish:
         nbytes: int,
         publisher: Publisher,
         receivers: Iterable[Subscriber],
-        passages: StreamingPublishes,
+        uploads: StreamingPublishes,
         writing: BlobWrite | None,
         ended: Callable[[StreamingPublish], None],
         announcement: Announcement | None = None,
@@ -84,47 +81,47 @@ class StreamingPublish:
         self.message = message
         self.nbytes = nbytes
         self.writing = writing
-        #: who subscribed, but had no room when it began
+        #: subscribers that had no room when it began
         self.left_out: list[Subscriber] = []
         self._gathered: list[bytes] | None = None
         self.ended = self.broken = False
         self.revoke = revoke
         self._announcement = announcement
-        self._pace = (0.0, nbytes)  # since when less than PACE came, and what was missing then
-        self._told_end = ended
+        self._pace = (0.0, nbytes)  # since when fewer bytes than PACE came, and how many were missing then
+        self._on_end = ended
         self._left = nbytes
         self._publisher = publisher
         self._receivers = dict.fromkeys(receivers)
-        self._slow = False  # the publisher is paused for a receiver's sake
-        #: since when each slow receiver has had so many bytes waiting
+        self._slow = False  # a slow receiver pauses the publisher
+        #: for each slow receiver: since when how many bytes wait
         self._since: dict[Subscriber, tuple[float, int]] = {}
-        self._passages = passages
-        passages.add(self)
+        self._uploads = uploads
+        uploads.add(self)
         if announcement is not None:
-            passages.announced[self] = None
+            uploads.announced[self] = None
 
     def leave_out(self, subscribers: list[Subscriber]) -> None:
-        """They had no room when it began: another one was on its way to them, say. What the log does not
-        keep is gathered for them here, as far as there is memory for it."""
+        """Notes subscribers that had no room when it began, for example for another large message. If the log
+        does not keep the payload, it is gathered for them in memory, within MOST_GATHERED."""
         self.left_out = subscribers
         free = any(one.queued + self.nbytes <= one.limit for one in subscribers)
-        if free and self.writing is None and self._passages.gathered + self.nbytes <= MOST_GATHERED:
-            self._passages.gathered += self.nbytes
+        if free and self.writing is None and self._uploads.gathered + self.nbytes <= MOST_GATHERED:
+            self._uploads.gathered += self.nbytes
             self._gathered = []
 
     def whole(self) -> Message | None:
-        """The message with its payload, at the end, if it was gathered."""
+        """Returns the message with its payload, at the end, if it was gathered."""
         gathered, self._gathered = self._gathered, None
         if gathered is None:
             return None
-        self._passages.gathered -= self.nbytes
+        self._uploads.gathered -= self.nbytes
         begun = self.message
         return Message(begun.topic, (b"".join(gathered),), begun.front, begun.head, begun.headers)
 
     def piece(self, data: Buffer) -> None:
-        """The next bytes. Raises UsageError if they are more than were announced."""
+        """Forwards the next bytes. Raises UsageError if they are more than were announced."""
         self._count(len(data))
-        for receiver in tuple(self._receivers):  # one may go by it
+        for receiver in tuple(self._receivers):  # `piece` may disconnect one
             receiver.piece(data)
         if self._gathered is not None:
             self._gathered.append(bytes(data))
@@ -133,22 +130,22 @@ class StreamingPublish:
         self._look()
 
     @property
-    def pours(self) -> bool:
-        """The next bytes may come in a pipe: they need not be kept, and all receivers take them so."""
-        gathered = self._gathered is not None
-        return self.writing is None and not gathered and all(receiver.pours for receiver in self._receivers)
+    def accepts_spliced(self) -> bool:
+        """Whether the next bytes may come in a pipe: they are not kept, and all receivers accept it."""
+        keeps = self.writing is not None or self._gathered is not None
+        return not keeps and all(receiver.accepts_spliced for receiver in self._receivers)
 
-    def poured(self, data: SplicedChunk) -> None:
-        """As `piece`, for bytes in a pipe."""
+    def piece_spliced(self, data: SplicedChunk) -> None:
+        """Forwards the next bytes from a pipe, as `piece`."""
         self._count(len(data))
         for receiver in tuple(self._receivers):
-            receiver.poured(data)
+            receiver.piece_spliced(data)
         if self.writing is not None:
             self.writing.write(data.memory())
         self._look()
 
     def finish(self) -> None:
-        """All bytes were given. Raises UsageError if some are missing."""
+        """Ends the payload: all bytes were given. Raises UsageError if some are missing."""
         if self._left:
             raise UsageError(f"{self._left} of {self.nbytes} bytes are missing")
         for receiver in tuple(self._receivers):
@@ -158,34 +155,35 @@ class StreamingPublish:
             self.writing.finish()
 
     def abandon(self, reason: str) -> None:
-        """The rest will not come: receivers, who wait for it, are cut off. Idempotent."""
+        """Breaks off the payload; receivers that wait for the rest are disconnected. Idempotent."""
         if self.ended or self.broken:
             return
         self.broken = True
         for receiver in self._let_go():
-            receiver.close(f"a message of topic {self.topic.name!r} was broken off: {reason}")
+            receiver.close(f"the publisher broke off a message of topic {self.topic.name!r}: {reason}")
         self._end()
         if self.writing is not None:
             self.writing.abandon()
 
     def lost(self, receiver: Subscriber) -> None:
-        """A receiver has gone."""
+        """Removes a receiver that has disconnected."""
         if receiver in self._receivers:
             self._leave(receiver)
             self._look()
 
-    def relieved(self, receiver: Subscriber) -> None:
-        """A receiver has written all that waited for it: the publisher may go on."""
+    def on_drained(self, receiver: Subscriber) -> None:
+        """Resumes the publisher if it can go on: a receiver has written its queue."""
         if self._slow and receiver in self._receivers:
             self._look()
 
     @property
     def receivers(self) -> Collection[Subscriber]:
-        """Who is given it, piece by piece."""
+        """The subscribers that receive it in pieces."""
         return self._receivers
 
     def look_again(self, now: float, patience: float) -> list[Subscriber]:
-        """Lets the publisher go on if it can. The receivers that took nothing for `patience` seconds."""
+        """Resumes the publisher if it can go on. Returns the receivers that read nothing for `patience`
+        seconds."""
         late = []
         for receiver in self._receivers:
             if receiver.queued <= receiver.limit:
@@ -200,11 +198,11 @@ class StreamingPublish:
         return late
 
     def is_slow(self, now: float) -> bool:
-        """Its bytes hardly come, and it holds a part of what may be announced."""
+        """Returns whether its bytes hardly come while it holds a part of what may be announced."""
         return self._announcement is not None and self.slow_for(now) >= 1.0
 
     def slow_for(self, now: float) -> float:
-        """Seconds for which its bytes hardly came, since it was looked at first: less than PACE."""
+        """Returns the seconds, since the first call, for which fewer bytes than PACE came."""
         since, left = self._pace
         came = left - self._left
         if self._slow or (self.writing is not None and self.writing.is_paused):
@@ -216,7 +214,7 @@ class StreamingPublish:
 
     def _count(self, nbytes: int) -> None:
         if nbytes > self._left:
-            raise UsageError(f"{nbytes} bytes of a payload of which {self._left} are missing")
+            raise UsageError(f"{nbytes} bytes came for a payload of which only {self._left} are missing")
         self._left -= nbytes
         if self._announcement is not None:
             self._announcement.arrived(nbytes)
@@ -226,10 +224,10 @@ class StreamingPublish:
         if slow != self._slow:
             self._slow = slow
             if slow:
-                self._passages.slow.add(self)
+                self._uploads.slow.add(self)
                 self._publisher.pause()
             else:
-                self._passages.slow.discard(self)
+                self._uploads.slow.discard(self)
                 self._since.clear()
                 self._publisher.resume()
 
@@ -238,16 +236,16 @@ class StreamingPublish:
         if self._announcement is not None:
             self._announcement.end()
         self._look()
-        self._passages.ended(self)
-        self._told_end(self)
+        self._uploads.ended(self)
+        self._on_end(self)
 
     def _leave(self, receiver: Subscriber) -> None:
         del self._receivers[receiver]
         self._since.pop(receiver, None)
-        self._passages.let_go(receiver, self)
+        self._uploads.let_go(receiver, self)
 
     def _let_go(self) -> list[Subscriber]:
-        """Who received it; none of them does any more."""
+        """Removes all receivers, and returns them."""
         receivers = list(self._receivers)
         for receiver in receivers:
             self._leave(receiver)
@@ -255,5 +253,5 @@ class StreamingPublish:
 
 
 def takes(receiver: Subscriber, message: Message, nbytes: int) -> bool:
-    """Whether a receiver begins with a message whose payload comes in pieces."""
+    """Returns whether a receiver begins with a message whose payload comes in pieces."""
     return receiver.queued <= receiver.limit and receiver.begin(message, nbytes)

@@ -1,4 +1,4 @@
-"""The payloads and streams that are on their way through the broker, and who receives each of them."""
+"""The payloads and streams that the broker forwards now, and the receivers of each."""
 
 from __future__ import annotations
 
@@ -11,11 +11,9 @@ if TYPE_CHECKING:
 
 
 class StreamingPublishes:
-    """All that are open. There may be hundreds of thousands: only what an operator asks walks all of them.
-
-    slow: those whose publisher waits for a receiver. announced: those whose missing bytes count, the oldest
-    first. gathered: bytes of those that go to some receivers whole at their end.
-    """
+    """All open payloads and streams. There may be hundreds of thousands: only operators' requests iterate
+    over all. slow: those whose publisher waits for a receiver. announced: those whose missing bytes count,
+    the oldest first. gathered: bytes of payloads that some receivers get whole at the end."""
 
     def __init__(self) -> None:
         self._open: dict[StreamingPublish, None] = {}
@@ -30,45 +28,45 @@ class StreamingPublishes:
     def __iter__(self) -> Iterator[StreamingPublish]:
         return iter(self._open)
 
-    def add(self, passage: StreamingPublish) -> None:
-        """One begins."""
-        self._open[passage] = None
-        for receiver in passage.receivers:
-            self.receives(receiver, passage)
+    def add(self, upload: StreamingPublish) -> None:
+        """Adds one that begins."""
+        self._open[upload] = None
+        for receiver in upload.receivers:
+            self.receives(receiver, upload)
 
-    def receives(self, receiver: Subscriber, passage: StreamingPublish) -> None:
-        """A receiver is given it from now on."""
-        self._received.setdefault(receiver, set()).add(passage)
+    def receives(self, receiver: Subscriber, upload: StreamingPublish) -> None:
+        """Adds a receiver."""
+        self._received.setdefault(receiver, set()).add(upload)
 
-    def let_go(self, receiver: Subscriber, passage: StreamingPublish) -> None:
-        """A receiver is given no more of it."""
+    def let_go(self, receiver: Subscriber, upload: StreamingPublish) -> None:
+        """Removes a receiver."""
         its = self._received.get(receiver, set())
-        its.discard(passage)
+        its.discard(upload)
         if not its:
             self._received.pop(receiver, None)
 
-    def ended(self, passage: StreamingPublish) -> None:
-        """One is over, whole or not. Idempotent."""
-        self._open.pop(passage, None)
-        self.announced.pop(passage, None)
-        self.slow.discard(passage)
-        for receiver in passage.receivers:
-            self.let_go(receiver, passage)
+    def ended(self, upload: StreamingPublish) -> None:
+        """Removes one that has ended, whole or not. Idempotent."""
+        self._open.pop(upload, None)
+        self.announced.pop(upload, None)
+        self.slow.discard(upload)
+        for receiver in upload.receivers:
+            self.let_go(receiver, upload)
 
     def received(self) -> set[StreamingPublish]:
-        """Those with a receiver."""
+        """Returns those that have a receiver."""
         return set().union(*self._received.values())
 
     def of(self, receiver: Subscriber) -> list[StreamingPublish]:
-        """Those that it receives."""
+        """Returns those that a subscriber receives."""
         return list(self._received.get(receiver, ()))
 
     def slow_of(self, receiver: Subscriber) -> list[StreamingPublish]:
-        """Those of them that some receiver holds up."""
+        """Returns those that a subscriber receives and some receiver blocks."""
         return list(self.slow & self._received.get(receiver, set()))
 
     def held_up(self) -> list[StreamingPublish]:
-        """Those with a receiver that has more waiting than its limit, or had at the last look."""
+        """Returns those with a receiver that has more waiting than its limit, now or at the last look."""
         found = set(self.slow)
         for receiver, its in self._received.items():
             if receiver.queued > receiver.limit:

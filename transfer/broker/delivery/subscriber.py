@@ -1,4 +1,4 @@
-"""What the broker knows of somebody who is told messages as they come."""
+"""The base class of subscribers: connections that receive messages as they come."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 class Overflow(Enum):
     """What happens to a message for which a subscriber's queue has no room.
 
-    DROP: it is dropped for this subscriber, and counted. SPILL: it is read from the log when there is room
-    again; where the topic keeps nothing it is dropped. CLOSE: the subscriber's connection ends.
+    DROP: the broker drops it for this subscriber, and counts it. SPILL: the subscriber reads it from the log
+    when there is room again; a topic that keeps nothing drops it. CLOSE: the subscriber's connection ends.
     """
 
     DROP = "drop"
@@ -26,11 +26,11 @@ class Overflow(Enum):
 
 
 class Subscriber(ABC):
-    """One connection that has subscribed; each front has a class of its own. Used on the broker's loop only.
+    """A connection that has subscribed; each front has a subclass. Used on the broker's loop only.
 
-    passive: it hears all there is, whoever wants it: a topic that nobody else hears may be forgotten. idle:
-    nobody is there to miss what it is not given. limit: bytes that may wait for it. overflow: what happens
-    beyond them. dropped: messages that it was not given. most: what it may subscribe to.
+    passive: it receives every topic, so a topic with no other subscriber may be removed. idle: no program
+    would miss what it does not get. limit: bytes that may wait for it. overflow: what happens beyond them.
+    dropped: messages that it did not get. most: limits on its subscriptions.
     """
 
     passive: bool = False
@@ -38,9 +38,9 @@ class Subscriber(ABC):
     overflow: Overflow = Overflow.SPILL
     dropped: int = 0
     most: Most = Most()
-    #: what is kept comes to it from the log, when it is on the disk (`on_disk`): it may say how far it is
+    #: it reads kept messages from the log, when they are on the disk (`on_disk`): it may report its position
     waits_for_disk: bool = False
-    #: it is given streams frame by frame, as they come, instead of one message at their end
+    #: it receives streams frame by frame, as they come, instead of one message at their end
     takes_frames: bool = False
 
     @property
@@ -49,56 +49,56 @@ class Subscriber(ABC):
 
     @property
     def programs(self) -> int:
-        """How many programs it stands for."""
+        """The number of programs that it stands for."""
         return 1
 
     def listening(self, topic: str) -> int:
-        """How many of them hear this topic, of those that it is known of."""
+        """Returns how many of its programs subscribe to this topic, as far as it is known."""
         return 1
 
     def on_disk(self) -> None:
-        """Of one that waits for the disk, and has not come to the end: more is there, or may be."""
+        """Reports that more may be on the disk, to a subscriber that waits for the disk and is not at the
+        end."""
 
     @property
     @abstractmethod
     def queued(self) -> int:
-        """Bytes that wait until it takes them."""
+        """Bytes that wait until the subscriber reads them."""
 
     @abstractmethod
     def offer(self, message: Message) -> None:
-        """Queues a whole message; the broker has looked at `queued` and `limit` before. Never waits, never
-        raises because the peer is gone (the connection's end is told by itself).
+        """Queues a whole message; the broker has checked `queued` and `limit` before. Never blocks.
 
-        The buffers of the message stay valid as long as they are referenced; after this call the front
-        holds what it still needs.
+        It does not raise if the peer is gone: the end of the connection is reported separately. The message's
+        buffers stay valid while they are referenced; after this call the front references what it still
+        needs.
         """
 
     @abstractmethod
     def begin(self, message: Message, nbytes: int) -> bool:
-        """A large message whose payload of `nbytes` bytes comes piece by piece (`piece`, then `finish`);
-        its `parts` are empty. What is offered meanwhile goes behind it. False: the subscriber cannot take
-        it (another one is still on its way, say), and it is treated as if there was no room.
-        """
+        """Begins a large message whose payload of `nbytes` bytes comes by `piece`, then `finish`; its `parts`
+        are empty. Messages that are offered meanwhile go behind it. False: the subscriber cannot take it,
+        for example during another one, and is treated as if it had no room."""
 
     @abstractmethod
     def piece(self, data: Buffer) -> None:
-        """The next bytes of the payload that was begun. Whoever publishes is paused while `queued` is over
+        """Queues the next bytes of the payload that was begun. The publisher is paused while `queued` exceeds
         `limit`."""
 
     @property
-    def pours(self) -> bool:
-        """It takes bytes in a pipe as well as memory (`poured`)."""
+    def accepts_spliced(self) -> bool:
+        """Whether it takes bytes in a pipe as well as in memory (`piece_spliced`)."""
         return False
 
-    def poured(self, data: SplicedChunk) -> None:
-        """As `piece`, for bytes in a pipe, which is emptied when it returns."""
-        if not self.pours:
+    def piece_spliced(self, data: SplicedChunk) -> None:
+        """Queues bytes from a pipe, as `piece`; the pipe is empty when it returns."""
+        if not self.accepts_spliced:
             self.piece(data.memory())
 
     @abstractmethod
     def finish(self) -> None:
-        """All bytes of the payload were given."""
+        """Ends the payload: all its bytes were given."""
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Ends the connection: what was begun cannot be finished, or it was too slow. Idempotent."""
+        """Ends the connection: it is too slow, or what was begun cannot be finished. Idempotent."""

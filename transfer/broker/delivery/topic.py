@@ -1,4 +1,4 @@
-"""A topic of the broker: what it keeps, how far it has come, who listens."""
+"""A topic of the broker: what it keeps, its position, its subscribers."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.subscriber import Subscriber
 
-#: in front of the broker's topics in the log, which is the spool's too
+#: prefix of the broker's topics in the log, which the spool shares
 LOG_PREFIX = "topic/"
-#: the same for messages of topics that keep nothing, which wait for one consumer
+#: prefix in the log for messages of unkept topics that wait for one consumer of direct delivery (a disk format)
 DIRECT_PREFIX = "beside/"
 
 
 class Recent:
-    """The newest messages of topics that somebody reads, so that they need not be read from the log again.
-    Shared by all topics. most, most_bytes: that are held."""
+    """The newest messages of topics that groups read, in memory, so that they need not be read from the log.
+    Shared by all topics. most, most_bytes: limits on what it holds."""
 
     __slots__ = ("_messages", "_most", "_most_bytes", "_nbytes", "_order")
 
@@ -30,11 +30,11 @@ class Recent:
         self._nbytes = 0
 
     def add(self, message: Message) -> None:
-        """A message that has its offset."""
+        """Adds a message that has its offset."""
         self.add_many((message,), message.nbytes)
 
     def add_many(self, messages: Sequence[Message], nbytes: int) -> None:
-        """The same for several, of so many bytes together."""
+        """Adds several messages. nbytes: of all their payloads."""
         order = self._order
         order.extend(messages)
         self._messages.update({(one.topic, one.offset): one for one in messages})
@@ -45,17 +45,15 @@ class Recent:
             self._messages.pop((oldest.topic, oldest.offset), None)
 
     def get(self, topic: str, offset: int) -> Message | None:
-        """None: it is to be read from the log."""
+        """Returns the message; None: it must be read from the log."""
         return self._messages.get((topic, offset))
 
 
 class Topic:
-    """name: text. durable: its messages are kept in the log. position: bytes of all its payloads together.
-
-    kept: the offset before which all of it is on the disk. listeners: who is told of its messages, found
-    for `version` of the subscriptions. messages, nbytes: what was published since the start. Used on the
-    broker's loop only. recent: where its newest messages are held; None: nobody reads them.
-    """
+    """A topic, used on the broker's loop only. name: text. durable: the log keeps its messages. position:
+    bytes of all its payloads together. kept: the offset before which all messages are on the disk.
+    listeners: its subscribers, as of `version` of the subscriptions. messages, nbytes: published since the
+    start. recent: where its newest messages are held; None: no group reads them."""
 
     __slots__ = (
         "durable",

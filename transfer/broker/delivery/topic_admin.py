@@ -1,4 +1,4 @@
-"""What operators do to topics and groups: remove, seek, purge. Every change is audited before it is made."""
+"""Operators' changes to topics and groups: remove, seek, purge. Each is audited before it is made."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _log = logging.getLogger("transfer.broker")
-#: seconds that the broker's loop, or its disk, has for an answer
+#: seconds that the broker's loop, or the disk, has for an answer
 _PATIENCE = 60.0
-#: what is said to consumers of a group that is removed, or goes on elsewhere
+#: reasons that consumers get when their group is removed or moved
 _REMOVED, _MOVED = "was removed by an operator", "was moved by an operator"
-#: the words that confirm
+#: the words that an operator types to confirm
 REMOVE, SEEK, PURGE = "REMOVE", "SEEK", "PURGE"
 
 
 class TopicAdmin:
-    """Thread-safe. Its calls block, and are made in threads of operators. Raises UsageError for what is not
-    there, StateError for what somebody uses (unless `force`), Again when the loop or the disk does not
-    answer, LogFull."""
+    """Changes topics and groups. Thread-safe; calls block, in operators' threads. Raises UsageError for what
+    does not exist, StateError for what is in use (unless `force`), Again when the loop or the disk does
+    not answer, LogFull."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, letters: DeadLetters, audit: Audit) -> None:
         self._loop = loop
@@ -44,8 +44,8 @@ class TopicAdmin:
     def remove_group(
         self, topic: str, group: str, *, actor: str, reason: str, force: bool = False
     ) -> dict[str, Json]:
-        """The group is gone: what it had not done is kept for its sake no more. force: though it has
-        consumers, who hear of it."""
+        """Removes a group: the log no longer keeps messages for it. force: even if it has consumers, which
+        get the reason."""
 
         def look() -> dict[str, Json]:
             self._hub.groups.check_unclaimed(topic, group)
@@ -59,8 +59,8 @@ class TopicAdmin:
     def seek_group(
         self, topic: str, group: str, to: str, *, actor: str, reason: str, force: bool = False
     ) -> dict[str, Json]:
-        """The group goes on elsewhere. to: "begin" (the oldest message that is there), "end", an offset, or a
-        time such as 2026-03-21T00:00:00Z. force: though it has consumers, who have to join again."""
+        """Moves a group. force: even if it has consumers, which have to join again. to: "begin" (the oldest
+        message), "end", an offset, or a time such as 2026-03-21T00:00:00Z."""
         reached = 0
 
         def look() -> dict[str, Json]:
@@ -77,13 +77,13 @@ class TopicAdmin:
         return self._change("group_seek", look, change, actor, reason) | {"cursor": reached}
 
     def purge_topic(self, topic: str, *, actor: str, reason: str) -> dict[str, Json]:
-        """All messages that the topic has now are gone; its groups have done with them. Offsets go on.
-        `purged`: how many they were."""
+        """Removes all messages of a topic; its groups skip them. Offsets go on. `purged`: the number of
+        messages."""
         hub = self._hub
         low = end = 0
 
         def look() -> dict[str, Json]:
-            return self._topic_told(self._topic(topic))
+            return self._topic_state(self._topic(topic))
 
         def change() -> int:
             nonlocal low, end
@@ -94,11 +94,11 @@ class TopicAdmin:
             hub.groups.purge(found, end)
             return hub.store.purge(found)
 
-        told = self._change("topic_purge", look, change, actor, reason)
-        return told | {"oldest": end, "end": end, "purged": end - low}
+        prior = self._change("topic_purge", look, change, actor, reason)
+        return prior | {"oldest": end, "end": end, "purged": end - low}
 
     def remove_topic(self, topic: str, *, actor: str, reason: str, force: bool = False) -> dict[str, Json]:
-        """The topic is gone with its messages and groups. force: though somebody consumes or subscribes."""
+        """Removes a topic with its messages and groups. force: even if clients consume or subscribe."""
         hub = self._hub
 
         def look() -> dict[str, Json]:
@@ -107,7 +107,7 @@ class TopicAdmin:
                 self._check_unused(found)
             if hub.is_writing(found):
                 raise StateError(f"messages of topic {topic!r} are being written", hint="try again")
-            return self._topic_told(found)
+            return self._topic_state(found)
 
         def change() -> int:
             look()
@@ -134,11 +134,11 @@ class TopicAdmin:
         if group.consumers and not force:
             raise StateError(
                 f"group {named.name!r} of topic {named.topic!r} has {group.consumers} consumers",
-                hint="end them first, or force it: they hear of it, and have to join again",
+                hint="end them first, or use force: they get the reason, and must join again",
             )
         lag = group.lag(served.topic.kept)
-        told: dict[str, Json] = {"topic": named.topic, "group": named.name}
-        return told | {"cursor": group.cursor, "lag": lag, "consumers": group.consumers}
+        prior: dict[str, Json] = {"topic": named.topic, "group": named.name}
+        return prior | {"cursor": group.cursor, "lag": lag, "consumers": group.consumers}
 
     def _check_unused(self, topic: Topic) -> None:
         hub = self._hub
@@ -149,10 +149,10 @@ class TopicAdmin:
             raise StateError(
                 f"topic {topic.name!r} has {consumers} consumers, {listeners} subscribers and {waiting} "
                 "messages for direct delivery",
-                hint="end them first, or force it",
+                hint="end them first, or use force",
             )
 
-    def _topic_told(self, topic: Topic) -> dict[str, Json]:
+    def _topic_state(self, topic: Topic) -> dict[str, Json]:
         low, end = self._hub.store.range(topic)
         groups: list[Json] = [served.named.name for served in self._hub.groups.of_topic(topic)]
         return {"topic": topic.name, "oldest": low, "end": end, "groups": groups}
@@ -163,7 +163,7 @@ class TopicAdmin:
             return low if to == "begin" else high
         if to.isascii() and to.isdecimal():
             if int(to) > high:
-                raise UsageError(f"offset {to} of topic {topic.name!r}, which ends at {high}")
+                raise UsageError(f"offset {to} is behind the end of topic {topic.name!r}, which is {high}")
             return int(to)
         return self._hub.store.log.offset_at(topic.log_name, parse_time(to) * 1_000_000)
 
@@ -177,20 +177,20 @@ class TopicAdmin:
         actor: str,
         reason: str,
     ) -> dict[str, Json]:
-        """Audits it, makes it, and gives back room that is not needed any more. What was there before, and
-        what the log takes now."""
+        """Audits a change, makes it, and gives unused room back. Returns the prior state, and the log's size
+        now."""
         check_actor(actor, reason)
-        prior = self._asked(look)
-        self._tell_audit(actor, operation, reason, prior)
+        prior = self._run_on_loop(look)
+        self._audit_change(actor, operation, reason, prior)
         try:
             self._kept(change)
         except TransferError as error:
-            self._tell_audit(actor, f"{operation}_failed", str(error)[:1000], prior)
+            self._audit_change(actor, f"{operation}_failed", str(error)[:1000], prior)
             raise
         self._give_back()
         return prior | {"log_bytes": self._hub.store.log.disk_bytes}
 
-    def _tell_audit(self, actor: str, operation: str, reason: str, prior: Mapping[str, Json]) -> None:
+    def _audit_change(self, actor: str, operation: str, reason: str, prior: Mapping[str, Json]) -> None:
         event = Action(actor, operation, (), reason, [dict(prior)])
         self._audit.append(event, time.time_ns() // 1_000_000)
 
@@ -200,13 +200,13 @@ class TopicAdmin:
             log.collect()
             log.compact()
         except TransferError as error:
-            _log.warning("the log's room is given back later: %s", error)
+            _log.warning("the log gives its unused room back later: %s", error)
 
     def _kept(self, change: Callable[[], int]) -> None:
         """Makes a change on the loop, and waits until it is on the disk."""
         kept: Future[None] = Future()
 
-        def told(error: TransferError | None) -> None:
+        def on_complete(error: TransferError | None) -> None:
             if kept.done():
                 return
             if error is None:
@@ -214,14 +214,16 @@ class TopicAdmin:
             else:
                 kept.set_exception(error)
 
-        self._asked(lambda: self._hub.durability.when_kept(change(), told))
+        self._run_on_loop(lambda: self._hub.durability.when_kept(change(), on_complete))
         try:
             kept.result(_PATIENCE)
         except TimeoutError as error:
-            raise Again(f"the disk did not answer within {_PATIENCE:g} s: it may be done or not") from error
+            raise Again(
+                f"the disk did not answer within {_PATIENCE:g} s: the change may be made or not"
+            ) from error
 
-    def _asked(self, work: Callable[[], T]) -> T:
-        """What it answers on the loop."""
+    def _run_on_loop(self, work: Callable[[], T]) -> T:
+        """Calls `work` on the loop, waits, and returns its result."""
         answer: Future[T] = Future()
 
         def run() -> None:
@@ -229,9 +231,9 @@ class TopicAdmin:
                 answer.set_result(work())
             except TransferError as error:
                 answer.set_exception(error)
-            except Exception as error:  # noqa: BLE001 - the operator hears of it
-                _log.exception("an operator's call has failed")
-                answer.set_exception(InternalError(f"it could not be done: {error!r}"))
+            except Exception as error:  # noqa: BLE001 - raised in the operator's thread
+                _log.exception("an operator's request failed")
+                answer.set_exception(InternalError(f"the change could not be made: {error!r}"))
 
         self._loop.call_soon_threadsafe(run)
         try:

@@ -1,4 +1,4 @@
-"""What is done for many things at once, without holding up all else."""
+"""Work on many items, in turns of the loop, without blocking other work."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-#: seconds of the loop that one kind of work takes before it is the turn of others
+#: seconds of the loop that one kind of work takes before others get their turn
 TURN_SECONDS = 0.004
-#: turns of the loop that others have then: an answer takes several, and would wait for a long one each time
+#: turns of the loop that others get then: an answer takes several, and would wait for a long one each time
 OTHERS = 4
 
 
 def call_after_turns(
     loop: asyncio.AbstractEventLoop, call: Callable[..., object], *arguments: object, turns: int = OTHERS
 ) -> None:
-    """Calls it after some turns of the loop, which cost next to nothing if others have nothing to do."""
+    """Calls a function after some turns of the loop; they cost next to nothing if other work is idle."""
     if turns:
         loop.call_soon(lambda: call_after_turns(loop, call, *arguments, turns=turns - 1))
     else:
@@ -26,8 +26,8 @@ def call_after_turns(
 
 
 class InTurns(Generic[T]):
-    """Does the same for many things: for `at_once` of them, and no longer than TURN_SECONDS, before it is the
-    turn of others. On the loop."""
+    """Calls `do` for many items: for `at_once` of them, and at most TURN_SECONDS, before others get their
+    turn. On the loop."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, at_once: int, do: Callable[[T], object]) -> None:
         self._loop = loop
@@ -40,23 +40,22 @@ class InTurns(Generic[T]):
         return len(self._waiting)
 
     def add(self, things: Iterable[T]) -> None:
-        """It is done for some of them now, unless others wait; for each of the rest, once, in the next
-        turns."""
+        """Adds items: some are done now, unless others wait; each of the rest, once, in the next turns."""
         self._waiting.update(dict.fromkeys(things))
         if not self._due:
             self._do_some()
 
     def add_later(self, thing: T) -> None:
-        """It is done in a later turn."""
+        """Adds an item that is done in a later turn."""
         self._waiting[thing] = None
         self._go_on()
 
     def clear(self) -> None:
-        """It is not done for those that wait."""
+        """Drops all items that wait."""
         self._waiting.clear()
 
     def _do_some(self) -> None:
-        self._due = True  # what `do` adds waits for a later turn
+        self._due = True  # items that `do` adds wait for a later turn
         ends = monotonic() + TURN_SECONDS
         try:
             for number in range(min(self._at_once, len(self._waiting))):

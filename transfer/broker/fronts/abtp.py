@@ -1,7 +1,7 @@
 """The abtp front: a ROUTER for producers and consumers, and a PUB for fan-out, on the broker's loop.
 
-libzmq's descriptor tells of changes only, so each turn reads until nothing is there, or comes back soon;
-and each send may swallow a change, so it looks again, too.
+libzmq's descriptor reports only changes, so each turn reads until nothing is left, or another turn is
+scheduled. A send may hide a change, so a turn follows each send, too.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.fronts.abtp_unrouted import Awaiting, AwaitingRoute
 from transfer.broker.protocols.abtp import (
-    Asked,
+    ControlMessage,
     Limits,
     Published,
     Rejected,
@@ -56,22 +56,20 @@ if TYPE_CHECKING:
     from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")
-#: says whether a producer may publish this: None, or the code of the refusal
+#: decides whether a producer may publish an envelope: None, or the code of the refusal
 Policy = Callable[[Envelope], Code | None]
 
-#: plain integers: with pyzmq's enums each frame costs a microsecond more
+#: plain integers: pyzmq's enums cost a microsecond more for each frame
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 
 
 class AbtpFront:
-    """Used on the broker's loop only, where it is made. endpoints: where it listens, by "router" and
-    "pub". connections: that are open at both.
+    """The abtp front. It is made and used on the broker's loop only. Raises AddressInUse, AddressError.
 
-    policy: says what may be published. pool: decodes and compresses large messages. names: of the peers, if
-    they connect through a relay. on_published: called with the size of each message given to the PUB.
-    signatures: which control messages have; None: they need none.
-    counters: events by name.
-    Raises AddressInUse, AddressError.
+    endpoints: where it listens, by "router" and "pub". connections: open at both. policy: decides what may be
+    published. pool: decodes and compresses large messages. names: of the peers, if they connect through a
+    relay. on_published: called with the size of each message given to the PUB. signatures: of control
+    messages; None: they need none. counters: events by name.
     """
 
     def __init__(
@@ -88,7 +86,7 @@ class AbtpFront:
         signatures: Signatures | None = None,
     ) -> None:
         self.settings = settings or AbtpSettings()
-        for load in (codecs, compressors):  # those of other distributions too, or it says why not
+        for load in (codecs, compressors):  # including those of other distributions; raises if one fails
             load()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
@@ -116,18 +114,18 @@ class AbtpFront:
         self._monitors = [
             one.get_monitor_socket(zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED) for one in sockets
         ]
-        self.subscriber = PubSubscriber(hub, self._tell, self.settings.largest)
+        self.subscriber = PubSubscriber(hub, self._send_to_subscribers, self.settings.largest)
         for socket in (self._router, self._pub, *self._monitors):
             loop.add_reader(socket.fileno(), self._readable)
         direct.attach(self)
         self._soon()
 
     def tick(self, now: float) -> None:
-        """Looks once more; about once a second."""
+        """Schedules a turn, about once a second."""
         self._soon()
 
     def close(self) -> None:
-        """Ends both sockets; answers have a moment to leave. Idempotent."""
+        """Closes both sockets; answers have a moment to leave. Idempotent."""
         if self._context.closed:
             return
         for socket in (self._router, self._pub, *self._monitors):
@@ -139,7 +137,7 @@ class AbtpFront:
     # -- reading -----------------------------------------------------------------------------------------
 
     def _soon(self) -> None:
-        """Another turn, behind the one that goes on now: a send may hide that something came."""
+        """Schedules a turn after the current one: a send may hide that a message came."""
         self._wanted = True
         if not self._scheduled:
             self._scheduled = True
@@ -150,13 +148,13 @@ class AbtpFront:
             self._turn()
 
     def _turn(self) -> None:
-        """One turn; the next one is scheduled once, however often it is wanted meanwhile."""
+        """Runs one turn, and schedules at most one more."""
         if self._context.closed:
             return
         self._scheduled, self._wanted, late = True, False, False
         try:
             late = self._receive()
-            self._hear()
+            self._read_events()
             self._hub.end_turn()
         finally:
             self._scheduled = late or self._wanted
@@ -166,7 +164,7 @@ class AbtpFront:
                 self._loop.call_soon(self._turn)
 
     def _receive(self) -> bool:
-        """Some messages. Whether the time of this turn was not enough."""
+        """Receives some messages. Returns whether the time of this turn was not enough."""
         until = time.monotonic() + TURN_SECONDS
         for _ in range(self.settings.batch):
             if self._requests.is_full:
@@ -183,8 +181,8 @@ class AbtpFront:
         self._soon()
         return False
 
-    def _hear(self) -> None:
-        """What SUB sockets want, and who has come and gone."""
+    def _read_events(self) -> None:
+        """Reads the subscriptions of SUB sockets, and connections that come and go."""
         for socket in (self._pub, *self._monitors):
             for _ in range(self.settings.batch):
                 try:
@@ -193,17 +191,17 @@ class AbtpFront:
                     break
                 try:
                     if socket is self._pub:
-                        self.subscriber.heard(frames[0])
+                        self.subscriber.on_subscription(frames[0])
                     else:
                         came = parse_monitor_message(frames)["event"] == zmq.EVENT_ACCEPTED
                         self.connections += 1 if came else -1
-                except Exception as error:  # noqa: BLE001 - of this subscription; the others are heard
+                except Exception as error:  # noqa: BLE001 - of this subscription only
                     self._failed(None, "a subscription", error)
             else:
                 self._soon()
 
     def _failed(self, peer: bytes | None, what: str, error: Exception) -> None:
-        """Something of a peer raised what is no error of ours: it is that peer's."""
+        """Counts and logs an unexpected error that one peer caused, and refuses its message."""
         self.counters["failed"] += 1
         refusal = self._faults.note(what, error, peer)
         if peer is not None:
@@ -211,7 +209,7 @@ class AbtpFront:
                 self._refuse(peer, Code.UNAVAILABLE, str(refusal), "")
 
     def _decode(self, frames: Frames) -> Request:
-        """Any thread."""
+        """Decodes a request. Runs in any thread."""
         return read_frames(frames, int(time.time() * 1000), secrets.token_hex(16), self._limits)
 
     def _handle(self, peer: bytes, request: Request | TransferError) -> None:
@@ -229,16 +227,16 @@ class AbtpFront:
                 self._publish(peer, timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
-            case Asked():
-                self._ask(peer, request)
+            case ControlMessage():
+                self._request(peer, request)
 
-    def _ask(self, peer: bytes, asked: Asked) -> None:
-        """A consumer's control message."""
+    def _request(self, peer: bytes, message: ControlMessage) -> None:
+        """Handles a consumer's control message."""
         self.counters["control"] += 1
-        control = asked.control
+        control = message.control
         try:
             if self._signatures is not None:
-                self._signatures.check(control.consumer_id, asked.data, asked.signature)
+                self._signatures.check(control.consumer_id, message.data, message.signature)
         except ProtocolError as error:
             text = str(error).removeprefix(f"{error.reason}: ")
             ids = getattr(control, "message_id", ""), getattr(control, "delivery_id", None) or ""
@@ -269,15 +267,15 @@ class AbtpFront:
         try:
             if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, on_complete):
                 self._fan_out(envelope, message, on_complete)
-        except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; its peer is told
+        except Exception as error:  # noqa: BLE001 - of this message only, of which nothing was taken; its peer gets the refusal
             on_complete(self._faults.refusal("a message", error, peer))
 
     def _give_again(self, one: Awaiting) -> None:
-        """One that waited for a route."""
+        """Publishes a message that waited for a route."""
         try:
             if not self._gave(one.peer, one.envelope, one.message, one.on_complete, one.until):
                 self._fan_out(one.envelope, one.message, one.on_complete)
-        except Exception as error:  # noqa: BLE001 - of this message, nothing was taken; others are given too
+        except Exception as error:  # noqa: BLE001 - of this message only, of which nothing was taken
             one.on_complete(self._faults.refusal("a message that waited", error, one.peer))
 
     def _gave(
@@ -288,8 +286,10 @@ class AbtpFront:
         on_complete: OnComplete,
         until: float | None = None,
     ) -> bool:
-        """Gives a message to direct delivery, or holds it for that. False: no direct route is there, and none
-        was asked for. until: of one that was held before."""
+        """Gives a message to direct delivery, or holds it for that. until: of a message that was held before.
+
+        Returns False if there is no direct route and none is required.
+        """
         facts = MessageInfo(
             envelope.tenant,
             envelope.topic,
@@ -325,13 +325,13 @@ class AbtpFront:
             on_complete(None)
             return
         self.counters["fanout"] += 1
-        if envelope.tenant:  # topics of tenants stand apart
+        if envelope.tenant:  # each tenant has its topics apart
             topic = f"{envelope.tenant}/{envelope.topic}"
             message = Message(topic, message.parts, message.front, message.head, message.headers)
         self._hub.publish(message, on_complete, hold=False)
 
     def _denied(self, envelope: Envelope) -> tuple[Code, str] | None:
-        """Why a message may not be published."""
+        """Returns why a message may not be published, or None."""
         if envelope.topic.startswith((DEAD_LETTERS, "_system.")) or envelope.topic.encode() == CONTROL:
             return Code.POLICY_DENIED, f"only the broker publishes on {envelope.topic}"
         if envelope.delivery_mode == "bridge":
@@ -342,11 +342,11 @@ class AbtpFront:
         settings = self.settings
         if self._unkept >= settings.unkept or self._unkept_bytes >= settings.unkept_bytes:
             self.counters["throttled"] += 1
-            return Code.THROTTLED, "too much waits for the disk: come again"
+            return Code.THROTTLED, "too many messages wait for the disk: retry later"
         return None
 
     def _completion(self, peer: bytes, message_id: str, nbytes: int, answer: bool) -> OnComplete:
-        """What is called when a message is kept, or is not."""
+        """Returns the callback for when a message is kept, or is not."""
         self._unkept += 1
         self._unkept_bytes += nbytes
 
@@ -354,7 +354,7 @@ class AbtpFront:
             self._forget(nbytes)
             if error is None:
                 if answer:
-                    self._say(peer, encode_accepted(message_id))
+                    self._reply(peer, encode_accepted(message_id))
                 return
             code, text = Code.UNAVAILABLE, str(error)
             if isinstance(error, LogFull):
@@ -372,7 +372,7 @@ class AbtpFront:
     # -- sending -----------------------------------------------------------------------------------------
 
     def dispatch(self, action: Dispatch, message: Message) -> Sent:
-        """Sends a message to a consumer, in an envelope that says which delivery it is."""
+        """Sends a message to a consumer, in an envelope that identifies the delivery."""
         reads = action.session.capabilities
         codec = codec_of(message)
         if codec not in reads.supports_codec:
@@ -386,20 +386,20 @@ class AbtpFront:
         try:
             frames = make()
         except Exception as error:  # noqa: BLE001 - of a compressor of another distribution
-            self._failed(None, "a message that is to be packed", error)
+            self._failed(None, "a message to be compressed", error)
             return Sent.FAILED
         return self._outgoing.send(frames, failed)
 
     def answer(self, peer: bytes, reply: Reply) -> None:
         """Answers a consumer."""
-        self._say(peer, encode_reply(reply))
+        self._reply(peer, encode_reply(reply))
 
     def _refuse(self, peer: bytes, code: str, text: str, message_id: str, delivery_id: str = "") -> None:
         self.counters["refused"] += 1
         self.counters[f"refused_{code}"] += 1
-        self._say(peer, encode_error(code, text, message_id, delivery_id))
+        self._reply(peer, encode_error(code, text, message_id, delivery_id))
 
-    def _say(self, peer: bytes, answer: bytes) -> None:
+    def _reply(self, peer: bytes, answer: bytes) -> None:
         def unanswered(sent: Sent) -> None:
             self.counters["unanswered"] += 1
 
@@ -432,7 +432,7 @@ class AbtpFront:
             named.sent += nbytes
         return Sent.YES
 
-    def _tell(self, topic: bytes, envelope: bytes) -> None:
+    def _send_to_subscribers(self, topic: bytes, envelope: bytes) -> None:
         self._soon()
         self._pub.send(topic, _MORE)
         self._pub.send(envelope, _NOW)
@@ -441,7 +441,7 @@ class AbtpFront:
 
 
 def _frames_of(action: Dispatch, message: Message, codec: str, packs: Compressor | None) -> Frames:
-    """A message for a consumer. Any thread."""
+    """Makes the frames of a message for a consumer. Runs in any thread."""
     delivery = action.delivery
     envelope = write_envelope(
         *envelope_of(message, codec),

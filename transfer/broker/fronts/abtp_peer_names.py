@@ -1,6 +1,8 @@
-"""The peers of abtp's ROUTER. libzmq knows each connection by a name of its own, so that it never has to
-part with one of two that have the same identity: what the older one had in its pipe would stay there for
-ever, and so would its descriptor."""
+"""The names of peers of abtp's ROUTER. libzmq gets a unique name for each connection.
+
+With equal identities it would have to replace the older connection, and keep that one's unread messages and
+its descriptor for ever.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +11,9 @@ from typing import Generic, TypeVar
 
 C = TypeVar("C")
 
-#: bytes behind an identity that make a name of it
+#: bytes of the number after an identity, which makes the name unique
 _NUMBER = 8
-#: what stands before the number of a peer that has no identity: none begins with it
+#: prefix of the number of a peer without identity; no identity begins with it
 _NO_IDENTITY = b"\0"
 
 
@@ -27,37 +29,38 @@ class NamedConnection(Generic[C]):
         self.sent = self.forwarded = 0
 
     def queued_bytes(self) -> int:
-        """Bytes of messages in libzmq's queue for this peer. The handshake and PONGs are forwarded too, but
-        were never sent: they must not make room for later messages."""
+        """Returns the bytes of messages in libzmq's queue for this peer. The handshake and PONGs are
+        forwarded but were never sent: they must not make room for later messages."""
         self.forwarded = min(self.forwarded, self.sent)
         return self.sent - self.forwarded
 
 
 class Names(Generic[C]):
-    """By identity, the newest connection; one without an identity has its name for that."""
+    """The newest connection of each identity; a peer without identity is known by its name."""
 
     def __init__(self) -> None:
         self._newest: dict[bytes, NamedConnection[C]] = {}
         self._numbers = count()
 
     def enter(self, identity: bytes, connection: C) -> tuple[NamedConnection[C], C | None]:
-        """(the connection with its name, the one that had the identity before)."""
+        """Adds a connection. Returns it with its name, and the earlier connection of the same identity, or
+        None."""
         name = (identity or _NO_IDENTITY) + next(self._numbers).to_bytes(_NUMBER, "big")
         before = self._newest.get(self.identity(name))
         self._newest[self.identity(name)] = named = NamedConnection(name, connection)
         return named, before.connection if before is not None else None
 
     def leave(self, named: NamedConnection[C]) -> None:
-        """The connection has ended."""
+        """Removes a connection that has ended."""
         identity = self.identity(named.name)
         if self._newest.get(identity) is named:
             del self._newest[identity]
 
     def newest(self, identity: bytes) -> NamedConnection[C] | None:
-        """The newest connection; None: there is none."""
+        """Returns the newest connection of an identity, or None."""
         return self._newest.get(identity)
 
     @staticmethod
     def identity(name: bytes) -> bytes:
-        """Of the peer that has this name."""
+        """Returns the identity of the peer with this name."""
         return name if name.startswith(_NO_IDENTITY) else name[:-_NUMBER]

@@ -1,4 +1,4 @@
-"""Fan-out of abtp/1: all that somebody on the PUB socket subscribed to, as envelopes."""
+"""Fan-out of abtp/1: sends everything that SUB sockets subscribed to, as envelopes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.delivery.message import Buffer, Message
 
-#: prefixes that are told apart; with more of them the broker's hub is asked for everything
+#: prefixes that are distinguished; a further one subscribes to all topics of the hub
 MOST_PREFIXES = 10_000
 _JSON = "application/json"
 
 
 def codec_of(message: Message) -> str:
-    """Whichever protocol it came by."""
+    """Returns the codec of a message of any protocol."""
     headers = message.headers or {}
     if message.front is Front.ABTP and message.head:
         return str(headers.get("codec", "json"))
@@ -30,28 +30,26 @@ def codec_of(message: Message) -> str:
 
 
 def envelope_of(message: Message, codec: str) -> tuple[bytes, bytes, str]:
-    """Head, payload and codec of a message, whose codec is known already."""
+    """Returns head, payload and codec of a message whose codec is known."""
     payload, headers = bytes(message.payload), message.headers or {}
     if message.front is Front.ABTP and message.head:
         return message.head, payload, codec
-    said = {name: value for name, value in headers.items() if name not in ("message_id", "compression")}
-    said["codec"] = codec
+    fields = {name: value for name, value in headers.items() if name not in ("message_id", "compression")}
+    fields["codec"] = codec
     message_id = headers.get("message_id")
     if not isinstance(message_id, str) or not message_id:
         kept = message.offset is not None
         message_id = f"{message.topic}/{message.offset}" if kept else uuid.uuid4().hex
     producer = message.front.name.lower()
-    return make_head(message_id, producer, message.topic, int(time.time() * 1000), said), payload, codec
+    return make_head(message_id, producer, message.topic, int(time.time() * 1000), fields), payload, codec
 
 
 class PubSubscriber(Subscriber):
-    """Stands for all SUB sockets. send: puts topic and envelope on the PUB socket, which drops what a SUB
-    has no room for, and does not say so.
-
-    A large message that comes in pieces is gathered, one at a time; another one meanwhile is read from
-    the log if its topic is kept, else dropped and counted. largest: bytes of a payload; larger ones are
-    dropped. told: messages that were put on the socket.
-    """
+    """The hub's subscriber for all SUB sockets. send: puts topic and envelope on the PUB socket, which
+    silently drops messages for which a SUB has no room. It gathers a large message that comes in pieces,
+    one at a time. Another one meanwhile is read from the log if its topic is kept, else dropped and
+    counted. largest: bytes of a payload; larger ones are dropped. published: messages that were put on the
+    socket."""
 
     overflow = Overflow.SPILL
     queued = 0
@@ -63,13 +61,13 @@ class PubSubscriber(Subscriber):
         self._prefixes: dict[bytes, Pattern] = {}
         self._wanted: dict[Pattern, int] = {}
         self._gathered: tuple[Message, bytearray] | None = None
-        self.told = 0
+        self.published = 0
 
     # -- subscriptions -----------------------------------------------------------------------------------
 
-    def heard(self, frame: bytes) -> None:
-        """What the PUB socket says of its SUB sockets: 1 or 0, and a prefix that somebody wants, or
-        nobody does any more."""
+    def on_subscription(self, frame: bytes) -> None:
+        """Handles an event of the PUB socket: 1 and a prefix for the first SUB that wants it, 0 after the
+        last one."""
         wanted, prefix = frame[:1] == b"\x01", frame[1:]
         if wanted and prefix not in self._prefixes:
             found = _pattern_of(prefix) if len(self._prefixes) < MOST_PREFIXES else pattern(Kind.PREFIX, "")
@@ -89,7 +87,7 @@ class PubSubscriber(Subscriber):
         if message.nbytes > self._largest:
             self.dropped += 1
             return
-        self._tell(message, *envelope_of(message, codec_of(message)))
+        self._publish(message, *envelope_of(message, codec_of(message)))
 
     def begin(self, message: Message, nbytes: int) -> bool:
         if self._gathered is not None or nbytes > self._largest:
@@ -108,22 +106,23 @@ class PubSubscriber(Subscriber):
         whole = type(message)(
             message.topic, (bytes(data),), message.front, message.head, message.headers, None, message.offset
         )
-        self._tell(whole, *envelope_of(whole, codec_of(whole)))
+        self._publish(whole, *envelope_of(whole, codec_of(whole)))
 
     def close(self, reason: str) -> None:
-        """What was begun will not come whole: nobody has heard of it yet."""
+        """Drops the message that was begun, of which nothing was sent yet: the rest will not come."""
         if self._gathered is not None:
             self._gathered = None
             self.dropped += 1
 
-    def _tell(self, message: Message, head: bytes, payload: bytes, codec: str) -> None:
-        self.told += 1
+    def _publish(self, message: Message, head: bytes, payload: bytes, codec: str) -> None:
+        self.published += 1
         self._send(message.topic.encode(), write_envelope(head, payload, codec))
 
 
 def _pattern_of(prefix: bytes) -> Pattern:
-    """Topics that could begin so; a prefix may end within a letter, and the SUB looks again."""
+    """Returns a pattern of topics that could match; a prefix may end within a letter, and the SUB filters
+    again."""
     text = prefix[: MAX_BYTES - 4].decode(errors="ignore")
     if len(text.encode()) < min(len(prefix), MAX_BYTES - 4) - 3:
-        text = ""  # no text at all: nothing that is published begins so, but the SUB may ask
+        text = ""  # not UTF-8: no topic begins so, but a SUB may subscribe to it
     return pattern(Kind.PREFIX, "" if "\0" in text else text)

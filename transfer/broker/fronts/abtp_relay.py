@@ -1,9 +1,9 @@
-"""Where abtp listens. libzmq has neither TLS nor a limit on connections, so its sockets listen in a folder of
-this user's, and bytes go to and fro between them and the connections that were let in.
+"""The relay in front of abtp's sockets.
 
-No peer's connection ends as libzmq sees it before libzmq has read all of it. Where its input is stopped
-(RCVHWM) and the connection is closed, libzmq 4.3.5 aborts the process at the next PING behind that, or keeps
-the descriptor for ever.
+libzmq has neither TLS nor a limit on connections, so its sockets listen in a private folder. The relay copies
+bytes between them and the connections that the broker accepted. libzmq sees the end of a peer's connection
+only after it has read everything. If a connection closes while its input is stopped (RCVHWM), libzmq 4.3.5
+aborts the process at the next PING after that, or keeps the descriptor for ever.
 """
 
 from __future__ import annotations
@@ -38,28 +38,29 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes that wait for one end before no more are read from the other
+#: bytes that wait for one end before the relay stops reading from the other
 _MOST = 4 << 20
-#: bytes that may be published while a subscriber is blocked, before it is disconnected; half of the free
-#: memory if that is more
+#: bytes that may be published while a subscriber is blocked, or half of the free memory if that is more; then
+#: it is disconnected
 _SLOW_SUBSCRIBER_BYTES = 256 << 20
 #: published bytes between two checks for such subscribers
 _CHECK_EVERY = 16 << 20
-#: bytes of a SUB that are looked at before it may be the turn of others
+#: bytes of a SUB that are checked before other connections may get their turn
 _SUBSCRIPTION_BYTES = 4 << 10
-#: seconds that an end has to take what came before the other one ended
+#: seconds in which an end may read what came before the other end closed
 _LAST_WORDS = 10.0
-#: bytes that the name of a Unix socket may have
+#: limit on the bytes of a Unix socket's name
 _LONGEST = 100
-#: a peer whose machine is gone: after 10 s without a byte the kernel asks, and three times more
+#: detects a peer whose machine is gone: after 10 s without a byte the kernel probes it, up to three times
 _KEEP_ALIVE = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
 
 
 class PrivateFolder:
-    """Where only this user gets to. Raises InternalError."""
+    """A folder that only this user can access. parent: where it is made, if its path is short enough. Raises
+    InternalError."""
 
-    def __init__(self, beside: Path) -> None:
-        self.path = beside / "abtp"
+    def __init__(self, parent: Path) -> None:
+        self.path = parent / "abtp"
         try:
             if len(os.fsencode(self.path.absolute())) > _LONGEST - 10:
                 self.path = Path(tempfile.mkdtemp(prefix="transfer-abtp-"))
@@ -70,21 +71,19 @@ class PrivateFolder:
             raise InternalError(f"no folder for abtp's sockets can be made: {error}") from error
 
     def endpoint(self, name: str) -> str:
-        """Of a ZeroMQ socket there."""
+        """Returns the endpoint of a ZeroMQ socket in the folder."""
         return f"ipc://{self.path.absolute() / name}"
 
     def close(self) -> None:
-        """With what is in it. Idempotent."""
+        """Removes the folder and its contents. Idempotent."""
         shutil.rmtree(self.path, ignore_errors=True)
 
 
 class Relay:
-    """Connections from the outside to one ZeroMQ socket. On the broker's loop. endpoint: where that is.
-    names: of peers by their identities, of which the newest connection stays. subscribers: they are SUBs.
-
-    connections: that are open, until libzmq has read all that came. ends: of all of them, on both sides.
-    published_bytes: size of all messages that the broker gave to libzmq for subscribers.
-    """
+    """Relays external connections to one ZeroMQ socket, on the broker's loop. endpoint: of that socket.
+    names: of peers by identity; the newest connection of each stays. subscribers: the peers are SUBs.
+    connections: open ones; each counts until libzmq has read all that came. ends: of all of them, on both
+    sides. published_bytes: size of all messages that the broker gave to libzmq for subscribers."""
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class Relay:
         self._path = endpoint.removeprefix("ipc://")
         self._throttled = ThrottledLog(_log)
         self.names = names
-        self.subscription_limits = SubscriptionLimits(self.put_out) if subscribers else None
+        self.subscription_limits = SubscriptionLimits(self.disconnect) if subscribers else None
         self.connections = 0
         self.unanswered = 0  # inner ends that libzmq has not accepted yet
         self.ends: set[_End] = set()
@@ -124,7 +123,7 @@ class Relay:
             slowest.other.close(why)
 
     def connected(self, connection: socket.socket, peer: str) -> Connection:
-        """Takes a connection that was let in, in non-blocking mode."""
+        """Takes an accepted connection, in non-blocking mode."""
         if connection.family != socket.AF_UNIX:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in _KEEP_ALIVE:
@@ -135,16 +134,16 @@ class Relay:
         return outer
 
     def refused(self, peer: str, error: ProtocolError) -> None:
-        """Says so in the log, at a bounded rate."""
+        """Logs a refused connection, at a bounded rate."""
         self._throttled.say(logging.WARNING, error.reason, "abtp refuses %s: %s", peer, error)
 
-    def put_out(self, outer: Outer, why: str) -> None:
-        """Ends a connection, and says so in the log."""
+    def disconnect(self, outer: Outer, why: str) -> None:
+        """Disconnects a peer, and logs the reason."""
         self.refused(outer.peer, ProtocolError("subscriptions", why))
         outer.close(why)
 
     def reach(self, outer: Outer) -> None:
-        """Connects it to the socket inside. Raises ProtocolError."""
+        """Connects a peer to the inner socket. Raises ProtocolError."""
         try:
             inside = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         except OSError as error:
@@ -152,7 +151,7 @@ class Relay:
         if is_reserved(inside.fileno() + self.unanswered):  # libzmq takes a descriptor for each of them
             inside.close()
             PENDING.make_room()
-            raise _busy("the last descriptors are kept for files")
+            raise _busy("the last file descriptors are reserved for files")
         try:
             inside.connect(self._path)
         except OSError as error:
@@ -168,26 +167,26 @@ class Relay:
 
 
 def _busy(why: str) -> ProtocolError:
-    return ProtocolError("busy", f"abtp takes no connection now: {why}")
+    return ProtocolError("busy", f"abtp cannot accept a connection now: {why}")
 
 
 class _End(Connection):
-    """One end: what it reads is written to the other one."""
+    """One end of a relayed connection: what it reads is written to the other one."""
 
     def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self.other: _End | None = None
         self._relay = relay
         self.is_blocked = False  # reading is paused until the other end has written its queue
         self.published_before = 0  # `published_bytes` at the moment it was blocked
-        self._last = False  # the other end has closed: it ends when all is written
+        self._last = False  # the other end has closed: this one ends when all is written
         super().__init__(lines, connection, peer)
         relay.ends.add(self)
 
     def cut(self, data: memoryview) -> int:
-        """See Line."""
+        """See Connection."""
         other = self.other
         if other is None:
-            return len(data)  # for a peer that has gone
+            return len(data)  # the peer has gone
         other.write(data)
         if other.queued >= _MOST and not self.is_blocked and not self.closed:
             self.is_blocked, self.published_before = True, self._relay.published_bytes
@@ -195,35 +194,35 @@ class _End(Connection):
         return len(data)
 
     def relieved(self) -> None:
-        """See Line."""
+        """See Connection."""
         if self._last:
             self.end()
         elif self.other is not None:
             self.other.go_on()
 
     def go_on(self) -> None:
-        """The other end has written what was read, or is gone."""
+        """Resumes reading: the other end has written what was read, or is gone."""
         if self.is_blocked:
             self.is_blocked = False
             self.resume()
 
     def left(self, reason: str) -> None:
-        """The other end has closed: it ends when it has written what came from there."""
+        """Ends after the rest is written: the other end has closed."""
         self._last, self.other = True, None
         if not self.queued:
             self.end()
 
     def end(self) -> None:
-        """All is written that came from the other end, which has closed."""
+        """Ends the connection: the other end has closed, and all that came from it is written."""
         self.close("the other end has closed")
 
     def refuse(self, error: ProtocolError) -> None:
-        """See Line."""
+        """See Connection."""
         self._relay.refused(self.peer, error)
         self.close(str(error))
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         self._relay.ends.discard(self)
         other, self.other = self.other, None
         if other is None:
@@ -233,8 +232,7 @@ class _End(Connection):
 
 
 class _Inner(_End):
-    """The end at libzmq. It stays open until libzmq has read all, and closes; what libzmq says is read until
-    then."""
+    """The end at libzmq. It stays open, and is read, until libzmq has read everything and closes it."""
 
     def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self._answered = False
@@ -242,7 +240,7 @@ class _Inner(_End):
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
-        """See Line. libzmq's greeting comes at once."""
+        """See Connection. libzmq's greeting comes at once."""
         self._accepted()
         if isinstance(self.other, Outer):
             self.other.count_forwarded(len(data))
@@ -258,18 +256,19 @@ class _Inner(_End):
         self.go_on()
 
     def end(self) -> None:
-        """See _End. libzmq reads the end of it behind everything else."""
-        with suppress(OSError):  # it has closed, which is read next
+        """See _End. libzmq reads the end of the stream after everything else."""
+        with suppress(OSError):  # libzmq has closed it, which is read next
             self._socket.shutdown(socket.SHUT_WR)
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         self._accepted()
         super().lost(reason)
 
 
 class Outer(_End):
-    """The end of a peer. Nothing inside knows of it before its first bytes: ZeroMQ has no side that waits."""
+    """The end at a peer. libzmq does not know it before its first bytes: in ZeroMQ both sides send at
+    once."""
 
     def __init__(self, relay: Relay, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self._greeting = b""
@@ -278,7 +277,7 @@ class Outer(_End):
         super().__init__(relay, lines, connection, peer)
 
     def cut(self, data: memoryview) -> int:
-        """See Line."""
+        """See Connection."""
         if not self._begun:
             return self._begin(data)
         limits = self._relay.subscription_limits
@@ -317,7 +316,7 @@ class Outer(_End):
         return size
 
     def count_forwarded(self, nbytes: int) -> None:
-        """libzmq wrote so many bytes to this peer."""
+        """Counts the bytes that libzmq wrote to this peer."""
         if self._named is not None:
             self._named.forwarded += nbytes
 
@@ -327,18 +326,18 @@ class Outer(_End):
         return not self.closed
 
     def has_begun(self, cut: int) -> bool:
-        """See Line. The rest of its handshake libzmq waits for, and not for long."""
+        """See Connection. libzmq has a timeout for the rest of the handshake."""
         return self._begun
 
     def left(self, reason: str) -> None:
-        """See _End. A peer that reads nothing of it has a while."""
+        """See _End. A peer that reads nothing is disconnected after a while."""
         super().left(reason)
         if not self.closed:
             self.pause()
             self._loop.call_later(_LAST_WORDS, self.close, reason)
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         if self._named is not None and self._relay.names is not None:
             self._relay.names.leave(self._named)
             self._named = None
@@ -347,7 +346,7 @@ class Outer(_End):
         super().lost(reason)
 
 
-#: of the connections that came in by a relay
+#: names of the connections that came through a relay
 PeerNames = Names[Outer]
 
 
@@ -358,8 +357,8 @@ def relayed(
     inside: Mapping[str, str],
     names: PeerNames,
 ) -> Relays:
-    """What listens before abtp's sockets. where: their places by name, as others see them; inside: where they
-    really listen. names: of the ROUTER's peers. Raises AddressInUse, AddressError, SecurityError."""
+    """Opens the relays in front of abtp's sockets. where: public endpoints by name; inside: endpoints of the
+    inner sockets. names: of the ROUTER's peers. Raises AddressInUse, AddressError, SecurityError."""
     relays: dict[str, Relay] = {}
     endpoints: dict[str, str] = {}
     for name, endpoint in where.items():
@@ -379,7 +378,7 @@ def relayed(
 
 
 class Relays(NamedTuple):
-    """endpoints: where the relays listen, by name."""
+    """The open relays. endpoints: where they listen, by name."""
 
     endpoints: dict[str, str]
     relays: dict[str, Relay]

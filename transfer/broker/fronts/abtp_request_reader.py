@@ -1,5 +1,4 @@
-"""Decodes the messages of abtp's peers. A pool of threads decodes large ones; each peer's messages stay in
-order."""
+"""Decodes the messages of abtp's peers: large ones in a pool of threads, each peer's messages in order."""
 
 from __future__ import annotations
 

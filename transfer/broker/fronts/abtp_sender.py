@@ -1,4 +1,4 @@
-"""What goes to abtp's peers, to each in its order, though a pool of threads packs large messages."""
+"""Sends messages to abtp's peers, to each in order; a pool of threads compresses large ones."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ if TYPE_CHECKING:
 
 #: the frames of a message, the peer's identity first
 Frames = list[bytes]
-#: is told what became of a message that was taken (`Sent.YES`) and could not be sent then
+#: called when a message that was taken (`Sent.YES`) could not be sent later, with the result
 Failed = Callable[[Sent], None]
 
 
 class _Waiting:
-    """A message that cannot go yet. frames: None: it is being packed."""
+    """A message that cannot be sent yet. frames: None while the pool makes them."""
 
     __slots__ = ("failed", "frames", "lost")
 
     def __init__(self, frames: Frames | None, failed: Failed) -> None:
         self.frames = frames
         self.failed = failed
-        self.lost = False  # it could not be packed
+        self.lost = False  # its frames could not be made
 
 
 class Outgoing:
-    """On the broker's loop. send: gives frames to the socket. pool: packs large messages."""
+    """The messages to peers, on the broker's loop. send: gives frames to the socket. pool: makes frames of
+    large messages."""
 
     def __init__(self, send: Callable[[Frames], Sent], pool: OffloadPool | None) -> None:
         self._send = send
@@ -38,11 +39,11 @@ class Outgoing:
         self._waiting: dict[bytes, deque[_Waiting]] = {}
 
     def takes(self, nbytes: int) -> bool:
-        """Whether a payload of so many bytes is packed in the pool (`pack`)."""
+        """Returns whether the pool makes the frames of a payload of this size (`pack`)."""
         return self._pool is not None and self._pool.takes(nbytes)
 
     def send(self, frames: Frames, failed: Failed) -> Sent:
-        """Sends a message, or takes it: something before it is not ready."""
+        """Sends a message, or queues it behind an earlier one that is not ready."""
         queue = self._waiting.get(frames[0])
         if queue is None:
             return self._send(frames)
@@ -50,7 +51,7 @@ class Outgoing:
         return Sent.YES
 
     def pack(self, peer: bytes, packed: Callable[[], Frames], failed: Failed) -> Sent:
-        """Takes a message whose frames are made in the pool."""
+        """Queues a message whose frames the pool makes."""
         assert self._pool is not None
         waiting = _Waiting(None, failed)
         self._waiting.setdefault(peer, deque()).append(waiting)
@@ -66,7 +67,7 @@ class Outgoing:
         return Sent.YES
 
     def _go_on(self, peer: bytes) -> None:
-        """What is ready is sent, up to the first that is not."""
+        """Sends the messages that are ready, up to the first that is not."""
         queue = self._waiting.get(peer)
         gone: list[tuple[_Waiting, Sent]] = []
         while queue and (queue[0].frames is not None or queue[0].lost):
@@ -76,5 +77,5 @@ class Outgoing:
                 gone.append((one, sent))
         if queue is not None and not queue:
             del self._waiting[peer]
-        for one, sent in gone:  # behind all: they may send more
+        for one, sent in gone:  # at the end: the callbacks may send more
             one.failed(sent)

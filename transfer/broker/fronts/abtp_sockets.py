@@ -1,4 +1,4 @@
-"""The two libzmq sockets of the abtp front, and what they are set to."""
+"""The two libzmq sockets of the abtp front, and their options."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import zmq
 from transfer.broker.protocols.abtp import PUB_ENDPOINT, ROUTER_ENDPOINT
 from transfer.transports.errors import AddressError, AddressInUse, TransferError
 
-#: bytes that a frame may have beyond the largest payload: the rest of its envelope
+#: bytes that a frame may have in addition to the largest payload: the rest of its envelope
 _ENVELOPE_ROOM = 1 << 20
-#: milliseconds that answers have to leave when the broker ends
+#: milliseconds in which answers may leave when the broker ends
 _LINGER = 200
 
 
 @dataclass(frozen=True, slots=True)
 class AbtpSettings:
-    """router, pub: endpoints; port 0 is a free one. largest: bytes of a payload. batch: messages of one
-    turn.
+    """Settings of the abtp front. router, pub: endpoints; port 0 is a free one.
 
-    unkept, unkept_bytes: what may wait for the disk; beyond it producers are throttled. peer_queue,
-    sub_queue: messages that may wait in the sockets for one peer. peer_bytes: bytes that may wait there for a
-    peer of the ROUTER, unless one message alone is larger. peer_unread: messages of one peer that libzmq
-    reads before the broker does. route_grace: seconds that a message waits for a consumer that went a moment
-    ago; awaiting, awaiting_of_topic: how many of them, in all and of a topic.
+    largest: bytes of a payload. batch: messages of one turn. unkept, unkept_bytes: messages that may wait for
+    the disk before producers are throttled. peer_queue, sub_queue: messages that may wait in the sockets for
+    one peer. peer_bytes: bytes that may wait there for a peer of the ROUTER, unless one message alone is
+    larger. peer_unread: messages of one peer that libzmq reads before the broker does. route_grace: seconds
+    that a message waits for a consumer that disconnected a moment ago; awaiting, awaiting_of_topic: such
+    messages, in all and of one topic.
     """
 
     router: str = ROUTER_ENDPOINT
@@ -45,14 +45,12 @@ class AbtpSettings:
 def open_sockets(
     context: zmq.Context[zmq.Socket[bytes]], settings: AbtpSettings
 ) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
-    """The ROUTER and the XPUB. They belong to the context.
-
-    HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts the process when the time comes to ask a peer that has closed
-    while its input was stopped (RCVHWM). A peer's PING does the same: see abtp_relay.
-    """
+    """Opens the ROUTER and the XPUB; they belong to the context. HEARTBEAT_IVL stays off: libzmq 4.3.5 aborts
+    the process when it pings a peer that has closed while its input was stopped (RCVHWM). A peer's PING
+    does the same: see abtp_relay."""
     router = context.socket(zmq.ROUTER)
     router.setsockopt(zmq.ROUTER_MANDATORY, 1)
-    # A client that comes back with its identity is not shut out by its own dead connection.
+    # Its own dead connection must not keep out a client that reconnects with its identity.
     router.setsockopt(zmq.ROUTER_HANDOVER, 1)
     router.setsockopt(zmq.SNDHWM, settings.peer_queue)
     router.setsockopt(zmq.RCVHWM, settings.peer_unread)
@@ -61,12 +59,12 @@ def open_sockets(
     for socket in (router, pub):
         socket.setsockopt(zmq.MAXMSGSIZE, settings.largest + _ENVELOPE_ROOM)
         socket.setsockopt(zmq.LINGER, _LINGER)
-        socket.setsockopt(zmq.BACKLOG, 4096)  # as our own listeners
+        socket.setsockopt(zmq.BACKLOG, 4096)  # as the broker's other listeners
     return router, pub
 
 
 def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
-    """Where it listens then. Raises AddressInUse, AddressError."""
+    """Binds a socket and returns its endpoint. Raises AddressInUse, AddressError."""
     try:
         socket.bind(endpoint)
     except zmq.ZMQError as error:
@@ -76,5 +74,7 @@ def bind(socket: zmq.Socket[bytes], endpoint: str) -> str:
 
 def _address_error(endpoint: str, error: zmq.ZMQError) -> TransferError:
     if error.errno == zmq.EADDRINUSE:
-        return AddressInUse(f"{endpoint}: {error}", hint="end who has it, or name another port")
-    return AddressError(f"{endpoint}: {error}", hint="tcp://host:port of this machine")
+        return AddressInUse(
+            f"{endpoint}: {error}", hint="end the program that uses it, or choose another port"
+        )
+    return AddressError(f"{endpoint}: {error}", hint="use tcp://host:port with an address of this machine")

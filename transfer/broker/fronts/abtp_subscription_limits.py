@@ -1,4 +1,4 @@
-"""Limits for the subscriptions of abtp's SUBs. libzmq has none, and keeps a node for each letter."""
+"""Limits on the subscriptions of abtp's SUBs. libzmq has none, and keeps a node for each letter."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from transfer.transports.errors import ProtocolError
 if TYPE_CHECKING:
     from transfer.broker.fronts.abtp_relay import Outer
 
-#: changes of subscriptions in a second, of all SUBs, and how many at once: libzmq itself hands on any number
+#: changes of subscriptions a second, of all SUBs, and at once; libzmq itself forwards any number
 MAX_CHANGES, MAX_BURST = 20_000, 5_000
-#: subscriptions of one SUB, and their bytes; bytes of all SUBs. libzmq takes some 45 times as much memory
+#: subscriptions of one SUB, and their bytes; bytes of all SUBs. libzmq needs about 45 times as much memory
 MAX_SUBSCRIPTIONS, MAX_BYTES, MAX_TOTAL_BYTES = 10_000, 1 << 20, 8 << 20
 
 
 class SubscriptionLimits:
-    """For all SUBs. Used on the broker's loop. disconnect: ends a connection, with the reason."""
+    """Checks the subscriptions of all SUBs, on the broker's loop. disconnect: ends a connection, with the
+    reason."""
 
     def __init__(self, disconnect: Callable[[Outer, str], object]) -> None:
         self._disconnect = disconnect
@@ -28,9 +29,9 @@ class SubscriptionLimits:
         self._paid_until = 0.0  # a time on the loop's clock
 
     def feed(self, connection: Outer, data: memoryview, now: float) -> float:
-        """Reads what a SUB sent behind READY. Returns the seconds for which no more is to be read from it. If
-        all SUBs together exceed their limit, the largest one is disconnected. Raises ProtocolError: this SUB
-        exceeds its own."""
+        """Reads what a SUB sent after READY. Returns the seconds for which to read nothing more from it. If
+        all SUBs together exceed their limit, it disconnects the largest. Raises ProtocolError: this SUB
+        exceeds its own limit."""
         usage = self._by_connection.get(connection)
         if usage is None:
             usage = self._by_connection[connection] = SubscriberUsage()
@@ -41,13 +42,13 @@ class SubscriptionLimits:
             self.nbytes += usage.nbytes - before
         if self.nbytes > MAX_TOTAL_BYTES:
             largest = max(self._by_connection, key=lambda one: self._by_connection[one].nbytes)
-            reason = f"it has most of the subscriptions, and all have more than {MAX_TOTAL_BYTES:,} bytes"
+            reason = f"it has the most bytes of subscriptions, and all SUBs exceed {MAX_TOTAL_BYTES:,} bytes"
             self._disconnect(largest, reason)
         self._paid_until = max(now, self._paid_until) + changes / MAX_CHANGES
         return self._paid_until - now - MAX_BURST / MAX_CHANGES
 
     def remove(self, connection: Outer) -> None:
-        """The connection has ended. Idempotent."""
+        """Forgets a connection that has ended. Idempotent."""
         usage = self._by_connection.pop(connection, None)
         if usage is not None:
             self.nbytes -= usage.nbytes
@@ -62,11 +63,11 @@ class SubscriberUsage:
 
     @property
     def nbytes(self) -> int:
-        """Of its prefixes; each counts one byte more, so that an empty one counts too."""
+        """Bytes of its prefixes, and one more for each, so that empty ones count."""
         return self._prefixes.nbytes + len(self._prefixes)
 
     def feed(self, data: memoryview) -> int:
-        """Returns the number of changes. Raises ProtocolError."""
+        """Reads changes of subscriptions and returns their number. Raises ProtocolError."""
         changes = self._reader.feed(data)
         for subscribes, prefix in changes:
             if not subscribes:
@@ -76,7 +77,7 @@ class SubscriberUsage:
             if len(self._prefixes) > MAX_SUBSCRIPTIONS or self._prefixes.nbytes > MAX_BYTES:
                 raise ProtocolError(
                     "subscriptions",
-                    f"more than {MAX_SUBSCRIPTIONS:,} subscriptions of one SUB, or {MAX_BYTES:,} bytes",
-                    hint="subscribe to a prefix that they have in common",
+                    f"one SUB has more than {MAX_SUBSCRIPTIONS:,} subscriptions, or {MAX_BYTES:,} bytes",
+                    hint="subscribe to a common prefix",
                 )
         return len(changes)

@@ -1,4 +1,4 @@
-"""Times that producers say, by the clock that the broker goes by."""
+"""Converts producers' times to the broker's clock."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def timed(envelope: Envelope) -> Envelope:
-    """Its times are the wall clock's, which may have been set since this process began."""
+    """Converts the envelope's times from the wall clock, which may have been set since this process began."""
     expires, due = of_wall(envelope.expires_ms), of_wall(envelope.due_ms)
     if (expires, due) == (envelope.expires_ms, envelope.due_ms):
         return envelope
@@ -20,5 +20,5 @@ def timed(envelope: Envelope) -> Envelope:
 
 
 def expired(envelope: Envelope) -> bool:
-    """No peer wants one that was `timed` any more."""
+    """Returns whether an envelope that was `timed` has expired."""
     return 0 < envelope.expires_ms <= unix_ms()

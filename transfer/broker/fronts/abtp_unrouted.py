@@ -1,4 +1,4 @@
-"""Messages of abtp that have no route just now: their consumer went a moment ago, and may be restarting."""
+"""Holds abtp messages without a route whose consumer disconnected a moment ago and may be restarting."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ if TYPE_CHECKING:
     from transfer.broker.protocols.abtp_envelope import Envelope
     from transfer.broker.storage.durability import OnComplete
 
-#: bytes of payloads that wait: more would use up what all producers may have in front of the disk
+#: bytes of payloads that may wait here: more would use up what producers may have waiting for the disk
 _MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Awaiting:
-    """A message, who published it, and what is called when it is kept. until: on the loop's clock."""
+    """A message that waits, with its producer, and its callback. until: on the loop's clock."""
 
     peer: bytes
     envelope: Envelope
@@ -31,14 +31,14 @@ class Awaiting:
 
     @property
     def topic(self) -> tuple[str, str]:
-        """With its tenant."""
+        """Its tenant and topic."""
         return self.envelope.tenant, self.envelope.topic
 
 
 class AwaitingRoute:
-    """On the broker's loop. grace: seconds that a message waits at most. most, most_of_topic: messages in
-    all, and of one topic. give: gets each again, when a consumer has registered and when its time is over.
-    """
+    """Holds messages, on the broker's loop. grace: seconds that a message waits at most. most, most_of_topic:
+    limits on messages in all, and of one topic. give: publishes a message again, when a consumer has
+    registered and when its time is over."""
 
     def __init__(
         self,
@@ -64,8 +64,7 @@ class AwaitingRoute:
     def hold(
         self, peer: bytes, envelope: Envelope, message: Message, on_complete: OnComplete, until: float | None
     ) -> bool:
-        """Keeps a message for a while; False: its time is over, or too many wait. until: of one that waited
-        before."""
+        """Holds a message; False: its time is over, or too many wait. until: of one that waited before."""
         now = self._loop.time()
         until = now + self._grace if until is None else until
         one = Awaiting(peer, envelope, message, on_complete, until)
@@ -79,8 +78,8 @@ class AwaitingRoute:
         return True
 
     def retry(self) -> None:
-        """A consumer has registered: each is given again, in the order in which they came. Of a topic that
-        still has no route only the first one: many consumers may come while many messages wait."""
+        """Publishes the messages again, in order: a consumer has registered. Of a topic that still has no
+        route it tries only the first: many consumers may register while many messages wait."""
         waiting, self._waiting, self._nbytes = self._waiting, deque(), 0
         self._of_topic.clear()
         for one in waiting:
@@ -90,7 +89,7 @@ class AwaitingRoute:
                 self._give(one)
 
     def close(self) -> None:
-        """None of them is kept, and their producers are told so. Idempotent."""
+        """Refuses all messages: they are not kept, and their producers get the reason. Idempotent."""
         if self._due is not None:
             self._due.cancel()
         waiting, self._waiting = self._waiting, deque()

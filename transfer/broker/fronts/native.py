@@ -1,9 +1,9 @@
-"""The broker's own front: transfer's sockets over any transport, with tensors as they are.
+"""The native front: transfer's sockets over any transport, with tensors as they are.
 
-PUSH, PUB or REQ give messages of two parts and more: topic, payload. SUB receives the topics that begin with
-what it subscribed to, with `?begin=` also what was kept of them. DEALER speaks the protocol of
-`transfer.broker.protocols.native`: messages are acknowledged when they are kept, and consumers of a group
-acknowledge what they have processed.
+PUSH, PUB or REQ send messages of two or more parts: topic, payload. SUB receives topics by prefix, with
+`?begin=` also the messages that were kept. DEALER speaks the protocol of `transfer.broker.protocols.native`:
+the broker acknowledges messages when they are kept, and consumers of a group acknowledge what they have
+processed.
 """
 
 from __future__ import annotations
@@ -30,9 +30,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class NativeSettings:
-    """Endpoints; "" for none. requests: where DEALER and REQ connect; pushes: PUSH, PUB; subscriptions: SUB.
-    queues: by topic, where PULL connects. largest: bytes of a message at most, and of one in pieces; stalled:
-    seconds that a program may stop in the middle of that."""
+    """Settings of the native front. Endpoints; "" for none. requests: for DEALER and REQ; pushes: PUSH, PUB;
+    subscriptions: SUB. queues: endpoints for PULL, by topic. largest: bytes of a message;
+    largest_in_pieces: of one in pieces; stalled: seconds that a program may stop in the middle of such a
+    one."""
 
     requests: str = "tcp://127.0.0.1:5580"
     pushes: str = "tcp://127.0.0.1:5581"
@@ -80,40 +81,40 @@ class NativeFront:
             self.close()
             raise
 
-    def _add(self, name: str, heard: LoopSocket, settings: NativeSettings) -> None:
-        self._sockets.append(heard)
-        self.endpoints[name] = heard.listen(getattr(settings, name), settings.largest)
+    def _add(self, name: str, added: LoopSocket, settings: NativeSettings) -> None:
+        self._sockets.append(added)
+        self.endpoints[name] = added.listen(getattr(settings, name), settings.largest)
 
     @property
     def registry(self) -> Registry | None:
-        """Who has announced himself; None where nobody can."""
-        found = (heard.registrations.books for heard in self._sockets if isinstance(heard, Requests))
+        """The registry of announced endpoints; None where there is none."""
+        found = (one.registrations.registry for one in self._sockets if isinstance(one, Requests))
         return next(found, None)
 
     @property
     def connections(self) -> int:
-        """Peers that are connected."""
+        """The number of connected peers."""
         return sum(len(one.peers()) for one in self._all_sockets())
 
     def _all_sockets(self) -> list[SocketMethods]:
         publishers = [self._publisher.socket] if self._publisher is not None else []
-        sockets = [heard.socket for heard in self._sockets] + [queue.socket for queue in self._queues]
+        sockets = [one.socket for one in self._sockets] + [queue.socket for queue in self._queues]
         return sockets + publishers
 
     def tick(self, now: float) -> None:
-        """About once a second: who has gone."""
-        for heard in self._sockets:
-            heard.tick()
+        """Checks for programs that have disconnected, about once a second."""
+        for one in self._sockets:
+            one.tick()
         if self._publisher is not None:
             self._publisher.catch_up.tick()
 
     def close(self) -> None:
-        """Ends the sockets. Idempotent."""
+        """Closes the sockets. Idempotent."""
         for queue in self._queues:
             queue.close()
         self._queues.clear()
-        for heard in self._sockets:
-            heard.close()
+        for one in self._sockets:
+            one.close()
         self._sockets.clear()
         if self._publisher is not None:
             self._hub.leave(self._publisher)

@@ -1,4 +1,4 @@
-"""Subscribers that say where they begin (`?begin=`): the log sends them what it has, then new messages."""
+"""Subscribers that choose where they begin (`?begin=`): the log sends them kept messages, then new ones."""
 
 from __future__ import annotations
 
@@ -35,11 +35,12 @@ if TYPE_CHECKING:
     from transfer.sockets.peer import Peer
     from transfer.sockets.socket import SocketMethods
 
-#: queued bytes of one subscriber; the log is read again when half of them are sent
+#: limit on the queued bytes of one subscriber; the log is read again when half of them are sent
 MAX_QUEUED_BYTES = 16 << 20
-#: positions that a subscriber may send; its requests that may wait for the loop; the bytes of both
+#: limits on the positions that a subscriber may send, on its requests that wait for the loop, and on their
+#: bytes
 MAX_POSITIONS, MAX_REQUESTS, MAX_REQUEST_BYTES = 400_000, 2 * MAX_SUBSCRIPTIONS, 16 << 20
-#: seconds between two looks at a full queue: no event tells when it has been sent
+#: seconds between two checks of a full queue: no event reports that it has been sent
 _POLL_INTERVAL = 0.01
 #: seconds of a turn; topics or subscriptions in a step of it; subscriptions that share a pass over the topics
 _TURN, _STEP, _MAX_SHARED = 0.005, 500, 5000
@@ -53,15 +54,13 @@ _log = logging.getLogger("transfer.broker")
 
 
 class CatchUpSubscriber(Subscriber):
-    """One connection.
-
-    reported: the positions that it sent, by topic; of several epochs, the newest last. delivered: the number
-    of the last message that it has or was sent, by topic; it is the offset and one more. offline_since:
-    nanoseconds since 1970, when it lost a publisher with another log. subscriptions: how often it subscribed
-    to a prefix. requests: those that have not begun. in_progress: the rest of the one that has. scheduled: it
-    waits for its turn. subscribed: it has sent a subscription, and may send no more positions.
-    received_bytes: of topics and prefixes; processed_bytes: of those that the loop is done with.
-    """
+    """One connection that catches up. reported: the positions that it sent, by topic; of several epochs, the
+    newest last. delivered: the number of the last message that it has or was sent, by topic; that is the
+    offset plus one. offline_since: when it lost a publisher with another log, nanoseconds since 1970.
+    subscriptions: how often it subscribed to a prefix. requests: those that have not begun. in_progress:
+    the rest of the one that has. scheduled: it waits for its turn. subscribed: it has sent a subscription,
+    and may send no more positions. received_bytes: of topics and prefixes; processed_bytes: of those that
+    the loop has handled."""
 
     limit = MAX_QUEUED_BYTES
     overflow = Overflow.SPILL
@@ -93,7 +92,7 @@ class CatchUpSubscriber(Subscriber):
 
     @property
     def idle(self) -> bool:
-        """Its connection has ended."""
+        """Whether its connection has ended."""
         return self.peer.stream not in self._socket._links.peers
 
     @property
@@ -117,9 +116,9 @@ class CatchUpSubscriber(Subscriber):
             self.delivered[message.topic] = number
         name = message.topic.encode()
         nbytes = len(data)
-        if rest:  # of several frames all counts, and not the data alone
+        if rest:  # of several frames everything counts, not only the data
             nbytes += len(name) + len(meta or b"") + sum(len(one[1] or b"") + len(one[3]) for one in rest)
-        if nbytes > self._max_message:  # it would end the connection, again and again
+        if nbytes > self._max_message:  # it would end each new connection, too
             self.dropped += 1
             self._counts["dropped"] += 1
             self.send_control(encode_skipped(number, nbytes, name))
@@ -127,7 +126,7 @@ class CatchUpSubscriber(Subscriber):
         frames: list[OutFrame] = [(flags, number, name, meta, data)]
         frames.extend((flags, 0, None, meta, data) for _, meta, flags, data in rest)
         hold = message.nbytes >= HELD_FROM
-        with suppress(Broken, Closed):  # it connects again, and sends its position
+        with suppress(Broken, Closed):  # it reconnects and sends its position
             self._socket._send_frames(frames, 0, stream=self.peer.stream, hold=hold)
         if self.queued * 2 > self.limit:
             self._owner.poll_soon()
@@ -142,16 +141,17 @@ class CatchUpSubscriber(Subscriber):
         self._owner.schedule(self)
 
     def begin(self, message: Message, nbytes: int) -> bool:
-        return False  # it is read from the log, if it is kept
+        return False  # the log has it, if it is kept
 
     def piece(self, data: Buffer) -> None:
-        """None is begun."""
+        """Does nothing: no message is begun."""
 
     def finish(self) -> None:
-        """None is begun."""
+        """Does nothing: no message is begun."""
 
     def clear(self) -> None:
-        """It has gone. Topics may know it as a listener until their next message; there may be many."""
+        """Frees its memory when it has disconnected: topics may reference it as a listener until their next
+        message."""
         self.delivered, self.reported = {}, {}
         self.requests.clear()
         self.in_progress = None
@@ -161,8 +161,8 @@ class CatchUpSubscriber(Subscriber):
 
 
 class CatchUpSubscribers(CatchUpSource):
-    """All of one PUB socket. The reactor's thread calls the methods of CatchUpSource; the rest runs on the
-    broker's loop."""
+    """All catch-up subscribers of one PUB socket. The reactor's thread calls the methods of CatchUpSource;
+    the rest runs on the broker's loop."""
 
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
@@ -175,9 +175,9 @@ class CatchUpSubscribers(CatchUpSource):
         self._counts = counts
         self._faults = PeerFaults(_log)
         self._throttled = ThrottledLog(_log)
-        # The reactor adds subscribers, positions and requests, the loop takes them: each by one atomic call.
+        # The reactor adds subscribers, positions and requests; the loop takes them. Each is one atomic call.
         self._subscribers: dict[Any, CatchUpSubscriber] = {}
-        #: those with something to do, each of which has its turn
+        #: subscribers with work, in turn
         self._scheduled: deque[CatchUpSubscriber] = deque()
         self._polls = self._runs = False
         socket._links.catch_up_source = self
@@ -196,7 +196,7 @@ class CatchUpSubscribers(CatchUpSource):
         """See CatchUpSource. Raises ProtocolError."""
         subscriber = self._subscriber(peer)
         if subscriber.subscribed or subscriber.reported_count >= MAX_POSITIONS:
-            raise ProtocolError("control", f"positions come first, and are at most {MAX_POSITIONS:,}")
+            raise ProtocolError("control", f"positions must come first, at most {MAX_POSITIONS:,}")
         epochs = subscriber.reported.setdefault(read_topic(topic), [])
         if not epochs:
             self._count_bytes(subscriber, topic)
@@ -208,7 +208,7 @@ class CatchUpSubscribers(CatchUpSource):
         """See CatchUpSource. Raises ProtocolError."""
         subscriber = self._subscriber(peer)
         if subscriber.subscribed:
-            raise ProtocolError("control", "the time that it was offline comes first")
+            raise ProtocolError("control", "the offline time must come before subscriptions")
         subscriber.offline_since = max(0, time.time_ns() - int(seconds * 1e9))
 
     def _subscriber(self, peer: Peer) -> CatchUpSubscriber:
@@ -227,7 +227,7 @@ class CatchUpSubscribers(CatchUpSource):
     def _add_request(self, peer: Peer, prefix: bytes, number: int | None, resubscribes: bool) -> None:
         subscriber = self._subscriber(peer)
         if len(subscriber.requests) >= MAX_REQUESTS:
-            raise ProtocolError("control", "subscriptions come and go too fast")
+            raise ProtocolError("control", "subscriptions change too fast")
         subscriber.subscribed = True
         self._count_bytes(subscriber, prefix)
         subscriber.requests.append((_pattern(prefix), number, resubscribes))
@@ -237,7 +237,7 @@ class CatchUpSubscribers(CatchUpSource):
     # -- requests, on the loop -------------------------------------------------------------------------------
 
     def schedule(self, subscriber: CatchUpSubscriber) -> None:
-        """It has something to do: a request, or to read on."""
+        """Schedules a subscriber that has a request, or can read on."""
         if not subscriber.scheduled:
             subscriber.scheduled = True
             self._scheduled.append(subscriber)
@@ -249,8 +249,8 @@ class CatchUpSubscribers(CatchUpSource):
             self._loop.call_later(pause, self._run)
 
     def _run(self) -> None:
-        """Handles requests and reads the log, subscribers in turn, for `_TURN`. After requests, the loop's
-        other work has as long."""
+        """Handles requests and reads the log, subscribers in turn, for `_TURN`. After requests, other work of
+        the loop gets as much time."""
         self._runs = False
         ends, requests = time.monotonic() + _TURN, False
         while self._scheduled and time.monotonic() < ends:
@@ -266,16 +266,18 @@ class CatchUpSubscribers(CatchUpSource):
             self._run_soon(_TURN if requests else 0.0)
 
     def _step_or_close(self, subscriber: CatchUpSubscriber, ends: float) -> bool:
-        """One step; whether there is another one."""
+        """Runs one step. Returns whether there is another one."""
         try:
             return self._step(subscriber, ends)
-        except Exception as error:  # noqa: BLE001 - of this one: it connects again, and others have their turns
+        except Exception as error:  # noqa: BLE001 - of this subscriber only, which reconnects
             refused = self._faults.refusal("a subscription to a log", error, subscriber.peer.address)
             self._socket._links.lost(subscriber.peer.stream, refused)
             return False
 
     def _step(self, subscriber: CatchUpSubscriber, ends: float) -> bool:
-        if subscriber.has_requests and subscriber.queued > subscriber.limit:  # it does not read the answers
+        if (
+            subscriber.has_requests and subscriber.queued > subscriber.limit
+        ):  # the peer does not read the answers
             self.poll_soon()
             return False
         if subscriber.in_progress is not None:
@@ -284,11 +286,11 @@ class CatchUpSubscribers(CatchUpSource):
         elif subscriber.requests:
             self._begin_requests(subscriber)
         else:
-            return self._hub.fanout.relieved(subscriber, ends)
+            return self._hub.fanout.catch_up(subscriber, ends)
         return True
 
     def _begin_requests(self, subscriber: CatchUpSubscriber) -> None:
-        """Takes the next request. Subscriptions that follow each other share one pass over all topics."""
+        """Takes the next request. Consecutive subscriptions share one pass over all topics."""
         taken: list[Subscription] = []
         while subscriber.requests and len(taken) < _MAX_SHARED:
             prefix, number, resubscribes = subscriber.requests[0]
@@ -310,7 +312,7 @@ class CatchUpSubscribers(CatchUpSource):
         for count, (topic, begin, end) in enumerate(found):
             if count % _STEP == _STEP - 1:
                 yield None
-            if store.topics.get(topic.name) is topic:  # it was not removed meanwhile
+            if store.topics.get(topic.name) is topic:  # not removed meanwhile
                 if begin < end or store.range(topic)[1] != end:
                     self._hub.fanout.read_from_log(subscriber, topic, begin)
                 subscriber.delivered.setdefault(topic.name, begin)
@@ -324,8 +326,8 @@ class CatchUpSubscribers(CatchUpSource):
     def _find_topics(
         self, subscriber: CatchUpSubscriber, taken: list[Subscription]
     ) -> Generator[None, None, list[tuple[Topic, int, int]]]:
-        """The topics, each with the offset to begin at and the one behind its newest message, as they were
-        before the subscriptions began: from then on the fanout has each new message read from the log."""
+        """Returns the topics, each with the offset to begin at and its end, as of before the subscriptions
+        began. From then on the fan-out lets each new message be read from the log."""
         store, matches = self._hub.store, _Prefixes(taken)
         known, found = set(store.topics.values()), []
         for count, topic in enumerate(known):
@@ -347,7 +349,7 @@ class CatchUpSubscribers(CatchUpSource):
         return found
 
     def _first_offset(self, subscriber: CatchUpSubscriber, topic: Topic, old: bool) -> tuple[int, int]:
-        """The offset at which it begins to read the topic; the one behind the topic's newest message."""
+        """Returns the offset at which the subscriber begins to read the topic, and the topic's end."""
         store = self._hub.store
         low, end = store.range(topic)
         number, reported = subscriber.delivered.get(topic.name), subscriber.reported.pop(topic.name, None)
@@ -355,7 +357,7 @@ class CatchUpSubscribers(CatchUpSource):
             old, valid = True, (self._epochs.valid_number(topic.log_name, one) for one in reversed(reported))
             number = next((one for one in valid if one is not None), None)
             if number is None or number < reported[-1].number:
-                text = "%s has message %d of topic %r, which this log has not: was a backup restored?"
+                text = "%s has message %d of topic %r, which is not in this log: was a backup restored?"
                 where = subscriber.peer.address, reported[-1].number, topic.name
                 self._throttled.say(logging.WARNING, "log", text, *where)
         if number is None or number > end:
@@ -370,10 +372,10 @@ class CatchUpSubscribers(CatchUpSource):
             del subscriber.subscriptions[prefix]
             self._hub.unsubscribe(subscriber, prefix)
 
-    # -- by the clock ----------------------------------------------------------------------------------------
+    # -- timers ----------------------------------------------------------------------------------------------
 
     def poll_soon(self) -> None:
-        """One of them has a full queue."""
+        """Schedules a check of the subscribers: one of them has a full queue."""
         if not self._polls:
             self._polls = True
             self._loop.call_later(_POLL_INTERVAL, self._poll)
@@ -388,7 +390,7 @@ class CatchUpSubscribers(CatchUpSource):
                 self.poll_soon()
 
     def tick(self) -> None:
-        """Called about once a second: removes those whose connections have ended."""
+        """Removes subscribers whose connections have ended. Called about once a second."""
         self.poll_soon()
 
     def _remove(self, subscriber: CatchUpSubscriber) -> None:
@@ -397,14 +399,14 @@ class CatchUpSubscribers(CatchUpSource):
         subscriber.clear()
 
     def close(self) -> None:
-        """Idempotent."""
+        """Removes all subscribers. Idempotent."""
         self._socket._links.catch_up_source = None
         for subscriber in list(self._subscribers.values()):
             self._remove(subscriber)
 
 
 class _Prefixes:
-    """Finds the first of many subscriptions that matches a topic, by one look-up for each length."""
+    """Finds the first of many subscriptions that matches a topic, with one look-up for each length."""
 
     def __init__(self, subscriptions: list[Subscription]) -> None:
         self._places = {one[0].text: place for place, one in reversed([*enumerate(subscriptions)])}

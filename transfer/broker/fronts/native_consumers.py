@@ -1,4 +1,4 @@
-"""The consumers of programs that speak the broker's own protocol."""
+"""The consumers of programs that speak the native protocol."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.fronts.native_requests import Requests
 
-#: consumers that one program may have
+#: limit on the consumers of one program
 MOST_CONSUMERS = 10_000
-#: bytes of messages that wait for a program, beyond which its consumers get no more: windows count messages
+#: bytes of messages that may wait for a program before its consumers are paused: windows count only messages
 MOST_WAITING = 64 << 20
-#: dead letters that are not kept yet; beyond so many, a consumer that refused messages gets no more
+#: dead letters that are not kept yet; with more, a consumer that refused messages is paused
 MAX_PENDING_DEAD_LETTERS = 5000
-#: so many bytes are said to a program between two looks at how many wait
+#: bytes sent to a program between two checks of how many wait
 _LOOK = 1 << 20
-#: seconds until a program that did not read is looked at again
+#: seconds until a paused program is checked again
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 
 
@@ -49,7 +49,7 @@ class Program:
         self._hub = hub
         self._identity = identity
         self._consumers: dict[int, Consumer] = {}
-        self._said = 0  # bytes, since the last look at how many wait
+        self._sent = 0  # bytes, since the last check of how many wait
         self._paused = self._gone = False
         self.allowance = Allowance()
         self.arrivals = ProgramArrivals(
@@ -57,7 +57,7 @@ class Program:
         )
 
     def do(self, head: Head) -> None:
-        """A word about one consumer. Raises ProtocolError, UsageError."""
+        """Handles a request about one consumer. Raises ProtocolError, UsageError."""
         if head.op is Op.JOIN:
             self._join(head)
             return
@@ -76,14 +76,14 @@ class Program:
             consumer.leave()
             del self._consumers[head.number]
         else:
-            raise ProtocolError("op", f"{head.op.name} is the broker's to say")
+            raise ProtocolError("op", f"only the broker sends {head.op.name}")
 
     def count_sent(self, nbytes: int) -> None:
-        """So many bytes of messages go to it. If it does not read them, its consumers get no more for now."""
-        self._said += nbytes
-        if self._said < _LOOK or self._paused:
+        """Counts bytes of messages to the program. If it does not read them, its consumers are paused."""
+        self._sent += nbytes
+        if self._sent < _LOOK or self._paused:
             return
-        self._said = 0
+        self._sent = 0
         waiting = self._requests.backlog(self._identity)
         if waiting is None or waiting >= MOST_WAITING:
             self._requests.paused()
@@ -97,7 +97,7 @@ class Program:
         self._paused = self.allowance.paused = paused
         self.allowance.go_on()
         for consumer in list(self._consumers.values()):
-            if self._paused is not paused:  # what others were given at once was too much
+            if self._paused is not paused:  # the others received too much at once
                 return
             self._hub.groups.pause(consumer, consumer.served, paused)
 
@@ -105,7 +105,8 @@ class Program:
         self._requests.later(pause, self._look, pause)
 
     def _look(self, pause: float) -> None:
-        """It may have read, and dead letters may be kept. No event says so: pauses between looks double."""
+        """Resumes the consumers if the program has read and dead letters are kept. No event reports this; the
+        pauses between checks double."""
         if self._gone:
             return
         waiting = self._requests.backlog(self._identity)
@@ -116,7 +117,7 @@ class Program:
             self._look_again(min(2 * pause, _LONGEST_PAUSE))
 
     def leave(self) -> Iterable[Consumer]:
-        """The program has gone; its consumers have to leave."""
+        """Ends the program, which has disconnected. Returns its consumers, which have to leave."""
         self._gone = True
         self.arrivals.leave()
         consumers, self._consumers = self._consumers, {}
@@ -130,10 +131,12 @@ class Program:
         if consumer is None and len(self._consumers) >= MOST_CONSUMERS:
             raise UsageError(
                 f"one more than the {MOST_CONSUMERS} consumers that a program may have",
-                hint="let some leave, or connect once more",
+                hint="end some, or use another connection",
             )
         served = self._hub.groups.served_for(join.topic, join.group, join.begin)
-        if consumer is not None and consumer.served is not served:  # what it holds of the other goes back
+        if (
+            consumer is not None and consumer.served is not served
+        ):  # the group was made anew: what it holds of the other goes back
             consumer.leave()
             consumer = None
         if consumer is None:
@@ -147,7 +150,7 @@ class Program:
 
 
 class Consumer:
-    """One consumer of a group, in a program beyond a socket."""
+    """One consumer of a group, in a program at the other end of a socket."""
 
     served: Served
 
@@ -186,17 +189,17 @@ class Consumer:
         self._deliver(deliveries, parts)
 
     def leave(self) -> None:
-        """It takes nothing more, and what it holds goes to others."""
+        """Leaves the group: it gets nothing more, and what it holds goes to others."""
         self._hub.groups.leave(self, self.served)
         self.offer_large(False)
 
     def removed(self, error: TransferError) -> None:
-        """See groups.Consumer."""
+        """See group_contract.Consumer."""
         self.offer_large(False)
         self._requests.refuse(self._identity, self._number, error)
 
     def _refuse(self, delivery: Delivery, reason: str) -> None:
-        """In the program's place, which could not read it either: it becomes a dead letter."""
+        """Refuses a message for the program, which could not read it either: it becomes a dead letter."""
         key = (delivery.offset, delivery.attempt)
         self._hub.groups.nack(self, self.served, key, reason, retry=False)
 
@@ -208,8 +211,7 @@ class Consumer:
             self._program.count_sent(sum(len(part[3]) for part in parts))
 
     def offer_large(self, wanted: bool) -> None:
-        """Whether large messages are offered from now on, and fetched in pieces. What was offered until now
-        is not any more."""
+        """Sets whether large messages are offered, and fetched in pieces, from now on. Earlier offers end."""
         if self._offers is not None:
             self._offers.close()
         self.in_pieces = wanted
@@ -221,7 +223,7 @@ class Consumer:
         if self._offers is None or not self._offers.fetch(place):
             self.stale([place[:2]])
 
-    def say(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
+    def send(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
         """See native_downloads.Taker."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
@@ -256,6 +258,6 @@ class Consumer:
             self.stale([(offset, attempt)])
 
     def stale(self, deliveries: Sequence[tuple[int, int]]) -> None:
-        """Tells it that these are not its own any more."""
+        """Reports deliveries that the consumer no longer holds."""
         body = encode_deliveries((offset, attempt, 0) for offset, attempt in deliveries)
         self._requests.send(self._identity, encode(Op.STALE, self._number, body, len(deliveries)))

@@ -1,4 +1,4 @@
-"""Large messages that consumers fetch in ranges: of each, only what is on its way takes memory."""
+"""Large messages that consumers fetch in ranges: only the bytes in transfer take memory."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes of one message that may be on their way, whatever its consumer asks for
+#: bytes of one message in transfer, however much its consumer requests
 _WINDOW = 16 << 20
 #: bytes that are read at once for one program, of all messages that it fetches
 MOST_ASKED = 32 << 20
 
-#: what a range of a message is: its bytes, or why there are none
+#: a range of a message: its bytes, or the reason why there are none
 _Read = memoryview | TransferError
 
 
 def is_large(message: Message) -> bool:
-    """Whether it is fetched in ranges, by consumers who can."""
+    """Returns whether consumers that support it fetch this message in ranges."""
     return message.nbytes >= LARGE
 
 
 class Reader:
-    """The thread that reads ranges, one after the other. counts: of the hub. On the broker's loop."""
+    """A thread that reads ranges one after the other, used on the broker's loop. counts: of the hub."""
 
     def __init__(
         self,
@@ -60,44 +60,44 @@ class Reader:
         self._thread.shutdown(wait=True, cancel_futures=True)
 
     def do(self, read: Callable[[], _Read], done: Callable[[_Read], object]) -> None:
-        """Reads on the thread, then calls `done` on the loop."""
+        """Reads in the thread, then calls `done` on the loop."""
 
         def work() -> None:
             try:
                 found = read()
             except TransferError as error:
                 found = error
-            except Exception as error:  # noqa: BLE001 - of this message; others go on
+            except Exception as error:  # noqa: BLE001 - of this message only
                 _log.exception("a message cannot be read")
                 found = LogDamaged(f"a message cannot be read: {error!r}")
-            self.tell(lambda: done(found))
+            self.call_on_loop(lambda: done(found))
 
         self._thread.submit(work)
 
-    def tell(self, on_complete: Callable[[], object]) -> None:
-        """Calls it on the loop, from any thread; not any more when that has ended."""
+    def call_on_loop(self, call: Callable[[], object]) -> None:
+        """Calls a function on the loop, from any thread; does nothing if the loop has ended."""
         try:
-            self._loop.call_soon_threadsafe(on_complete)
-        except RuntimeError:  # it is closed: the broker has ended
+            self._loop.call_soon_threadsafe(call)
+        except RuntimeError:  # the loop is closed: the broker has ended
             return
 
 
 class Taker(Protocol):
-    """A consumer that is offered large messages."""
+    """A consumer that gets offers of large messages."""
 
-    def say(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
-        """Tells it a word about a delivery; with bytes of the message."""
+    def send(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
+        """Sends a command about a delivery, with bytes of the message."""
 
     def stale(self, deliveries: Sequence[tuple[int, int]]) -> None:
-        """Tells it that these are not its own any more."""
+        """Reports deliveries that the consumer no longer holds."""
 
     def gone(self, offset: int, attempt: int) -> None:
-        """Tells it that nothing is left of a delivery: retention or damage took it."""
+        """Reports that retention or damage removed a delivery's message."""
 
 
 class Allowance:
-    """What is read for one program at once, of all large messages that it fetches. paused: nothing, since it
-    does not read what it is sent."""
+    """Limits what is read at once for one program, of all large messages that it fetches. paused: nothing is
+    read, because the program does not read what it is sent."""
 
     def __init__(self) -> None:
         self.paused = False
@@ -105,7 +105,7 @@ class Allowance:
         self._starved: dict[_Offer, None] = {}
 
     def take(self, offer: _Offer, nbytes: int) -> bool:
-        """Whether these may be read now. False: the offer is called when it may go on."""
+        """Returns whether these bytes may be read now. False: the offer is called when it may go on."""
         if self.paused or self._asked >= MOST_ASKED:
             self._starved[offer] = None
             return False
@@ -113,12 +113,12 @@ class Allowance:
         return True
 
     def give_back(self, nbytes: int) -> None:
-        """So many have been read."""
+        """Releases bytes that have been read."""
         self._asked -= nbytes
         self.go_on()
 
     def go_on(self) -> None:
-        """Those that could not go on are called in turn."""
+        """Calls waiting offers in turn, while there is room."""
         while self._starved and not self.paused and self._asked < MOST_ASKED:
             offer = next(iter(self._starved))
             del self._starved[offer]
@@ -126,7 +126,7 @@ class Allowance:
 
 
 class Offers:
-    """The large messages that one consumer has been offered. allowance: of its program."""
+    """The large messages that one consumer was offered. allowance: of its program."""
 
     def __init__(
         self, reader: Reader, topic: Topic, taker: Taker, allowance: Allowance | None = None
@@ -138,18 +138,18 @@ class Offers:
         self._offers: dict[int, _Offer] = {}
 
     def offer(self, delivery: Delivery, message: Message) -> None:
-        """Says that it is there."""
+        """Offers a message."""
         earlier = self._offers.get(delivery.offset)
-        if earlier is not None:  # it was too slow
+        if earlier is not None:  # its consumer was too slow
             earlier.closed = True
             self.taker.stale([(earlier.offset, earlier.attempt)])
         self._offers[delivery.offset] = _Offer(self, delivery.offset, delivery.attempt, message.nbytes)
         place = Place(delivery.offset, delivery.attempt, message.nbytes)
         parts = message.head if message.front is Front.OWN else b""
-        self.taker.say(Op.OFFER, place, parts)
+        self.taker.send(Op.OFFER, place, parts)
 
     def fetch(self, place: Place) -> bool:
-        """It wants all bytes before a position. False: it has no such delivery."""
+        """Sends all bytes before a position. Returns False if the consumer has no such delivery."""
         offer = self._offers.get(place.offset)
         if offer is None or offer.attempt != place.attempt:
             return False
@@ -157,7 +157,7 @@ class Offers:
         return True
 
     def forget(self, deliveries: Iterable[tuple[int, int]]) -> None:
-        """It has done with these: (offset, attempt) each."""
+        """Forgets deliveries, (offset, attempt) each, that the consumer has finished."""
         for offset, attempt in deliveries:
             offer = self._offers.get(offset)
             if offer is not None and offer.attempt == attempt:
@@ -165,11 +165,11 @@ class Offers:
                 del self._offers[offset]
 
     def close(self) -> None:
-        """It has gone."""
+        """Forgets all offers: the consumer has gone."""
         self.forget([(offer.offset, offer.attempt) for offer in self._offers.values()])
 
     def lost(self, offer: _Offer, error: TransferError) -> None:
-        """Retention or damage took it."""
+        """Handles a message that retention or damage removed."""
         self.forget([(offer.offset, offer.attempt)])
         _log.error("message %d of topic %r: %s", offer.offset, self.topic.name, error)
         self.reader.counts["damaged"] += 1
@@ -178,7 +178,7 @@ class Offers:
 
 
 class _Offer:
-    """One message on its way to one consumer, from its first byte to its last."""
+    """One message in transfer to one consumer, from its first byte to its last."""
 
     def __init__(self, offers: Offers, offset: int, attempt: int, nbytes: int) -> None:
         self.offset = offset
@@ -195,7 +195,8 @@ class _Offer:
         self.go_on()
 
     def go_on(self) -> None:
-        """Reads ahead as far as is wanted, and as what was sent has left this process."""
+        """Reads ahead as far as the consumer wants, within a window after the bytes that have left this
+        process."""
         allowance = self._offers.allowance
         while not self.closed and self._asked < min(self._wanted, self._released + _WINDOW):
             begin, end = self._asked, min(self._asked + PIECE, self._nbytes)
@@ -220,14 +221,14 @@ class _Offer:
         begin, self._sent = self._sent, self._sent + len(found)
         self._watch(found)
         place = Place(self.offset, self.attempt, begin)
-        self._offers.taker.say(Op.RANGE, place, data=found)
+        self._offers.taker.send(Op.RANGE, place, data=found)
 
     def _watch(self, view: memoryview) -> None:
-        """Its memory ends when the last byte has left: in any thread, and at any time."""
-        nbytes, tell = len(view), self._offers.reader.tell
+        """Counts the bytes as sent when their memory is freed, which may happen in any thread at any time."""
+        nbytes, call_on_loop = len(view), self._offers.reader.call_on_loop
 
         def left(gone: weakref.ref[Any]) -> None:
-            tell(lambda: self._left(gone, nbytes))
+            call_on_loop(lambda: self._left(gone, nbytes))
 
         self._views.add(weakref.ref(view.obj, left))
 
@@ -239,27 +240,28 @@ class _Offer:
     # -- on the reader's thread --------------------------------------------------------------------------
 
     def _view(self, begin: int, end: int) -> _Read:
-        """The next range. The last one only when all of it is what was written."""
+        """Reads the next range; the last one only if the whole payload is undamaged."""
         if self._range is None:
             self._range = ranges_of(self._offers.reader.store, self._offers.topic, self.offset)
         return self._range(begin, end)
 
 
 def ranges_of(store: Store, topic: Topic, offset: int) -> Callable[[int, int], _Read]:
-    """Reads a message's payload, range by range, and checks it at the end. Raises TransferError."""
+    """Returns a function that reads a message's payload range by range, and checks it at the end. Raises
+    TransferError."""
     blob = store.log.blob_at(topic.log_name, offset)
     if blob is None:
-        raise LogDamaged("it is not kept any more")
+        raise LogDamaged("the message is not kept any more")
     crc = 0
 
     def read(begin: int, end: int) -> _Read:
         nonlocal crc
         view = blob.view(begin, end)
         if view is None:
-            return LogDamaged("it is not kept any more, or cut short")
-        crc = crc32c(view, crc)  # which also reads it from the disk, without the interpreter's lock
+            return LogDamaged("the message is not kept any more, or is cut short")
+        crc = crc32c(view, crc)  # this reads it from the disk, too, without the GIL
         if end == blob.nbytes and crc != blob.crc:
-            return LogDamaged("its payload is not what was written")
+            return LogDamaged("the payload differs from what was written")
         return view
 
     return read

@@ -1,4 +1,4 @@
-"""Messages of transfer's own sockets as the broker's, and back: topics, tensor headers, payloads. Pure."""
+"""Converts messages between transfer's sockets and the broker: topics, tensor headers, payloads. Pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.broker")
 
 _OWN = Front.OWN
-#: flags of a frame whose bytes are not just the payload
+#: flags of a frame that has more than the payload
 _SPECIAL = int(Flag.EXTENDED | Flag.LZ4)
-#: bytes from which on a payload is sent from where it lies, however long that takes, instead of copied
+#: payloads from this size on are sent without a copy, however long that takes
 HELD_FROM = 64 << 10
 
 #: (topic or None, tensor header or None, flags, data), as `send_frames` takes it
@@ -29,8 +29,8 @@ OutPart = tuple[bytes | None, bytes | None, int, Any]
 
 
 def message_of(topic: str, frames: Sequence[Frame]) -> Message:
-    """A message of a topic from its frames. head: of each part its flags, the length of its tensor header,
-    both with the payload's length; nothing for one plain part."""
+    """Makes a message of a topic from its frames. head: of each part its flags, the lengths of its tensor
+    header and payload, and the header; empty for one plain part."""
     first = frames[0]
     if len(frames) == 1 and first.meta is None and not first.flags & _SPECIAL:
         data = first.data
@@ -44,49 +44,51 @@ def message_of(topic: str, frames: Sequence[Frame]) -> Message:
 
 
 def parts_of(message: Message) -> list[OutPart]:
-    """The parts of a message, as `send_frames` takes them. Raises ProtocolError for a head that is
-    damaged."""
+    """Returns the parts of a message, as `send_frames` takes them. Raises ProtocolError for a damaged
+    head."""
     if message.front is not Front.OWN or not message.head:
         return [(None, None, 0, part) for part in message.parts] or [(None, None, 0, b"")]
-    said = check_head(message)
+    described = check_head(message)
     payload = memoryview(message.payload)
     found: list[OutPart] = []
     begin = 0
-    for flags, meta, size in said:
+    for flags, meta, size in described:
         found.append((None, meta or None, flags, payload[begin : begin + size]))
         begin += size
     return found
 
 
 def check_head(message: Message) -> list[Part]:
-    """What a message's head says of its parts; nothing, for one plain part. Raises ProtocolError for a head
-    that is damaged, or that a later version wrote: such frames would break their receiver's connection."""
+    """Returns the parts that a message's head describes; none for one plain part. Raises ProtocolError for a
+    head that is damaged, or that a later version wrote: such frames would break their receiver's
+    connection."""
     if message.front is not Front.OWN:
         return []
     parts = unpack_parts(message.head)
     whole = not parts or sum(part.nbytes for part in parts) == message.nbytes
     if not whole or not all(fits(part.flags, part.meta or None) for part in parts):
-        raise ProtocolError("head", "what is said of the parts is not so")
+        raise ProtocolError("head", "the head does not match the parts")
     return parts
 
 
 def unreadable(message: Message, error: ProtocolError, counts: Counter[str]) -> str:
-    """Counts and tells a message whose head cannot be read; what is wrong with it."""
+    """Counts and logs a message whose head cannot be read. Returns the reason."""
     counts["unreadable"] += 1
-    _log.error("message %s of topic %r cannot be taken apart: %s", message.offset, message.topic, error)
-    return f"the message cannot be taken apart: {error}"
+    _log.error("message %s of topic %r cannot be split into parts: %s", message.offset, message.topic, error)
+    return f"the message cannot be split into parts: {error}"
 
 
 def flat(data: Any) -> Buffer:
-    """A frame's data as the bytes of a payload."""
+    """Returns a frame's data as the bytes of a payload."""
     return data if type(data) is bytes else memoryview(data).cast("B")
 
 
 def topic_and_rest(frames: list[Any]) -> tuple[str, list[Frame]]:
-    """The topic is that of the first frame, or else the first part. Raises ProtocolError."""
+    """Returns the topic and the frames of the payload. The topic is that of the first frame, or else the
+    first part. Raises ProtocolError."""
     first = frames[0]
     if first.topic is not None:
         return read_topic(first.topic), frames
     if len(frames) < 2:
-        raise ProtocolError("topic", "a message of one part: the first one is the topic")
+        raise ProtocolError("topic", "the message has only one part, which is the topic")
     return read_topic(first.data), frames[1:]

@@ -1,4 +1,4 @@
-"""What is said to programs by their ROUTER, gathered for a turn of the loop: one message for each program."""
+"""The answers of the ROUTER to programs, gathered for a turn of the loop: one message for each program."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 
     from transfer.sockets.socket import SocketMethods
 
-#: words that go in one message at most, runs of KEPT too
+#: commands in one message at most, runs of KEPT too
 _MOST = 1000
-#: bytes of heads, beside those of KEPT
+#: bytes of heads, without those of KEPT
 _HEADS = LARGEST_BODY - _MOST * (WORD_COST + 16)
 
 
 class _Words:
-    """What is to be said to one program. kept: runs [begin, end) of numbers."""
+    """The commands for one program. kept: runs [begin, end) of numbers."""
 
     __slots__ = ("kept", "nbytes", "parts", "size", "words")
 
@@ -37,10 +37,10 @@ class _Words:
 
 
 class Outbox:
-    """On the broker's loop. What was said goes out at `flush`, or else in the loop's next turn, in its order;
-    only KEPT of messages that follow each other are told together, in front of the rest.
+    """Gathers commands for programs, on the broker's loop. They are sent at `flush`, or in the loop's next
+    turn, in order; only KEPT of consecutive messages are merged, in front of the rest.
 
-    able: programs that understand several words in one message; others get each in its own.
+    able: programs that understand several commands in one message; others get one message for each.
     """
 
     def __init__(
@@ -53,13 +53,13 @@ class Outbox:
         self._waiting: dict[bytes, _Words] = {}
         self._due = False
 
-    def say(self, identity: bytes, head: bytes, parts: Sequence[OutPart] = ()) -> None:
-        """A word for one program; dropped when it has gone."""
+    def add(self, identity: bytes, head: bytes, parts: Sequence[OutPart] = ()) -> None:
+        """Adds a command for one program; it is dropped if the program has disconnected."""
         waiting = self._of(identity)
         nbytes = sum(len(part[3]) for part in parts)
         size = len(head) + WORD_COST
         if waiting.words and (
-            waiting.nbytes + nbytes > HELD_FROM  # what goes together is copied, if it is small
+            waiting.nbytes + nbytes > HELD_FROM  # a message is copied if it is small
             or waiting.size + size > _HEADS
             or len(waiting.words) >= _MOST
         ):
@@ -71,7 +71,7 @@ class Outbox:
         waiting.size += size
 
     def kept(self, identity: bytes, begin: int, end: int) -> None:
-        """Messages [begin, end) of a program are kept."""
+        """Adds KEPT for messages [begin, end) of a program."""
         runs = self._of(identity).kept
         if runs and runs[-1][1] == begin:
             runs[-1][1] = end
@@ -81,12 +81,12 @@ class Outbox:
                 self._send(identity)
 
     def flush(self) -> None:
-        """All that was said goes out."""
+        """Sends all commands."""
         for identity in list(self._waiting):
             self._send(identity)
 
     def flush_one(self, identity: bytes) -> None:
-        """All that was said to one program goes out."""
+        """Sends all commands of one program."""
         if identity in self._waiting:
             self._send(identity)
 
@@ -110,7 +110,7 @@ class Outbox:
             kept = [(encode(Op.KEPT, begin, count=end - begin), 0) for begin, end in waiting.kept]
             words = kept + words
         if len(words) > 1 and identity in self.able:
-            self._put(identity, encode_several(Op.SEVERAL_SAID, words), waiting.parts, waiting.nbytes)
+            self._put(identity, encode_several(Op.SEVERAL_FROM_BROKER, words), waiting.parts, waiting.nbytes)
             return
         begin = 0
         for head, count in words:
@@ -122,5 +122,5 @@ class Outbox:
         frames: list[OutPart] = [(None, None, 0, identity), (None, None, 0, head), *parts]
         try:
             self._socket.send_frames(frames, transfer.DONTWAIT, copy=None if nbytes < HELD_FROM else False)
-        except (Again, Closed, NotSupported):  # what it held comes back when it has gone; or it is no client
+        except (Again, Closed, NotSupported):  # what a gone program held is returned; or it is no client
             self._counters["unanswered"] += 1

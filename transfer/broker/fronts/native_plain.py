@@ -1,4 +1,4 @@
-"""Messages of plain REQs, each of which is answered once: it is kept, or why it is not."""
+"""Messages of plain REQs: each gets one answer, that it is kept, or why it is not."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.transports.core.contract import Frame
 
-#: (identity of a REQ, number of its request or b"" where it does not correlate)
-Asker = tuple[bytes, bytes]
+#: (identity of a REQ, number of its request or b"" if it does not correlate)
+Requester = tuple[bytes, bytes]
 
-#: seconds for which a request waits for room in the log, and until it is tried again
+#: seconds for which a request waits for room in the log, and between its retries
 _PATIENCE, _TRY_AGAIN = 5.0, 0.5
-#: bytes of requests that wait so at most
+#: bytes of requests that may wait so
 _MOST = 64 << 20
 
 
 class PlainRequests:
-    """On the broker's loop. send: sends an answer."""
+    """Handles plain requests, on the broker's loop. send: sends an answer."""
 
     def __init__(
         self,
@@ -41,48 +41,49 @@ class PlainRequests:
         self._send = send
         self._waiting: dict[asyncio.TimerHandle, int] = {}
 
-    def take(self, asker: Asker, frames: list[Frame]) -> None:
-        """The parts behind the delimiter: topic and payload."""
+    def take(self, requester: Requester, frames: list[Frame]) -> None:
+        """Handles the parts after the delimiter: topic and payload."""
         try:
             if not frames:
                 raise ProtocolError("parts", "a request without parts")
             topic, rest = topic_and_rest(frames)
-            self._publish(asker, message_of(topic, rest), self._loop.time() + _PATIENCE)
+            self._publish(requester, message_of(topic, rest), self._loop.time() + _PATIENCE)
         except TransferError as error:
-            self._answer(asker, error)
+            self._answer(requester, error)
 
     def close(self) -> None:
-        """Nothing that waits is published any more."""
+        """Drops all requests that wait."""
         for timer in self._waiting:
             timer.cancel()
 
-    def _publish(self, asker: Asker, message: Message, until: float) -> None:
-        """A full log is waited for; then the request is refused, and nothing of it is kept."""
+    def _publish(self, requester: Requester, message: Message, until: float) -> None:
+        """Publishes a request. It waits for room in a full log; then it is refused, and nothing of it is
+        kept."""
         try:
-            self._hub.publish(message, lambda error: self._answer(asker, error), hold=False)
+            self._hub.publish(message, lambda error: self._answer(requester, error), hold=False)
             self._counters["published"] += 1
         except LogFull:
             room = sum(self._waiting.values()) + message.nbytes <= _MOST
             if not room or self._loop.time() >= until:
                 raise
-            self._wait(asker, message, until)
+            self._wait(requester, message, until)
 
-    def _wait(self, asker: Asker, message: Message, until: float) -> None:
+    def _wait(self, requester: Requester, message: Message, until: float) -> None:
         def again() -> None:
             del self._waiting[timer]
             try:
-                self._publish(asker, message, until)
+                self._publish(requester, message, until)
             except TransferError as error:
-                self._answer(asker, error)
+                self._answer(requester, error)
 
         timer = self._loop.call_later(_TRY_AGAIN, again)
         self._waiting[timer] = message.nbytes
 
-    def _answer(self, asker: Asker, error: TransferError | None) -> None:
+    def _answer(self, requester: Requester, error: TransferError | None) -> None:
         words: dict[str, Any] = {"kept": error is None}
         if error is not None:
             full = self._hub.full if isinstance(error, LogFull) else ""
             words["error"] = f"the log is full: {full}" if full else str(error)
-        identity, number = asker
-        said = [(None, None, 0, json.dumps(words).encode())]
-        self._send(identity, number, [(None, None, 0, b""), *said] if number else said)
+        identity, number = requester
+        answer = [(None, None, 0, json.dumps(words).encode())]
+        self._send(identity, number, [(None, None, 0, b""), *answer] if number else answer)

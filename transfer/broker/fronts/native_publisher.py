@@ -1,4 +1,4 @@
-"""The PUB socket of the broker's own front."""
+"""The PUB socket of the native front."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
 
 class NativePublisher(Subscriber):
-    """The PUB socket: it knows who wants what, and counts what it drops for those who are slow.
+    """The PUB socket: it knows the subscriptions, and counts what it drops for slow subscribers.
 
-    A large message that comes in pieces is gathered first, one at a time; another one meanwhile is read from
-    the log, if its topic is kept. largest: bytes of a message that is gathered: a larger one does not come
-    here, and is counted as dropped if somebody is there. kept: subscribers that it does not serve itself.
+    It gathers a large message that comes in pieces, one at a time; another one meanwhile is read from the
+    log, if its topic is kept. largest: bytes of a gathered message; a larger one is not sent, and counts as
+    dropped if there are subscribers. catch_up: subscribers that it does not serve itself.
     """
 
     passive = True
@@ -45,7 +45,7 @@ class NativePublisher(Subscriber):
         self.endpoint: str = self.socket.last_endpoint
         self._largest = largest
         self._gathered: tuple[Message, bytearray] | None = None
-        self._wanted = False  # whether its bytes are
+        self._wanted = False  # whether the gathered bytes are
 
     @property
     def idle(self) -> bool:
@@ -86,8 +86,8 @@ class NativePublisher(Subscriber):
             self._gathered[1].extend(data)
 
     @property
-    def pours(self) -> bool:
-        """Nothing is gathered, so nothing need be looked at."""
+    def accepts_spliced(self) -> bool:
+        """Whether bytes may stay in a pipe: nothing is gathered."""
         return self._gathered is None or not self._wanted
 
     def finish(self) -> None:
@@ -99,5 +99,5 @@ class NativePublisher(Subscriber):
             self.offer(Message(message.topic, (payload,), message.front, message.head, message.headers))
 
     def close(self, reason: str) -> None:
-        """What was begun will not come whole: nobody has heard of it yet."""
+        """Drops the message that was begun, of which nothing was sent yet: the rest will not come."""
         self._gathered = None

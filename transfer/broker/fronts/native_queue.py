@@ -1,4 +1,4 @@
-"""PULL out: a PUSH socket that gives a topic's messages to whoever pulls, each to one of them."""
+"""A PUSH socket that distributes a topic's messages to PULL clients, each message to one of them."""
 
 from __future__ import annotations
 
@@ -21,23 +21,20 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: the group of all who pull, of each topic that has a queue
+#: the group of the PULL clients, of each topic that has a queue
 GROUP = "pull"
-#: messages that may be on their way
+#: messages that may be in transfer
 _WINDOW = 1000
-#: their bytes, beyond which no more goes out until half of them are taken
+#: their bytes, beyond which no more are sent until half of them are taken
 MOST_WAITING = 256 << 20
-#: seconds between two looks at what was consumed: receivers tell it every 20 ms
+#: seconds between two checks of what was consumed: receivers report it every 20 ms
 _LOOK = 0.02
 
 
 class NativeQueue:
-    """A topic at an endpoint of its own. On the broker's loop.
-
-    A PULL says nothing, but its socket tells how many messages its program has taken: that acknowledges
-    them. What a PULL that dies had not taken goes to others. Messages wait in the log as long as nobody
-    pulls.
-    """
+    """A topic with an endpoint for PULL. On the broker's loop. A PULL sends nothing, but its socket reports
+    how many messages its program has taken: that acknowledges them. If a PULL dies, the messages that it
+    had not taken go to others. Messages wait in the log while no PULL is connected."""
 
     def __init__(
         self,
@@ -55,9 +52,9 @@ class NativeQueue:
         self._topic = topic
         self._served: Served = hub.groups.claimed(topic, GROUP)
         self._sent: deque[tuple[int, int, int, Tracker]] = deque()  # offset, attempt, bytes
-        self._waiting = 0  # bytes of what was sent
+        self._waiting = 0  # bytes that were sent and not taken
         self._paused = False
-        self._behind = False  # what the socket still has goes first: no more until the next look
+        self._behind = False  # the socket still has messages to send: no more until the next check
         self._joined = False
         self._due: asyncio.TimerHandle | None = None
         self.socket = context.socket(transfer.PUSH)
@@ -70,10 +67,10 @@ class NativeQueue:
         return f"PULL of {self._topic}"
 
     def deliver(self, messages: Sequence[tuple[Delivery, Message | None]]) -> None:
-        """See groups.Consumer."""
+        """See group_contract.Consumer."""
         for place, (delivery, message) in enumerate(messages):
             key = (delivery.offset, delivery.attempt)
-            if message is None:  # retention or damage took it
+            if message is None:  # removed by retention or damage
                 self._hub.groups.ack(self, self._served, [key])
                 continue
             topic = message.topic.encode()
@@ -86,7 +83,7 @@ class NativeQueue:
                 tracker = self.socket.send_frames(
                     [(topic, meta, flags, data), *rest], transfer.DONTWAIT, copy=False, track=True
                 )
-            except (Again, Closed):  # one who pulled has just gone: all from here on, in their order
+            except (Again, Closed):  # a PULL has just gone: give back all from here on, in order
                 self._served.group.untake([one for one, _ in messages[place:]], 0.0)
                 self._behind = True
                 break
@@ -96,12 +93,12 @@ class NativeQueue:
         self._pause()
 
     def removed(self, error: TransferError) -> None:
-        """See groups.Consumer. Its group begins again while somebody pulls."""
+        """See group_contract.Consumer. Its group is made anew while a PULL is connected."""
         self._joined = False
         self._sent.clear()
 
     def close(self) -> None:
-        """Ends the socket: what was not taken comes again, to who pulls next. Idempotent."""
+        """Closes the socket. Messages that were not taken go to the next PULL. Idempotent."""
         if self._due is not None:
             self._due.cancel()
             self._due = None
@@ -112,7 +109,7 @@ class NativeQueue:
         self.socket.close(0)
 
     def _look(self) -> None:
-        """Who is there, and what was taken."""
+        """Checks which clients are connected, and what was taken."""
         self._due = self._loop.call_later(_LOOK, self._look)
         there = self.socket.has_peers
         self._behind = not there
@@ -123,7 +120,8 @@ class NativeQueue:
                 self._joined = True
                 self._hub.groups.join(self, self._served, _WINDOW, paused=self._paused)
             elif self._joined and not there and not self._sent:
-                # Not before: what the socket still has goes to the next PULL, and would come from here too.
+                # Not before: what the socket still has goes to the next PULL, and must not be delivered
+                # twice.
                 self._joined = False
                 self._hub.groups.leave(self, self._served)
         except (LogFull, UsageError) as error:
@@ -145,21 +143,23 @@ class NativeQueue:
         if taken:
             self._hub.groups.ack(self, self._served, taken)
         self._counters["unconfirmed"] += len(lost)
-        for key in lost:  # which may be sent to another at once
+        for key in lost:  # this may send it to another PULL at once
             self._give_back(key)
         self._pause()
 
     def _pause(self) -> None:
-        """No more goes out while too many bytes are on their way; it goes on when half of them are taken."""
+        """Pauses the group while too many bytes are in transfer; resumes it when half of them are taken."""
         paused = self._behind or self._waiting > (MOST_WAITING // 2 if self._paused else MOST_WAITING)
         if paused != self._paused:
             self._paused = paused
             self._hub.groups.pause(self, self._served, paused)
 
     def _refuse(self, key: tuple[int, int], reason: str) -> None:
-        """Nobody who pulls could read it."""
+        """Makes a dead letter of a message that no PULL could read."""
         self._hub.groups.nack(self, self._served, key, reason, retry=False)
 
     def _give_back(self, key: tuple[int, int]) -> None:
-        """To another; that it was not taken is nobody's fault."""
-        self._hub.groups.give_back(self, self._served, key, "whoever pulled it went before taking it")
+        """Gives a message back for another PULL; that it was not taken does not count as a failure."""
+        self._hub.groups.give_back(
+            self, self._served, key, "the PULL client disconnected before it took the message"
+        )

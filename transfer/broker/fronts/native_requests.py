@@ -1,4 +1,4 @@
-"""The ROUTER of the broker's own front: programs that publish and consume, and plain REQs."""
+"""The ROUTER of the native front: programs that publish and consume, and plain REQs."""
 
 from __future__ import annotations
 
@@ -44,21 +44,21 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.transports.core.contract import Frame
 
-#: words that the log is waited for
+#: commands that may wait for the log
 _PUBLISHES = (Op.PUBLISH, Op.PUBLISH_MANY)
-#: messages of one program that are taken together, instead of one by one
+#: so many messages of one program or more are published together, not one by one
 _RUN = 2
-#: messages that are published before it may be the turn of others: some milliseconds
+#: messages that are published before other work may get its turn: some milliseconds
 _AT_ONCE = 1000
-#: consumers that leave in one turn of the loop, when their programs have gone
+#: consumers that leave in one turn of the loop, when their programs have disconnected
 _LEAVE_AT_ONCE = 100
-#: words that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
+#: commands that may wait for a program which does not read: windows bound deliveries, nothing bounds answers
 _MOST_UNREAD = 50_000
 
 
 class Requests(LoopSocket):
-    """ROUTER: programs with a DEALER, which speak the protocol, and plain REQs, which give a topic and a
-    payload and are answered in JSON."""
+    """The ROUTER: for programs with a DEALER, which speak the protocol, and for plain REQs, which send a
+    topic and a payload and get an answer in JSON."""
 
     kind = transfer.ROUTER
 
@@ -75,7 +75,7 @@ class Requests(LoopSocket):
         self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.count_sent` bound it
         self._programs: dict[bytes, Program] = {}
-        #: consumers whose program has gone: what they held goes to others
+        #: consumers whose programs have disconnected: what they held goes to others
         self._leaving: InTurns[Consumer] = InTurns(loop, _LEAVE_AT_ONCE, Consumer.leave)
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
@@ -94,10 +94,10 @@ class Requests(LoopSocket):
         if not rest:
             raise ProtocolError("parts", "a message without parts")
         first = rest[0]
-        if type(first) is bytes:  # the envelope of a REQ, with its request's number where it correlates
+        if type(first) is bytes:  # the envelope of a REQ, with its request's number if it correlates
             self._plain.take((identity, first), rest[2:] if first else rest[1:])
             return
-        if not len(first.data):  # the delimiter of a DEALER that does as a REQ does
+        if not len(first.data):  # the delimiter of a DEALER that acts as a REQ
             self._plain.take((identity, b""), rest[1:])
             return
         head, parts = decode(bytes(first.data)), rest[1:]
@@ -107,8 +107,8 @@ class Requests(LoopSocket):
         self._take_words(identity, [part for word in words for part in _in_parts(*word)])
 
     def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
-        """What is published may wait for the disk; other words do not wait for it. Words that take long are
-        taken in several turns of the loop."""
+        """Handles commands. Publishes may wait for the disk; other commands do not wait for it. If they take
+        long, it continues in later turns of the loop."""
         ends = monotonic() + in_turns.TURN_SECONDS
         while begin < len(words):
             end, left = begin, _AT_ONCE
@@ -125,8 +125,8 @@ class Requests(LoopSocket):
                 return
 
     def _may_wait(self, identity: bytes, head: Head) -> bool:
-        """A large message waits behind what its program published before; its pieces come when it has begun,
-        and its end without pieces stands behind it."""
+        """Returns whether a command may wait for the disk. A large message waits behind earlier publishes of
+        its program; its pieces come after it has begun, and an END without pieces waits behind it."""
         if head.op in _PUBLISHES:
             return True
         if head.op not in (Op.BEGIN, Op.END) or not self._publishes.holds(identity):
@@ -142,8 +142,8 @@ class Requests(LoopSocket):
             begin += max(1, count)
 
     def _publish_run(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]]) -> int:
-        """Publishes the first words together, as far as they are messages whose numbers follow each other;
-        how many. What may be refused is left out."""
+        """Publishes the first commands together, if they are messages with consecutive numbers. Returns how
+        many. Messages that may be refused are not included."""
         messages: list[Message] = []
         for word, parts in words:
             if word.op is not Op.PUBLISH or not parts or word.number != words[0][0].number + len(messages):
@@ -166,7 +166,7 @@ class Requests(LoopSocket):
             self._do(identity, head, frames)
         except TransferError as error:
             self.refuse(identity, head.number, error)
-        except Exception as error:  # noqa: BLE001 - of this program, which is told
+        except Exception as error:  # noqa: BLE001 - of this program only, which gets the refusal
             self._counters["failed"] += 1
             self.refuse(identity, head.number, self.faults.note("a request", error, identity))
 
@@ -177,7 +177,7 @@ class Requests(LoopSocket):
             self._publish(identity, head.number, message_of(read_topic(head.body), frames))
         elif head.op is Op.PUBLISH_MANY:
             if len(frames) != head.amount or not frames:
-                raise ProtocolError("parts", f"{len(frames)} messages, of {head.amount} that were announced")
+                raise ProtocolError("parts", f"{len(frames)} messages came, {head.amount} were announced")
             topic = read_topic(head.body)
             self._publish_many(identity, head.number, [message_of(topic, [frame]) for frame in frames])
         elif head.op in IN_PIECES:
@@ -217,40 +217,41 @@ class Requests(LoopSocket):
             on_complete(error)
 
     def refuse(self, identity: bytes, number: int, error: TransferError, *, again: bool = False) -> None:
-        """Tells a program that what had this number was not done. again: nothing of it; it may ask again."""
+        """Reports to a program that the request with this number was refused. again: nothing was done; it may
+        retry."""
         words: dict[str, Any] = {"code": type(error).__name__, "message": str(error)}
         if again:
             words["again"] = True
         self.send(identity, encode(Op.REFUSED, number, encode_words(words)))
 
     def send(self, identity: bytes, head: bytes, parts: Sequence[OutPart] = ()) -> None:
-        """To one program, at the end of this turn; dropped when it has gone, whose deliveries come back
-        then."""
-        self._outbox.say(identity, head, parts)
+        """Sends a command to one program, at the end of this turn; dropped if it has disconnected: its
+        deliveries are returned then."""
+        self._outbox.add(identity, head, parts)
 
     def delivered(self, count: int) -> None:
-        """So many messages go to consumers."""
+        """Counts messages that are sent to consumers."""
         self._counters["delivered"] += count
 
     def paused(self) -> None:
-        """A program does not read what its consumers are to get."""
+        """Counts a program that does not read what its consumers are sent."""
         self._counters["paused"] += 1
 
     def backlog(self, identity: bytes) -> int | None:
-        """Bytes that wait for a program, of all that was said to it. None: it has gone."""
+        """Returns the bytes that wait for a program. None: it has disconnected."""
         self._outbox.flush_one(identity)
         return None if self.socket.closed else self.socket.waiting_bytes(identity)
 
     def later(self, seconds: float, call: Callable[..., object], *arguments: object) -> None:
-        """Calls it then."""
+        """Calls a function after some seconds."""
         self._loop.call_later(seconds, call, *arguments)
 
     def soon(self, call: Callable[..., object], *arguments: object) -> None:
-        """Calls it in the loop's next turn."""
+        """Calls a function in the loop's next turn."""
         self._loop.call_soon(call, *arguments)
 
     def understands_several(self, identity: bytes) -> None:
-        """It may be told several words in one message."""
+        """Allows several commands in one message to this program."""
         self._outbox.able.add(identity)
 
     def _program(self, identity: bytes) -> Program:
@@ -260,8 +261,7 @@ class Requests(LoopSocket):
         return program
 
     def tick(self) -> None:
-        """Programs that do not read what they are told are let go; those that have gone lose what they
-        held."""
+        """Disconnects programs that do not read, and removes those that have disconnected."""
         self.arrivals.tick()
         held = [identity for identity, program in self._programs.items() if program.arrivals.is_waiting]
         self._publishes.tick(held)
@@ -286,7 +286,7 @@ class Requests(LoopSocket):
 
 
 def _in_parts(head: Head, frames: list[Frame]) -> Iterator[tuple[Head, list[Frame]]]:
-    """A word that publishes very many messages, as several."""
+    """Splits a command that publishes very many messages into several."""
     if head.op is not Op.PUBLISH_MANY or head.amount <= _AT_ONCE or len(frames) != head.amount:
         yield head, frames
         return

@@ -1,4 +1,4 @@
-"""Sockets of the broker's own front that are heard on its loop."""
+"""The sockets of the native front that the broker's loop reads."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: messages that one socket is heard for before others come to their turn
+#: messages that are read from one socket before others get their turn
 _AT_ONCE = 256
 #: bytes of a message's other frames: envelope, head, topic, tensor header
-_BESIDES = 256 << 10
+_OTHER_FRAMES = 256 << 10
 
 
 class LoopSocket(ABC):
-    """A socket that is heard on the loop."""
+    """A socket that the loop reads."""
 
     kind: SocketType
 
@@ -45,26 +45,27 @@ class LoopSocket(ABC):
         self._loop = loop
         self._counters = counters
         self._paused = 0
-        #: what peers' bytes raised that is no error of ours
+        #: unexpected errors that peers' messages caused
         self.faults = PeerFaults(_log)
         self._throttled = ThrottledLog(_log)
 
     def listen(self, endpoint: str, largest: int) -> str:
-        """Binds; the endpoint with its real port."""
-        self.socket.maxmsgsize = max(largest, PIECE) + _BESIDES
+        """Binds the socket. Returns the endpoint with its actual port."""
+        self.socket.maxmsgsize = max(largest, PIECE) + _OTHER_FRAMES
         self.socket.bind(endpoint)
-        self._loop.add_reader(self.socket.fd, self._hear)
+        self._loop.add_reader(self.socket.fd, self._on_readable)
         return str(self.socket.last_endpoint)
 
     def tick(self) -> None:
-        """About once a second."""
+        """Called about once a second."""
 
     def close(self) -> None:
         self._loop.remove_reader(self.socket.fd)
         self.socket.close(0)
 
     def pause(self) -> None:
-        """Hears nothing until `resume` was called as often; senders wait by the sockets' own limits."""
+        """Stops reading until `resume` was called as often; senders are blocked by the sockets' own
+        limits."""
         self._paused += 1
         self._loop.remove_reader(self.socket.fd)
 
@@ -72,27 +73,28 @@ class LoopSocket(ABC):
         """See `pause`."""
         self._paused -= 1
         if not self._paused and not self.socket.closed:
-            self._loop.add_reader(self.socket.fd, self._hear)
-            self._loop.call_soon(self._hear)
+            self._loop.add_reader(self.socket.fd, self._on_readable)
+            self._loop.call_soon(self._on_readable)
 
     def listen_again(self) -> None:
-        """A connection is read again: what it brought may have come long ago."""
+        """Reads a connection again that was held; its data may have arrived long ago."""
         if not self._paused:
-            self._loop.call_soon(self._hear)
+            self._loop.call_soon(self._on_readable)
 
     def end_turn(self) -> None:
-        """What was done is to be written and synced now."""
+        """Writes and syncs what this turn did."""
         self._hub.end_turn()
 
-    def _hear(self) -> None:
-        turns = self._hear_some()
+    def _on_readable(self) -> None:
+        turns = self._receive_some()
         self._hub.end_turn()
         if turns and not self.socket.closed:
             self.pause()
             call_after_turns(self._loop, self.resume, turns=turns)
 
-    def _hear_some(self) -> int:
-        """How many turns others have then; 0: there is nothing more."""
+    def _receive_some(self) -> int:
+        """Receives some messages. Returns how many turns other work gets then; 0: there are no more
+        messages."""
         ends = monotonic() + in_turns.TURN_SECONDS
         for number in range(_AT_ONCE):
             if number and monotonic() >= ends:
@@ -107,7 +109,7 @@ class LoopSocket(ABC):
             except ProtocolError as error:
                 self._refused(error)
                 continue
-            except Exception as error:  # noqa: BLE001 - of this message; others go on
+            except Exception as error:  # noqa: BLE001 - of this message only
                 self._failed(error)
                 continue
             self.attempt(partial(self.take, frames))
@@ -132,11 +134,11 @@ class LoopSocket(ABC):
 
     @abstractmethod
     def take(self, frames: list[Any]) -> None:
-        """One message as it came. Raises ProtocolError."""
+        """Handles one message. Raises ProtocolError."""
 
 
 class Pushes(LoopSocket):
-    """PULL: whoever pushes is not told whether a message is kept."""
+    """The PULL socket: its senders get no answer whether a message is kept."""
 
     kind = transfer.PULL
 
@@ -147,11 +149,11 @@ class Pushes(LoopSocket):
         except TransferError as error:
             raise ProtocolError("publish", str(error)) from error
         self._counters["published"] += 1
-        self._hub.pressed(self)
+        self._hub.apply_backpressure(self)
 
 
 class Publications(Pushes):
-    """SUB: the same for PUB, which drops what has no room."""
+    """The SUB socket, which does the same for PUB, which drops messages that have no room."""
 
     kind = transfer.SUB
 

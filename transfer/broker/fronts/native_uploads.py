@@ -1,6 +1,7 @@
-"""Large messages that programs send in pieces: they go on while they come.
+"""Large messages that programs send in pieces, and the broker forwards as they come.
 
-Nobody is paused for them: a program sends what it was granted, and others are heard meanwhile.
+The socket is not paused for them: a program sends only what it was granted, and other programs go on
+meanwhile.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
     from transfer.transports.core.contract import Frame
 
-#: bytes that may be on their way of one message, and of all messages together
+#: bytes of one message that may be in transfer, and of all messages together
 _WINDOW, _TOGETHER = 16 << 20, 64 << 20
-#: messages that one program has open at most, and numbers of it that are remembered as refused
+#: limit on a program's open messages, and on its refused numbers that are remembered
 _MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """largest: bytes of a message in pieces; whole: of another one, or a piece. stalled: seconds that a
-    program may stop in the middle of one."""
+    """Limits on messages in pieces. largest: bytes of one; whole: of another message, or of a piece. stalled:
+    seconds that a program may stop in the middle of one."""
 
     largest: int
     whole: int
@@ -40,7 +41,7 @@ class Limits:
 
 
 class Arrivals:
-    """All messages that come in pieces, of all programs. On the broker's loop."""
+    """The messages in pieces of all programs. On the broker's loop."""
 
     def __init__(
         self, hub: Hub, loop: asyncio.AbstractEventLoop, counters: Counter[str], limits: Limits
@@ -53,35 +54,36 @@ class Arrivals:
 
     @property
     def window(self) -> int:
-        """Bytes that may be on their way of each of them, in one piece even."""
+        """The bytes of each message that may be in transfer, even in one piece."""
         fair = max(PIECE, min(_WINDOW, _TOGETHER // max(1, len(self.open))))
         return min(fair, self.limits.whole)
 
     def tick(self) -> None:
-        """About once a second: programs that stopped in the middle."""
+        """Fails the messages of programs that stopped in the middle. Called about once a second."""
         before = self.loop.time() - self.limits.stalled
         for arrival in [one for one in self.open if one.is_late(before)]:
             self.counters["stalled"] += 1
-            arrival.fail(ProtocolError("stalled", "nothing more came of a message in pieces"))
+            arrival.fail(ProtocolError("stalled", "the program sent no more pieces of a message"))
 
 
 class ProgramArrivals:
-    """Those of one program, by their numbers. say: sends it a head. refuse: tells it that what had this
-    number is not done."""
+    """The messages in pieces of one program, by their numbers. send: sends it a head. refuse: reports that a
+    request was refused."""
 
     def __init__(
-        self, shared: Arrivals, say: Callable[[bytes], None], refuse: Callable[[int, TransferError], None]
+        self, shared: Arrivals, send: Callable[[bytes], None], refuse: Callable[[int, TransferError], None]
     ) -> None:
         self.shared = shared
-        self.say = say
+        self.send = send
         self.refuse = refuse
-        #: messages of which all was sent, and that are not kept yet
-        self.untold: set[_Arrival] = set()
+        #: messages that came whole and are not kept yet
+        self.unreported: set[_Arrival] = set()
         self._open: dict[int, _Arrival] = {}
-        self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
+        self._refused: dict[int, None] = {}  # later pieces of these are ignored; the oldest first
 
     def do(self, head: Head, frames: list[Frame]) -> None:
-        """A BEGIN, PIECE or END. Raises ProtocolError, and what the hub raises; nothing is kept then."""
+        """Handles BEGIN, PIECE or END. Raises ProtocolError, and what the hub raises; nothing is kept
+        then."""
         if head.op is Op.BEGIN:
             self._begin(head.number, decode_begin(head))
             return
@@ -100,7 +102,7 @@ class ProgramArrivals:
         except TransferError as error:
             arrival.drop(str(error))
             if head.op is not Op.END:
-                self.pass_over(head.number)
+                self.ignore(head.number)
             raise
 
     def _begin(self, number: int, begin: Begin) -> None:
@@ -108,12 +110,12 @@ class ProgramArrivals:
         earlier = self._open.get(number)
         if earlier is not None:
             earlier.drop("another message began with its number")
-            self.pass_over(number)
-            raise ProtocolError("control", f"message {number} was begun already; neither is kept")
+            self.ignore(number)
+            raise ProtocolError("control", f"message {number} was begun before; neither is kept")
         topic = read_topic(begin.topic)
         largest = self.shared.limits.largest
         if begin.nbytes > largest:
-            raise ProtocolError("too_large", f"{begin.nbytes} bytes, where {largest} are the most")
+            raise ProtocolError("too_large", f"{begin.nbytes} bytes exceed the limit of {largest}")
         if len(self._open) >= _MOST:
             raise ProtocolError("control", f"{_MOST} messages in pieces are open; no more are allowed")
         message = Message(topic, (), Front.OWN, begin.parts)
@@ -122,31 +124,31 @@ class ProgramArrivals:
     @property
     def is_waiting(self) -> bool:
         """Whether the program waits for an answer, or may."""
-        return bool(self._open or self.untold)
+        return bool(self._open or self.unreported)
 
     def is_open(self, number: int) -> bool:
-        """Whether it was begun, and refused or not."""
+        """Returns whether the message was begun, even if it was refused."""
         return number in self._open or number in self._refused
 
-    def pass_over(self, number: int) -> None:
-        """What still comes of it is no news."""
+    def ignore(self, number: int) -> None:
+        """Ignores later pieces of a message."""
         self._refused[number] = None
         if len(self._refused) > _MOST:
             del self._refused[next(iter(self._refused))]
 
     def forget(self, number: int) -> None:
-        """Nothing more comes of it."""
+        """Forgets a message that has ended."""
         self._open.pop(number, None)
 
     def leave(self) -> None:
-        """The program has gone."""
+        """Drops all open messages: the program has disconnected."""
         for arrival in list(self._open.values()):
             self.shared.counters["broken_off"] += 1
-            arrival.drop("its program has gone")
+            arrival.drop("its program has disconnected")
 
 
 class _Arrival:
-    """One of them; for its passage it is the publisher. It pauses by granting nothing."""
+    """One message in pieces, the publisher of its StreamingPublish. It pauses by granting nothing."""
 
     def __init__(self, program: ProgramArrivals, number: int, message: Message, nbytes: int) -> None:
         self._program = program
@@ -156,66 +158,66 @@ class _Arrival:
         self._came = self._granted = 0
         self._paused = 0
         self._ended = self._kept = False
-        self._heard = self._shared.loop.time()
-        self._passage = self._shared.hub.begin(
+        self._active_at = self._shared.loop.time()
+        self._upload = self._shared.hub.begin(
             message, nbytes, self, self._completed, revoke=self.fail, source=program
         )
         self._shared.open.add(self)
         self._grant()
 
     def pause(self) -> None:
-        """See passage.Publisher."""
+        """See streaming_publish.Publisher."""
         self._paused += 1
 
     def resume(self) -> None:
-        """See passage.Publisher."""
+        """See streaming_publish.Publisher."""
         self._paused -= 1
-        self._heard = self._shared.loop.time()
+        self._active_at = self._shared.loop.time()
         self._grant()
 
     def piece(self, parts: list[Buffer]) -> None:
-        """The next bytes. Raises ProtocolError."""
+        """Handles the next bytes. Raises ProtocolError."""
         came = self._came + sum(map(len, parts))
         if came > self._granted:
             raise ProtocolError(
-                "length", f"{came} bytes of {self._nbytes}, where {self._granted} are granted"
+                "length", f"{came} bytes of {self._nbytes} came, but only {self._granted} are granted"
             )
-        self._heard = self._shared.loop.time()
+        self._active_at = self._shared.loop.time()
         self._came = came
         for data in parts:
-            self._passage.piece(data)
+            self._upload.piece(data)
         self._grant()
 
     def end(self) -> None:
-        """All of it was sent. Raises ProtocolError."""
+        """Ends the message: all of it was sent. Raises ProtocolError."""
         if self._came < self._nbytes:
             self._shared.counters["broken_off"] += 1
-            raise ProtocolError("length", f"a message of {self._nbytes} bytes ended behind {self._came}")
+            raise ProtocolError("length", f"a message of {self._nbytes} bytes ended after {self._came}")
         self._forget()
-        self._passage.finish()
+        self._upload.finish()
         self._shared.counters["published"] += 1
         if self._kept:
-            self._tell()
+            self._report_kept()
         else:
-            self._program.untold.add(self)
+            self._program.unreported.add(self)
 
     def fail(self, error: TransferError) -> None:
-        """It is given up, and its program is told so."""
+        """Gives the message up, and reports the reason to its program."""
         self.drop(str(error))
-        self._program.pass_over(self._number)
+        self._program.ignore(self._number)
         self._program.refuse(self._number, error)
 
     def drop(self, reason: str) -> None:
-        """The rest will not come, or is of no use."""
+        """Drops the message: the rest will not come, or is useless."""
         self._forget()
-        self._passage.abandon(reason)
+        self._upload.abandon(reason)
 
     def is_late(self, before: float) -> bool:
-        """Something of it may come, and nothing has since then."""
-        return self._heard < before and (self._granted > self._came or self._came == self._nbytes)
+        """Returns whether more should have come, and nothing has since then."""
+        return self._active_at < before and (self._granted > self._came or self._came == self._nbytes)
 
     def _grant(self) -> None:
-        """The next bytes may come, if enough of them may for a word."""
+        """Grants the next bytes, if they are enough for a message of their own."""
         window = self._shared.window
         granted = min(self._nbytes, self._came + window)
         more = granted - self._granted
@@ -223,20 +225,20 @@ class _Arrival:
             return
         if more >= window // 4 or 0 < more == self._nbytes - self._granted:
             self._granted = granted
-            self._program.say(encode_grant(self._number, granted))
+            self._program.send(encode_grant(self._number, granted))
 
     def _completed(self, error: TransferError | None) -> None:
-        """What became of it; a topic that keeps nothing says so before it is there."""
-        self._program.untold.discard(self)
+        """Handles the result; a topic that keeps nothing reports it before the message is whole."""
+        self._program.unreported.discard(self)
         if error is not None:
             self._program.refuse(self._number, error)
         elif self._ended:
-            self._tell()
+            self._report_kept()
         else:
             self._kept = True
 
-    def _tell(self) -> None:
-        self._program.say(encode(Op.KEPT, self._number))
+    def _report_kept(self) -> None:
+        self._program.send(encode(Op.KEPT, self._number))
 
     def _forget(self) -> None:
         self._ended = True

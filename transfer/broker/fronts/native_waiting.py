@@ -1,4 +1,4 @@
-"""Publishes of programs that wait for the disk, while their other words are taken."""
+"""Publishes of programs that wait for the disk, while their other commands are handled."""
 
 from __future__ import annotations
 
@@ -16,50 +16,47 @@ if TYPE_CHECKING:
     from transfer.broker.fronts.native_sockets import LoopSocket
     from transfer.transports.core.contract import Frame
 
-#: bytes that wait of one program at most, and of all of them
+#: limits on the waiting bytes of one program, and of all of them
 _EACH, _ALL = 64 << 20, 256 << 20
-#: bytes that a word counts for, with those of its parts
+#: bytes that a command counts for, in addition to its parts
 _WORD = 256
-#: seconds for which nothing is read when more waits than that and the disk is only slow
+#: seconds for which the socket is not read when more waits and the disk is only slow
 _STOP = 1.0
-#: words that take their turn before others come to theirs
+#: commands that are published before other work gets its turn
 _AT_ONCE = 256
 
 Words = Sequence[tuple[Head, "list[Frame]"]]
 
 
 class WaitingPublishes:
-    """For the hub it is the one publisher of all programs: when it is paused, what they publish waits here,
-    in its order. On the broker's loop.
-
-    do: publishes words of a program. refuse: see `Requests.refuse`.
-    """
+    """Queues publishes in order while the hub pauses them. For the hub it is the publisher of all programs.
+    On the broker's loop. do: publishes a program's commands. refuse: see `Requests.refuse`."""
 
     def __init__(
         self,
         hub: Hub,
         loop: asyncio.AbstractEventLoop,
-        heard: LoopSocket,
+        source: LoopSocket,
         do: Callable[[bytes, Words], None],
         refuse: Callable[..., None],
     ) -> None:
         self._hub = hub
         self._loop = loop
-        self._heard = heard
+        self._source = source
         self._do = do
         self._refuse = refuse
         self._paused = 0
         self._waiting: deque[tuple[bytes, Words, int]] = deque()
-        self._nbytes: Counter[bytes] = Counter()  # that wait, by program
+        self._nbytes: Counter[bytes] = Counter()  # waiting bytes by program
         self._all = 0
         self._publishing = b""  # the program that publishes now
-        self._held_up: set[bytes] = set()  # programs that wait for an answer
-        self._due = False  # `_go_on` comes
-        self._stopped: asyncio.TimerHandle | None = None  # nothing is read, until then
-        self._late = False  # it has been, and the disk has not caught up
+        self._held_up: set[bytes] = set()  # programs whose publishes wait
+        self._due = False  # `_go_on` is scheduled
+        self._stopped: asyncio.TimerHandle | None = None  # ends the time in which the socket is not read
+        self._late = False  # that time is over, and the disk has not caught up
 
     def take(self, identity: bytes, words: Words) -> None:
-        """Publishes these words, now or behind those that wait."""
+        """Publishes these commands, now or after those that wait."""
         if not self._paused and not self._waiting:
             self._publish(identity, words)
             return
@@ -75,16 +72,17 @@ class WaitingPublishes:
         self._hold_up(identity)
 
     def holds(self, identity: bytes) -> bool:
-        """Whether something that this program publishes waits."""
+        """Returns whether publishes of this program wait."""
         return identity in self._nbytes
 
     def tick(self, in_pieces: Iterable[bytes]) -> None:
-        """About once a second: those who wait hear why. in_pieces: programs whose large messages wait."""
+        """Reports the reason to programs that wait, about once a second. in_pieces: programs whose large
+        messages wait."""
         for identity in self._held_up.union(in_pieces if self._hub.is_full else ()):
-            self._say_why(identity)
+            self._report(identity)
 
     def pause(self) -> None:
-        """See passage.Publisher."""
+        """See streaming_publish.Publisher."""
         self._paused += 1
         self._hold_up(self._publishing)
 
@@ -99,7 +97,7 @@ class WaitingPublishes:
             self._held_up.clear()
 
     def close(self) -> None:
-        """Nothing that waits is taken any more."""
+        """Drops all publishes that wait."""
         self._waiting.clear()
         if self._stopped is not None:
             self._stopped.cancel()
@@ -107,7 +105,7 @@ class WaitingPublishes:
     def _publish(self, identity: bytes, words: Words) -> None:
         self._publishing = identity
         self._do(identity, words)
-        self._hub.pressed(self)
+        self._hub.apply_backpressure(self)
 
     def _soon(self) -> None:
         if not self._due:
@@ -115,10 +113,10 @@ class WaitingPublishes:
             self._loop.call_soon(self._go_on)
 
     def _go_on(self) -> None:
-        """There is room again, for some of them at least."""
+        """Publishes what waits: there is room again, for some of it at least."""
         self._due = False
         turns = _AT_ONCE
-        while self._waiting and turns > 0 and not self._paused and not self._heard.socket.closed:
+        while self._waiting and turns > 0 and not self._paused and not self._source.socket.closed:
             identity, words, nbytes = self._waiting.popleft()
             turns -= len(words)
             self._all -= nbytes
@@ -141,17 +139,17 @@ class WaitingPublishes:
         return (bool(mine) and mine + nbytes > _EACH) or (bool(self._all) and self._all + nbytes > _ALL)
 
     def _refuse_all(self, identity: bytes, words: Words) -> None:
-        error = LogFull(f"too much of what is published waits already: {self._why()}")
+        error = LogFull(f"too many publishes wait already: {self._why()}")
         for head, _ in words:
             count = head.amount if head.op is Op.PUBLISH_MANY else 1
             for number in range(head.number, head.number + count):
                 self._refuse(identity, number, error, again=True)
 
-    # -- a disk that is slow: senders wait by the socket's own limits, for a while -----------------------
+    # -- a slow disk: the socket's own limits block senders for a while ----------------------------------
 
     def _stop(self) -> None:
         if self._stopped is None:
-            self._heard.pause()
+            self._source.pause()
             self._stopped = self._loop.call_later(_STOP, self._too_long)
 
     def _too_long(self) -> None:
@@ -162,16 +160,16 @@ class WaitingPublishes:
         if self._stopped is not None:
             self._stopped.cancel()
             self._stopped = None
-            self._heard.resume()
+            self._source.resume()
 
-    # -- who waits hears why -----------------------------------------------------------------------------
+    # -- reports to programs that wait -------------------------------------------------------------------
 
     def _hold_up(self, identity: bytes) -> None:
         if identity not in self._held_up:
             self._held_up.add(identity)
-            self._say_why(identity)
+            self._report(identity)
 
-    def _say_why(self, identity: bytes) -> None:
+    def _report(self, identity: bytes) -> None:
         if self._hub.is_full:
             self._refuse(identity, HELD_UP, LogFull(self._why()))
         else:

@@ -1,4 +1,4 @@
-"""What simple fronts share: connections that publish, and peers that stop in the middle."""
+"""Shared code of simple fronts: connections that publish, and peers that stop in the middle of a message."""
 
 from __future__ import annotations
 
@@ -23,25 +23,23 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: payloads from so many bytes on go on as they come; smaller ones whole
+#: payloads from this size on are forwarded as they come; smaller ones whole
 LARGE_FROM = 64 << 10
-#: payloads up to so many bytes are copied: a view of them would hold the memory of a thousand others
+#: payloads up to this size are copied: a view of one would hold the memory of a thousand others
 SMALL = 4 << 10
 
 
 @dataclass(frozen=True, slots=True)
 class PublishingSettings:
-    """Limits of a front.
-
-    largest: bytes of a payload at most. stalled: seconds that a peer may stop in the middle of a message.
-    """
+    """Limits of a front. largest: bytes of a payload. stalled: seconds that a peer may stop in the middle of
+    a message."""
 
     largest: int = (1 << 32) - 1
     stalled: float = 30.0
 
 
 def kept(data: memoryview) -> Buffer:
-    """The bytes of a payload that was read, as they are kept."""
+    """Returns the bytes of a payload that was read, in the form to keep."""
     return bytes(data) if len(data) <= SMALL else data
 
 
@@ -49,39 +47,37 @@ _Settings = TypeVar("_Settings", bound=PublishingSettings)
 
 
 class Shared(Generic[_Settings]):
-    """What all connections of one front have in common. counters, connections: see PublishingFront."""
+    """State that all connections of one front share. counters, connections: see PublishingFront."""
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings, names: Iterable[str]) -> None:
         self.hub = hub
         self.lines = lines
         self.settings = settings
         self.counters: Counter[str] = Counter(dict.fromkeys(names, 0))
-        self.connections: set[PublishingLine[_Settings]] = set()
+        self.connections: set[PublishingConnection[_Settings]] = set()
         self.throttled = ThrottledLog(_log)
 
 
-class PublishingLine(Connection, Generic[_Settings]):
-    """A connection whose peer publishes.
-
-    What cannot be taken ends it: the protocols have no other word for "no".
-    """
+class PublishingConnection(Connection, Generic[_Settings]):
+    """A connection whose peer publishes. A message that cannot be taken ends it: these protocols have no
+    negative answer."""
 
     def __init__(self, shared: Shared[_Settings], connection: socket.socket, peer: str) -> None:
         self._shared = shared
-        self._passage: StreamingPublish | None = None
-        self._partial = False  # the beginning of a frame is here, the rest is not
-        self._excused = 0.0  # when it was last paused, which is not the peer's fault
+        self._upload: StreamingPublish | None = None
+        self._partial = False  # only the beginning of a frame has come
+        self._excused = 0.0  # when it was last paused, for which the peer is not responsible
         super().__init__(shared.lines, connection, peer)
         shared.connections.add(self)
 
     @abstractmethod
     def take(self, data: memoryview, position: int) -> int:
-        """Does what the frame says that begins there: its bytes, or 0 if it is not whole."""
+        """Handles the frame that begins there. Returns its bytes, or 0 if it is not whole."""
 
     def cut(self, data: memoryview) -> int:
-        """See Line."""
+        """See Connection."""
         position, end = 0, len(data)
-        while position < end and self._passage is None and not self.closed and not self.paused:
+        while position < end and self._upload is None and not self.closed and not self.paused:
             taken = self.take(data, position)
             if not taken:
                 break
@@ -92,7 +88,7 @@ class PublishingLine(Connection, Generic[_Settings]):
         return position
 
     def publish(self, message: Message, nbytes: int) -> None:
-        """Publishes a whole message of so many bytes. Raises ProtocolError if it cannot be taken."""
+        """Publishes a whole message of this size. Raises ProtocolError if it cannot be taken."""
         try:
             self._shared.hub.publish(message)
         except TransferError as error:
@@ -100,12 +96,12 @@ class PublishingLine(Connection, Generic[_Settings]):
         counters = self._shared.counters
         counters["published"] += 1
         counters["published_bytes"] += nbytes
-        self._shared.hub.pressed(self)
+        self._shared.hub.apply_backpressure(self)
 
     def publish_large(self, message: Message, nbytes: int) -> None:
-        """Publishes a message whose payload follows; `take` returns the bytes in front of it then."""
+        """Publishes a message whose payload follows; `take` then returns the bytes in front of it."""
         try:
-            self._passage = self._shared.hub.begin(
+            self._upload = self._shared.hub.begin(
                 message, nbytes, self, self._completed, revoke=self._completed
             )
         except TransferError as error:
@@ -117,57 +113,59 @@ class PublishingLine(Connection, Generic[_Settings]):
         """Raises ProtocolError if a payload is larger than this broker takes."""
         largest = self._shared.settings.largest
         if nbytes > largest:
-            raise ProtocolError("too_large", f"{nbytes} bytes, where {largest} are the most")
+            raise ProtocolError("too_large", f"{nbytes} bytes exceed the limit of {largest}")
 
     def body(self, data: memoryview) -> None:
-        """See Line."""
-        if self._passage is not None:
-            self._passage.piece(data)
+        """See Connection."""
+        if self._upload is not None:
+            self._upload.piece(data)
 
     def body_ended(self) -> None:
-        """See Line."""
-        passage, self._passage, self._partial = self._passage, None, False
-        if passage is not None:
+        """See Connection."""
+        upload, self._upload, self._partial = self._upload, None, False
+        if upload is not None:
             self._shared.counters["published"] += 1
-            passage.finish()
-            self._shared.hub.pressed(self)
+            upload.finish()
+            self._shared.hub.apply_backpressure(self)
 
     def refuse(self, error: ProtocolError) -> None:
-        """See Line."""
-        self._shared.throttled.say(logging.INFO, "refused", "%s is refused: %s", self.peer, error)
+        """See Connection."""
+        self._shared.throttled.say(
+            logging.INFO, "refused", "the broker refuses a request of %s: %s", self.peer, error
+        )
         self._shared.counters["refused"] += 1
         self.close(str(error))
 
     def lost(self, reason: str) -> None:
-        """See Line. The front forgets it."""
+        """See Connection. The front forgets it."""
         self._shared.connections.discard(self)
-        passage, self._passage = self._passage, None
-        if passage is not None:
+        upload, self._upload = self._upload, None
+        if upload is not None:
             self._shared.counters["broken_off"] += 1
-            passage.abandon(reason)
+            upload.abandon(reason)
 
     def _completed(self, error: TransferError | None) -> None:
-        """A large payload is kept, or could not be: its publisher must not believe that it is there."""
+        """Handles the result of a large payload: if it is not kept, the publisher must not believe that it
+        is."""
         if error is not None and not self.closed:
             self.refuse(ProtocolError("refused", str(error)))
 
     def is_stalled(self, now: float) -> bool:
-        """Whether the peer stopped in the middle of a message, too long ago."""
+        """Returns whether the peer stopped in the middle of a message for too long."""
         if self.paused:
             self._excused = now
-        elif self._partial or self._passage is not None:
+        elif self._partial or self._upload is not None:
             return now - max(self.heard, self._excused) >= self._shared.settings.stalled
         return False
 
 
 class PublishingFront(ABC, Generic[_Settings]):
-    """All connections of one protocol. On the broker's loop.
+    """All connections of one protocol. On the broker's loop. counters: events by name, since the start; all
+    names exist from the start."""
 
-    counters: what happened, by name, since the start; all names are there from the first moment on.
-    """
-
-    #: published, published_bytes: messages taken, and their payloads. broken_off: large ones whose peer went.
-    #: refused: connections ended for what their peer said. stalled: ended since it stopped in the middle
+    #: published, published_bytes: messages taken, and their payloads. broken_off: large ones whose peer
+    #: disconnected. refused: connections ended for an invalid request. stalled: ended because the peer
+    #: stopped in the middle
     names: tuple[str, ...] = ("published", "published_bytes", "broken_off", "refused", "stalled")
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings) -> None:
@@ -176,19 +174,21 @@ class PublishingFront(ABC, Generic[_Settings]):
 
     @abstractmethod
     def connected(self, connection: socket.socket, peer: str) -> Connection:
-        """Takes a connection that was accepted, in non-blocking mode."""
+        """Takes an accepted connection, in non-blocking mode."""
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._shared.connections)
 
     def tick(self, now: float) -> None:
-        """About once a second, with the loop's time: ends connections whose peer stalls."""
+        """Ends connections whose peer stalls. Called about once a second with the loop's time."""
         for connection in list(self._shared.connections):
             if connection.is_stalled(now):
                 self.counters["stalled"] += 1
-                connection.close(f"it stopped in the middle for {self._shared.settings.stalled:g} s")
+                connection.close(
+                    f"the peer stopped in the middle of a message for {self._shared.settings.stalled:g} s"
+                )
 
     def close(self) -> None:
         """Ends all connections. Idempotent."""

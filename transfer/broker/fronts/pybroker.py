@@ -1,4 +1,4 @@
-"""The front for PyBroker: PUBLISH, which is not answered, and FETCH from a topic's stream of bytes."""
+"""The front for PyBroker: PUBLISH, without an answer, and FETCH from a topic's stream of bytes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.delivery.turns import call_after_turns
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
+    PublishingConnection,
     PublishingFront,
-    PublishingLine,
     PublishingSettings,
     Shared,
     kept,
@@ -36,26 +36,24 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes of answers in one turn, of all connections: the last answer may be larger
+#: bytes of answers in one turn, of all connections; the last answer may exceed it
 _TURN = 64 << 10
-#: what a small payload counts for at least
+#: bytes that a payload counts for at least
 _LEAST = 64
-#: an answer of more buffers than this is copied into one: each costs a place in a call of the system
+#: answers of more buffers are copied into one: each buffer costs an entry in a system call
 _MOST_BUFFERS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class PyBrokerSettings(PublishingSettings):
-    """largest, stalled: see PublishingSettings; a peer that does not read its answers stalls too.
-
-    answers: bytes of answers that may wait for a peer before its next request is looked at.
-    """
+    """Settings of the front. largest, stalled: see PublishingSettings; a peer that does not read its answers
+    stalls, too. answers: bytes of answers that may wait for a peer before its next request is handled."""
 
     answers: int = 4 << 20
 
 
 class _Fetches:
-    """FETCHes of all connections, some bytes of answers in each turn: 1 MiB takes some 20 ms."""
+    """Serves the FETCHes of all connections in turns of limited size: 1 MiB takes some 20 ms."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -63,7 +61,7 @@ class _Fetches:
         self._left = _TURN  # bytes in this turn
 
     def add(self, connection: PyBrokerConnection, request: Fetch) -> None:
-        """Serves it now, or when its turn comes; its connection is not read until then."""
+        """Serves a request now, or in a later turn; its connection is not read until then."""
         if self._left <= 0:
             connection.pause()
             self._waiting.append((connection, request))
@@ -79,26 +77,26 @@ class _Fetches:
             try:
                 if not connection.closed:
                     self.add(connection, request)
-            except Exception:  # noqa: BLE001 - of this connection; others are answered
+            except Exception:  # noqa: BLE001 - of this connection only
                 connection.fail()
             finally:
                 connection.resume()
 
 
-class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
-    """One connection; its requests are served in their order."""
+class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
+    """One connection; its requests are served in order."""
 
     def __init__(
         self, shared: Shared[PyBrokerSettings], fetches: _Fetches, connection: socket.socket, peer: str
     ) -> None:
         self._fetches = fetches
-        self._waits = False  # it reads no more until its answers are written
-        self._waiting = 0  # bytes of them at the last look
-        self._moved = 0.0  # when that was last another number
+        self._waits = False  # the connection is not read until its answers are written
+        self._waiting = 0  # queued bytes at the last check
+        self._moved = 0.0  # when that number last changed
         super().__init__(shared, connection, peer)
 
     def take(self, data: memoryview, position: int) -> int:
-        """See PublishingLine."""
+        """See PublishingConnection."""
         request = read_request(data, position)
         if request is None:
             return 0
@@ -108,13 +106,13 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         return request.size
 
     def relieved(self) -> None:
-        """See Line."""
+        """See Connection."""
         if self._waits:
             self._waits = False
             self.resume()
 
     def is_stalled(self, now: float) -> bool:
-        """See PublishingLine."""
+        """See PublishingConnection."""
         if not self._waits:
             return super().is_stalled(now)
         if self.queued != self._waiting:
@@ -135,7 +133,7 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         return end - position
 
     def serve(self, request: Fetch) -> int:
-        """Answers it; returns how many bytes, or what that was worth."""
+        """Answers a request. Returns the bytes that the answer counts for."""
         topic, _, offset = request
         try:
             count, parts = self._answer(topic, offset)
@@ -154,14 +152,14 @@ class PyBrokerConnection(PublishingLine[PyBrokerSettings]):
         return max(_LEAST * count, sum(map(len, parts)))
 
     def _answer(self, topic: str, offset: int) -> tuple[int, list[Buffer]]:
-        """(payloads, answer). Raises LogDamaged."""
+        """Returns (payloads, answer). Raises LogDamaged."""
         hub, counters = self._shared.hub, self._shared.counters
         try:
             parts = hub.stream(topic, offset, MAX_ANSWER)
         except PositionRemoved as error:
             counters["gone"] += 1
             return 0, [encode_gone(error.next)]
-        except UsageError:  # there is nothing at this offset yet
+        except UsageError:  # the stream ends before this offset
             parts = []
         nbytes, count = sum(map(len, parts)), len(parts)
         counters["fetched_bytes"] += nbytes
@@ -174,7 +172,7 @@ class PyBrokerFront(PublishingFront[PyBrokerSettings]):
     """All connections of PyBroker's protocol. See PublishingFront."""
 
     #: fetched, fetched_bytes: FETCH answered, and their bytes. gone: answered that the offset is not kept any
-    #: more. damaged: connections ended because what they asked for is damaged on the disk
+    #: more. damaged: connections ended because the requested bytes are damaged on the disk
     names = (*PublishingFront.names, "fetched", "fetched_bytes", "gone", "damaged")
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: PyBrokerSettings) -> None:

@@ -1,4 +1,4 @@
-"""The front for rqueue: PUBLISH, SUBSCRIBE, REMOVE, DEREGISTER; and NOTIFICATION to those who subscribed."""
+"""The front for rqueue: PUBLISH, SUBSCRIBE, REMOVE, DEREGISTER; and NOTIFICATION to subscribers."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transfer.broker.delivery.subscriber import Overflow, Subscriber
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
     SMALL,
+    PublishingConnection,
     PublishingFront,
-    PublishingLine,
     PublishingSettings,
     Shared,
     kept,
@@ -25,18 +25,16 @@ from transfer.transports.errors import ProtocolError, UsageError
 
 @dataclass(frozen=True, slots=True)
 class RqueueSettings(PublishingSettings):
-    """largest, stalled: see PublishingSettings. limit, overflow: see Subscriber.
-
-    subscriptions: topics that one connection may have subscribed to at once.
-    """
+    """Settings of the front. largest, stalled: see PublishingSettings. limit, overflow: see Subscriber.
+    subscriptions: topics that one connection may subscribe to at once."""
 
     limit: int = 64 << 20
     overflow: Overflow = Overflow.SPILL
     subscriptions: int = 1_000_000
 
 
-class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
-    """One connection: it publishes, and is told what it subscribed to."""
+class RqueueConnection(PublishingConnection[RqueueSettings], Subscriber):
+    """One connection: it publishes, and receives what it subscribed to."""
 
     queued: int = 0
 
@@ -44,15 +42,15 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
         self.limit = shared.settings.limit
         self.overflow = shared.settings.overflow
         self.most = Most(patterns=shared.settings.subscriptions)
-        self._begun = False  # a payload goes out in pieces
-        self._untold = False  # that payload is too large to be told: its pieces are left out
-        self._behind: deque[Buffer] = deque()  # what goes out after that payload; `queued` has it too
+        self._begun = False  # a payload is being sent in pieces
+        self._skips = False  # that payload is too large for a NOTIFICATION: its pieces are skipped
+        self._behind: deque[Buffer] = deque()  # sent after that payload; `queued` includes it
         super().__init__(shared, connection, peer)
 
-    # -- what the peer says ------------------------------------------------------------------------------
+    # -- requests of the peer ----------------------------------------------------------------------------
 
     def take(self, data: memoryview, position: int) -> int:
-        """See PublishingLine."""
+        """See PublishingConnection."""
         head = read_head(data, position)
         if head is None:
             return 0
@@ -67,11 +65,11 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
                 self.give_way()
                 return 0  # the same frame again in the next turn
         else:
-            raise ProtocolError("type", "NOTIFICATION is the broker's word")
+            raise ProtocolError("type", "only the broker sends NOTIFICATION")
         return head.size
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         self._behind.clear()
         self._shared.hub.leave(self)
         super().lost(reason)
@@ -99,24 +97,24 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
     def _remove(self, topic: str) -> None:
         self._shared.hub.unsubscribe(self, Pattern(Kind.EXACT, topic))
 
-    # -- what it is told ---------------------------------------------------------------------------------
+    # -- notifications -----------------------------------------------------------------------------------
 
     def offer(self, message: Message) -> None:
         """See Subscriber."""
         if self.closed:
             return
         if message.front is Front.RQUEUE and message.raw is not None:
-            self._tell(message.raw)
+            self._notify(message.raw)
         else:
             head = self._head(message, message.nbytes)
             if head is None:
                 return
             if message.nbytes <= SMALL:
-                self._tell(b"".join((head, *message.parts)))
+                self._notify(b"".join((head, *message.parts)))
             else:
-                self._tell(head)
+                self._notify(head)
                 for part in message.parts:
-                    self._tell(part)
+                    self._notify(part)
         self._shared.counters["notified"] += 1
 
     def begin(self, message: Message, nbytes: int) -> bool:
@@ -124,20 +122,20 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
         if self._begun or self.closed:
             return False
         head = self._head(message, nbytes)
-        self._begun, self._untold = True, head is None
+        self._begun, self._skips = True, head is None
         if head is not None:
             self.write(head)
         return True
 
     def piece(self, data: Buffer) -> None:
         """See Subscriber."""
-        if not self._untold:
+        if not self._skips:
             self.write(data)
 
     def finish(self) -> None:
         """See Subscriber."""
         self._begun = False
-        if not self._untold:
+        if not self._skips:
             self._shared.counters["notified"] += 1
         behind, self._behind = self._behind, deque()
         self.queued -= sum(map(len, behind))
@@ -145,19 +143,20 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
             self.write(data)
 
     def relieved(self) -> None:
-        """See Line."""
-        self._shared.hub.relieved(self)
+        """See Connection."""
+        self._shared.hub.on_drained(self)
 
     def _head(self, message: Message, nbytes: int) -> bytes | None:
-        """What stands in front of the content; None: 32 bits do not hold its length, and it is left out."""
+        """Returns the bytes before the content; None: its length exceeds 32 bits, and the message is
+        dropped."""
         try:
             return encode_notification(message.topic, nbytes)
         except UsageError:
             self.dropped += 1
-            self._shared.counters["untold"] += 1
+            self._shared.counters["too_large"] += 1
             return None
 
-    def _tell(self, data: Buffer) -> None:
+    def _notify(self, data: Buffer) -> None:
         if self._begun:
             self._behind.append(data)
             self.queued += len(data)
@@ -168,8 +167,8 @@ class RqueueConnection(PublishingLine[RqueueSettings], Subscriber):
 class RqueueFront(PublishingFront[RqueueSettings]):
     """All connections of rqueue's protocol. See PublishingFront."""
 
-    #: notified: messages that subscribers were given. untold: that were larger than a NOTIFICATION can be
-    names = (*PublishingFront.names, "notified", "untold")
+    #: notified: messages that subscribers received. too_large: messages larger than a NOTIFICATION can be
+    names = (*PublishingFront.names, "notified", "too_large")
 
     def connected(self, connection: socket.socket, peer: str) -> RqueueConnection:
         """See PublishingFront."""

@@ -1,4 +1,4 @@
-"""The broker's front for TTP v2: its limits, its connections, what it counts."""
+"""The broker's front for TTP v2: its limits, its connections, its counters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.net.connection_group import ConnectionGroup
 
-#: topics that are known by their bytes
+#: number of topics that are cached by their bytes
 _TOPICS = 4096
 _COUNTERS = (
     "published",
@@ -36,11 +36,11 @@ _COUNTERS = (
 class TtpSettings:
     """The limits of the front, in bytes and seconds.
 
-    most_meta, most_data: of a frame; most_data: of a stream that is kept, too. most_gathered: of a stream in
-    memory, or about its chunks; most_gathered_together: of all streams in memory. most_streams: that one
-    connection may have open. most_subscriptions, most_shapes: that one connection may have, and of shapes all
-    of them together (see Most). idle: seconds of silence after which a connection
-    ends, and a stream is given up.
+    most_meta, most_data: of a frame; most_data: of a kept stream, too. most_gathered: of a stream in memory,
+    or of the descriptions of its chunks; most_gathered_together: of all streams in memory. most_streams: open
+    streams of one connection. most_subscriptions, most_shapes: of one connection; most_shapes_together: of
+    all connections (see Most). idle: seconds of silence after which a connection ends, and a stream is given
+    up.
     """
 
     most_meta: int = 64 << 10
@@ -55,10 +55,7 @@ class TtpSettings:
 
 
 class TtpFront:
-    """All connections that speak TTP. Used on the broker's loop only.
-
-    counters: see docs/protocols/ttp.md.
-    """
+    """All connections that speak TTP. Used on the broker's loop only. counters: see docs/protocols/ttp.md."""
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: TtpSettings | None = None) -> None:
         self.hub = hub
@@ -71,28 +68,29 @@ class TtpFront:
             self.settings.most_shapes_together,
         )
         self.counters = dict.fromkeys(_COUNTERS, 0)
-        #: by their bytes, so that the topic of a frame is one look
+        #: by their bytes, so that finding a frame's topic takes one look-up
         self.topics: dict[bytes, str] = {}
         self._lines = lines
         self._connections: set[TtpConnection] = set()
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """The number of open connections."""
         return len(self._connections)
 
     def connected(self, connection: socket.socket, peer: str) -> TtpConnection:
-        """Takes a connection that was accepted, in non-blocking mode."""
+        """Takes an accepted connection, in non-blocking mode."""
         taken = TtpConnection(self, self._lines, connection, peer)
         self._connections.add(taken)
         return taken
 
     def disconnected(self, connection: TtpConnection) -> None:
-        """A connection has ended."""
+        """Forgets a connection that has ended."""
         self._connections.discard(connection)
 
     def tick(self, now: float) -> None:
-        """Ends idle connections and stalled streams, and asks silent subscribers. now: the loop's time."""
+        """Ends idle connections and stalled streams, and sends heartbeats to silent subscribers. now: the
+        loop's time."""
         for connection in list(self._connections):
             connection.tick(now)
 
@@ -102,7 +100,7 @@ class TtpFront:
             connection.close("the broker ends")
 
     def topic(self, name: bytes) -> str:
-        """The topic that a frame names. Raises ProtocolError, UsageError."""
+        """Returns the topic that a frame names. Raises ProtocolError, UsageError."""
         topic = decode_topic(name)
         check_topic(topic, Kind.PATHS)
         if len(self.topics) >= _TOPICS:

@@ -1,4 +1,4 @@
-"""One connection of the TTP front: the frames that its peer sends, and what is answered."""
+"""One connection of the TTP front: the frames that its peer sends, and the answers."""
 
 from __future__ import annotations
 
@@ -43,19 +43,19 @@ if TYPE_CHECKING:
     from transfer.broker.fronts.ttp import TtpFront
     from transfer.broker.net.splice import SplicedChunk
 
-_PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enumeration are slow to find
-#: data of so many bytes and more go on piece by piece, as they come
+_PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enum are slow to access
+#: data from this size on are forwarded in pieces, as they come
 LARGE = 64 << 10
-#: frames up to so many bytes are copied: a view would hold the memory of a thousand others
+#: frames up to this size are copied: a view of one would hold the memory of a thousand others
 _SMALL = 4 << 10
-#: bytes of answers that a peer may leave unread, beside its messages
+#: bytes of answers that a peer may leave unread, in addition to its messages
 _ANSWERS = 4 << 20
-#: how often a silent subscriber is asked whether it is there, before it counts as idle
+#: heartbeats that a silent subscriber gets before it counts as idle
 _ASKED = 3
 
 
 class TtpConnection(Outgoing):
-    """A peer that speaks TTP. client: the name that it gave itself with CONNECT, or ""."""
+    """A peer that speaks TTP. client: the name that it sent with CONNECT, or ""."""
 
     def __init__(self, front: TtpFront, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         self.client = ""
@@ -68,16 +68,16 @@ class TtpConnection(Outgoing):
             front.shared,
             StreamLimits(settings.most_streams, settings.most_data, settings.most_gathered),
         )
-        self._sink: Sink | None = None  # of the data that are still to come
+        self._sink: Sink | None = None  # for data that are still to come
         self._number = 0  # the stream id of their frame
-        self._asked = 0.0  # when a heartbeat was wanted last
-        self._unanswered: set[int] = set()  # stream ids whose ACK is wanted
+        self._asked = 0.0  # when a heartbeat was last requested
+        self._unanswered: set[int] = set()  # stream ids whose publisher waits for an ACK
         super().__init__(lines, connection, peer)
 
-    # -- frames that come --------------------------------------------------------------------------------
+    # -- frames of the peer ------------------------------------------------------------------------------
 
     def cut(self, data: memoryview) -> int:
-        """See Line. A small PUBLISH, the common case, is taken here."""
+        """See Connection. It handles small PUBLISHes, the common case, itself."""
         at, end = 0, len(data)
         topics, most_meta = self._front.topics, self._front.limits.meta
         published, clock, turn_ends = 0, monotonic, self.turn_ends
@@ -119,11 +119,12 @@ class TtpConnection(Outgoing):
             at = stop
         if published:
             self._front.counters["published"] += published
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
         return at
 
     def _frame(self, data: memoryview, at: int, end: int) -> int:
-        """Any other frame, up to its data: bytes that were taken; 0: some are missing, or it must wait."""
+        """Handles any other frame, up to its data. Returns its bytes; 0: some are missing, or it must
+        wait."""
         header = decode_header(data, at, self._front.limits)
         data_at = at + header.data_at
         if data_at > end:
@@ -133,7 +134,7 @@ class TtpConnection(Outgoing):
         try:
             self._sink = _HANDLERS[header.kind](self, header, topic, meta)
         except LogFull as error:
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
             if self.paused:
                 return 0  # the same frame again when there is room
             self._refuse(header.stream_id, error)
@@ -141,8 +142,8 @@ class TtpConnection(Outgoing):
             self._refuse(header.stream_id, error)
         if self._sink is None:
             self._sink = SKIPPED
-        if self.closed:  # by what it was just sent itself
-            self._sink.abandon("its publisher has gone")
+        if self.closed:  # by a message that the handler sent to it
+            self._sink.abandon("its publisher has disconnected")
             return header.data_at
         self._number = header.stream_id
         if header.data_size:
@@ -152,45 +153,45 @@ class TtpConnection(Outgoing):
         return header.data_at
 
     def body(self, data: memoryview) -> None:
-        """See Line."""
+        """See Connection."""
         sink = self._sink or SKIPPED
         try:
             sink.piece(data)
         except TransferError as error:
-            self._sink = SKIPPED  # the rest of the frame is passed over
+            self._sink = SKIPPED  # the rest of the frame is ignored
             self._stopped(sink, error)
 
     @property
     def takes_pipes(self) -> bool:
-        """See Line."""
-        return self._sink is not None and self._sink.pours
+        """See Connection."""
+        return self._sink is not None and self._sink.accepts_spliced
 
     def body_poured(self, data: SplicedChunk) -> None:
-        """See Line."""
+        """See Connection."""
         sink = self._sink or SKIPPED
         try:
-            sink.poured(data)
+            sink.piece_spliced(data)
         except TransferError as error:
             self._sink = SKIPPED
             self._stopped(sink, error)
 
     def body_ended(self) -> None:
-        """See Line."""
+        """See Connection."""
         sink, self._sink = self._sink or SKIPPED, None
         try:
             sink.finish()
         except TransferError as error:
             self._stopped(sink, error)
         if not self.closed:
-            self._hub.pressed(self)
+            self._hub.apply_backpressure(self)
 
     def _stopped(self, sink: Sink, error: TransferError) -> None:
-        """The hub refused in the middle of a frame, or at its end."""
+        """Handles a refusal of the hub in the middle of a frame, or at its end."""
         sink.abandon(str(error))
         self._refuse(self._number, error)
 
     def _revoked(self, error: TransferError) -> None:
-        """The broker gives up the payload on its way."""
+        """Gives up the payload in transfer, as the broker decided."""
         sink, self._sink = self._sink or SKIPPED, SKIPPED
         self._stopped(sink, error)
 
@@ -212,24 +213,24 @@ class TtpConnection(Outgoing):
             self._acknowledge(header.stream_id, None)
 
     def _publish(self, header: Header, topic: bytes, meta: bytes) -> Sink:
-        """A large one: small ones do not come here."""
+        """Handles a large PUBLISH; `cut` handles small ones."""
         name = self._front.topics.get(topic) or self._front.topic(topic)
         receipt = self._receipt(header.stream_id, whole=False) if header.flags & WANTED else None
         message = Message(
             name, (), Front.TTP, publish_head(header.flags, header.stream_id, meta), headers_of(meta)
         )  # fmt: skip
-        passage = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
+        upload = self._hub.begin(message, header.data_size, self, receipt, revoke=self._revoked)
         self._front.counters["published"] += 1
-        return Large(passage, receipt)
+        return Large(upload, receipt)
 
     def _stream(self, header: Header, topic: bytes, meta: bytes) -> Sink:
-        """META or CHUNK: the next frame of a stream, or its first one."""
+        """Handles META or CHUNK: the next frame of a stream, or its first one."""
         number = header.stream_id
         self._front.counters["streams" if header.kind == Kind.META else "chunks"] += 1
         try:
             name = (self._front.topics.get(topic) or self._front.topic(topic)) if topic else ""
             if header.kind == Kind.META and not topic:
-                name = self._front.topic(topic)  # which it refuses
+                name = self._front.topic(topic)  # this raises
         except TransferError as error:
             if not header.flags & EOF:
                 self._streams.refuse(number, str(error))
@@ -242,10 +243,10 @@ class TtpConnection(Outgoing):
         self._answer(encode_head(Kind.HEARTBEAT, stream_id=header.stream_id))
 
     def _acknowledged(self, header: Header, topic: bytes, meta: bytes) -> None:
-        """TTP has nothing that a subscriber must acknowledge."""
+        """Ignores an ACK: in TTP a subscriber need not acknowledge anything."""
 
     def _error(self, header: Header, topic: bytes, meta: bytes) -> None:
-        """A publisher gives a stream up."""
+        """Handles the ERROR of a publisher that gives a stream up."""
         self._unanswered.discard(header.stream_id)
         self._streams.give_up(header.stream_id, "its publisher gave it up")
 
@@ -267,23 +268,24 @@ class TtpConnection(Outgoing):
             self._refuse(number, error)
 
     def _refuse(self, number: int, error: TransferError) -> None:
-        """The frame was not taken; the connection goes on."""
+        """Reports that the frame was not taken; the connection goes on."""
         self._front.counters["refused"] += 1
         self._unanswered.discard(number)
         self._answer(encode_error(number, _code(error), str(error)))
 
     def pause(self) -> None:
-        """See Line."""
+        """See Connection."""
         super().pause()
-        self._say_why()
+        self._report_full()
 
-    def _say_why(self) -> None:
-        """What was published waits for room in the log: an ERROR about no frame, if the last one was read."""
+    def _report_full(self) -> None:
+        """Reports why a publish waits for room in the log: an ERROR about no frame, if the last one was
+        read."""
         if (self.paused or self._unanswered) and self._hub.is_full and not self.queued and not self.closed:
             self._answer(encode_error(0, "full", self._hub.full))
 
     def refuse(self, error: ProtocolError) -> None:
-        """See Line: what comes behind cannot be understood."""
+        """See Connection: bytes after the error cannot be parsed."""
         self._front.counters["broken"] += 1
         self._farewell(error.reason, str(error))
 
@@ -295,18 +297,18 @@ class TtpConnection(Outgoing):
     def _answer(self, frame: Buffer) -> None:
         self.send((frame,))
         if self.queued > _ANSWERS + (self.limit if self._subscribes else 0):
-            self.close("it does not read what it is answered")
+            self.close("the peer does not read its answers")
 
     def relieved(self) -> None:
-        """See Line."""
+        """See Connection."""
         if self._subscribes:
-            self._hub.relieved(self)
+            self._hub.on_drained(self)
 
     # -- time, and the end -------------------------------------------------------------------------------
 
     def tick(self, now: float) -> None:
-        """Ends the connection if it is idle. A subscriber need only answer the heartbeats that it is sent."""
-        self._say_why()
+        """Ends the connection if it is idle. A subscriber need only answer the heartbeats that it gets."""
+        self._report_full()
         idle = self._front.settings.idle
         if self.paused or self._sink is not None:
             self._streams.touch(now)
@@ -314,7 +316,7 @@ class TtpConnection(Outgoing):
             self._front.counters["stalled"] += 1
             self._unanswered.discard(number)
             self._answer(encode_error(number, "stalled", f"no chunk came for {idle:g} s"))
-        if self.paused or self.in_payload:  # it must wait, or the hub looks whether it takes what it is sent
+        if self.paused or self.in_payload:  # it must wait, or the hub checks whether it reads
             self.heard = now
         silent = now - self.heard
         if silent >= idle:
@@ -325,7 +327,7 @@ class TtpConnection(Outgoing):
             self._answer(encode_head(Kind.HEARTBEAT, flags=WANTED))
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         super().lost(reason)
         if self._sink is not None:
             self._sink.abandon(reason)
@@ -348,7 +350,7 @@ _HANDLERS: dict[Kind, Callable[[TtpConnection, Header, bytes, bytes], Sink | Non
 
 
 def _code(error: TransferError) -> str:
-    """The constant word of an error, as ERROR frames say it."""
+    """Returns the constant word of an error in ERROR frames."""
     if isinstance(error, ProtocolError):
         return error.reason
     if isinstance(error, LogFull):

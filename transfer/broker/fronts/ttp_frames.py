@@ -1,4 +1,4 @@
-"""How messages look to subscribers of TTP, and what is kept of TTP's own words beside a message. Pure.
+"""Messages as TTP's frames, and the fields of TTP that are kept with a message. Pure.
 
 A message's head: the type of the frame that it came by (PUBLISH or META), flags, stream id; then, for a
 PUBLISH, the metadata; for META, the length of the metadata, the metadata, and one cut for each CHUNK: flags,
@@ -16,21 +16,19 @@ from transfer.broker.protocols.ttp import EOF, Kind, decode_meta, encode_head, e
 from transfer.transports.errors import OptionError
 
 _HEAD = struct.Struct(">BBQ")
-#: where a frame's header has what a message's head begins with
+#: the part of a frame's header that a message's head begins with
 WORDS = slice(6, 16)
 _SIZE = struct.Struct(">I")
 _CUT = struct.Struct(">BIQ")
-#: what headers that all protocols know must be, to be passed on to them
+#: types of the headers that all protocols know; others are not passed on
 _KNOWN: dict[str, type] = {
     "message_id": str, "priority": int, "ttl_ms": int, "content_type": str, "dtype": str, "shape": list,
 }  # fmt: skip
 
 
 class Meta(Mapping[str, Any]):
-    """Metadata of a frame as headers: JSON that is read when somebody asks. What is no JSON object has none.
-
-    Headers that all protocols know are left out if they are of a wrong type.
-    """
+    """Metadata of a frame as headers: JSON that is parsed on first use. Anything but a JSON object has no
+    headers. Headers that all protocols know are left out if they have a wrong type."""
 
     __slots__ = ("_text", "_values")
 
@@ -55,7 +53,7 @@ class Meta(Mapping[str, Any]):
 
 
 def headers_of(meta: bytes) -> Meta | None:
-    """Metadata as a message's headers."""
+    """Returns metadata as a message's headers."""
     return Meta(meta) if meta else None
 
 
@@ -69,22 +67,22 @@ def _is_fit(name: str, value: object) -> bool:
 
 
 def publish_head(flags: int, stream_id: int, meta: bytes) -> bytes:
-    """The head of a message that came by PUBLISH."""
+    """Returns the head of a message that came by PUBLISH."""
     return _HEAD.pack(Kind.PUBLISH, flags, stream_id) + meta
 
 
 def stream_head(flags: int, stream_id: int, meta: bytes, cuts: bytes | bytearray = b"") -> bytes:
-    """The head of a message that came as a stream. cuts: see `cut`."""
+    """Returns the head of a message that came as a stream. cuts: see `cut`."""
     return b"".join((_HEAD.pack(Kind.META, flags, stream_id), _SIZE.pack(len(meta)), meta, cuts))
 
 
 def cut(flags: int, size: int, meta: bytes) -> bytes:
-    """What is kept of a CHUNK beside its data."""
+    """Returns what is kept of a CHUNK in addition to its data."""
     return _CUT.pack(flags, len(meta), size) + meta
 
 
 def stream_of(message: Message) -> int | None:
-    """The stream id of a message that came as a stream; None of any other."""
+    """Returns the stream id of a message that came as a stream, else None."""
     if message.front is not Front.TTP:
         return None
     kind, _, stream_id = _HEAD.unpack_from(message.head)
@@ -92,7 +90,8 @@ def stream_of(message: Message) -> int | None:
 
 
 def opening(message: Message, nbytes: int) -> bytes:
-    """The first frame of a message of `nbytes` bytes: PUBLISH up to its data, or the META of a stream."""
+    """Returns the first frame of a message of `nbytes` bytes: PUBLISH up to its data, or the META of a
+    stream."""
     topic = message.topic.encode()
     if message.front is not Front.TTP:
         return encode_head(Kind.PUBLISH, topic, _meta_of(message.headers), nbytes)
@@ -103,7 +102,7 @@ def opening(message: Message, nbytes: int) -> bytes:
 
 
 def frames_of(message: Message) -> list[Buffer]:
-    """The frames of a whole message, as buffers one behind the other."""
+    """Returns the frames of a whole message, as consecutive buffers."""
     frames: list[Buffer] = [opening(message, message.nbytes)]
     stream_id = stream_of(message)
     if stream_id is None:
@@ -138,7 +137,8 @@ def _stream_meta(head: bytes) -> bytes:
 
 
 def _meta_of(headers: Mapping[str, Any] | None) -> bytes:
-    """Headers as metadata; what JSON cannot say of them (another protocol's bytes) is left out."""
+    """Returns headers as metadata; values that JSON does not support (another protocol's bytes) are left
+    out."""
     if headers is None:
         return b""
     try:

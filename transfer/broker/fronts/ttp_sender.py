@@ -18,27 +18,27 @@ if TYPE_CHECKING:
 
     from transfer.broker.net.splice import SplicedChunk
 
-_TTP = Front.TTP  # members of an enumeration are slow to find
+_TTP = Front.TTP  # members of an enum are slow to access
 
 
 class Outgoing(Connection, Subscriber):
-    """A connection that is sent frames. Between the pieces of a PUBLISH nothing else is."""
+    """A connection that sends frames. It sends nothing else between the pieces of a PUBLISH."""
 
     queued: int = 0
     takes_frames = True
 
     def __init__(self, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
-        self._missing = -1  # bytes of a payload that come in pieces; -1: none does
-        self._behind: deque[Sequence[Buffer]] = deque()  # what waits for the end of that payload
+        self._missing = -1  # bytes of a payload in pieces that are still to come; -1: there is none
+        self._behind: deque[Sequence[Buffer]] = deque()  # frames that wait for the end of that payload
         super().__init__(lines, connection, peer)
 
     @property
     def in_payload(self) -> bool:
-        """A PUBLISH is on its way in pieces: nothing else can go between them."""
+        """Whether a PUBLISH is being sent in pieces, between which nothing else can be sent."""
         return self._missing >= 0
 
     def send(self, frames: Sequence[Buffer]) -> None:
-        """Whole frames: at once, or behind the payload that is on its way."""
+        """Sends whole frames, now or after the payload that is being sent."""
         if self.in_payload:
             self.hold(frames)
             return
@@ -46,13 +46,13 @@ class Outgoing(Connection, Subscriber):
             self.write(data)
 
     def hold(self, frames: Sequence[Buffer]) -> None:
-        """Until what is on its way in pieces has ended."""
+        """Queues frames until the payload in pieces has ended."""
         if not self.closed:
             self._behind.append(tuple(map(copy_small_view, frames)))
             self.queued += sum(map(len, frames))
 
     def offer(self, message: Message) -> None:
-        """See Subscriber. A frame that came by TTP goes on as it is."""
+        """See Subscriber. A frame that came by TTP is forwarded as it is."""
         if type(message) is Frame:
             self.send(message.frames)
         elif message.raw is None or message.front is not _TTP:
@@ -76,11 +76,11 @@ class Outgoing(Connection, Subscriber):
         self.write(data)
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Subscriber."""
         return self.has_pipes
 
-    def poured(self, data: SplicedChunk) -> None:
+    def piece_spliced(self, data: SplicedChunk) -> None:
         """See Subscriber."""
         self._missing -= len(data)
         self.write_poured(data)
@@ -94,5 +94,5 @@ class Outgoing(Connection, Subscriber):
             self.send(frames)
 
     def lost(self, reason: str) -> None:
-        """See Line."""
+        """See Connection."""
         self._behind.clear()  # its frames hold memory that connections read into

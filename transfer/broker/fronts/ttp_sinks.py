@@ -1,4 +1,4 @@
-"""Where the data of a frame go that come in pieces, and the receipt that a publisher gets."""
+"""Sinks for the data of a frame that come in pieces, and the receipt that a publisher gets."""
 
 from __future__ import annotations
 
@@ -13,41 +13,41 @@ if TYPE_CHECKING:
 
 
 class Sink(Protocol):
-    """Where the data of a frame go, piece by piece. pours: they may be given in pipes, `poured`."""
+    """Takes the data of a frame in pieces. accepts_spliced: also in pipes, by `piece_spliced`."""
 
     @property
-    def pours(self) -> bool: ...
+    def accepts_spliced(self) -> bool: ...
     def piece(self, data: Buffer) -> None: ...
-    def poured(self, data: SplicedChunk) -> None: ...
+    def piece_spliced(self, data: SplicedChunk) -> None: ...
     def finish(self) -> None: ...
     def abandon(self, reason: str) -> None: ...
 
 
 class Skipped:
-    """For data that nobody wants: of a frame that was refused."""
+    """Drops the data of a frame that was refused."""
 
-    pours = False
+    accepts_spliced = False
 
     def piece(self, data: Buffer) -> None:
-        """Nothing is kept."""
+        """Drops the data."""
 
-    def poured(self, data: SplicedChunk) -> None:
-        """Nothing is kept."""
+    def piece_spliced(self, data: SplicedChunk) -> None:
+        """Drops the data."""
 
     def finish(self) -> None:
-        """Nothing was kept."""
+        """Does nothing."""
 
     def abandon(self, reason: str) -> None:
-        """Nothing was kept."""
+        """Does nothing."""
 
 
 SKIPPED = Skipped()
 
 
 class Receipt:
-    """Tells a publisher, once, what became of its message: all of it came and is kept, or why it is not.
+    """Reports to a publisher, once, that its message came whole and is kept, or why it is not.
 
-    answer: is called with None, or the reason. whole: all of it came already.
+    answer: called with None, or the reason. whole: all of the message came already.
     """
 
     __slots__ = ("_answer", "_kept", "_whole")
@@ -58,17 +58,17 @@ class Receipt:
         self._kept = False
 
     def __call__(self, error: TransferError | None) -> None:
-        """The hub's word."""
+        """Takes the hub's result."""
         self._kept = True
         self._look(error)
 
     def whole(self) -> None:
-        """The last byte came."""
+        """Notes that the last byte came."""
         self._whole = True
         self._look(None)
 
     def cancel(self) -> None:
-        """The publisher knows already."""
+        """Cancels the report: the publisher knows the result already."""
         self._answer = None
 
     def _look(self, error: TransferError | None) -> None:
@@ -78,22 +78,22 @@ class Receipt:
 
 
 class Large:
-    """The data of a large PUBLISH, which go on as they come."""
+    """The data of a large PUBLISH, forwarded as they come."""
 
-    def __init__(self, passage: StreamingPublish, receipt: Receipt | None) -> None:
-        self.piece = passage.piece
-        self.poured = passage.poured
-        self.abandon = passage.abandon
-        self._passage = passage
+    def __init__(self, upload: StreamingPublish, receipt: Receipt | None) -> None:
+        self.piece = upload.piece
+        self.piece_spliced = upload.piece_spliced
+        self.abandon = upload.abandon
+        self._upload = upload
         self._receipt = receipt
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Sink."""
-        return self._passage.pours
+        return self._upload.accepts_spliced
 
     def finish(self) -> None:
-        """All of it came."""
-        self._passage.finish()
+        """Ends the payload: all of it came."""
+        self._upload.finish()
         if self._receipt is not None:
             self._receipt.whole()

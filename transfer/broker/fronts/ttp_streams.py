@@ -1,8 +1,8 @@
 """Streams of TTP: frames with one stream id and one topic, up to the one with EOF.
 
-Each frame goes on to TTP's subscribers at once, by its own header. To all others, and to the log, a stream is
-one message: its data together, when it has ended. Where the topic is kept it is gathered in memory at first,
-then on the disk; where it is not, in memory, and only if somebody else subscribed.
+Each frame is forwarded to TTP's subscribers at once, with its own header. For all others, and for the log, a
+stream is one message: all its data, when it has ended. For a kept topic it is gathered in memory at first,
+then on the disk; otherwise in memory, and only if there are such subscribers.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
     from transfer.broker.net.splice import SplicedChunk
     from transfer.broker.storage.blob_writer import BlobWrite
 
-#: data of a frame up to so many bytes go on when they are whole
+#: data of a frame up to this size are forwarded when they are whole
 _WHOLE = 4 << 20
-#: pieces up to so many bytes are copied: a view would hold the memory of a thousand others
+#: pieces up to this size are copied: a view of one would hold the memory of a thousand others
 _SMALL = 4 << 10
-#: bytes that are gathered in memory before they go to the disk
+#: bytes that are gathered in memory before they are written to the disk
 _IN_MEMORY = 1 << 20
-#: what the broker keeps of a chunk beside its data: many empty ones are not for nothing
+#: bytes of memory that a chunk costs in addition to its data: many empty ones cost, too
 _CHUNK_COST = 16
-#: what the broker keeps of an open stream in memory, whatever came of it
+#: bytes of memory that an open stream costs, whatever came of it
 _STREAM_COST = 2 << 10
 
 
@@ -42,8 +42,8 @@ _NO_MEMORY = "too many bytes of unfinished streams are held already"
 
 @dataclass(frozen=True, slots=True)
 class StreamLimits:
-    """streams: that one connection may have open. kept: bytes of one that is kept. gathered: bytes of one in
-    memory, and of what is said of its chunks."""
+    """Limits of one connection. streams: open ones. kept: bytes of a kept stream. gathered: bytes of a stream
+    in memory, and of the descriptions of its chunks."""
 
     streams: int
     kept: int
@@ -51,11 +51,8 @@ class StreamLimits:
 
 
 class Shared:
-    """What all connections of the front share. used: stream ids that subscribers see at the moment.
-
-    gathered: bytes that streams have in memory together, and what they cost while they are open; most: how
-    many these may be.
-    """
+    """State that all connections of the front share. used: stream ids that subscribers see now. gathered:
+    bytes that open streams have in memory and cost; most: limit on them."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -64,8 +61,8 @@ class Shared:
         self._next = MOST_NUMBER
 
     def take(self, wanted: int) -> int:
-        """A stream begins; its id as subscribers see it: one from the upper end, if two publishers chose the
-        same. Raises ProtocolError."""
+        """Begins a stream and returns its id for subscribers: one from the upper end, if two publishers chose
+        the same. Raises ProtocolError."""
         if self.gathered + _STREAM_COST > self.most:
             raise ProtocolError("no_memory", _NO_MEMORY)
         self.gathered += _STREAM_COST
@@ -76,17 +73,15 @@ class Shared:
         return number
 
     def give_back(self, number: int, nbytes: int) -> None:
-        """A stream has ended, which had so many bytes in memory."""
+        """Ends a stream, which had so many bytes in memory."""
         self.used.discard(number)
         self.gathered -= nbytes + _STREAM_COST
 
 
 class Stream:
-    """One open stream of one publisher, and the sink of the data of its frames. On the broker's loop.
-
-    number: its id as subscribers see it. heard: when its last frame began. receipt: of a publisher that wants
-    to know. ended: nothing more is taken.
-    """
+    """One open stream of one publisher, and the sink for the data of its frames. On the broker's loop.
+    number: its id for subscribers. last_frame_at: when its last frame began. receipt: for a publisher that
+    wants an ACK. ended: it takes nothing more."""
 
     # there may be hundreds of thousands of them
     __slots__ = (
@@ -104,12 +99,12 @@ class Stream:
         "_limits",
         "_meta",
         "_nbytes",
-        "_passage",
         "_publisher",
         "_shared",
+        "_upload",
         "_writing",
         "ended",
-        "heard",
+        "last_frame_at",
         "number",
         "receipt",
         "topic",
@@ -125,7 +120,7 @@ class Stream:
         limits: StreamLimits,
     ) -> None:
         self.topic = topic
-        self.heard = 0.0
+        self.last_frame_at = 0.0
         self.receipt: Receipt | None = None
         self.ended = False
         self.number = shared.take(header.stream_id)
@@ -139,20 +134,21 @@ class Stream:
         self._header = header
         self._nbytes = self._cost = 0
         self._writing: BlobWrite | None = None
-        self._passage: FrameStream
+        self._upload: FrameStream
         try:
             broken_off = partial(_broken_off, topic, self.number)
-            self._passage = hub.streams.begin(topic, publisher, broken_off)
+            self._upload = hub.streams.begin(topic, publisher, broken_off)
             self._gathers = hub.streams.gathers(topic)
         except BaseException:
             shared.give_back(self.number, 0)
             raise
-        self._kept = self._passage.topic.durable
+        self._kept = self._upload.topic.durable
 
     # -- frames ------------------------------------------------------------------------------------------
 
     def begin(self, header: Header, topic: bytes, meta: bytes) -> None:
-        """A frame begins; its data come by `piece` or `poured`, then `finish`. Raises ProtocolError."""
+        """Begins a frame. Its data come by `piece` or `piece_spliced`, then `finish`. Raises
+        ProtocolError."""
         if header.kind == Kind.META:
             empty = header.flags & EOF and not header.data_size
             self._flags, self._meta = header.flags if empty else header.flags & ~EOF, meta
@@ -160,52 +156,52 @@ class Stream:
             self._charge(header, meta)
         self._header = header
         head = encode_head(header.kind, topic, meta, header.data_size, header.flags, self.number)
-        self._hub.streams.join(self._passage)
+        self._hub.streams.join(self._upload)
         if header.data_size > _WHOLE:
-            self._passage.begin_frame(Frame(self.topic, (head,)), header.data_size)
+            self._upload.begin_frame(Frame(self.topic, (head,)), header.data_size)
         else:
             self._head = (head,)
 
     @property
-    def pours(self) -> bool:
+    def accepts_spliced(self) -> bool:
         """See Sink."""
-        return not self._gathers and self._header.data_size > _WHOLE and self._passage.pours
+        return not self._gathers and self._header.data_size > _WHOLE and self._upload.accepts_spliced
 
     def piece(self, data: Buffer) -> None:
-        """The next bytes."""
+        """Takes the next bytes."""
         self._nbytes += len(data)
         if self._head:
             self._frame_data.append(bytes(data) if len(data) <= _SMALL else data)
         else:
-            self._passage.piece(data)
+            self._upload.piece(data)
         if self._gathers:
             self._gather(data)
 
-    def poured(self, data: SplicedChunk) -> None:
-        """The next bytes, in a pipe."""
+    def piece_spliced(self, data: SplicedChunk) -> None:
+        """Takes the next bytes from a pipe."""
         if self._gathers or self._head:
             self.piece(data.memory())
         else:
             self._nbytes += len(data)
-            self._passage.poured(data)
+            self._upload.piece_spliced(data)
 
     def finish(self) -> None:
-        """The end of a frame, which may be that of the stream. Raises what the hub raises."""
+        """Ends a frame, which may end the stream. Raises what the hub raises."""
         if self._head:
             frame, self._head, self._frame_data = Frame(self.topic, (*self._head, *self._frame_data)), (), []
-            self._passage.frame(frame)
+            self._upload.frame(frame)
         else:
-            self._passage.end_frame()
+            self._upload.end_frame()
         if self._header.flags & EOF:
             self._end()
             self._complete()
 
     def abandon(self, reason: str) -> None:
-        """The stream will not be finished. Idempotent."""
+        """Gives the stream up. Idempotent."""
         if not self.ended:
             self._end()
             self._data, self._cuts, self._frame_data = bytearray(), bytearray(), []
-            self._passage.abandon(reason)
+            self._upload.abandon(reason)
             if self._writing is not None:
                 self._writing.abandon()
             if self.receipt is not None:
@@ -217,11 +213,14 @@ class Stream:
         size, cost = header.data_size, len(meta) + _CHUNK_COST
         held = cost if self._writing is not None else cost + size
         if self._kept and self._nbytes + size > self._largest:
-            raise ProtocolError("too_large", f"a stream of more than {self._largest} bytes")
+            raise ProtocolError("too_large", f"the stream has more than {self._largest} bytes")
         too_much = self._cost + cost if self._kept else self._cost + held
         if too_much > self._limits.gathered:
             if self._kept:
-                raise ProtocolError("too_large", f"{self._limits.gathered} bytes about a stream's chunks")
+                raise ProtocolError(
+                    "too_large",
+                    f"the descriptions of the stream's chunks exceed {self._limits.gathered} bytes",
+                )
             self._give_up_gathering()
             return
         if self._shared.gathered + min(held, cost + _IN_MEMORY) > self._shared.most:
@@ -244,7 +243,7 @@ class Stream:
         self._shared.gathered += len(data)
         if self._kept and len(self._data) > _IN_MEMORY:
             self._writing = self._hub.streams.write(
-                self._passage, self._publisher, self._largest, self._message
+                self._upload, self._publisher, self._largest, self._message
             )
             self._writing.write(memoryview(self._data).toreadonly())
             self._cost -= len(self._data)
@@ -252,26 +251,27 @@ class Stream:
             self._data = bytearray()
 
     def _give_up_gathering(self) -> None:
-        """Nothing is kept, and it is too large for memory: subscribers of other protocols do not get it."""
+        """Stops gathering: the stream is not kept, and too large for memory. Subscribers of other protocols
+        do not get it."""
         self._gathers = False
-        self._hub.streams.drop(self._passage)
+        self._hub.streams.drop(self._upload)
         self._data, self._cuts = bytearray(), bytearray()
 
     def _complete(self) -> None:
-        self._passage.nbytes = self._nbytes
+        self._upload.nbytes = self._nbytes
         if self._writing is not None:
             self._writing.on_complete = self.receipt
-            self._passage.finish()
+            self._upload.finish()
             self._writing.finish()
         elif self._gathers:
-            given = self._passage.given
-            self._passage.finish()
+            given = self._upload.given
+            self._upload.finish()
             message = self._message((memoryview(self._data).toreadonly(),))
             message.given = given
             self._hub.publish(message, self.receipt)
         else:
-            self._passage.finish()
-            self._hub.streams.count(self._passage)
+            self._upload.finish()
+            self._hub.streams.count(self._upload)
             if self.receipt is not None:
                 self.receipt(None)
         if self.receipt is not None:
@@ -290,7 +290,8 @@ class Stream:
 
 
 def _broken_off(topic: str, number: int, reason: str) -> Frame:
-    """It belongs to no stream: one that has ended is let go of with its passage, and not by the collector."""
+    """Makes the frame that reports a broken-off stream. Not a method: a reference to the stream would make a
+    cycle, which only the garbage collector frees."""
     return Frame(topic, (encode_error(number, "broken_off", reason),))
 
 
@@ -301,10 +302,10 @@ class Streams:
         self._hub = hub
         self._shared = shared
         self._limits = limits
-        self._open: dict[int, dict[str, Stream]] = {}  # of an id the stream that began last is the last
+        self._open: dict[int, dict[str, Stream]] = {}  # the newest stream of an id is the last
         self._count = 0
-        self._oldest = 0.0  # none of them had its last frame before
-        self._refused: dict[int, None] = {}  # what still comes of them is passed over; the oldest first
+        self._oldest = 0.0  # no stream had its last frame before this
+        self._refused: dict[int, None] = {}  # later frames of these are ignored; the oldest first
 
     def frame(
         self,
@@ -316,10 +317,8 @@ class Streams:
         receipt: Callable[[], Receipt],
         now: float,
     ) -> Sink:
-        """A META or CHUNK: where its data go. name: its topic, "" if it names none.
-
-        Raises ProtocolError and what the hub raises; then the stream is given up.
-        """
+        """Handles a META or CHUNK. Returns the sink for its data. name: its topic, "" if it names none.
+        Raises ProtocolError and what the hub raises; then the stream is given up."""
         number, last = header.stream_id, bool(header.flags & EOF)
         if header.kind == Kind.META:
             self.give_up(number, "another stream began with its id")
@@ -330,9 +329,7 @@ class Streams:
         its = self._open.get(number, {})
         name = name or next(reversed(its), "")
         if not name:
-            raise ProtocolError(
-                "control", f"a CHUNK of stream {number} that names no topic, and has none open"
-            )
+            raise ProtocolError("control", f"a CHUNK names no topic, and stream {number} has none open")
         stream = its.get(name)
         try:
             if stream is None:
@@ -347,7 +344,7 @@ class Streams:
             raise
         if last:
             self._forget(name, number)
-        stream.heard = now
+        stream.last_frame_at = now
         return stream
 
     def _begin(self, publisher: Connection, name: str, header: Header) -> Stream:
@@ -365,7 +362,7 @@ class Streams:
             self._open.pop(number, None)
 
     def give_up(self, number: int, reason: str) -> None:
-        """The streams with this id will not be finished, and another one may begin."""
+        """Gives up the streams with this id, and another one may begin."""
         self._refused.pop(number, None)
         its = self._open.pop(number, {})
         self._count -= len(its)
@@ -373,30 +370,33 @@ class Streams:
             stream.abandon(reason)
 
     def refuse(self, number: int, reason: str) -> None:
-        """The stream is given up by the broker: what still comes of it is passed over."""
+        """Gives up a stream for the broker: later frames of it are ignored."""
         self.give_up(number, reason)
         self._refused[number] = None
         if len(self._refused) > self._limits.streams:
             del self._refused[next(iter(self._refused))]
 
     def leave(self, reason: str) -> None:
-        """The publisher has gone."""
+        """Gives up all streams: the publisher has disconnected."""
         for number in list(self._open):
             self.give_up(number, reason)
 
     def touch(self, now: float) -> None:
-        """No frame could come up to now: something else was on its way, or the publisher had to wait."""
+        """Counts all streams as active: no frame could come up to now, because other data came or the
+        publisher had to wait."""
         for its in self._open.values():
             for stream in its.values():
-                stream.heard = now
+                stream.last_frame_at = now
 
     def stalled(self, before: float) -> list[int]:
-        """Gives up the streams that had no frame since then; their ids."""
+        """Gives up the streams that had no frame since then, and returns their ids."""
         if self._oldest >= before:
             return []
-        heard = {number: min(stream.heard for stream in its.values()) for number, its in self._open.items()}
-        late = sorted(number for number, when in heard.items() if when < before)
-        self._oldest = min((when for when in heard.values() if when >= before), default=before)
+        times = {
+            number: min(stream.last_frame_at for stream in its.values()) for number, its in self._open.items()
+        }
+        late = sorted(number for number, when in times.items() if when < before)
+        self._oldest = min((when for when in times.values() if when >= before), default=before)
         for number in late:
             self.refuse(number, "its publisher sent nothing more")
         return late

@@ -1,1 +1,1 @@
-"""Wire formats that the broker speaks beside its own: pure codecs, shared by its fronts and the clients."""
+"""Wire formats of the broker's protocols: pure codecs, shared by its fronts and the clients."""

@@ -1,6 +1,6 @@
-"""abtp/1: frames of ZeroMQ sockets as requests, and answers as frames. Pure; see docs/protocols/abtp.md.
+"""abtp/1: ZeroMQ frames as requests, and answers as frames. Pure; see docs/protocols/abtp.md.
 
-`read_frames` never raises for what a peer sent: bytes in, a decision out.
+`read_frames` never raises for invalid input from a peer: it returns `Rejected`.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from transfer.transports.errors import ProtocolError, comes_with
 with comes_with("fronts", __name__):
     import msgspec
 
-#: where a broker listens unless it is told otherwise
+#: default endpoints of a broker
 ROUTER_ENDPOINT, PUB_ENDPOINT = "tcp://127.0.0.1:5555", "tcp://127.0.0.1:5556"
-#: bit of the flags frame: the producer wants an answer
+#: bit of the flags frame: the producer requests an answer
 WANTS_ANSWER = 1
-#: subscriptions of a consumer at most
+#: limit on a consumer's subscriptions
 MAX_SUBSCRIPTIONS = 1024
-#: codecs, and compressors, that a consumer lists at most
+#: limit on the codecs, and compressors, that a consumer lists
 MAX_NAMES = 64
 _VERSIONS = (SPEC_VERSION.encode(), b"1", b"\x01")
 
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """A producer's message. answer: it wants to hear that it was taken."""
+    """A producer's message. answer: the producer requests an acknowledgement."""
 
     envelope: Envelope
     answer: bool
@@ -50,7 +50,7 @@ class Published:
 
 @dataclass(frozen=True, slots=True)
 class Rejected:
-    """What is answered to frames that may not be."""
+    """The answer to invalid frames."""
 
     code: str
     text: str
@@ -58,27 +58,27 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A consumer's control message, as it was said too, with its signature, b"" without one."""
+class ControlMessage:
+    """A consumer's control message, with its bytes and its signature; b"" without one."""
 
     control: Control
     data: bytes
     signature: bytes
 
 
-Request = Published | Asked | Rejected
+Request = Published | ControlMessage | Rejected
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """largest: bytes of a payload, decompressed too."""
+    """Limits of a front. largest: bytes of a payload, also when decompressed."""
 
     largest: int = 16 << 20
 
 
 def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limits) -> Request:
-    """What a peer asks. frames: as a ROUTER receives them, its identity first. new_id: for a message that
-    has none."""
+    """Reads a peer's request. frames: as a ROUTER receives them, its identity first. new_id: for a message
+    without one."""
     peer, *rest = frames
     answer = len(rest) > 1 and not rest[0]
     if answer:
@@ -86,7 +86,7 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
     message_id = ""
     try:
         if len(rest) in (2, 3) and rest[0] == CONTROL:
-            return Asked(read_control(rest[1]), rest[1], b"".join(rest[2:]))
+            return ControlMessage(read_control(rest[1]), rest[1], b"".join(rest[2:]))
         if len(rest) not in (2, 5):
             text = f"{len(rest)} frames: topic and payload, or version, flags, topic, headers and payload"
             raise ProtocolError(Code.MALFORMED_ENVELOPE, text)
@@ -108,8 +108,8 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
         text = str(error).removeprefix(f"{error.reason}: ")
         return Rejected(error.reason, text, message_id)
     except (TypeError, ValueError, LookupError, ArithmeticError, RecursionError) as error:
-        # Of the decoder: text that is no UTF-8 raises UnicodeDecodeError where a DecodeError is expected.
-        return Rejected(Code.MALFORMED_ENVELOPE, f"frames that cannot be read: {error!r:.200}", message_id)
+        # From the decoder: text that is not UTF-8 raises UnicodeDecodeError instead of DecodeError.
+        return Rejected(Code.MALFORMED_ENVELOPE, f"the frames cannot be read: {error!r:.200}", message_id)
 
 
 class _Named(msgspec.Struct):
@@ -117,7 +117,7 @@ class _Named(msgspec.Struct):
 
 
 def _message_id(data: bytes) -> str:
-    """The message's id for an error's answer, if one can be found."""
+    """Returns the message's id for an error's answer, or ""."""
     if b'"message_id"' not in data[:MAX_CONTROL]:
         return ""
     try:
@@ -174,7 +174,7 @@ _control = msgspec.json.Decoder(_Register | _Heartbeat | _Deregister | _Ack | _N
 
 
 def read_control(data: bytes) -> Control:
-    """The request of a consumer. Raises ProtocolError."""
+    """Reads a consumer's request. Raises ProtocolError."""
     if len(data) > MAX_CONTROL:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_CONTROL:,} bytes")
     try:
@@ -191,7 +191,7 @@ def read_control(data: bytes) -> Control:
             return _registration(ask)
         case _Heartbeat():
             if ask.session_id is None:
-                raise ProtocolError(Code.MALFORMED_CONTROL, "a heartbeat names its session_id")
+                raise ProtocolError(Code.MALFORMED_CONTROL, "a heartbeat needs a session_id")
             return Heartbeat(ask.consumer_id, ask.session_id, ask.reply)
         case _Deregister():
             return Deregister(ask.consumer_id, ask.session_id)
@@ -205,28 +205,28 @@ def read_control(data: bytes) -> Control:
 
 
 def _registration(ask: _Register) -> Register:
-    said, tenant = ask.capabilities, ask.tenant_id
-    if said.max_inflight < 1:
-        raise ProtocolError(Code.MALFORMED_CONTROL, f"max_inflight {said.max_inflight}: 1 at least")
+    given, tenant = ask.capabilities, ask.tenant_id
+    if given.max_inflight < 1:
+        raise ProtocolError(Code.MALFORMED_CONTROL, f"max_inflight {given.max_inflight} must be at least 1")
     if len(ask.subscriptions) > MAX_SUBSCRIPTIONS:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
     if len(tenant.encode()) > MAX_ID or "/" in tenant or "\0" in tenant:
-        raise ProtocolError(Code.MALFORMED_CONTROL, f"tenant_id {tenant!r:.80} is no name")
+        raise ProtocolError(Code.MALFORMED_CONTROL, f"tenant_id {tenant!r:.80} is not a valid name")
     capabilities = Capabilities(
-        supports_ack=said.supports_ack,
-        supports_compression=_names(said.supports_compression, ("lz4",)),
-        supports_codec=_names(said.supports_codec, ("json", "raw"), ("json", "raw")),
-        max_inflight=said.max_inflight,
+        supports_ack=given.supports_ack,
+        supports_compression=_names(given.supports_compression, ("lz4",)),
+        supports_codec=_names(given.supports_codec, ("json", "raw"), ("json", "raw")),
+        max_inflight=given.max_inflight,
     )
     subscriptions = tuple(dict.fromkeys(ask.subscriptions))
     return Register(ask.consumer_id, tenant, ask.mode, subscriptions, capabilities, ask.session_id)
 
 
-def _names(said: bool | str | list[str], yes: tuple[str, ...], no: tuple[str, ...] = ()) -> tuple[str, ...]:
-    """What a consumer lists; True stands for `yes`, False and nothing for `no`."""
-    if isinstance(said, bool):
-        return yes if said else no
-    listed = (said,) if isinstance(said, str) else tuple(dict.fromkeys(said))
+def _names(given: bool | str | list[str], yes: tuple[str, ...], no: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Returns the names that a consumer lists; True stands for `yes`, False and nothing for `no`."""
+    if isinstance(given, bool):
+        return yes if given else no
+    listed = (given,) if isinstance(given, str) else tuple(dict.fromkeys(given))
     if not any(listed):
         return no
     if len(listed) > MAX_NAMES or any(len(name) > MAX_ID for name in listed):
@@ -239,20 +239,20 @@ def _names(said: bool | str | list[str], yes: tuple[str, ...], no: tuple[str, ..
 
 
 def encode_accepted(message_id: str) -> bytes:
-    """The answer to a producer whose message was taken."""
+    """Encodes the answer to a producer whose message was taken."""
     return _json({"type": "accepted", "message_id": message_id})
 
 
 def encode_error(code: str, text: str, message_id: str = "", delivery_id: str = "") -> bytes:
-    """The answer to whatever was refused. delivery_id: of an ACK."""
-    said = {"type": "error", "code": code, "message": text, "message_id": message_id}
+    """Encodes the answer to a refused request. delivery_id: of an ACK."""
+    fields = {"type": "error", "code": code, "message": text, "message_id": message_id}
     if delivery_id:
-        said["delivery_id"] = delivery_id
-    return _json(said)
+        fields["delivery_id"] = delivery_id
+    return _json(fields)
 
 
 def encode_reply(reply: Reply) -> bytes:
-    """The answer to a consumer."""
+    """Encodes the answer to a consumer."""
     match reply:
         case Registered(consumer_id, session_id, status):
             named = {"consumer_id": consumer_id, "session_id": session_id}
@@ -268,8 +268,8 @@ def encode_reply(reply: Reply) -> bytes:
 
 
 def encode_register(ask: Register) -> bytes:
-    """What a consumer says to begin, or resume, a session. Raises UsageError."""
-    said = ask.capabilities
+    """Encodes a consumer's request to begin, or resume, a session. Raises UsageError."""
+    given = ask.capabilities
     return to_json(
         {
             "type": "consumer.register",
@@ -279,10 +279,10 @@ def encode_register(ask: Register) -> bytes:
             "subscriptions": ask.subscriptions,
             "session_id": ask.session_id,
             "capabilities": {
-                "supports_ack": said.supports_ack,
-                "supports_compression": said.supports_compression,
-                "supports_codec": said.supports_codec,
-                "max_inflight": said.max_inflight,
+                "supports_ack": given.supports_ack,
+                "supports_compression": given.supports_compression,
+                "supports_codec": given.supports_codec,
+                "max_inflight": given.max_inflight,
             },
         },
         "the registration",
@@ -290,21 +290,21 @@ def encode_register(ask: Register) -> bytes:
 
 
 def encode_control(ask: Heartbeat | Deregister | Ack | Nack, now_ms: int) -> bytes:
-    """What a consumer says while its session lasts. Raises UsageError."""
-    said: dict[str, Any] = {"consumer_id": ask.consumer_id, "session_id": ask.session_id}
+    """Encodes a consumer's request in a session. Raises UsageError."""
+    fields: dict[str, Any] = {"consumer_id": ask.consumer_id, "session_id": ask.session_id}
     match ask:
         case Heartbeat():
-            said |= {"type": "consumer.heartbeat", "timestamp": now_ms, "reply": ask.reply}
+            fields |= {"type": "consumer.heartbeat", "timestamp": now_ms, "reply": ask.reply}
         case Deregister():
-            said |= {"type": "consumer.deregister"}
+            fields |= {"type": "consumer.deregister"}
         case Ack():
-            said |= {"type": "ack", "status": "processed", "processed_at": now_ms}
+            fields |= {"type": "ack", "status": "processed", "processed_at": now_ms}
         case Nack():
             status = "terminal_error" if ask.terminal else "retryable_error"
-            said |= {"type": "nack", "status": status, "reason": ask.reason}
+            fields |= {"type": "nack", "status": status, "reason": ask.reason}
     if isinstance(ask, Ack | Nack):
-        said |= {"message_id": ask.message_id, "delivery_id": ask.delivery_id, "reply": ask.reply}
-    return to_json(said, "the control message")
+        fields |= {"message_id": ask.message_id, "delivery_id": ask.delivery_id, "reply": ask.reply}
+    return to_json(fields, "the control message")
 
 
 def _json(fields: dict[str, Any]) -> bytes:

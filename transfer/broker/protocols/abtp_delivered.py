@@ -1,4 +1,4 @@
-"""What a consumer or subscriber of abtp/1 receives. Pure."""
+"""Messages that consumers and subscribers of abtp/1 receive. Pure."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ with comes_with("fronts", __name__):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """A message. payload: what its codec makes of it; bytes if the codec is raw, not known here, or cannot
-    decode it: fault says so then.
+    """A received message. payload: decoded by its codec; bytes if the codec is raw, unknown, or fails: fault
+    has the reason then.
 
-    attempt, delivery_id, session_id: of a direct delivery, for its ACK; 0 and "" on the PUB socket.
-    fields: the whole envelope but the payload.
+    attempt, delivery_id, session_id: of a direct delivery, for its ACK; 0 and "" on the PUB socket. fields:
+    the whole envelope except the payload.
     """
 
     topic: str
@@ -49,8 +49,8 @@ class _Envelope(msgspec.Struct):
 
 
 def read_delivered(data: bytes, limit: int) -> Delivered:
-    """The message in an envelope, compressed or not. limit: bytes of it, decompressed. Raises
-    ProtocolError where there is no envelope."""
+    """Reads the message in an envelope, compressed or not. limit: bytes, decompressed. Raises ProtocolError
+    if it is not an envelope."""
     packer = compressor_of(data)
     if packer is not None:
         data = decompress_payload(packer, data, limit)
@@ -67,8 +67,8 @@ def read_delivered(data: bytes, limit: int) -> Delivered:
     if codec != "json" and codec in codecs():
         try:
             payload = codecs()[codec].decode(payload)
-        except Exception as error:  # noqa: BLE001 - a codec of another distribution may raise what it likes
-            fault = f"its payload is no {codec}: {error!r:.200}"
+        except Exception as error:  # noqa: BLE001 - a codec of another distribution may raise anything
+            fault = f"the payload is not valid {codec}: {error!r:.200}"
     return Delivered(
         known.topic,
         payload,

@@ -1,7 +1,7 @@
-"""Envelopes of abtp/1: what a producer's frames mean, and what a consumer is sent. Pure.
+"""Envelopes of abtp/1: reads a producer's frames, and writes what a consumer receives. Pure.
 
-An envelope is a JSON object. The broker takes the payload out of it as the bytes that it is, and later
-puts it back without decoding it: numbers, escapes and white space within stay as the producer wrote them.
+An envelope is a JSON object. The broker takes out the payload's bytes, and later puts them back without
+decoding them: numbers, escapes and white space in them stay as the producer wrote them.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ from transfer.transports.errors import ProtocolError, UsageError, comes_with
 with comes_with("fronts", __name__):
     import msgspec
 
-#: fields that the broker writes anew for each delivery; `auth` is for the broker, and for nobody behind it
+#: fields that the broker writes for each delivery; `auth` is for the broker only
 _LEFT_OUT = frozenset({"payload", "attempt", "delivery_id", "session_id", "auth"})
-#: fields that a producer of bare payloads may say among its headers; they are not headers then
+#: fields that a producer of bare payloads may set among its headers; they are not headers then
 _LIFTED = ("message_id", "producer_id", "timestamp_unix_ms", "correlation_id", "reply_to", "partition_key")
 _LIFTED_TOO = ("deadline_unix_ms", "auth", "spec_version")
 _TEXTS = ("correlation_id", "reply_to", "partition_key", "trace_id")
 _MODES = ("direct", "fanout", "bridge")
 _MOST_MS = 1 << 62
-#: compressed JSON becomes so many bytes at most, or so many times as many: to look through it takes far
-#: longer than to unpack it, and the processor's time is everybody's. LZ4 has this ratio by itself
+#: limits on the size of decompressed JSON, absolute and as a ratio, which LZ4 cannot exceed anyway: parsing
+#: takes far longer than decompressing, and the CPU is shared
 _SMALL_JSON, _MOST_OF_JSON = 64 << 10, 255
 _fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class _Outline(msgspec.Struct):
-    """What is looked at first: a dict of a million fields takes the interpreter a second."""
+    """The fields that are read first: a dict of a million fields takes the interpreter a second."""
 
     spec_version: msgspec.Raw = msgspec.Raw()
     payload: msgspec.Raw = msgspec.Raw()
@@ -50,12 +50,11 @@ _outline = msgspec.json.Decoder(_Outline)
 
 @dataclass(frozen=True, slots=True)
 class Envelope:
-    """A producer's message, looked through.
+    """A producer's checked message.
 
-    head: the envelope as JSON, without payload. payload: JSON's text if codec is "json", else the bytes
-    that are meant (in an envelope they are base64). headers: known and unknown ones, as they came
-    but for `compression`, which is undone. auth: what the producer said to prove who it is; it is not in
-    the head.
+    head: the envelope as JSON, without payload. payload: JSON's text if codec is "json", else the plain bytes
+    (in an envelope they are base64). headers: known and unknown ones, as they came, except `compression`,
+    which is undone. auth: the producer's credentials; they are not in the head.
     """
 
     message_id: str
@@ -74,12 +73,12 @@ class Envelope:
 
     @property
     def priority(self) -> str:
-        """The class of priority that the headers mean."""
+        """The class of priority in the headers."""
         return class_of(self.headers.get("priority"))
 
 
 def write_envelope(head: bytes, payload: bytes, codec: str, **more: str | int) -> bytes:
-    """The envelope with its payload, and what the broker says of this delivery. head: a JSON object."""
+    """Writes an envelope with its payload and the fields of this delivery. head: a JSON object."""
     text = payload if codec == "json" else b'"' + base64.b64encode(payload) + b'"'
     parts = [head[:-1], b',"payload":', text]
     for name, value in more.items():
@@ -91,7 +90,7 @@ def write_envelope(head: bytes, payload: bytes, codec: str, **more: str | int) -
 def make_head(
     message_id: str, producer_id: str, topic: str, timestamp_unix_ms: int, headers: Mapping[str, Any]
 ) -> bytes:
-    """The head of an envelope for a message that came without one."""
+    """Makes the head of an envelope for a message that came without one."""
     fields: dict[str, Any] = {
         "spec_version": SPEC_VERSION,
         "message_id": message_id,
@@ -105,22 +104,20 @@ def make_head(
 
 
 def with_header(head: bytes, name: str, value: str) -> bytes:
-    """The head of an envelope with one header more; all else in it stays as the producer wrote it."""
+    """Adds a header to the head of an envelope; the rest stays as the producer wrote it."""
     fields = _fields.decode(head)
     headers = _fields.decode(fields["headers"]) if "headers" in fields else {}
     headers[name] = msgspec.Raw(msgspec.json.encode(value))
     return msgspec.json.encode({**fields, "headers": msgspec.Raw(msgspec.json.encode(headers))})
 
 
-# --- what a producer sends --------------------------------------------------------------------------------
+# --- messages of producers --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """What the broker knows of a message beside its bytes, and says where the producer did not.
-
-    topic: the frame in front of the payload. now_ms: the time. limit: bytes of a payload at most.
-    """
+    """Values for the fields that the producer did not set. topic: the frame in front of the payload. now_ms:
+    the time. limit: bytes of a payload."""
 
     topic: str
     producer_id: str
@@ -130,10 +127,8 @@ class Origin:
 
 
 def read_old(data: bytes, origin: Origin) -> Envelope:
-    """The payload frame of an old producer, which says nothing of itself: JSON, LZ4 of JSON, or bytes.
-
-    Raises ProtocolError.
-    """
+    """Reads the payload frame of an old producer, without type: JSON, LZ4 of JSON, or bytes. Raises
+    ProtocolError."""
     _check_size(data, origin.limit)
     text = _as_json(data)
     if text is None and data.startswith(abtp_lz4.FRAME_MAGIC):
@@ -147,7 +142,7 @@ def read_old(data: bytes, origin: Origin) -> Envelope:
 
 
 def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
-    """Headers and payload of a new producer. Raises ProtocolError."""
+    """Reads headers and payload of a new producer. Raises ProtocolError."""
     _check_size(data, origin.limit)
     headers = _read_headers(headers_frame)
     codec = _codec(headers)
@@ -160,19 +155,21 @@ def read_new(headers_frame: bytes, data: bytes, origin: Origin) -> Envelope:
         return _bare(data, headers, codec, origin)
     text = _as_json(data)
     if text is None:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, "the payload is no JSON: say codec raw for other bytes")
+        raise ProtocolError(
+            Code.MALFORMED_ENVELOPE, "the payload is not JSON: set codec to raw for other bytes"
+        )
     return _whole_or_bare(text, headers, origin)
 
 
 def may_be_compressed(headers_frame: bytes, data: bytes) -> bool:
-    """Whether `read_old` (its headers are empty) or `read_new` may decompress it, by a look."""
+    """Returns quickly whether `read_old` (without headers) or `read_new` may decompress the payload."""
     if headers_frame:
         return b"compression" in headers_frame or b"\\" in headers_frame  # the name may be escaped
     return data[:1] not in (b"{", b"[", b'"')
 
 
 def _whole_or_bare(text: bytes, headers: dict[str, Any], origin: Origin) -> Envelope:
-    """An object with `spec_version` is an envelope; any other JSON is a payload alone."""
+    """Reads JSON: an object with `spec_version` is an envelope, other JSON is a payload alone."""
     if text.startswith(b"{") and b'"spec_version"' in text:
         outline = _outline.decode(text)
         if len(outline.spec_version):
@@ -188,13 +185,13 @@ def _whole(fields: dict[str, msgspec.Raw], frame_headers: dict[str, Any], origin
     for name in ("message_id", "producer_id", "topic", "payload", "timestamp_unix_ms"):
         if name not in fields:
             raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name} is missing")
-    said = {name: _value(fields, name) for name in fields if name not in ("payload", "headers")}
-    if said["topic"] != origin.topic:
-        text = f"the envelope is of topic {said['topic']!r:.80}, its frame of {origin.topic!r:.80}"
+    values = {name: _value(fields, name) for name in fields if name not in ("payload", "headers")}
+    if values["topic"] != origin.topic:
+        text = f"the envelope has topic {values['topic']!r:.80}, its frame {origin.topic!r:.80}"
         raise ProtocolError(Code.INVALID_TOPIC, text)
     own = _value(fields, "headers") if "headers" in fields else None
     if own is not None and not isinstance(own, dict):
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, "headers is no object")
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, "headers is not an object")
     headers = {**frame_headers, **(own or {})}
     compressed = headers.pop("compression", None)
     if compressed is not None:
@@ -207,14 +204,14 @@ def _whole(fields: dict[str, msgspec.Raw], frame_headers: dict[str, Any], origin
     if own != headers:
         fields["headers"] = msgspec.Raw(msgspec.json.encode(headers))
     head = msgspec.json.encode({name: value for name, value in fields.items() if name not in _LEFT_OUT})
-    return _envelope(said, headers, head, payload, codec)
+    return _envelope(values, headers, head, payload, codec)
 
 
 def _bare(data: bytes, headers: dict[str, Any], codec: str, origin: Origin) -> Envelope:
-    """A payload alone: the broker writes the envelope, with what the headers say of it."""
+    """Makes the envelope of a payload alone, with the fields among its headers."""
     headers = dict(headers)
     headers.pop("compression", None)
-    said: dict[str, Any] = {
+    values: dict[str, Any] = {
         "spec_version": SPEC_VERSION,
         "message_id": origin.message_id,
         "producer_id": origin.producer_id,
@@ -223,48 +220,48 @@ def _bare(data: bytes, headers: dict[str, Any], codec: str, origin: Origin) -> E
     }
     for name in (*_LIFTED, *_LIFTED_TOO):
         if name in headers:
-            said[name] = headers.pop(name)
-    _check_version(said["spec_version"])
+            values[name] = headers.pop(name)
+    _check_version(values["spec_version"])
     if codec != "json":
         headers["codec"] = codec
-    fields = {name: value for name, value in said.items() if name not in _LEFT_OUT}
+    fields = {name: value for name, value in values.items() if name not in _LEFT_OUT}
     if headers:
         fields["headers"] = headers
-    return _envelope(said, headers, msgspec.json.encode(fields), data, codec)
+    return _envelope(values, headers, msgspec.json.encode(fields), data, codec)
 
 
 def _envelope(
-    said: Mapping[str, Any], headers: Mapping[str, Any], head: bytes, payload: bytes, codec: str
+    values: Mapping[str, Any], headers: Mapping[str, Any], head: bytes, payload: bytes, codec: str
 ) -> Envelope:
-    """Looks at every field that the broker knows."""
-    message_id, producer_id = (_id(said, name) for name in ("message_id", "producer_id"))
+    """Checks every field that the broker knows."""
+    message_id, producer_id = (_id(values, name) for name in ("message_id", "producer_id"))
     for name in _TEXTS:
-        if not isinstance(said.get(name), str | None):
-            raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name} is no text")
-    timestamp = _milliseconds(said, "timestamp_unix_ms")
-    mode = said.get("delivery_mode") or headers.get("delivery_mode") or ""
+        if not isinstance(values.get(name), str | None):
+            raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name} is not text")
+    timestamp = _milliseconds(values, "timestamp_unix_ms")
+    mode = values.get("delivery_mode") or headers.get("delivery_mode") or ""
     if mode and mode not in _MODES:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"delivery_mode {mode!r:.80} is none of {_MODES}")
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"delivery_mode {mode!r:.80} is not one of {_MODES}")
     tenant = headers.get("tenant_id") or ""
     if not isinstance(tenant, str) or len(tenant.encode()) > MAX_ID or "/" in tenant or "\0" in tenant:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"tenant_id {tenant!r:.80} is no name")
-    deadline = _milliseconds(said, "deadline_unix_ms")
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"tenant_id {tenant!r:.80} is not a valid name")
+    deadline = _milliseconds(values, "deadline_unix_ms")
     ttl = _milliseconds(headers, "ttl_ms")
     ends = [end for end in (deadline, timestamp + ttl if "ttl_ms" in headers else 0) if end]
     due = _milliseconds(headers, "deliver_at_unix_ms")
     if not due and (delay := _milliseconds(headers, "delay_ms")):
         due = timestamp + delay
     return Envelope(
-        message_id, producer_id, said["topic"], timestamp, head, payload, codec, headers, tenant, mode,
-        min(ends, default=0), due, said.get("auth"),
+        message_id, producer_id, values["topic"], timestamp, head, payload, codec, headers, tenant, mode,
+        min(ends, default=0), due, values.get("auth"),
     )  # fmt: skip
 
 
-# --- its parts --------------------------------------------------------------------------------------------
+# --- fields of an envelope --------------------------------------------------------------------------------
 
 
 def check_name(topic: bytes) -> str:
-    """The topic that a frame names. Raises ProtocolError."""
+    """Returns the topic that a frame names. Raises ProtocolError."""
     try:
         name = str(topic, "utf-8")
         check_topic(name, Kind.DOTS)
@@ -280,11 +277,11 @@ def _check_version(version: object) -> None:
 
 def _check_size(data: bytes, limit: int) -> None:
     if len(data) > limit:
-        raise ProtocolError(Code.OVERSIZED_PAYLOAD, f"{len(data):,} bytes, of {limit:,} allowed")
+        raise ProtocolError(Code.OVERSIZED_PAYLOAD, f"{len(data):,} bytes exceed the limit of {limit:,}")
 
 
 def is_json(data: bytes) -> bool:
-    """Whether these bytes are a JSON text that all readers can decode."""
+    """Returns whether these bytes are a JSON text that all readers can decode."""
     try:
         return _as_json(data) is not None
     except ProtocolError:
@@ -292,11 +289,11 @@ def is_json(data: bytes) -> bool:
 
 
 def _as_json(data: bytes) -> bytes | None:
-    """The same without white space around it, if it is JSON; None if it is not. Raises ProtocolError for JSON
-    that readers cannot decode."""
+    """Returns the JSON text without surrounding white space; None if it is not JSON. Raises ProtocolError for
+    JSON that readers cannot decode."""
     try:
         text = bytes(msgspec.json.decode(data, type=msgspec.Raw))
-        str(text, "utf-8")  # the decoder skips over strings without looking
+        str(text, "utf-8")  # the decoder does not check strings
         json_text.check(text)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return None
@@ -306,7 +303,7 @@ def _as_json(data: bytes) -> bytes | None:
 
 
 def _block_of_json(data: bytes, limit: int) -> bytes | None:
-    """JSON in an LZ4 block; None if it is none: many bytes are some block."""
+    """Returns the JSON in an LZ4 block, or None: arbitrary bytes may be a valid block."""
     try:
         text = abtp_lz4.decompress(data, limit)
     except ProtocolError as error:
@@ -343,7 +340,9 @@ def _check_payload(codec: str, data: bytes) -> None:
     try:
         known_codec(codec).check(data)
     except Exception as error:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"the payload is no {codec}: {error!r:.200}") from error
+        raise ProtocolError(
+            Code.MALFORMED_ENVELOPE, f"the payload is not valid {codec}: {error!r:.200}"
+        ) from error
 
 
 def _base64(text: bytes, limit: int) -> bytes:
@@ -351,26 +350,26 @@ def _base64(text: bytes, limit: int) -> bytes:
         data = base64.b64decode(msgspec.json.decode(text, type=str), validate=True)
     except (msgspec.DecodeError, binascii.Error, ValueError) as error:
         raise ProtocolError(
-            Code.MALFORMED_ENVELOPE, f"a payload that is not JSON is no base64: {error}"
+            Code.MALFORMED_ENVELOPE, f"a payload that is not JSON must be base64: {error}"
         ) from error
     _check_size(data, limit)
     return data
 
 
-def _id(said: Mapping[str, Any], name: str) -> str:
-    value = said.get(name)
+def _id(values: Mapping[str, Any], name: str) -> str:
+    value = values.get(name)
     if not isinstance(value, str) or not 0 < len(value.encode(errors="replace")) <= MAX_ID:
         raise ProtocolError(
-            Code.MALFORMED_ENVELOPE, f"{name} {value!r:.80} is no text of 1 to {MAX_ID} bytes"
+            Code.MALFORMED_ENVELOPE, f"{name} {value!r:.80} is not text of 1 to {MAX_ID} bytes"
         )
     return value
 
 
-def _milliseconds(said: Mapping[str, Any], name: str) -> int:
-    """0 where it is not said."""
-    value = said.get(name)
+def _milliseconds(values: Mapping[str, Any], name: str) -> int:
+    """Returns a number of milliseconds; 0 if the field is missing."""
+    value = values.get(name)
     if value is None:
         return 0
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value < _MOST_MS:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name} {value!r:.80} is no number of milliseconds")
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, f"{name} {value!r:.80} is not a number of milliseconds")
     return value

@@ -1,29 +1,29 @@
-"""LZ4 in abtp/1: frames and blocks, never larger than allowed when decompressed. Pure."""
+"""LZ4 in abtp/1: decompresses frames and blocks, up to a limit. Pure."""
 
 from __future__ import annotations
 
 from transfer.broker.protocols.abtp_words import Code
 from transfer.transports.errors import ProtocolError
 
-#: what an LZ4 frame begins with
+#: the first bytes of an LZ4 frame
 FRAME_MAGIC = b"\x04\x22\x4d\x18"
-#: how much larger an LZ4 block can become at most
+#: the largest ratio of an LZ4 block
 _MAX_RATIO = 255
-#: bytes that an LZ4 block is first expected to become at least
+#: the smallest first guess of an LZ4 block's decompressed size
 _FIRST_GUESS = 64 << 10
 
 
 def decompress(data: bytes, limit: int) -> bytes:
-    """What an LZ4 frame, or a block without a size in front, contains.
+    """Decompresses an LZ4 frame, or a block without a size in front.
 
-    Never takes more memory than `limit` and a frame's own buffers. Raises ProtocolError:
-    oversized_payload, malformed_envelope.
+    Never takes more memory than `limit` and a frame's own buffers. Raises ProtocolError: oversized_payload,
+    malformed_envelope.
     """
     return _frame(data, limit) if data.startswith(FRAME_MAGIC) else _block(data, limit)
 
 
 def compress(data: bytes) -> bytes:
-    """An LZ4 frame."""
+    """Compresses into an LZ4 frame."""
     import lz4.frame
 
     compressed: bytes = lz4.frame.compress(data)
@@ -41,13 +41,13 @@ def _frame(data: bytes, limit: int) -> bytes:
     if len(plain) > limit:
         raise ProtocolError(Code.OVERSIZED_PAYLOAD, f"more than {limit:,} bytes when decompressed")
     if not decompressor.eof or decompressor.unused_data:
-        raise ProtocolError(Code.MALFORMED_ENVELOPE, "an LZ4 frame that is not whole, or not alone")
+        raise ProtocolError(Code.MALFORMED_ENVELOPE, "the LZ4 frame is incomplete, or bytes follow it")
     return plain
 
 
 def _block(data: bytes, limit: int) -> bytes:
-    """Its size is not known: room for it is tried, and made larger until it is enough, or more than it
-    can need."""
+    """Decompresses a block of unknown size: it tries buffers of growing size, up to the largest possible
+    one."""
     import lz4.block
 
     most = min(limit, _MAX_RATIO * len(data))
@@ -63,13 +63,13 @@ def _block(data: bytes, limit: int) -> bytes:
             if limit < _MAX_RATIO * len(data) and _begins(data, limit):
                 text = f"more than {limit:,} bytes when decompressed"
                 raise ProtocolError(Code.OVERSIZED_PAYLOAD, text) from error
-            raise ProtocolError(Code.MALFORMED_ENVELOPE, "no LZ4 frame, and no LZ4 block") from error
+            raise ProtocolError(Code.MALFORMED_ENVELOPE, "neither an LZ4 frame nor an LZ4 block") from error
 
 
 def _begins(data: bytes, size: int) -> bool:
-    """Whether an LZ4 block becomes more than `size` bytes before anything is wrong with it.
+    """Returns whether an LZ4 block becomes more than `size` bytes before its first error.
 
-    Only its lengths and offsets are looked at; a block of n bytes has at most n / 3 of these sequences.
+    It reads only lengths and offsets; a block of n bytes has at most n / 3 of these sequences.
     """
     at, made, end = 0, 0, len(data)
     while at < end and made <= size:
@@ -88,7 +88,7 @@ def _begins(data: bytes, size: int) -> bool:
 
 
 def _length(data: bytes, at: int, first: int) -> tuple[int, int]:
-    """Where a length ends, and what it is: 15 goes on in the bytes behind, while they are 255."""
+    """Returns where a length ends, and the length: 15 continues in the next bytes, while they are 255."""
     if first < 15:
         return at, first
     more = at

@@ -40,8 +40,8 @@ class Codec(ABC):
 
 
 class Compressor(ABC):
-    """The constructor takes no arguments. Thread-safe: it has no state. magic: the first bytes of all its
-    output, by which readers recognise it."""
+    """Compresses bytes and back. The constructor takes no arguments. Thread-safe: it has no state. magic: the
+    first bytes of all its output, by which readers recognise it."""
 
     magic: bytes
 
@@ -55,7 +55,7 @@ class Compressor(ABC):
 
 
 class Raw(Codec):
-    """Bytes, as they are."""
+    """Bytes, unchanged."""
 
     def encode(self, value: Any) -> bytes:
         return bytes(value)
@@ -65,7 +65,7 @@ class Raw(Codec):
 
 
 class Json(Codec):
-    """Its text stands in envelopes as it is; others are base64 there."""
+    """JSON. Envelopes contain its text as it is; payloads of other codecs are base64 there."""
 
     def encode(self, value: Any) -> bytes:
         return msgspec.json.encode(value)
@@ -84,11 +84,11 @@ class Msgpack(Codec):
         return msgspec.msgpack.decode(data)
 
     def check(self, data: bytes) -> None:
-        msgspec.msgpack.decode(data, type=msgspec.Raw)  # it steps over what it makes no objects of
+        msgspec.msgpack.decode(data, type=msgspec.Raw)  # checks without making objects
 
 
 class Lz4(Compressor):
-    """A frame; a block without its size in front is understood too, where a header says that it is one."""
+    """An LZ4 frame. It decompresses a block without its size in front, too, if a header declares LZ4."""
 
     magic = abtp_lz4.FRAME_MAGIC
 
@@ -100,11 +100,11 @@ class Lz4(Compressor):
 
 
 class Zstd(Compressor):
-    """A frame (RFC 8878), whose window is 8 MiB at most."""
+    """A Zstandard frame (RFC 8878) with a window of at most 8 MiB."""
 
     magic = b"\x28\xb5\x2f\xfd"
     _WINDOW = 8 << 20
-    #: bytes that are decompressed at once: four of them may become 128 KiB
+    #: bytes that are decompressed at once: four bytes may become 128 KiB
     _STEP = 1 << 10
 
     def compress(self, data: bytes) -> bytes:
@@ -129,7 +129,7 @@ class Zstd(Compressor):
         except zstandard.ZstdError as error:
             raise ValueError(str(error)) from error
         if not reader.eof or reader.unused_data:
-            raise ValueError("a frame that is not whole, or not alone")
+            raise ValueError("the frame is incomplete, or bytes follow it")
         return b"".join(parts)
 
 
@@ -139,17 +139,17 @@ _COMPRESSORS: dict[str, type[Compressor]] = {"lz4": Lz4, "zstd": Zstd}
 
 @functools.cache
 def codecs() -> dict[str, Codec]:
-    """All codecs by name. Raises OptionError if an entry point cannot be loaded."""
+    """Returns all codecs by name. Raises OptionError if an entry point cannot be loaded."""
     return {name: make() for name, make in _CODECS.items()} | _load_plugins(CODEC_POINTS, Codec)
 
 
 @functools.cache
 def compressors() -> dict[str, Compressor]:
-    """All compressors by name. Raises OptionError if an entry point cannot be loaded."""
+    """Returns all compressors by name. Raises OptionError if an entry point cannot be loaded."""
     known = dict(_COMPRESSORS)
     try:
         with undivided():
-            import zstandard  # noqa: F401 - only to see whether it is installed
+            import zstandard  # noqa: F401 - only to check whether it is installed
     except ImportError:
         del known["zstd"]
     added = _load_plugins(COMPRESSOR_POINTS, Compressor)
@@ -162,7 +162,7 @@ def compressors() -> dict[str, Compressor]:
 
 
 def codec(name: object) -> Codec:
-    """Raises ProtocolError, reason unsupported_codec."""
+    """Returns the codec of this name. Raises ProtocolError, reason unsupported_codec."""
     found = codecs().get(name) if isinstance(name, str) else None
     if found is None:
         raise ProtocolError(Code.UNSUPPORTED_CODEC, f"{name!r:.40}; {', '.join(codecs())} are known")
@@ -170,7 +170,8 @@ def codec(name: object) -> Codec:
 
 
 def compressor(name: object) -> Compressor | None:
-    """None: "none". Raises ProtocolError, reason unsupported_compression."""
+    """Returns the compressor of this name; None for "none". Raises ProtocolError, reason
+    unsupported_compression."""
     found = compressors().get(name) if isinstance(name, str) else None
     if found is None and name != "none":
         known = ", ".join(("none", *compressors()))
@@ -179,12 +180,12 @@ def compressor(name: object) -> Compressor | None:
 
 
 def compressor_of(data: bytes) -> Compressor | None:
-    """The compressor whose magic the bytes begin with; None: the bytes are not compressed."""
+    """Returns the compressor whose magic the bytes begin with; None: the bytes are not compressed."""
     return next((one for one in compressors().values() if data.startswith(one.magic)), None)
 
 
 def decompress_payload(one: Compressor, data: bytes, limit: int) -> bytes:
-    """Raises ProtocolError, also for exceptions of a plug-in."""
+    """Decompresses a payload. Raises ProtocolError, also for exceptions of a plug-in."""
     try:
         return one.decompress(data, limit)
     except ProtocolError:
@@ -218,7 +219,7 @@ def compress_payload(data: bytes, name: str) -> bytes:
 
 
 def _load_plugins(group: str, base: type[Any]) -> dict[str, Any]:
-    """Instances of the classes that the entry points of a group name. Raises OptionError."""
+    """Makes instances of the classes that the entry points of a group name. Raises OptionError."""
     made = {}
     for name in plugins.names(group):
         found = plugins.load(group, name, base)

@@ -1,7 +1,7 @@
 """Control messages of abtp/1 that are signed with a token. Pure; see docs/protocols/abtp.md.
 
-A signature is a frame behind the JSON: when it was made, in microseconds since 1970, as 8 bytes, big-endian,
-and HMAC-SHA256 of these 8 bytes and the JSON, under a key that is made of the token.
+A signature is a frame after the JSON: the time in microseconds since 1970 as 8 bytes, big-endian, then an
+HMAC-SHA256 of these 8 bytes and the JSON. Its key is derived from the token.
 """
 
 from __future__ import annotations
@@ -26,12 +26,13 @@ Clock = Callable[[], int]
 
 
 def now_us() -> int:
-    """The time of day, by which both sides sign."""
+    """Returns the time of day, by which both sides sign."""
     return time.time_ns() // 1000
 
 
 def steady_us() -> int:
-    """The same, by a clock that is never set: what was said before stays so."""
+    """Returns the same by a clock that is never set back: a message cannot be replayed after a change of the
+    time."""
     return unix_ns() // 1000
 
 
@@ -40,8 +41,8 @@ def _key(token: bytes) -> bytes:
 
 
 class Signer:
-    """Signs what one consumer says. token: asked for each time, since it may change. Sign in the order of
-    sending, in one thread at a time: a later signature makes earlier ones void."""
+    """Signs the control messages of one consumer. token: called for each message, since the token may change.
+    Sign in the order of sending, in one thread at a time: a later signature makes earlier ones void."""
 
     def __init__(self, token: Callable[[], bytes], clock: Clock = now_us) -> None:
         self._token = token
@@ -49,37 +50,40 @@ class Signer:
         self._last = 0
 
     def sign(self, data: bytes) -> bytes:
-        """The frame behind this one."""
+        """Returns the frame to send after this one."""
         self._last = max(self._last + 1, self._clock())
         at = self._last.to_bytes(_TIME, "big")
         return at + hmac.digest(_key(self._token()), at + data, "sha256")
 
 
 class Signatures:
-    """Says which control messages are their consumer's. tokens: each is taken; asked again each time. What
-    was signed before this began may have been said to another one. Not thread-safe."""
+    """Checks the signatures of control messages. Not thread-safe. tokens: the accepted ones; called for each
+    message. Messages that were signed before this object was made are refused: another broker may have
+    received them."""
 
     def __init__(self, tokens: Callable[[], Sequence[bytes]], clock: Clock = steady_us) -> None:
         self._tokens = tokens
         self._clock = clock
         self._began = clock()
         self._keys: dict[bytes, bytes] = {}
-        #: when the last one of each consumer was signed; that of long ago stands first
+        #: when each consumer's last message was signed; the oldest first
         self._last: dict[str, int] = {}
 
     def check(self, consumer_id: str, data: bytes, signature: bytes) -> None:
-        """Raises ProtocolError: it is not signed, or not with a token, or was said before."""
+        """Raises ProtocolError: the message is not signed, not with an accepted token, or was sent before."""
         if len(signature) != SIZE:
             what = "is not signed" if not signature else f"has a signature of {len(signature)} bytes"
-            raise _unauthorized(f"a control message {what}; this broker wants {SIZE} bytes behind each")
+            raise _unauthorized(f"a control message {what}; this broker requires a signature of {SIZE} bytes")
         at = int.from_bytes(signature[:_TIME], "big")
-        said, wanted = signature[_TIME:], signature[:_TIME] + data
-        if not any(hmac.compare_digest(said, hmac.digest(key, wanted, "sha256")) for key in self._known()):
+        given, signed = signature[_TIME:], signature[:_TIME] + data
+        if not any(hmac.compare_digest(given, hmac.digest(key, signed, "sha256")) for key in self._known()):
             raise _unauthorized("a control message is signed with another token")
         now = self._clock()
         if abs(at - now) > SKEW_US:
             apart = (at - now) / 1e6
-            raise _unauthorized(f"a control message of {apart:+.0f} s: set the clocks, or it was said before")
+            raise _unauthorized(
+                f"a control message is {apart:+.0f} s off: set the clocks, or it was sent before"
+            )
         if at < self._began:
             raise _unauthorized("a control message was signed before this broker began: set the clocks")
         self._forget(now)
@@ -87,14 +91,14 @@ class Signatures:
         if at <= last:
             ahead = (last - now) / 1e6
             until = (
-                f": its last one is {ahead:.0f} s ahead of this broker's clock, wait for so long"
+                f": its last one is {ahead:.0f} s ahead of this broker's clock, wait until then"
                 if ahead > 1
                 else ""
             )
             raise _unauthorized(
-                f"a control message of {consumer_id} was said before, or a later one was{until}"
+                f"a control message of {consumer_id} was sent before, or a later one was{until}"
             )
-        self._last.pop(consumer_id, None)  # the newest stands last
+        self._last.pop(consumer_id, None)  # the newest is the last
         self._last[consumer_id] = at
 
     def _known(self) -> list[bytes]:
@@ -104,7 +108,7 @@ class Signatures:
         return list(self._keys.values())
 
     def _forget(self, now: int) -> None:
-        """Consumers whose messages are too old by now to be said again."""
+        """Forgets consumers whose messages are too old to be sent again."""
         while self._last:
             first = next(iter(self._last))
             if self._last[first] >= now - SKEW_US:

@@ -1,4 +1,4 @@
-"""The words of abtp/1: versions, codes, names of control messages. Pure."""
+"""Constants of abtp/1: versions, codes, special topics, and JSON. Pure."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ with comes_with("fronts", __name__):
 SPEC_VERSION = "abtp/1"
 #: the topic of control messages
 CONTROL = b"_control"
-#: where messages without a route are told, and dead letters of a topic stand
+#: topic that reports messages without a route, and prefix of the topics of dead letters
 UNROUTABLE, DEAD_LETTERS = "_system.unroutable", "_dlq."
-#: bytes of an id at most
+#: limit on the bytes of an id
 MAX_ID = 255
-#: bytes of a control message, of headers, and of an envelope without its payload, at most
+#: limit on the bytes of a control message, of headers, and of an envelope without its payload
 MAX_CONTROL = 64 << 10
 
 
 class Code(StrEnum):
-    """Why something was refused: `code` in an answer of type error."""
+    """Why a request was refused: `code` in an answer of type error."""
 
     UNSUPPORTED_VERSION = "unsupported_version"
     MALFORMED_ENVELOPE = "malformed_envelope"
@@ -34,7 +34,7 @@ class Code(StrEnum):
     OVERSIZED_PAYLOAD = "oversized_payload"
     UNAUTHORIZED_PRODUCER = "unauthorized_producer"
     POLICY_DENIED = "policy_denied"
-    # ours
+    # added by this broker
     MALFORMED_CONTROL = "malformed_control"
     UNAUTHORIZED_CONTROL = "unauthorized_control"
     NO_ROUTE = "no_route"
@@ -44,9 +44,9 @@ class Code(StrEnum):
 
 
 def to_json(value: Any, what: str) -> bytes:
-    """What a program wants to send, as JSON that its readers can decode. what: its name for the error.
+    """Encodes a value as JSON that its readers can decode. what: its name in errors. Raises UsageError.
 
-    msgspec writes null for NaN and Infinity: they are refused too. Raises UsageError.
+    NaN and Infinity are refused, too: msgspec writes null for them.
     """
     try:
         text = msgspec.json.encode(value)
@@ -54,5 +54,5 @@ def to_json(value: Any, what: str) -> bytes:
         if b"null" in text:
             json.dumps(msgspec.to_builtins(value, str_keys=True), allow_nan=False)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
-        raise UsageError(f"{what} is nothing that JSON can hold: {error}") from error
+        raise UsageError(f"{what} cannot be represented in JSON: {error}") from error
     return text

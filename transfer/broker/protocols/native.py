@@ -1,6 +1,6 @@
-"""What programs and the broker say to each other over transfer's own sockets (DEALER to ROUTER).
+"""The protocol of programs and the broker over transfer's own sockets (DEALER to ROUTER).
 
-The first part of each message is a head, the parts behind it are messages of topics:
+The first part of each message is a head; the parts after it are messages of topics:
 
     version 1 | op 1 | 0 2 | count 4 | number 8 | body
 
@@ -21,32 +21,33 @@ from transfer.transports.errors import ProtocolError
 VERSION = 1
 _HEAD = struct.Struct("<BBHIQ")
 _DELIVERY = struct.Struct("<QII")
-#: letters of a NACK's reason; the rest is cut off
+#: limit on the letters of a NACK's reason; the rest is cut off
 _MOST_REASON = 1000
-#: bytes of a head at most, of what a peer sends
+#: limit on the bytes of a peer's head
 LARGEST_HEAD = 1 << 20
-#: numbers of messages and consumers go up to this, so that those behind them are numbers too
+#: limit on the numbers of messages and consumers, so that the next numbers fit, too
 LARGEST_NUMBER = (1 << 63) - 1
-#: REFUSED with this number is about no message: why what the program published is not answered yet
+#: REFUSED with this number is about no message: it has the reason why publishes are not answered yet
 HELD_UP = LARGEST_NUMBER
-#: messages that one PUBLISH or DELIVER carries at most
+#: limit on the messages of one PUBLISH or DELIVER
 MOST = 10_000
 
 
 class Op(IntEnum):
-    """What a message says. From the program: PUBLISH one message (`number`) in the parts behind the head, its
-    topic is the body. PUBLISH_MANY: each part is a message, numbers go on from `number`. JOIN a group, as
-    consumer `number`; LEAVE. ACK, NACK deliveries of consumer `number`. ALIVE: nothing else.
+    """The operation of a head.
 
-    From the broker: KEPT are `count` messages from `number` on. REFUSED is what had `number`. JOINED. DELIVER
-    messages to consumer `number`. ACKED: so many deliveries of the consumer are done, and that is on the
-    disk. STALE: these deliveries are not the consumer's any more.
+    From the program: PUBLISH one message (`number`) in the parts after the head; the body is its topic.
+    PUBLISH_MANY: each part is a message, numbered from `number` on. JOIN a group as consumer `number`; LEAVE.
+    ACK, NACK deliveries of consumer `number`. ALIVE: nothing else.
 
-    SEVERAL and SEVERAL_SAID hold words of the program's and of the broker's, see `own_several`. Of large
-    messages, which go in pieces, see `own_pieces`: BEGIN, PIECE, END and GRANT on their way in,
-    OFFER, FETCH and RANGE on their way out. Of programs that announce and find each other, see
-    `own_registry`: REGISTER, RENEW, UNREGISTER and LOOK_UP from the program, REGISTERED, LISTED and CHANGED
-    from the broker.
+    From the broker: KEPT: `count` messages from `number` on. REFUSED: the request `number`. JOINED. DELIVER
+    messages to consumer `number`. ACKED: the number of the consumer's deliveries that are done, which is on
+    the disk. STALE: deliveries that the consumer no longer holds.
+
+    SEVERAL and SEVERAL_FROM_BROKER hold commands of the program and of the broker, see `native_batch`. Large
+    messages in pieces, see `native_pieces`: BEGIN, PIECE, END and GRANT to the broker, OFFER, FETCH and RANGE
+    to the program. Programs that announce and find each other, see `native_registry`: REGISTER, RENEW,
+    UNREGISTER and LOOK_UP from the program, REGISTERED, LISTED and CHANGED from the broker.
     """
 
     PUBLISH = 1
@@ -71,7 +72,7 @@ class Op(IntEnum):
     DELIVER = 20
     ACKED = 21
     STALE = 22
-    SEVERAL_SAID = 23
+    SEVERAL_FROM_BROKER = 23
     GRANT = 24
     OFFER = 25
     RANGE = 26
@@ -80,13 +81,13 @@ class Op(IntEnum):
     CHANGED = 29
 
 
-#: quicker than `Op(number)`, for each message
+#: faster than `Op(number)`, for each message
 _OPS = {int(op): op for op in Op}
 _HEAD_SIZE = _HEAD.size
 
 
 class Head(NamedTuple):
-    """A head. amount: messages, or deliveries, that it is about."""
+    """A head. amount: the number of its messages or deliveries."""
 
     op: Op
     number: int
@@ -95,7 +96,7 @@ class Head(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """offset, attempt: the delivery. parts: of the message; 0: nothing is left of it."""
+    """A delivery: offset, attempt. parts: of the message; 0: the message is gone."""
 
     offset: int
     attempt: int
@@ -103,21 +104,21 @@ class Delivered(NamedTuple):
 
 
 def encode(op: Op, number: int, body: bytes = b"", count: int = 1) -> bytes:
-    """A head as bytes."""
+    """Encodes a head."""
     return _HEAD.pack(VERSION, op, 0, count, number) + body
 
 
 def decode(data: bytes) -> Head:
-    """A head from a peer. Raises ProtocolError."""
+    """Decodes a peer's head. Raises ProtocolError."""
     if not _HEAD_SIZE <= len(data) <= LARGEST_HEAD:
         raise ProtocolError("head", f"a head of {len(data)} bytes")
     version, op, _, count, number = _HEAD.unpack_from(data)
     if version != VERSION:
-        raise ProtocolError("version", f"version {version} of the broker's protocol, not {VERSION}")
+        raise ProtocolError("version", f"version {version} of the native protocol, not {VERSION}")
     if number > LARGEST_NUMBER:
-        raise ProtocolError("number", f"number {number}, of {LARGEST_NUMBER} at most")
+        raise ProtocolError("number", f"number {number} exceeds the limit of {LARGEST_NUMBER}")
     if count > MOST and op != Op.KEPT:
-        raise ProtocolError("count", f"{count} messages in one, of {MOST} at most")
+        raise ProtocolError("count", f"{count} messages in one exceed the limit of {MOST}")
     known = _OPS.get(op)
     if known is None:
         raise ProtocolError("op", f"operation {op} is unknown")
@@ -125,17 +126,17 @@ def decode(data: bytes) -> Head:
 
 
 def encode_deliveries(deliveries: Iterable[tuple[int, int, int]]) -> bytes:
-    """(offset, attempt, parts) of each."""
+    """Encodes deliveries: (offset, attempt, parts) each."""
     return b"".join(_DELIVERY.pack(*one) for one in deliveries)
 
 
 def decode_deliveries(head: Head) -> list[Delivered]:
-    """What a head of DELIVER or STALE is about. Raises ProtocolError."""
+    """Decodes the deliveries of DELIVER or STALE. Raises ProtocolError."""
     return list(map(Delivered._make, _deliveries(head)))
 
 
 def decode_ack(head: Head) -> list[tuple[int, int]]:
-    """(offset, attempt) of each that a head of ACK is about. Raises ProtocolError."""
+    """Decodes the deliveries of ACK: (offset, attempt) each. Raises ProtocolError."""
     return [(offset, attempt) for offset, attempt, _ in _deliveries(head)]
 
 
@@ -146,40 +147,40 @@ def _deliveries(head: Head) -> Iterable[tuple[int, int, int]]:
 
 
 def encode_nack(delivery: Sequence[int], reason: str, *, retry: bool) -> bytes:
-    """The body of a NACK of (offset, attempt). retry: it may go better the next time."""
+    """Encodes the body of a NACK of (offset, attempt). retry: another attempt may succeed."""
     return _DELIVERY.pack(delivery[0], delivery[1], int(retry)) + reason[:_MOST_REASON].encode()
 
 
 def decode_nack(head: Head) -> tuple[int, int, bool, str]:
-    """(offset, attempt, retry, reason). Raises ProtocolError."""
+    """Decodes a NACK: (offset, attempt, retry, reason). Raises ProtocolError."""
     if len(head.body) < _DELIVERY.size:
         raise ProtocolError("nack", f"a body of {len(head.body)} bytes")
     offset, attempt, retry = _DELIVERY.unpack_from(head.body)
-    said = head.body[_DELIVERY.size : _DELIVERY.size + 4 * _MOST_REASON]
-    return offset, attempt, bool(retry), said.decode("utf-8", "replace")[:_MOST_REASON]
+    text = head.body[_DELIVERY.size : _DELIVERY.size + 4 * _MOST_REASON]
+    return offset, attempt, bool(retry), text.decode("utf-8", "replace")[:_MOST_REASON]
 
 
 def encode_words(words: dict[str, Any]) -> bytes:
-    """The body of JOIN, JOINED, REFUSED: JSON."""
+    """Encodes the JSON body of JOIN, JOINED, REFUSED."""
     return json.dumps(words, separators=(",", ":")).encode()
 
 
 def decode_words(head: Head) -> dict[str, Any]:
-    """See `encode_words`. Raises ProtocolError."""
+    """Decodes a JSON body. Raises ProtocolError."""
     try:
         words = loads(bytes(head.body))
     except (ValueError, RecursionError) as error:
-        raise ProtocolError("json", f"the body of {head.op.name} is no JSON: {error}") from error
+        raise ProtocolError("json", f"the body of {head.op.name} is not JSON: {error}") from error
     if not isinstance(words, dict):
-        raise ProtocolError("json", f"the body of {head.op.name} is no object")
+        raise ProtocolError("json", f"the body of {head.op.name} is not an object")
     return words
 
 
 class Join(NamedTuple):
-    """A wish to consume. window: messages that may be out at once. begin: where a new group starts: "new"
-    (what comes from now on) or "old" (all that is there). timeout: seconds that a delivery may be held;
-    None: as long as the consumer is connected. pieces: large messages may be offered, and are fetched in
-    pieces then. several: the program understands SEVERAL_SAID."""
+    """A request to consume. window: messages that may be held at once. begin: where a new group starts: "new"
+    (at messages from now on) or "old" (at the oldest). timeout: seconds that a delivery may be held; None:
+    as long as the consumer is connected. pieces: large messages may be offered, and fetched in pieces.
+    several: the program understands SEVERAL_FROM_BROKER."""
 
     topic: str
     group: str
@@ -191,19 +192,19 @@ class Join(NamedTuple):
 
 
 def encode_join(join: Join) -> bytes:
-    """The body of a JOIN."""
+    """Encodes the body of a JOIN."""
     return encode_words(join._asdict())
 
 
 def decode_join(head: Head) -> Join:
-    """Raises ProtocolError."""
+    """Decodes a JOIN. Raises ProtocolError."""
     words = decode_words(head)
     try:
         join = Join(**words)
     except TypeError as error:
-        raise ProtocolError("join", f"a wish to join that is not understood: {error}") from error
+        raise ProtocolError("join", f"a JOIN with unknown or missing fields: {error}") from error
     if not (_is_name(join.topic) and _is_name(join.group)):
-        raise ProtocolError("join", "topic and group are names of 1 to 255 bytes of UTF-8, none of them zero")
+        raise ProtocolError("join", "topic and group must be 1 to 255 bytes of UTF-8, without NUL")
     if type(join.window) is not int or not 1 <= join.window <= MOST:
         raise ProtocolError("join", f"a window of {join.window!r}, not 1 to {MOST}")
     if join.begin not in ("new", "old"):

@@ -1,4 +1,4 @@
-"""Several words of the broker's own protocol in one message: their heads in the body, their parts behind it.
+"""Several commands of the native protocol in one message: their heads in the body, their parts after it.
 
     for each: length of its head 4 | its parts 4 | head
 
@@ -14,14 +14,14 @@ from transfer.broker.protocols.native import LARGEST_HEAD, MOST, Head, Op, decod
 from transfer.transports.errors import ProtocolError
 
 _WORD = struct.Struct("<II")
-#: bytes that each word takes beside its head
+#: bytes that each command takes in addition to its head
 WORD_COST = _WORD.size
-#: bytes of all heads together at most
+#: limit on the bytes of all heads together
 LARGEST_BODY = LARGEST_HEAD - 64
 
 
 def encode_several(op: Op, words: Sequence[tuple[bytes, int]]) -> bytes:
-    """A head for words (head, number of its parts) each. op: SEVERAL or SEVERAL_SAID."""
+    """Encodes a head for commands, (head, number of its parts) each. op: SEVERAL or SEVERAL_FROM_BROKER."""
     pieces: list[bytes] = []
     for head, parts in words:
         pieces += (_WORD.pack(len(head), parts), head)
@@ -29,25 +29,25 @@ def encode_several(op: Op, words: Sequence[tuple[bytes, int]]) -> bytes:
 
 
 def decode_several(head: Head, parts: int) -> list[tuple[Head, slice]]:
-    """The words of such a head and where their parts stand among all `parts`. Raises ProtocolError, before
-    anything is done with one of them."""
+    """Decodes the commands of such a head, and where their parts are among all `parts`. Raises ProtocolError,
+    before any command is handled."""
     found: list[tuple[Head, slice]] = []
     body, at, begin = head.body, 0, 0
     if head.amount > MOST:
-        raise ProtocolError("several", f"{head.amount} words in one message, of {MOST} at most")
+        raise ProtocolError("several", f"{head.amount} commands in one message exceed the limit of {MOST}")
     for _ in range(head.amount):
         if at + _WORD.size > len(body):
-            raise ProtocolError("several", f"{len(found)} words, of {head.amount} that were announced")
+            raise ProtocolError("several", f"{len(found)} commands came, {head.amount} were announced")
         size, count = _WORD.unpack_from(body, at)
         at += _WORD.size
         if at + size > len(body) or begin + count > parts:
-            raise ProtocolError("several", "a word goes beyond its message")
+            raise ProtocolError("several", "a command exceeds its message")
         one = decode(body[at : at + size])
-        if one.op in (Op.SEVERAL, Op.SEVERAL_SAID):
-            raise ProtocolError("several", "several words within one of several")
+        if one.op in (Op.SEVERAL, Op.SEVERAL_FROM_BROKER):
+            raise ProtocolError("several", "a batch of commands within a batch")
         found.append((one, slice(begin, begin + count)))
         at += size
         begin += count
     if at != len(body) or begin != parts:
-        raise ProtocolError("several", "more came than its words say")
+        raise ProtocolError("several", "bytes or parts are left over after the commands")
     return found

@@ -1,7 +1,7 @@
-"""Large messages between programs and the broker go in pieces, as fast as the other side takes them.
+"""Large messages in pieces between programs and the broker, as fast as the receiver takes them.
 
-On their way in: BEGIN says how many bytes come, GRANT how many of them may come, PIECEs bring them, and END
-ends it. On their way out: OFFER says what there is, FETCH how many of its bytes may come, RANGEs bring them.
+To the broker: BEGIN has the number of bytes, GRANT allows some of them, PIECEs bring them, END ends the
+message. To the program: OFFER describes a message, FETCH allows some of its bytes, RANGEs bring them.
 Little-endian. See docs/protocols/own.md. Pure: no sockets.
 """
 
@@ -21,12 +21,12 @@ from transfer.transports.core.wire import (
 )
 from transfer.transports.errors import ProtocolError
 
-#: messages from so many bytes on go in pieces
+#: messages from this size on are sent in pieces
 LARGE_FROM = 8 << 20
-#: bytes of a piece, as this side makes them
+#: bytes of a piece that this side sends
 PIECE = 2 << 20
 
-#: what is said of messages that come in pieces
+#: operations of messages that come in pieces
 IN_PIECES = frozenset((Op.BEGIN, Op.PIECE, Op.END))
 
 _BEGIN = struct.Struct("<QHH")
@@ -45,7 +45,7 @@ class Part(NamedTuple):
 
 
 class Begin(NamedTuple):
-    """A message that comes in pieces. nbytes: of all parts together. parts: packed, as in `pack_parts`."""
+    """A message that comes in pieces. nbytes: of all parts together. parts: packed by `pack_parts`."""
 
     topic: bytes
     nbytes: int
@@ -53,8 +53,8 @@ class Begin(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where in a delivery: a FETCH asks for all bytes before `position`, a RANGE begins there. In an OFFER it
-    is the size of the whole."""
+    """A position in a delivery: FETCH allows all bytes before `position`, RANGE begins there; in an OFFER it
+    is the size."""
 
     offset: int
     attempt: int
@@ -62,7 +62,7 @@ class Place(NamedTuple):
 
 
 def pack_parts(parts: Iterable[Part]) -> bytes:
-    """What is said of a message's parts, beside their bytes. Nothing for one that is plain."""
+    """Packs the descriptions of a message's parts. Empty for one plain part."""
     parts = list(parts)
     if len(parts) == 1 and not parts[0].meta:
         return b""
@@ -70,19 +70,19 @@ def pack_parts(parts: Iterable[Part]) -> bytes:
 
 
 def pack_part(part: Part) -> bytes:
-    """One of them."""
+    """Packs the description of one part."""
     flags, meta, nbytes = part
     return _PART.pack(flags << 24 | len(meta), nbytes) + meta
 
 
 def unpack_parts(packed: bytes) -> list[Part]:
-    """See `pack_parts`; empty for one plain part. Raises ProtocolError."""
+    """Unpacks descriptions of parts; none for one plain part. Raises ProtocolError."""
     found: list[Part] = []
     at = 0
     while at < len(packed):
         begin = at + _PART.size
         if begin > len(packed):
-            raise ProtocolError("parts", "what is said of the parts is cut short")
+            raise ProtocolError("parts", "the description of the parts is cut short")
         what, nbytes = _PART.unpack_from(packed, at)
         at = begin + (what & 0xFFFFFF)
         if at > len(packed):
@@ -92,13 +92,13 @@ def unpack_parts(packed: bytes) -> list[Part]:
 
 
 def encode_begin(number: int, begin: Begin) -> bytes:
-    """The head of a BEGIN."""
+    """Encodes a BEGIN."""
     topic, nbytes, parts = begin
     return encode(Op.BEGIN, number, _BEGIN.pack(nbytes, len(topic), 0) + topic + parts)
 
 
 def decode_begin(head: Head) -> Begin:
-    """Raises ProtocolError."""
+    """Decodes a BEGIN. Raises ProtocolError."""
     body = head.body
     if len(body) < _BEGIN.size:
         raise ProtocolError("begin", f"a BEGIN of {len(body)} bytes")
@@ -112,19 +112,20 @@ def decode_begin(head: Head) -> Begin:
 
 
 def _check_parts(begin: Begin) -> None:
-    """They stand in the log, and are sent on as they are: nothing may come of it later."""
+    """Checks descriptions that the log keeps and the broker sends on unchanged: they must not cause errors
+    later."""
     if not begin.nbytes:
-        raise ProtocolError("length", "a message in pieces has one byte at least")
+        raise ProtocolError("length", "a message in pieces must have at least one byte")
     parts = unpack_parts(begin.parts)
     for flags, meta, _ in parts:
         if not _is_header(flags, meta):
             raise ProtocolError("parts", f"a part of flags {flags:#04x} with a header of {len(meta)} bytes")
     if parts and sum(part.nbytes for part in parts) != begin.nbytes:
-        raise ProtocolError("parts", f"parts that are not {begin.nbytes} bytes together")
+        raise ProtocolError("parts", f"the parts do not have {begin.nbytes} bytes together")
 
 
 def _is_header(flags: int, meta: bytes) -> bool:
-    """Whether a frame can have these flags with this tensor header."""
+    """Returns whether a frame can have these flags with this tensor header."""
     if flags == _TENSOR | _EXTENDED:
         size = len(meta)
         return EXTENDED_MIN <= size <= EXTENDED_MAX and EXTENDED_LENGTH.unpack_from(meta)[0] == size
@@ -132,12 +133,12 @@ def _is_header(flags: int, meta: bytes) -> bool:
 
 
 def encode_grant(number: int, position: int) -> bytes:
-    """The head of a GRANT: all bytes of the message before `position` may come."""
+    """Encodes a GRANT: all bytes of the message before `position` may come."""
     return encode(Op.GRANT, number, _NUMBER.pack(position))
 
 
 def decode_grant(head: Head) -> int:
-    """Raises ProtocolError."""
+    """Decodes a GRANT. Raises ProtocolError."""
     if len(head.body) != _NUMBER.size:
         raise ProtocolError("grant", f"a GRANT of {len(head.body)} bytes")
     position: int = _NUMBER.unpack(head.body)[0]
@@ -145,13 +146,13 @@ def decode_grant(head: Head) -> int:
 
 
 def encode_place(op: Op, number: int, place: Place, parts: bytes = b"") -> bytes:
-    """The head of an OFFER (with its parts), FETCH, or RANGE, of consumer `number`."""
+    """Encodes an OFFER (with its parts), FETCH, or RANGE, of consumer `number`."""
     offset, attempt, position = place
     return encode(op, number, _PLACE.pack(offset, attempt, 0, position) + parts)
 
 
 def decode_place(head: Head) -> tuple[Place, bytes]:
-    """The place, and what is said of the parts. Raises ProtocolError."""
+    """Decodes the place, and the descriptions of the parts. Raises ProtocolError."""
     if len(head.body) < _PLACE.size:
         raise ProtocolError("place", f"a body of {len(head.body)} bytes in {head.op.name}")
     offset, attempt, _, position = _PLACE.unpack_from(head.body)

@@ -1,7 +1,7 @@
-"""What programs say to a broker's registry, and it to them: words of the broker's own protocol.
+"""Commands between programs and a broker's registry, in the native protocol.
 
-REGISTER names an endpoint for a lease, RENEW lengthens it, UNREGISTER ends it. LOOK_UP asks who has a name,
-once or for as long as the connection lasts: LISTED has all, and then CHANGED what is new. See
+REGISTER announces an endpoint for a lease, RENEW extends it, UNREGISTER ends it. LOOK_UP requests the members
+of a name, once or while the connection lasts: LISTED has all of them, and CHANGED later changes. See
 docs/protocols/own.md. Pure: no sockets.
 """
 
@@ -16,20 +16,20 @@ from transfer.broker.protocols.native import Head, Op, decode_words, encode, enc
 from transfer.transports.address import REGISTRY_NAME, is_numeric, parse
 from transfer.transports.errors import AddressError, ProtocolError
 
-#: words about a registry, from programs
+#: commands of programs to the registry
 OF_REGISTRY = frozenset((Op.REGISTER, Op.RENEW, Op.UNREGISTER, Op.LOOK_UP))
-#: seconds
+#: limits of a lease in seconds
 SHORTEST_LEASE, LONGEST_LEASE = 1.0, 3600.0
-#: bytes of an endpoint, and of all that is said beside it
+#: limits on the bytes of an endpoint, and of its metadata
 LONGEST_ENDPOINT, LONGEST_METADATA = 300, 1024
-#: pairs in it
+#: limit on the pairs of metadata
 MOST_METADATA = 16
 LARGEST_EPOCH = (1 << 63) - 1
 
 
 class Member(NamedTuple):
-    """One who has a name. endpoint: tcp://host:port. epoch: of two who announce the same endpoint the larger
-    one has it; a program that comes again takes a larger one. metadata: what it says beside that."""
+    """A member of a name. endpoint: tcp://host:port. epoch: if two programs announce the same endpoint, the
+    larger epoch wins; a restarted program uses a larger one. metadata: further data of the program."""
 
     endpoint: str
     epoch: int
@@ -37,7 +37,7 @@ class Member(NamedTuple):
 
 
 class Registering(NamedTuple):
-    """A wish to have a name for `lease` seconds."""
+    """A request for a name for `lease` seconds."""
 
     name: str
     lease: float
@@ -45,7 +45,8 @@ class Registering(NamedTuple):
 
 
 class LookUp(NamedTuple):
-    """Who has this name? watch: and tell what changes. revision: what is known already; -1: nothing."""
+    """A request for the members of a name. watch: notify of changes. revision: what the program knows; -1:
+    nothing."""
 
     name: str
     watch: bool = False
@@ -53,9 +54,9 @@ class LookUp(NamedTuple):
 
 
 class Listed(NamedTuple):
-    """All who have a name, or with CHANGED: what is new. registry: another number with each start of the
-    broker. settled: it has been there for long enough for all to have come back. revision: of what is known
-    when this is. same: nothing has changed since the revision that was asked with. gone: endpoints."""
+    """All members of a name, or with CHANGED, those that changed. registry: another id with each start of the
+    broker. settled: it has run long enough for all programs to have come back. revision: of this list.
+    same: nothing has changed since the request's revision. gone: endpoints."""
 
     registry: str
     settled: bool
@@ -66,14 +67,14 @@ class Listed(NamedTuple):
 
 
 def encode_registering(number: int, wish: Registering) -> bytes:
-    """The head of a REGISTER."""
+    """Encodes a REGISTER."""
     endpoint, epoch, metadata = wish.member
     words = {"name": wish.name, "lease": wish.lease, "endpoint": endpoint, "epoch": epoch}
     return encode(Op.REGISTER, number, encode_words({**words, "metadata": dict(metadata)}))
 
 
 def decode_registering(head: Head) -> Registering:
-    """Raises ProtocolError."""
+    """Decodes a REGISTER. Raises ProtocolError."""
     words = decode_words(head)
     lease = words.get("lease")
     if type(lease) not in (int, float) or not SHORTEST_LEASE <= lease <= LONGEST_LEASE:  # type: ignore[operator]
@@ -81,13 +82,13 @@ def decode_registering(head: Head) -> Registering:
     return Registering(check_name(words.get("name")), float(lease), _member(words))  # type: ignore[arg-type]
 
 
-def encode_look_up(number: int, asked: LookUp) -> bytes:
-    """The head of a LOOK_UP."""
-    return encode(Op.LOOK_UP, number, encode_words(asked._asdict()))
+def encode_look_up(number: int, request: LookUp) -> bytes:
+    """Encodes a LOOK_UP."""
+    return encode(Op.LOOK_UP, number, encode_words(request._asdict()))
 
 
 def decode_look_up(head: Head) -> LookUp:
-    """Raises ProtocolError."""
+    """Decodes a LOOK_UP. Raises ProtocolError."""
     words = decode_words(head)
     watch, revision = words.get("watch", False), words.get("revision", -1)
     if type(watch) is not bool or type(revision) is not int:
@@ -96,7 +97,7 @@ def decode_look_up(head: Head) -> LookUp:
 
 
 def encode_listed(op: Op, number: int, listed: Listed) -> tuple[bytes, bytes]:
-    """(head, part) of LISTED or CHANGED. The members stand in the part: they may be many."""
+    """Encodes (head, part) of LISTED or CHANGED. The part has the members: they may be many."""
     words = {"registry": listed.registry, "settled": listed.settled, "revision": listed.revision}
     head = encode(op, number, encode_words({**words, "same": listed.same}))
     members = [[one.endpoint, one.epoch, dict(one.metadata)] for one in listed.members]
@@ -105,34 +106,36 @@ def encode_listed(op: Op, number: int, listed: Listed) -> tuple[bytes, bytes]:
 
 
 def decode_listed(head: Head, part: bytes) -> Listed:
-    """Raises ProtocolError."""
+    """Decodes LISTED or CHANGED. Raises ProtocolError."""
     words = decode_words(head)
     try:
-        told = json.loads(part)
+        listing = json.loads(part)
         members = tuple(
             _member({"endpoint": endpoint, "epoch": epoch, "metadata": metadata})
-            for endpoint, epoch, metadata in told["members"]
+            for endpoint, epoch, metadata in listing["members"]
         )
-        gone = tuple(check_endpoint(one) for one in told["gone"])
+        gone = tuple(check_endpoint(one) for one in listing["gone"])
         revision, same = int(words["revision"]), bool(words["same"])
         return Listed(str(words["registry"]), bool(words["settled"]), revision, members, gone, same)
     except (KeyError, TypeError, ValueError, RecursionError) as error:
-        raise ProtocolError("listed", f"a listing that is not understood: {error!r}") from error
+        raise ProtocolError("listed", f"a listing that cannot be decoded: {error!r}") from error
 
 
 def check_name(name: object) -> str:
-    """Raises ProtocolError for what is no name of a registry."""
+    """Raises ProtocolError for an invalid name of a registry."""
     if not isinstance(name, str) or not REGISTRY_NAME.match(name):
         raise ProtocolError(
-            "name", f"{name!r} is no name", hint="letters, digits and . _ - between them, 128 at most"
+            "name",
+            f"{name!r} is not a valid name",
+            hint="letters, digits and . _ - between them, 128 at most",
         )
     return name
 
 
 def check_endpoint(endpoint: object) -> str:
-    """Raises ProtocolError for what others could not connect to."""
+    """Raises ProtocolError for an endpoint that other programs could not connect to."""
     if not isinstance(endpoint, str) or len(endpoint) > LONGEST_ENDPOINT:
-        raise ProtocolError("endpoint", "an endpoint is text of 300 letters at most")
+        raise ProtocolError("endpoint", f"an endpoint is text of at most {LONGEST_ENDPOINT} letters")
     try:
         address = parse(endpoint)
     except AddressError as error:
@@ -146,7 +149,7 @@ def check_endpoint(endpoint: object) -> str:
 
 
 def check_metadata(metadata: Mapping[Any, Any]) -> tuple[tuple[str, str], ...]:
-    """In order. Raises ProtocolError."""
+    """Returns the metadata in order. Raises ProtocolError."""
     texts = [text for pair in metadata.items() for text in pair]
     if len(metadata) > MOST_METADATA or not all(type(text) is str for text in texts):
         raise ProtocolError("metadata", f"metadata are {MOST_METADATA} pairs of texts at most")

@@ -1,10 +1,10 @@
-"""PyBroker's wire format; big-endian. Pure: bytes in, words out.
+"""PyBroker's wire format; big-endian. Pure.
 
     request   length 4 | command 1 | topic length 1 | topic | payload (PUBLISH) or offset 8 (FETCH)
     answer    length 4 | bytes                  to FETCH
     answer    0xFFFFFFFF | oldest 8             to FETCH of an offset that is not kept any more
 
-length: of all that follows the command, or the answer's own four bytes. PUBLISH is not answered.
+length: of everything after the command, or the answer's own four bytes. PUBLISH has no answer.
 """
 
 from __future__ import annotations
@@ -17,34 +17,34 @@ from transfer.broker.protocols.names import encode_topic, read_topic
 from transfer.transports.arguments import number
 from transfer.transports.errors import ProtocolError, UsageError
 
-#: the port that PyBroker listens on
+#: the default port of PyBroker
 PORT = 9099
-#: bytes of an answer at most, without its length
+#: limit on the bytes of an answer, without its length
 MAX_ANSWER = 1 << 20
-#: instead of an answer's length: the offset is not kept any more
+#: in place of an answer's length: the offset is not kept any more
 GONE = (1 << 32) - 1
 
 _FIRST = struct.Struct(">IB")
 _HEADER = struct.Struct(">IBB")  # with the topic's length, which every request has
-_LEAST = 2  # bytes behind the first five: the topic's length, and one of the topic
+_LEAST = 2  # bytes after the first five: the topic's length, and one of the topic
 _LENGTH = struct.Struct(">I")
 _OFFSET = struct.Struct(">Q")
 _MAX_LENGTH = (1 << 32) - 1
-#: bytes of an answer that says GONE
+#: bytes of an answer with GONE
 GONE_SIZE = _LENGTH.size + _OFFSET.size
 #: bytes of an answer's length
 LENGTH_SIZE = _LENGTH.size
 
 
 class Command(IntEnum):
-    """What a request asks for."""
+    """The command of a request."""
 
     PUBLISH = 1
     FETCH = 2
 
 
 class Publish(NamedTuple):
-    """size: bytes of the request in front of its payload. nbytes: of the payload."""
+    """A PUBLISH. size: bytes of the request in front of its payload. nbytes: of the payload."""
 
     topic: str
     size: int
@@ -52,7 +52,8 @@ class Publish(NamedTuple):
 
 
 class Fetch(NamedTuple):
-    """size: bytes of the request. offset: where the answer begins, in the topic's stream of bytes."""
+    """A FETCH. size: bytes of the request. offset: where the answer begins, in the topic's stream of
+    bytes."""
 
     topic: str
     size: int
@@ -60,10 +61,8 @@ class Fetch(NamedTuple):
 
 
 def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
-    """The request that begins there, its payload not included; None: more of it is needed.
-
-    What is wrong is told as early as the bytes show it. Raises ProtocolError: type, length, topic.
-    """
+    """Reads the request that begins there, without its payload; None: more bytes are needed. It raises
+    ProtocolError as early as the bytes show the error: type, length, topic."""
     here = len(data) - position
     if here < _FIRST.size:
         return None
@@ -76,7 +75,7 @@ def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
         return None
     topic_size = data[position + _FIRST.size]
     if not topic_size:
-        raise ProtocolError("topic", "an empty one")
+        raise ProtocolError("topic", "the topic is empty")
     nbytes = length - 1 - topic_size
     if nbytes < 0 or (command == Command.FETCH and nbytes != _OFFSET.size):
         raise ProtocolError("length", f"{length} bytes with a topic of {topic_size}")
@@ -92,7 +91,7 @@ def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
 
 
 def encode_publish(topic: str, nbytes: int) -> bytes:
-    """What stands in front of a payload of so many bytes. Raises UsageError: topic, size."""
+    """Encodes the bytes in front of a payload. Raises UsageError: topic, size."""
     name = encode_topic(topic)
     length = 1 + len(name) + nbytes
     if length > _MAX_LENGTH:
@@ -103,7 +102,7 @@ def encode_publish(topic: str, nbytes: int) -> bytes:
 
 
 def encode_fetch(topic: str, offset: int) -> bytes:
-    """A whole request. Raises UsageError: the topic, or an offset that 64 bits do not hold."""
+    """Encodes a whole request. Raises UsageError: the topic, or an offset that exceeds 64 bits."""
     if number(offset) is None or not 0 <= offset < 1 << 64:
         raise UsageError(f"the offset {offset!r:.40}", hint="0 and up, in 64 bits")
     name = encode_topic(topic)
@@ -112,24 +111,24 @@ def encode_fetch(topic: str, offset: int) -> bytes:
 
 
 def encode_length(nbytes: int) -> bytes:
-    """What stands in front of an answer of so many bytes."""
+    """Encodes the bytes in front of an answer of this size."""
     return _LENGTH.pack(nbytes)
 
 
 def encode_gone(oldest: int) -> bytes:
-    """A whole answer: the offset is not kept any more; `oldest` is the first one behind it that is."""
+    """Encodes a whole answer: the offset is not kept any more; `oldest` is the first later one that is."""
     return _LENGTH.pack(GONE) + _OFFSET.pack(oldest)
 
 
 def read_length(data: bytes | bytearray | memoryview) -> int:
-    """An answer's length, or GONE. Raises ProtocolError if it is longer than answers are."""
+    """Reads an answer's length, or GONE. Raises ProtocolError if it exceeds MAX_ANSWER."""
     nbytes: int = _LENGTH.unpack_from(data)[0]
     if MAX_ANSWER < nbytes != GONE:
-        raise ProtocolError("length", f"an answer of {nbytes} bytes, where {MAX_ANSWER} are the most")
+        raise ProtocolError("length", f"an answer of {nbytes} bytes exceeds the limit of {MAX_ANSWER}")
     return nbytes
 
 
 def read_oldest(data: bytes | bytearray | memoryview) -> int:
-    """The offset behind GONE."""
+    """Reads the offset after GONE."""
     oldest: int = _OFFSET.unpack_from(data)[0]
     return oldest

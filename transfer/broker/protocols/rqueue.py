@@ -1,11 +1,9 @@
-"""rqueue's wire format; big-endian. Pure: bytes in, words out.
+"""rqueue's wire format; big-endian. Pure.
 
-every message   length 4 | type 1 | payload of that length
-PUBLISH 0       length 4 | 0 | length 4 | 7 | topic length 1 | topic | content: a NOTIFICATION as the payload
-SUBSCRIBE 1     length 4 | 1 | topic length 1 | topic
-REMOVE 2        length 4 | 2 | topic length 1 | topic; with an empty payload it is DEREGISTER
-DEREGISTER 5    length 4 | 5
-NOTIFICATION 7  length 4 | 7 | topic length 1 | topic | content; the broker's only word
+every message length 4 | type 1 | payload of that length PUBLISH 0 length 4 | 0 | length 4 | 7 | topic length
+1 | topic | content: a NOTIFICATION as the payload SUBSCRIBE 1 length 4 | 1 | topic length 1 | topic REMOVE 2
+length 4 | 2 | topic length 1 | topic; with an empty payload it is DEREGISTER DEREGISTER 5 length 4 | 5
+NOTIFICATION 7 length 4 | 7 | topic length 1 | topic | content; only the broker sends it
 """
 
 from __future__ import annotations
@@ -17,22 +15,22 @@ from typing import NamedTuple
 from transfer.broker.protocols.names import MAX_TOPIC, encode_topic, read_topic
 from transfer.transports.errors import ProtocolError, UsageError
 
-#: the port that rqueue listens on
+#: the default port of rqueue
 PORT = 6567
 
 _PREAMBLE = struct.Struct(">IB")
 PREAMBLE_SIZE = _PREAMBLE.size
 _TOPIC = struct.Struct(">IBB")  # a preamble and the topic's length
-_PUBLISH = struct.Struct(">IBIBB")  # PUBLISH and what a NOTIFICATION begins with
+_PUBLISH = struct.Struct(">IBIBB")  # PUBLISH and the beginning of a NOTIFICATION
 _PUBLISH_SIZE = _PUBLISH.size
 _MAX_LENGTH = (1 << 32) - 1
-_LEAST = 2  # bytes of a payload with a topic: its length, and one of it
-#: bytes of content that a message holds at most, with a topic of one byte
+_LEAST = 2  # bytes of a payload with a topic: the topic's length and at least one byte
+#: limit on the bytes of a message's content, with a topic of one byte
 MAX_CONTENT = _MAX_LENGTH - PREAMBLE_SIZE - 2
 
 
 class Type(IntEnum):
-    """What a message is."""
+    """The type of a message."""
 
     PUBLISH = 0
     SUBSCRIBE = 1
@@ -45,7 +43,7 @@ _TYPES = {int(kind): kind for kind in Type}
 
 
 class Head(NamedTuple):
-    """A message without its content. topic: "" for DEREGISTER, also where REMOVE says it by an empty payload.
+    """A message without its content. topic: "" for DEREGISTER, also for a REMOVE with an empty payload.
 
     size: bytes in front of the content. nbytes: of the content, which only PUBLISH and NOTIFICATION have.
     """
@@ -57,9 +55,9 @@ class Head(NamedTuple):
 
 
 def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head | None:
-    """The message that begins there, its content not included; None: more of it is needed.
+    """Reads the message that begins there, without its content; None: more bytes are needed.
 
-    What is wrong is told as early as the bytes show it. Raises ProtocolError: type, length, topic.
+    It raises ProtocolError as early as the bytes show the error: type, length, topic.
     """
     here = len(data) - position
     if here < PREAMBLE_SIZE:
@@ -83,7 +81,7 @@ def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head |
     topic_size = data[position + PREAMBLE_SIZE]
     nbytes = _left(kind, length, topic_size)
     if nbytes and kind is not Type.NOTIFICATION:
-        raise ProtocolError("length", f"{kind.name} with {nbytes} bytes behind its topic")
+        raise ProtocolError("length", f"{kind.name} with {nbytes} bytes after its topic")
     size = _TOPIC.size + topic_size
     if here < size:
         return None
@@ -91,7 +89,7 @@ def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head |
 
 
 def encode_publish(topic: str, nbytes: int) -> bytes:
-    """PUBLISH in front of a content of so many bytes. Raises UsageError: topic, size."""
+    """Encodes PUBLISH in front of a content of this size. Raises UsageError: topic, size."""
     name = encode_topic(topic)
     inner = 1 + len(name) + nbytes
     if not 0 <= inner <= _MAX_LENGTH - PREAMBLE_SIZE:
@@ -101,7 +99,7 @@ def encode_publish(topic: str, nbytes: int) -> bytes:
 
 
 def encode_notification(topic: str, nbytes: int) -> bytes:
-    """NOTIFICATION in front of a content of so many bytes. Raises UsageError: topic, size."""
+    """Encodes NOTIFICATION in front of a content of this size. Raises UsageError: topic, size."""
     name = encode_topic(topic)
     length = 1 + len(name) + nbytes
     if not 0 <= length <= _MAX_LENGTH:
@@ -110,19 +108,19 @@ def encode_notification(topic: str, nbytes: int) -> bytes:
 
 
 def encode_subscribe(topic: str) -> bytes:
-    """A whole message. Raises UsageError: the topic."""
+    """Encodes a whole message. Raises UsageError: the topic."""
     name = encode_topic(topic)
     return _TOPIC.pack(1 + len(name), Type.SUBSCRIBE, len(name)) + name
 
 
 def encode_remove(topic: str) -> bytes:
-    """A whole message. Raises UsageError: the topic."""
+    """Encodes a whole message. Raises UsageError: the topic."""
     name = encode_topic(topic)
     return _TOPIC.pack(1 + len(name), Type.REMOVE, len(name)) + name
 
 
 def encode_deregister() -> bytes:
-    """A whole message."""
+    """Encodes a whole message."""
     return _PREAMBLE.pack(0, Type.DEREGISTER)
 
 
@@ -144,9 +142,9 @@ def _read_publish(data: bytes | bytearray | memoryview, position: int, here: int
 
 
 def _left(kind: Type, length: int, topic_size: int) -> int:
-    """Bytes behind the topic."""
+    """Returns the bytes after the topic."""
     if not topic_size:
-        raise ProtocolError("topic", f"{kind.name} with an empty one")
+        raise ProtocolError("topic", f"{kind.name} with an empty topic")
     nbytes = length - 1 - topic_size
     if nbytes < 0:
         raise ProtocolError("length", f"{kind.name} of {length} bytes with a topic of {topic_size}")

@@ -2,7 +2,7 @@
 
     magic 4 | version 2 | type 1 | flags 1 | stream id 8 | topic length 4 | metadata length 4 | data length 8
 
-Big-endian. docs/protocols/ttp.md is the specification; what the original leaves open is decided there.
+Big-endian. docs/protocols/ttp.md is the specification; it decides what the original leaves open.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from transfer.json_text import dumps, loads
 from transfer.transports.errors import OptionError, ProtocolError
 
 PORT = 59321
-#: its name in TLS (ALPN)
+#: the protocol's name in TLS (ALPN)
 ALPN = "ttp/2"
 #: "TMQP"
 MAGIC = 0x544D5150
@@ -26,12 +26,12 @@ HEADER_SIZE = HEADER.size
 
 #: the stream ends with this frame
 EOF = 0x01
-#: the data are compressed; the broker does not look into them
+#: the data are compressed; the broker does not decompress them
 LZ4 = 0x02
-#: the sender wants an ACK, or a HEARTBEAT in answer to one
+#: the sender requests an ACK, or a HEARTBEAT in answer to one
 WANTED = 0x80
 
-#: the most that 64 bits hold
+#: the largest number of 64 bits
 MOST_NUMBER = (1 << 64) - 1
 
 
@@ -49,7 +49,7 @@ class Kind(IntEnum):
 
 
 class Limits(NamedTuple):
-    """Bytes of a frame's parts at most; they are checked before anything is allocated."""
+    """Limits on the bytes of a frame's parts, checked before anything is allocated."""
 
     topic: int = 255
     meta: int = 64 << 10
@@ -60,7 +60,7 @@ LIMITS = Limits()
 
 
 class Header(NamedTuple):
-    """What the first 32 bytes say. The sizes are in bytes."""
+    """The first 32 bytes of a frame. Sizes in bytes."""
 
     kind: Kind
     flags: int
@@ -71,21 +71,21 @@ class Header(NamedTuple):
 
     @property
     def data_at(self) -> int:
-        """Where the data begin, counted from the header's first byte."""
+        """The position of the data, counted from the header's first byte."""
         return HEADER_SIZE + self.topic_size + self.meta_size
 
 
 def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Limits = LIMITS) -> Header:
-    """The header at this place, of which all bytes must be there.
-
-    Raises ProtocolError with one of the words magic, version, control (an unknown type), topic, length,
-    too_large: the stream of bytes cannot be understood from here on.
-    """
+    """Decodes the header at this place, of which all bytes must be there. Raises ProtocolError with a reason
+    of magic, version, control (an unknown type), topic, length, too_large: the stream of bytes cannot be
+    parsed from here on."""
     magic, version, kind, flags, stream_id, topic, meta, size = HEADER.unpack_from(data, at)
     if magic != MAGIC:
-        raise ProtocolError("magic", f"a frame begins with {magic:08x}", hint="is it TTP?")
+        raise ProtocolError(
+            "magic", f"a frame begins with {magic:08x}", hint="check that the peer speaks TTP"
+        )
     if version != VERSION:
-        raise ProtocolError("version", f"version {version} of TTP is not spoken here", hint="version 2 is")
+        raise ProtocolError("version", f"version {version} of TTP is not supported", hint="use version 2")
     if not Kind.CONNECT <= kind <= Kind.ERROR:
         raise ProtocolError("control", f"there is no type {kind}")
     if topic > limits.topic:
@@ -100,31 +100,31 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Lim
 def encode_head(
     kind: int, topic: bytes = b"", meta: bytes = b"", size: int = 0, flags: int = 0, stream_id: int = 0
 ) -> bytes:
-    """A frame up to its data, of which `size` bytes follow."""
+    """Encodes a frame up to its data, of which `size` bytes follow."""
     head = HEADER.pack(MAGIC, VERSION, kind, flags, stream_id, len(topic), len(meta), size)
     return b"".join((head, topic, meta)) if topic or meta else head
 
 
 def decode_topic(topic: bytes) -> str:
-    """The topic as text. Raises ProtocolError("topic") if it is no UTF-8."""
+    """Decodes a topic. Raises ProtocolError("topic") if it is not UTF-8."""
     try:
         return topic.decode()
     except UnicodeDecodeError as error:
-        raise ProtocolError("topic", f"a topic that is no UTF-8: {error.reason}") from None
+        raise ProtocolError("topic", f"the topic is not UTF-8: {error.reason}") from None
 
 
 def encode_meta(values: Mapping[str, Any]) -> bytes:
-    """Metadata as JSON; nothing for none. Raises OptionError for what JSON cannot say."""
+    """Encodes metadata as JSON; empty for none. Raises OptionError for values that JSON cannot represent."""
     if not values:
         return b""
     try:
         return dumps(dict(values))
     except (TypeError, ValueError, RecursionError) as error:
-        raise OptionError(f"metadata that JSON cannot hold: {error}") from error
+        raise OptionError(f"the metadata cannot be represented in JSON: {error}") from error
 
 
 def decode_meta(meta: bytes) -> dict[str, Any] | None:
-    """Metadata as JSON; None if they are something else, which is nobody's mistake."""
+    """Decodes metadata as JSON; None if they are something else, which is not an error."""
     if not meta:
         return {}
     try:
@@ -135,13 +135,13 @@ def decode_meta(meta: bytes) -> dict[str, Any] | None:
 
 
 def encode_error(stream_id: int, code: str, message: str) -> bytes:
-    """An ERROR frame, which says what became of the frame with this stream id. code: a constant word."""
+    """Encodes an ERROR frame about the frame with this stream id. code: a constant word."""
     data = encode_meta({"code": code, "message": message.encode(errors="replace").decode()})
     return encode_head(Kind.ERROR, size=len(data), stream_id=stream_id) + data
 
 
 def decode_error(data: bytes) -> tuple[str, str]:
-    """The code and the message of an ERROR frame's data; ("", text) if they are not the JSON of one."""
+    """Decodes the code and the message of an ERROR frame's data; ("", text) if they are not its JSON."""
     values = decode_meta(data)
     if values is None or not isinstance(values.get("code"), str):
         return "", data.decode(errors="replace")

@@ -1,23 +1,25 @@
-"""How a connection of ZeroMQ's wire format (ZMTP 3.x, mechanism NULL) begins: a greeting of 64 bytes, then
-READY, whose properties say who the peer is. Numbers are big-endian. Pure."""
+"""The handshake of ZeroMQ's wire format (ZMTP 3.x, mechanism NULL). Pure.
+
+A greeting of 64 bytes, then READY with the peer's properties. Numbers are big-endian.
+"""
 
 from __future__ import annotations
 
 from transfer.transports.errors import ProtocolError
 
 GREETING = 64
-#: bytes that READY may have: an identity has at most 255, the type of a socket few
+#: limit on the bytes of READY: an identity has at most 255, the type of a socket few
 LONGEST_READY = 4096
 LONGEST_IDENTITY = 255
 IDENTITY = b"Identity"
 
 _MECHANISM = b"NULL".ljust(20, b"\0")
 _NAME = b"\x05READY"
-#: flags of a frame that is a command, with a size of one byte, or of eight
+#: flags of a command frame, with a size of one byte, or of eight
 _SHORT, _LONG = 4, 6
-#: bytes of a frame that a SUB may send
+#: limit on the bytes of a SUB's frame
 _LONGEST_SUBSCRIPTION = 64 << 10
-#: how a message, and a command, begins that subscribes (True) or takes back
+#: first bytes of a message, and of a command, that subscribes (True) or unsubscribes
 _SUBSCRIBING = (
     ((b"\x01", True), (b"\x00", False)),
     ((b"\x09SUBSCRIBE", True), (b"\x06CANCEL", False)),
@@ -25,22 +27,22 @@ _SUBSCRIBING = (
 
 
 def check_greeting(begin: bytes) -> None:
-    """Looks at as much of a greeting as is there. Raises ProtocolError."""
+    """Checks as much of a greeting as is there. Raises ProtocolError."""
     signed = begin[0] == 0xFF and (len(begin) < 10 or begin[9] & 1)
     if not signed or (len(begin) > 10 and begin[10] < 3):
-        raise ProtocolError("version", "no greeting of ZMTP 3, which ZeroMQ speaks since 4.0")
+        raise ProtocolError("version", "not a greeting of ZMTP 3, which ZeroMQ uses since 4.0")
     mechanism = begin[12:32]
     if mechanism != _MECHANISM[: len(mechanism)]:
         raise ProtocolError("version", "a mechanism other than NULL")
 
 
 def read_ready(data: memoryview) -> tuple[int, dict[bytes, bytes]] | None:
-    """(bytes of the frame at the beginning of `data`, its properties); None: more of it is to come. Raises
-    ProtocolError."""
+    """Returns the size of the frame at the beginning of `data`, and its properties; None: more bytes are
+    needed. Raises ProtocolError."""
     if not data:
         return None
     if data[0] not in (_SHORT, _LONG):
-        raise ProtocolError("flags", "a frame other than READY behind the greeting")
+        raise ProtocolError("flags", "a frame other than READY after the greeting")
     head = 2 if data[0] == _SHORT else 9
     if len(data) < head:
         return None
@@ -53,7 +55,7 @@ def read_ready(data: memoryview) -> tuple[int, dict[bytes, bytes]] | None:
 
 
 def write_ready(properties: dict[bytes, bytes]) -> bytes:
-    """The frame with these properties."""
+    """Encodes READY with these properties."""
     body = _NAME + b"".join(
         bytes([len(name)]) + name + len(value).to_bytes(4, "big") + value
         for name, value in properties.items()
@@ -63,13 +65,13 @@ def write_ready(properties: dict[bytes, bytes]) -> bytes:
 
 
 def frame_size(frame: bytes) -> int:
-    """Bytes that it takes on a connection, with its head."""
+    """Returns the bytes of a frame on a connection, with its head."""
     return len(frame) + (2 if len(frame) < 256 else 9)
 
 
 def _properties(body: bytes) -> dict[bytes, bytes]:
     if not body.startswith(_NAME):
-        raise ProtocolError("control", "a command other than READY behind the greeting")
+        raise ProtocolError("control", "a command other than READY after the greeting")
     found: dict[bytes, bytes] = {}
     at = len(_NAME)
     while at < len(body):
@@ -78,26 +80,27 @@ def _properties(body: bytes) -> dict[bytes, bytes]:
         end = begin + int.from_bytes(body[name_end:begin], "big")
         name = body[at + 1 : name_end]
         if begin > len(body) or end > len(body) or name in found:
-            raise ProtocolError("control", "READY has a property that is cut off, or is there twice")
+            raise ProtocolError("control", "READY has a property that is cut off or repeated")
         found[name] = body[begin:end]
         at = end
     identity = found.get(IDENTITY, b"")
     if len(identity) > LONGEST_IDENTITY or identity.startswith(b"\0"):
         raise ProtocolError(
-            "control", f"an identity of more than {LONGEST_IDENTITY} bytes, or with a zero first"
+            "control", f"an identity of more than {LONGEST_IDENTITY} bytes, or that begins with zero"
         )
     return found
 
 
 class SubscriptionReader:
-    """Cuts what a SUB sends behind READY, in pieces of any size, into what it subscribes to and takes back:
-    messages of one byte and a prefix (ZMTP 3.0), or commands (3.1). All else it passes over."""
+    """Parses what a SUB sends after READY, in pieces of any size, into subscribes and unsubscribes: messages
+    of one byte and a prefix (ZMTP 3.0), or commands (3.1). It skips everything else."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: memoryview) -> list[tuple[bool, bytes]]:
-        """(whether it subscribes, the prefix) of each. Raises ProtocolError for a frame that no SUB sends."""
+        """Returns (whether it subscribes, the prefix) of each. Raises ProtocolError for a frame that no SUB
+        sends."""
         came = self._rest + data if self._rest else bytes(data)
         found, at = [], 0
         while len(came) - at >= 2:
@@ -107,7 +110,7 @@ class SubscriptionReader:
                 break
             end = begin + int.from_bytes(came[at + 1 : begin], "big")
             if end - begin > _LONGEST_SUBSCRIPTION:
-                most = f"the most that a SUB says is {_LONGEST_SUBSCRIPTION}"
+                most = f"the limit for a SUB is {_LONGEST_SUBSCRIPTION}"
                 raise ProtocolError("length", f"a frame of {end - begin} bytes: {most}")
             if len(came) < end:
                 break

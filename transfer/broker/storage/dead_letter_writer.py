@@ -141,7 +141,7 @@ def finish_dead_lettered(state: DispatcherState, letters: DeadLetters) -> list[F
             continue  # the letter of a group of the topic "direct"
         number = int(digits)
         state.next_number = max(state.next_number, number + 1)
-        parcel = state.parcels.get(number)
+        parcel = state.messages.get(number)
         if parcel is not None and parcel.facts.message_id == message_id:
             events.append(Finished(number, End.DEAD_LETTERED))
             state.apply(events[-1])
@@ -150,7 +150,7 @@ def finish_dead_lettered(state: DispatcherState, letters: DeadLetters) -> list[F
 
 def letter_of_parcel(dead: ActionLetter, message: Message | None, now_ms: int) -> DeadLetter:
     """Returns the letter of a message of direct delivery, as `letter_of` does."""
-    parcel = dead.parcel
+    parcel = dead.queued
     return DeadLetter(
         delivery_id=f"{_DIRECT}{dead.number}",
         message_id=parcel.facts.message_id,

@@ -62,7 +62,7 @@ def _consumers(hub: Hub) -> Iterator[Holder]:
     if hub.direct is None:
         return
     waiting: dict[tuple[str, str], tuple[int, int]] = {}
-    for parcel in hub.direct.desk.books.parcels.values():
+    for parcel in hub.direct.dispatcher.state.messages.values():
         key = (parcel.facts.topic, parcel.destination)
         lag, nbytes = waiting.get(key, (0, 0))
         waiting[key] = lag + 1, nbytes + parcel.facts.nbytes
