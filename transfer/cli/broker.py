@@ -126,10 +126,10 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return
-    from transfer.broker.config.configuration import said_by_flag
+    from transfer.broker.config.configuration import parse_flag
     from transfer.cli.run_broker import run
 
-    raise typer.Exit(run([*map(said_by_flag, set or ()), *told.said()], config, as_json=json))
+    raise typer.Exit(run([*map(parse_flag, set or ()), *told.said()], config, as_json=json))
 
 
 @app.command()

@@ -156,7 +156,7 @@ class PublishingLine(Connection, Generic[_Settings]):
         if self.paused:
             self._excused = now
         elif self._partial or self._passage is not None:
-            return now - max(self.heard, self._excused) >= self._shared.settings.stalled
+            return now - max(self.last_read, self._excused) >= self._shared.settings.stalled
         return False
 
 

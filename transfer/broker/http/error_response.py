@@ -1,4 +1,4 @@
-"""Errors as clients read them: `{"error": CODE, "message": TEXT}`."""
+"""Error responses: `{"error": CODE, "message": TEXT}`."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from aiohttp import web
 
 
 def refusal(status: int, code: str, message: str) -> web.Response:
-    """One of them."""
+    """Makes an error response."""
     return web.json_response({"error": code, "message": message}, status=status)
