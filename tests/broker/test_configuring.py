@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from transfer.broker.config.configuration import ConfigValue, configured, read_file, parse_flag
+from transfer.broker.config.configuration import ConfigValue, configured, parse_flag, read_file
 from transfer.broker.config.options import OPTIONS, default_of
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern

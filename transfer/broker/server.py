@@ -89,7 +89,9 @@ _F = TypeVar("_F", bound=Front)
 
 
 class Broker:
-    """A broker in this process, with exclusive use of a folder. It serves from its construction until `close`.
+    """A broker in this process, with exclusive use of a folder.
+
+    It serves from its construction until `close`.
 
     ports: of HTTP and of the fronts that listen on TCP, by name. endpoints: of transfer's own sockets, by
     name. drained: set after `drain`, when all begun work has ended. late: delay of the loop in seconds,

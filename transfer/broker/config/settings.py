@@ -25,8 +25,8 @@ SPOOL_ENDPOINT = "tcp://127.0.0.1:5570"
 class FastPath:
     """Where the broker decodes and compresses (LZ4) large messages of abtp.
 
-    cutover: size of a message, in bytes, from which a thread does it. in_place: the loop does it if the thread
-    fails; else the message is refused. threads: number of threads; each works for one peer at a time.
+    cutover: size of a message, in bytes, from which a thread does it. in_place: the loop does it if the
+    thread fails; else the message is refused. threads: number of threads; each works for one peer at a time.
     """
 
     cutover: int = 256 << 10
@@ -47,24 +47,21 @@ class AbtpEndpoints:
 class Settings:
     """All settings of a broker.
 
-    host: address of the fronts on plain TCP. A port of None disables its front, 0 takes a free port.
-    own: endpoints of transfer's own sockets; None: off.
-    spool: endpoint of the spool from Spark to training, which shares the log; None: off.
-    spool_ages: times after which the spool deletes unused data.
-    http_host: None: `host`. token: of operators over HTTP; None: operators have to be on this machine.
-    keep: topics keep their messages, apart from `transient`. most_topics: topics at most.
-    retention_bytes, retention_age: size of the log, and seconds for which it keeps a message. It never removes
-    a message that a group has not acknowledged.
-    group_expire: seconds without a consumer after which a group is removed; None: never.
+    host: address of the fronts on plain TCP. A port of None disables its front, 0 takes a free port. own:
+    endpoints of transfer's own sockets; None: off. spool: endpoint of the spool from Spark to training, which
+    shares the log; None: off. spool_ages: times after which the spool deletes unused data. http_host: None:
+    `host`. token: of operators over HTTP; None: operators have to be on this machine. keep: topics keep their
+    messages, apart from `transient`. most_topics: topics at most. retention_bytes, retention_age: size of the
+    log, and seconds for which it keeps a message. It never removes a message that a group has not
+    acknowledged. group_expire: seconds without a consumer after which a group is removed; None: never.
     most_groups: groups at most. announced: limits for payloads that are announced and have not arrived.
-    attempts: deliveries of a message before it is a dead letter; first_delay: seconds after the first attempt.
-    patience: seconds for which a slow consumer may block a large message for the other consumers.
-    drain: seconds that a clean stop gives to begun work. catalog: a file of routes, "" for none.
-    direct: limits of direct delivery. ack_timeout: seconds in which a consumer has to acknowledge there.
-    route_grace: seconds for which a message waits for a consumer that has just disconnected.
-    security: certificates and tokens; None: from the environment.
-    named: fronts that the user configured: one of them that may not listen is an error.
-    handshake: seconds in which a connection has to authenticate.
+    attempts: deliveries of a message before it is a dead letter; first_delay: seconds after the first
+    attempt. patience: seconds for which a slow consumer may block a large message for the other consumers.
+    drain: seconds that a clean stop gives to begun work. catalog: a file of routes, "" for none. direct:
+    limits of direct delivery. ack_timeout: seconds in which a consumer has to acknowledge there. route_grace:
+    seconds for which a message waits for a consumer that has just disconnected. security: certificates and
+    tokens; None: from the environment. named: fronts that the user configured: one of them that may not
+    listen is an error. handshake: seconds in which a connection has to authenticate.
     """
 
     host: str = "127.0.0.1"

@@ -161,7 +161,10 @@ class Admin:
         return web.json_response(verdict.as_json())
 
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """Query: start, end. Sends lines of JSON; an export without the last line (`export_end`) is cut off."""
+        """Query: start, end.
+
+        Sends lines of JSON; an export without the last line (`export_end`) is cut off.
+        """
         params = RequestParams(request.query)
         start, end = _span(params)
         params.end()

@@ -96,7 +96,7 @@ async def _add_headers(_: web.Request, response: web.StreamResponse) -> None:
 
 
 def _health(problems: Health, is_trusted: Callable[[web.Request], bool]) -> Handler:
-    """Makes a handler. is_trusted: whether a request may read the details of problems, not only their kinds."""
+    """Makes a handler. is_trusted: whether a request may read details of problems, not only their kinds."""
 
     async def answer(request: web.Request) -> web.Response:
         describe = str if is_trusted(request) else attrgetter("kind")

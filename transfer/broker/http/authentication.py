@@ -2,7 +2,8 @@
 
 Health is open, since container orchestrators have no certificate, but names topics and groups only to
 authenticated requests. The console's page is open too: it contains no secrets. Everything else needs a
-certificate of the authority, or the token. If operators have a token (`http.token`), their calls need that one.
+certificate of the authority, or the token. If operators have a token (`http.token`), their calls need that
+one.
 """
 
 from __future__ import annotations

@@ -102,7 +102,7 @@ class ConnectionGuard:
         return request.transport in self._certified
 
     def middleware(self) -> Middleware:
-        """Returns the middleware that ends the pending state of a connection at its first authenticated request.
+        """Returns the middleware that ends a connection's pending state at its first authenticated request.
 
         Without authentication a whole request ends it, so that a body that never arrives holds no connection.
         """

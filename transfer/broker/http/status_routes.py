@@ -25,13 +25,13 @@ from transfer.broker.http.request_params import RequestParams
 from transfer.broker.status import (
     FAMILIES,
     Names,
-    first_names,
     describe_fronts,
     describe_group,
-    groups_of,
-    numbers_of,
     describe_overview,
     describe_topic,
+    first_names,
+    groups_of,
+    numbers_of,
 )
 from transfer.broker.storage.audit_chain import Json
 from transfer.metrics.prometheus import exposition

@@ -14,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.net.output import Output
-from transfer.broker.net.splice import SPLICE_FROM, SplicedChunk, PipedBytes, splice_in
+from transfer.broker.net.splice import SPLICE_FROM, PipedBytes, SplicedChunk, splice_in
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -62,9 +62,9 @@ class Connection(Output):
     def cut(self, data: memoryview) -> int:
         """Takes the whole frames from the beginning of `data`, and returns their number of bytes.
 
-        The rest is passed again together with the next bytes; more than LARGEST_FRAME is refused. If a payload
-        follows, it calls `expect` and returns at once. After `turn_ends` it takes one frame, and calls
-        `give_way`. It may keep views of `data`. A ProtocolError ends the connection (`refuse`).
+        The rest is passed again together with the next bytes; more than LARGEST_FRAME is refused. If a
+        payload follows, it calls `expect` and returns at once. After `turn_ends` it takes one frame, and
+        calls `give_way`. It may keep views of `data`. A ProtocolError ends the connection (`refuse`).
         """
 
     def body(self, data: memoryview) -> None:

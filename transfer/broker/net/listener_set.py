@@ -1,4 +1,7 @@
-"""The TCP listeners of a broker's fronts. They perform TLS handshakes, and limit the number of connections."""
+"""The TCP listeners of a broker's fronts.
+
+They perform TLS handshakes, and limit the number of connections.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ class ListenerSet:
 
     @property
     def unfinished(self) -> int:
-        """Number of running handshakes, and of connections that have sent neither a certificate nor a frame."""
+        """Number of running handshakes, and of connections that have sent no certificate and no frame."""
         return sum(one.unfinished for one in self._tls_acceptors) + sum(map(len, self._silent))
 
     def refusals(self, name: str) -> Counter[str]:
@@ -111,7 +114,8 @@ class ListenerSet:
     def listen(self, name: str, host: str, port: int, accepted: Accepted) -> Listener:
         """Listens at a TCP port.
 
-        Raises AddressInUse, AddressError, and SecurityError where clients could connect without authentication.
+        Raises AddressInUse, AddressError, and SecurityError where clients could connect without
+        authentication.
         """
         listener = Listener(self._loop, host, port, accepted, allowed=self.check)
         self._listeners[name] = listener
@@ -132,11 +136,14 @@ class ListenerSet:
             tls_acceptor.close()
 
     def check(self, host: str, where: str) -> None:
-        """Raises SecurityError where clients could connect without authentication: the protocols have no token."""
+        """Raises SecurityError where clients could connect unauthenticated: the protocols have no token."""
         check_listening(host, where, self.credentials.security, token=False)
 
     def _silent_at(self, refused: Counter[str]) -> PendingConnections[Connection]:
-        """Makes a limit for silent connections. It has no timer: a program may connect long before it sends."""
+        """Makes a limit for silent connections.
+
+        It has no timer: a program may connect long before it sends.
+        """
 
         def evict(connection: Connection, reason: str) -> bool:
             closed = connection.evict()

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.net.connection_group import copy_small_view
-from transfer.broker.net.splice import SplicedChunk, PipedBytes
+from transfer.broker.net.splice import PipedBytes, SplicedChunk
 from transfer.broker.net.tls_socket import channel_of
 
 if TYPE_CHECKING:

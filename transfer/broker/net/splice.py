@@ -1,9 +1,9 @@
 """Passes payloads through the broker without copies: from a socket into a pipe, and from pipes to sockets.
 
 A pipe holds references to the pages into which the kernel received the bytes. `tee` gives another pipe the
-same references, and sockets send these pages: neither this process nor the kernel copies one publisher's bytes
-for its subscribers. (If a publisher on this machine sends a file by `sendfile`, the pages stay the file's pages
-until the last subscriber has read them.)
+same references, and sockets send these pages: neither this process nor the kernel copies one publisher's
+bytes for its subscribers. (If a publisher on this machine sends a file by `sendfile`, the pages stay the
+file's pages until the last subscriber has read them.)
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ class SplicedChunk:
         return self.nbytes
 
     def share(self) -> PipedBytes | None:
-        """Returns these bytes, or the first of them, for one receiver; None: the receiver has to use `memory`."""
+        """Returns these bytes, or the first of them, for one receiver; None: it has to use `memory`."""
         if self._memory is not None or (pipe := self._pipes.take()) is None:
             return None
         try:

@@ -30,8 +30,8 @@ class TlsSocket(socket.socket):
     def send(self, data: Any, flags: int = 0) -> int:
         """Sends as a plain socket does, for asyncio. Raises BlockingIOError, OSError.
 
-        asyncio calls it again as long as bytes are left. So it reports the last byte only after the kernel has
-        taken all ciphertext.
+        asyncio calls it again as long as bytes are left. So it reports the last byte only after the kernel
+        has taken all ciphertext.
         """
         if not self.channel.flush():
             raise BlockingIOError
