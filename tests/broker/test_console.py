@@ -119,7 +119,7 @@ def test_the_page_asks_for_the_token(tmp_path, page):
         page.wait("#state", "locked")
         page.fill("#login [name=token]", "wrong")
         page.click("#login button")
-        page.wait("#login-error", "not the token")
+        page.wait("#login-error", "The token is wrong.")
         page.fill("#login [name=token]", "secret")
         page.click("#login button")
         page.wait("#state", "ready")

@@ -208,10 +208,10 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
     ("door", "security", "wanted"),
     [
         ("ttp", Security(), "nobody is asked"),
-        ("ttp", Security(token=TOKEN), "knows no token"),
-        ("rqueue", Security(token=TOKEN), "knows no token"),
-        ("pybroker", Security(token=TOKEN), "knows no token"),
-        ("abtp", Security(token=TOKEN), "knows no token"),
+        ("ttp", Security(token=TOKEN), "has no token"),
+        ("rqueue", Security(token=TOKEN), "has no token"),
+        ("pybroker", Security(token=TOKEN), "has no token"),
+        ("abtp", Security(token=TOKEN), "has no token"),
         ("http", Security(), "nobody is asked"),
     ],
 )

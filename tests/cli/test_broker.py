@@ -92,7 +92,7 @@ def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_
         assert look(told["ports"]["http"], "topics")["topics"][0]["end"] == 4
         ended, output, said = end(command, number)
         assert (ended, output.count(b"\n")) == (code, 1), said
-        assert said.splitlines()[-1].endswith(f"ended by {number.name}; what was acknowledged is kept")
+        assert said.splitlines()[-1].endswith(f"ended by {number.name}; acknowledged messages are kept")
         assert "Traceback" not in said and "WARNING" not in said
 
 
@@ -116,7 +116,7 @@ def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
         until(lambda: ask(told["ports"]["http"], "/readyz")[0], 503)
         assert command.process.poll() is None
         code, _, said = end(command)
-    assert code == 0 and "ended at once, as it was asked for again" in said
+    assert code == 0 and "ended at once, because of a second signal" in said
 
 
 def test_a_stop_does_not_wait_for_ever(serve):

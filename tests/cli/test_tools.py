@@ -144,7 +144,7 @@ def test_a_self_test_that_cannot_work_is_an_answer():
 
 def test_a_self_test_that_kills_its_process_is_an_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    check = ways._apart("ucx")
+    check = ways._test_in_process("ucx")
     assert check.status == "fail"
     assert "status 1" in check.detail
 

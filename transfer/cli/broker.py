@@ -117,7 +117,7 @@ def broker(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any other option; may be repeated. All users of this host see it: put http.token in a file.",
+            help="Any other option; repeatable. All users of this host see it: http.token belongs in a file.",
         ),
     ] = None,
     json: options.Json = False,

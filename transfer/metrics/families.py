@@ -52,7 +52,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ("reason",),
     ),
     "transfer_fallback_total": Family(
-        "counter", "Peers connected by a slower transport than the preferred one.", ("from", "to", "reason")
+        "counter", "Peers connected by another transport than the preferred one.", ("from", "to", "reason")
     ),
     "transfer_transport_unused_total": Family(
         "counter",

@@ -16,7 +16,7 @@ _COUNT = struct.Struct("<I")
 
 
 class Pace:
-    """A publisher's end. lines: from the receivers. in_flight: messages at most; copies: receivers of each."""
+    """A publisher's end. lines: from receivers. in_flight: messages at most; copies: receivers of each."""
 
     def __init__(self, lines: Sequence[Connection], in_flight: int, copies: int) -> None:
         self._lines = list(lines)
