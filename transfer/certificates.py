@@ -38,8 +38,8 @@ class Issued:
 class Authority:
     """Signs certificates, and writes them into `folder`, which has to exist.
 
-    path: the authority's certificate. days: validity of that certificate. Its key is next to it (NAME.key), for
-    `Authority.opened`.
+    path: the authority's certificate. days: validity of that certificate. Its key is next to it (NAME.key),
+    for `Authority.opened`.
     """
 
     def __init__(self, folder: Path, name: str = "authority", *, days: float = 3650) -> None:
