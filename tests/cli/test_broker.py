@@ -125,7 +125,7 @@ def test_a_stop_does_not_wait_for_ever(serve):
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
         until(lambda: look(told["ports"]["http"], "overview")["topics"], 1)
         code, _, said = end(command)
-    assert code == 0 and "ended after 0.1 s, with something still on its way" in said
+    assert code == 0 and "ended after 0.1 s, with unfinished work" in said
 
 
 def test_others_are_let_in_only_where_that_is_allowed_and_with_a_warning(
@@ -156,7 +156,7 @@ def test_a_file_and_variables_are_read(start, tmp_path, monkeypatch):
     assert told["folder"] == str(tmp_path / "kept") and list(told["fronts"]) == ["own", "ttp", "rqueue"]
     assert ask(told["ports"]["http"], "/api/overview")[0] == 401
     code, _, said = end(command)
-    assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: without meaning here")
+    assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: no effect")
     assert "secret" not in said
 
 
@@ -284,7 +284,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "where to keep everything is not said\n  hint: give it with --data DIR"),
+        ([], "no data folder is configured\n  hint: give it with --data DIR"),
         (
             ["--data", "x", "--ttp", "many"],
             "--ttp is 'many'\n  hint: it has to be a port from 0 to 65535, or off",

@@ -87,7 +87,7 @@ def test_a_folder_has_one_spool(start, run, tmp_path):
     assert (code, output) == (2, b"")
     assert said == (
         f"transfer: another spool runs on {tmp_path}\n"
-        "  hint: end it first, or give this one a folder of its own\n"
+        "  hint: end it first, or use another folder\n"
     )
 
 

@@ -156,7 +156,7 @@ def test_a_missing_library_is_one_clear_line(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", examine)
     assert cli.run(["doctor"]) == 1
     assert capsys.readouterr().err == (
-        "transfer: numpy is missing\n  hint: `transfer doctor` tells what to install for what\n"
+        "transfer: numpy is missing\n  hint: `transfer doctor` lists what to install for each feature\n"
     )
 
 
