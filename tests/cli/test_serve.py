@@ -86,8 +86,7 @@ def test_a_folder_has_one_spool(start, run, tmp_path):
     code, output, said = run("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0")
     assert (code, output) == (2, b"")
     assert said == (
-        f"transfer: another spool runs on {tmp_path}\n"
-        "  hint: end it first, or use another folder\n"
+        f"transfer: another spool runs on {tmp_path}\n  hint: end it first, or use another folder\n"
     )
 
 
