@@ -1,7 +1,7 @@
-"""An authority of one's own and the certificates that it signs: for tests, laptops and small clusters.
+"""Makes a certificate authority and certificates that it signs: for tests, laptops and small clusters.
 
-`transfer certificates` makes them from the shell. Where there is a public key infrastructure (cert-manager,
-say), use that. Needs `cryptography` (`pip install "tensor-transfer[certificates]"`).
+`transfer certificates` makes them from the shell. If you have a public key infrastructure, for example
+cert-manager, use that. Needs `cryptography` (`pip install "tensor-transfer[certificates]"`).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ with comes_with("certificates", __name__):
 
 
 _DAY = datetime.timedelta(days=1)
-#: days from now: a certificate has dates of four digits
+#: days from now at most: a certificate has years of four digits
 _LONGEST = 36500
 
 
@@ -36,9 +36,10 @@ class Issued:
 
 
 class Authority:
-    """Signs certificates, and leaves them in `folder`, which has to exist. path: its own certificate.
+    """Signs certificates, and writes them into `folder`, which has to exist.
 
-    days: how long that is good. Its key is kept beside it (NAME.key), for `Authority.opened`.
+    path: the authority's certificate. days: validity of that certificate. Its key is next to it (NAME.key),
+    for `Authority.opened`.
     """
 
     def __init__(self, folder: Path, name: str = "authority", *, days: float = 3650) -> None:
@@ -57,7 +58,7 @@ class Authority:
 
     @classmethod
     def opened(cls, folder: Path, name: str = "authority") -> Authority:
-        """One that was made before. Raises OSError, ValueError for files that are none."""
+        """Opens an existing authority. Raises OSError, and ValueError for invalid files."""
         found = cls.__new__(cls)
         found.folder = folder = _folder(folder)
         text(name, "name")
@@ -78,8 +79,10 @@ class Authority:
         ends: float = 825,
         self_signed: bool = False,
     ) -> Issued:
-        """A certificate for these hosts (names, also *.name, and numbers), of a side that accepts, connects,
-        or both. begins, ends: days from now. self_signed: without the authority, to see it refused."""
+        """Makes a certificate for hosts (names, also *.name, and IP addresses), for servers and clients.
+
+        begins, ends: days from now. self_signed: without the authority, for tests of its refusal.
+        """
         text(name, "name")
         _days(begins, "begins", -_LONGEST)
         _days(ends, "ends", begins)
@@ -136,10 +139,10 @@ def _general(host: str) -> x509.GeneralName:
 
 
 def _replace(path: Path, content: bytes, *, secret: bool) -> None:
-    """The old file or the new one, nothing between, whoever reads it at this moment."""
-    beside = path.with_name(path.name + ".new")
-    beside.unlink(missing_ok=True)
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
+    """Replaces a file atomically: a reader sees the old file or the new one."""
+    temporary = path.with_name(path.name + ".new")
+    temporary.unlink(missing_ok=True)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600 if secret else 0o644)
     with os.fdopen(descriptor, "wb") as file:
         file.write(content)
-    beside.rename(path)
+    temporary.rename(path)

@@ -1,4 +1,4 @@
-"""Defaults of sockets, and what the environment says above the transports.
+"""Defaults of sockets, and environment variables of the layers above the transports.
 
 | variable | meaning |
 |---|---|
@@ -6,7 +6,7 @@
 | TRANSFER_LOG | debug, info, warning, error: what the library logs goes to standard error |
 | MOONCAKE_ALLOW_PICKLE | 1: `send_pyobj` and `recv_pyobj` work (default: they refuse) |
 
-Of the broker, see docs/broker.md; each is one of its options by another name:
+Variables of the broker (see docs/broker.md); each is another name of an option:
 
 | variable | meaning |
 |---|---|
@@ -21,8 +21,8 @@ Of the broker, see docs/broker.md; each is one of its options by another name:
 | MAX_QUEUED_DIRECT, MAX_GLOBAL_INGRESS | the same in `direct`, in small letters |
 | FASTPATH_CUTOVER_BYTES | `large.cutover` |
 | FASTPATH_FALLBACK_TO_GO | `large.in_place` |
-| FASTPATH_REQUIRE | true: `large.in_place` is false, whatever the one before says |
-| FASTPATH_SIDECAR_ENABLED, FASTPATH_SOCKET_PATH | nothing any more; told once |
+| FASTPATH_REQUIRE | true: `large.in_place` is false, regardless of FASTPATH_FALLBACK_TO_GO |
+| FASTPATH_SIDECAR_ENABLED, FASTPATH_SOCKET_PATH | no effect; the broker logs that once |
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from transfer.transports.errors import OptionError
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """What a new socket's options are. Times in milliseconds, -1 endless; sizes in bytes.
+    """The options of a new socket. Times in milliseconds, -1 is endless; sizes in bytes.
 
     reply_timeout: the receive time-out of a REQ. immediate: messages wait for a connection (True)
     or queue for an endpoint that is not connected yet (False). shares_endpoints: sockets whose peers are of
@@ -58,7 +58,7 @@ class Defaults:
 #: the values of TRANSFER_LOG
 LOG_LEVELS = ("debug", "info", "warning", "error")
 TRANSFER = Defaults()
-#: pyzmq's own, for `transfer.zmq`
+#: pyzmq's defaults, for `transfer.zmq`
 PYZMQ = Defaults(
     linger=-1,
     immediate=False,
@@ -71,7 +71,7 @@ PYZMQ = Defaults(
 
 
 def exit_linger(environ: Mapping[str, str] | None = None) -> float:
-    """Seconds, from TRANSFER_EXIT_LINGER. Raises OptionError."""
+    """Returns the seconds of TRANSFER_EXIT_LINGER. Raises OptionError."""
     environ = os.environ if environ is None else environ
     text = environ.get("TRANSFER_EXIT_LINGER", "").strip()
     if not text:
@@ -95,7 +95,7 @@ def log_level(environ: Mapping[str, str] | None = None) -> str:
     return text.lower()
 
 
-#: names by which other brokers are configured, and the options that they are here
+#: variables of other brokers, and the options that they set
 BROKER_NAMES: Mapping[str, str] = {
     "WAL_PATH": "broker.data",
     "WAL_ENABLED": "topics.keep",
@@ -109,16 +109,20 @@ BROKER_NAMES: Mapping[str, str] = {
     "FASTPATH_CUTOVER_BYTES": "large.cutover",
     "FASTPATH_FALLBACK_TO_GO": "large.in_place",
 }
-#: what they had and we have not: large payloads need no process of their own
+#: variables of other brokers without a meaning here: large payloads need no separate process
 BROKER_IDLE_NAMES = ("FASTPATH_SIDECAR_ENABLED", "FASTPATH_SOCKET_PATH")
-# Two underscores: Kubernetes gives each container TRANSFER_BROKER_PORT and more of a service of that name.
+# Two underscores: Kubernetes sets TRANSFER_BROKER_PORT and others in each container for a service of that
+# name.
 _BROKER = "TRANSFER_BROKER__"
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerEnvironment:
-    """What the environment says of a broker. options: (variable, option, text), the later ones count.
-    file: of its configuration. idle: variables that are set and mean nothing here."""
+    """A broker's configuration from the environment.
+
+    options: (variable, option, text); a later one overrides an earlier one. file: the configuration file.
+    idle: variables that are set and have no effect.
+    """
 
     options: tuple[tuple[str, str, str], ...]
     file: str | None
@@ -126,7 +130,7 @@ class BrokerEnvironment:
 
 
 def broker_environment(environ: Mapping[str, str] | None = None) -> BrokerEnvironment:
-    """Variables that are empty are as if they were not there."""
+    """Reads the broker's variables, and ignores empty ones."""
     environ = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in environ.items() if text.strip()}
     options = [(name, option, given[name]) for name, option in BROKER_NAMES.items() if name in given]
@@ -145,13 +149,13 @@ def broker_environment(environ: Mapping[str, str] | None = None) -> BrokerEnviro
 
 
 def pickle_allowed(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether objects may be pickled: MOONCAKE_ALLOW_PICKLE=1, looked up at each call."""
+    """Whether MOONCAKE_ALLOW_PICKLE=1 allows to pickle objects. It reads the variable at each call."""
     environ = os.environ if environ is None else environ
     return environ.get("MOONCAKE_ALLOW_PICKLE", "").strip() == "1"
 
 
 def torch_allocator(environ: Mapping[str, str] | None = None) -> str:
-    """What PYTORCH_CUDA_ALLOC_CONF and its newer name tell torch's allocator, as one text."""
+    """Returns the settings of torch's allocator: PYTORCH_CUDA_ALLOC_CONF and its newer name, as one text."""
     environ = os.environ if environ is None else environ
     names = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
     return ",".join(environ[name] for name in names if environ.get(name))

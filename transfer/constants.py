@@ -1,4 +1,4 @@
-"""Names and numbers that users write; the numbers are ZeroMQ's."""
+"""Constants of the API; their numbers are ZeroMQ's."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PAIR: Final = SocketType.PAIR
 DEALER: Final = SocketType.DEALER
 ROUTER: Final = SocketType.ROUTER
 
-#: do not wait: raise Again instead
+#: raise Again instead of waiting
 DONTWAIT: Final = 1
 NOBLOCK: Final = DONTWAIT
 #: more parts of this message follow
@@ -33,15 +33,14 @@ POLLOUT: Final = 2
 POLLERR: Final = 4
 
 
-#: what is a type's number here and in ZeroMQ
+#: numbers of socket types, here and in ZeroMQ
 _NUMBERS = range(9)
 
 
 def socket_type_of(given: Any) -> SocketType:
-    """The socket type of a name ("PUSH"), or of a member of any enumeration that has that name.
+    """Returns the socket type of a name ("PUSH"), or of a member of any enumeration that has that name.
 
-    Numbers do not say whose they are (4 is our PUSH and ZeroMQ's REP), so a bare one is refused. Raises
-    UsageError.
+    It refuses plain numbers, which are ambiguous: 4 is our PUSH and ZeroMQ's REP. Raises UsageError.
     """
     name = given.name if isinstance(given, Enum) else given
     if not isinstance(name, str):
@@ -63,7 +62,7 @@ def socket_type_of(given: Any) -> SocketType:
 
 
 def pattern_of(socket_type: Any, given: type[Pattern] | None = None) -> type[Pattern]:
-    """A socket's rules: its type's, or those that the program brings. Raises UsageError, ArgumentError."""
+    """Returns the pattern of a socket: its type's, or the program's. Raises UsageError, ArgumentError."""
     number = socket_type_of(socket_type)
     if given is None:
         return PATTERNS[number]

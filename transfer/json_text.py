@@ -1,4 +1,4 @@
-"""JSON that a peer sent, as Python's values that can be sent on."""
+"""Decodes a peer's JSON to values that can be encoded again."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from transfer.transports.arguments import callable_or_none
 from transfer.transports.core import check_json
 from transfer.transports.errors import ArgumentError
 
-#: arrays and objects within each other at most: decoders end at about a thousand, less what they stand in
+#: depth of nested arrays and objects at most: decoders fail at about a thousand, minus the depth of the
+#: caller
 DEEPEST = 500
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -19,10 +20,11 @@ _HOOKS = ("object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse
 
 
 def loads(text: bytes, *, strict: bool = True) -> Any:
-    """As `json.loads`, but text that is no UTF-8 is refused too: an escaped half of a surrogate pair.
+    """Decodes JSON as `json.loads`, but refuses an escaped half of a surrogate pair.
 
-    `json.loads` makes a str of it that no file, log or metric takes. strict: what is no JSON for others is
-    refused too (NaN, Infinity), and what `check` refuses. Raises ValueError, RecursionError.
+    `json.loads` makes a str of it that cannot be encoded as UTF-8, so that no file, log or metric takes it.
+    strict: also refuses NaN and Infinity, which are no JSON, and what `check` refuses. Raises ValueError,
+    RecursionError.
     """
     if strict:
         check(text)
@@ -38,8 +40,7 @@ def check(text: bytes) -> None:
 
 
 def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) -> Callable[[Any], Any]:
-    """`decode` with keyword arguments for `json.loads`, looked at before a message is received. Raises
-    ArgumentError."""
+    """Returns `decode` with keyword arguments for `json.loads`, and checks them now. Raises ArgumentError."""
     for name in _HOOKS:
         callable_or_none(options.get(name), name, "what was decoded")
     made = dict(options)
@@ -52,7 +53,7 @@ def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) ->
 
 
 def dumps(value: Any) -> bytes:
-    """JSON of a value, which `loads` reads. Raises ValueError, TypeError, RecursionError."""
+    """Encodes a value as JSON that `loads` reads. Raises ValueError, TypeError, RecursionError."""
     text = json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     check(text)
     return text

@@ -1,4 +1,4 @@
-"""What peers' bytes raised where no error of ours was expected: counted, and logged at a bounded rate."""
+"""Counts unexpected exceptions that peers' bytes cause, and logs them at a bounded rate."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from collections.abc import Callable, Hashable
 
 from transfer.transports.errors import InternalError, TransferError
 
-#: seconds in which one peer's faults of one kind are logged once
+#: seconds within which it logs a peer's faults of one kind once
 _QUIET = 60.0
-#: kinds of faults that are logged within that time; further ones are only counted
+#: kinds of faults that it logs within that time; it only counts others
 _MOST = 100
 
 
 class PeerFaults:
-    """Faults of a thread or loop that serves many peers. Thread-safe.
+    """The faults of a thread or loop that serves many peers. Thread-safe.
 
-    The boundary of each message calls `note` in its `except`, answers or drops that peer, and goes on with
-    the next message at once. count: all of them.
+    The handler of each message calls `note` in its `except`, answers or drops that peer, and continues with
+    the next message. count: number of all faults.
     """
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
@@ -38,9 +38,9 @@ class PeerFaults:
         )
 
     def warn(self, what: str, error: BaseException, peer: str) -> None:
-        """Counts what can only be the peer's mistake, and logs one line if there was none like it lately.
+        """Counts a fault that only the peer can cause, and logs one line if its kind is new.
 
-        What the error says is left out: it may have what the peer said, such as a token.
+        It omits the error's text, which may contain bytes of the peer, such as a token.
         """
         if self._is_new((what, None, type(error))):
             self._log.warning("%s of %s cannot be read: %s", what, peer, type(error).__name__)
@@ -57,5 +57,5 @@ class PeerFaults:
         return new
 
     def refusal(self, what: str, error: Exception, peer: Hashable = None) -> TransferError:
-        """The error for the peer: ours as it is; any other is noted."""
+        """Returns the error for the peer: a TransferError unchanged; `note` handles any other."""
         return error if isinstance(error, TransferError) else self.note(what, error, peer)

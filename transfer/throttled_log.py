@@ -1,4 +1,4 @@
-"""Lines of the log that a stranger can cause: a few of each kind, and how many were left out."""
+"""Limits log lines that any peer can cause: a few of each kind, and the number of omitted ones."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import logging
 import time
 from collections.abc import Callable, Hashable
 
-#: lines of one kind that are written within `_PERIOD` seconds
+#: lines of one kind that it writes within `_PERIOD` seconds
 _MOST = 10
 _PERIOD = 60.0
 
 
 class ThrottledLog:
-    """Of one thread. A kind is known to the caller, and never a peer's word: their number is small."""
+    """A log for one thread. The caller chooses kinds, never from a peer's bytes: so there are only a few."""
 
     def __init__(self, log: logging.Logger, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
@@ -20,8 +20,10 @@ class ThrottledLog:
         self._periods: dict[Hashable, tuple[float, int]] = {}  # by kind: its begin, and lines in it
 
     def say(self, level: int, kind: Hashable, text: str, *arguments: object, most: int = _MOST) -> None:
-        """As `Logger.log`, for at most `most` lines of the kind in a period. The first line of a period says
-        how many of the one before were left out."""
+        """Logs at most `most` lines of the kind in a period.
+
+        The first line of a period reports how many lines of the previous period were left out.
+        """
         if not self._log.isEnabledFor(level):
             return
         now = self._clock()

@@ -47,8 +47,8 @@ class Cycle:
 
 def begin(stage: Stage) -> None:
     """Reports that this process is ready, and waits until all others are."""
-    stage.tell("ready")
-    stage.hear()
+    stage.send("ready")
+    stage.receive()
 
 
 def measure_ours(place: Place, cycle: Cycle, parts: tuple[Part, ...]) -> Sample:
@@ -84,9 +84,9 @@ def play(crew: Processes, parts: tuple[Part, ...], address: str | int, cycle: Cy
     members = []
     for part in parts:  # one after the other: consumers make groups that publishers need
         members.append(crew.add(part, address, cycle))
-        members[-1].hear(PATIENCE)
+        members[-1].receive(PATIENCE)
     for member in members:
-        member.tell("go")
+        member.send("go")
     until_done(members, LONGEST)
     return max(one.result[1] for one in members) - min(one.result[0] for one in members)
 

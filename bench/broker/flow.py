@@ -71,11 +71,11 @@ def _measure(crew: Processes, target: Started, flow: Flow, publish: Publish, rec
     crew.started()
     members = [*receivers, publisher]
     for member in members:
-        member.hear(PATIENCE)
+        member.receive(PATIENCE)
     target.begin()
     before = target.usage()
     for member in members:
-        member.tell("go")
+        member.send("go")
     until_done(members, LONGEST)
     after = target.usage()
     assert before.cpu is not None and after.cpu is not None and after.peak is not None

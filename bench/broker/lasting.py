@@ -94,11 +94,11 @@ def _idle(place: Place, kind: str) -> Sample:
         begun = time.monotonic()
         members = [crew.add(part, address, count // _PROCESSES) for _ in range(_PROCESSES)]
         for member in members:
-            member.hear(LONGEST)
+            member.receive(LONGEST)
         seconds = time.monotonic() - begun
         after = target.usage()
         for member in members:
-            member.tell("end")
+            member.send("end")
         until_done(members, PATIENCE)
         target.end()
     assert before.resident is not None and after.resident is not None
@@ -119,8 +119,8 @@ def _connect_ttp(stage: Stage, address: tuple[str, int], count: int) -> None:
             one.sendall(wish)
             answer = one.recv(HEADER_SIZE, socket.MSG_WAITALL)
             assert answer[6] == Kind.ACK
-        stage.tell("connected")
-        stage.hear()
+        stage.send("connected")
+        stage.receive()
 
 
 def _connect_own(stage: Stage, endpoint: str, count: int) -> None:
@@ -129,8 +129,8 @@ def _connect_own(stage: Stage, endpoint: str, count: int) -> None:
     with transfer.Context() as context, ExitStack() as stack:
         for _ in range(count):
             stack.enter_context(BrokerClient(endpoint, context=context))
-        stage.tell("connected")
-        stage.hear()
+        stage.send("connected")
+        stage.receive()
 
 
 def _raise_limit() -> None:

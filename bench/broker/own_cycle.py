@@ -37,7 +37,7 @@ def _publish(stage: Stage, endpoint: str, cycle: Cycle, burst: int) -> tuple[flo
             elif cycle.topics == 1:
                 client.publish_many(next(topics), [payload] * some, wait=False)
             else:
-                with client.together():
+                with client.batch():
                     for _ in range(some):
                         client.publish(next(topics), payload, wait=False)
             left -= some
@@ -53,7 +53,7 @@ def consume(stage: Stage, endpoint: str | int, cycle: Cycle) -> tuple[float, flo
         begun, left = time.monotonic(), cycle.count
         while left:
             there = client.ready()
-            with client.together():
+            with client.batch():
                 for consumer in there:
                     messages = consumer.recv_many()
                     consumer.ack(*messages, wait=cycle.in_flight == 1)

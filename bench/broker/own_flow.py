@@ -67,11 +67,11 @@ def kept(place: Place) -> Sample:
 def _played(target: Started, members: list[Member]) -> float:
     """Returns the seconds from the start to the end of the last process."""
     for member in members:
-        member.hear(PATIENCE)
+        member.receive(PATIENCE)
     target.begin()
     begun = time.monotonic()
     for member in members:
-        member.tell("go")
+        member.send("go")
     until_done(members, LONGEST)
     return time.monotonic() - begun
 

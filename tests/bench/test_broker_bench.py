@@ -199,11 +199,11 @@ def test_a_payload_tells_its_age_and_publisher(compress):
         pytest.importorskip("lz4")
     payload = Payloads(1, 7, 4096, compress=compress).next()
     assert (len(payload) < 3000) is compress and (len(payload) == 4096) is not compress
-    seen = Opened(1, compress=compress).look(memoryview(payload))
+    seen = Opened(1, compress=compress).read(memoryview(payload))
     assert seen is not None and seen[1] == 7 and 0 <= seen[0] < 10**10
-    assert Opened(2, compress=compress).look(payload) is None  # left over of another measurement
+    assert Opened(2, compress=compress).read(payload) is None  # left over of another measurement
     plain = Payloads(1, 7, 4096, compress=False).next()
-    assert (Opened(1, compress=compress).look(plain) is None) is compress
+    assert (Opened(1, compress=compress).read(plain) is None) is compress
 
 
 def test_publishers_keep_step_with_receivers():
@@ -264,22 +264,22 @@ def test_every_case_is_listed(capsys):
 
 
 def fails(stage: Stage) -> None:
-    stage.tell("ready")
-    stage.hear()
+    stage.send("ready")
+    stage.receive()
     raise UsageError("not like that")
 
 
 def waits(stage: Stage) -> None:
-    stage.tell("ready")
-    stage.hear()
+    stage.send("ready")
+    stage.receive()
 
 
 def test_a_failed_process_ends_a_measurement():
     with pytest.raises(InternalError, match="not like that"), Processes() as crew:
         members = [crew.add(waits), crew.add(fails)]
         for member in members:
-            assert member.hear() == "ready"
-        members[1].tell("go")
+            assert member.receive() == "ready"
+        members[1].send("go")
         until_done(members[:1], 20.0, others=members[1:])
 
 

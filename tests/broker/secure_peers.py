@@ -108,7 +108,7 @@ def ask(broker, path, context, *, method="GET", body=None, **headers):
 
 def refused(broker, front):
     """Words and numbers of those who were not let in."""
-    return {word: count for word, count in broker.doors.refused[front].items() if count}
+    return {word: count for word, count in broker.listeners.refused[front].items() if count}
 
 
 def until(what):

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer.broker.config.configuration import ConfigValue, configured, read_file, said_by_flag
-from transfer.broker.config.options import CHOICES, default_of
+from transfer.broker.config.configuration import ConfigValue, configured, parse_flag, read_file
+from transfer.broker.config.options import OPTIONS, default_of
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.subscriber import Overflow
@@ -210,12 +210,12 @@ def test_wrong_variables_and_flags_are_told_by_name():
     with pytest.raises(OptionError, match="the variable DELIVERY_TIMEOUT_MS is 'soonms'"):
         configured([], said(DELIVERY_TIMEOUT_MS="soon"))
     with pytest.raises(OptionError, match=r"--set ttp\.idle is 'x'"):
-        configured([said_by_flag("ttp.idle=x")])
+        configured([parse_flag("ttp.idle=x")])
     with pytest.raises(OptionError, match="has no '='"):
-        said_by_flag("ttp.idle")
+        parse_flag("ttp.idle")
 
 
-@pytest.mark.parametrize("choice", CHOICES, ids=lambda choice: choice.name)
+@pytest.mark.parametrize("choice", OPTIONS, ids=lambda choice: choice.name)
 def test_each_choice_has_a_default_and_a_place(choice):
     default = default_of(choice)
     if isinstance(default, tuple):
@@ -233,7 +233,7 @@ def test_each_choice_has_a_default_and_a_place(choice):
 
 def test_the_document_has_every_option_and_every_variable():
     text = DOCUMENT.read_text()
-    assert [one.name for one in CHOICES if f"| `{one.name}` |" not in text] == []
+    assert [one.name for one in OPTIONS if f"| `{one.name}` |" not in text] == []
     names = [*BROKER_NAMES, *BROKER_IDLE_NAMES, "FASTPATH_REQUIRE", "TRANSFER_BROKER_CONFIG"]
     assert [name for name in names if name not in text] == []
 

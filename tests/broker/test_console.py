@@ -91,7 +91,7 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         assert look(broker.ports["http"], "overview")["dead_letters"] == 2
         page.fill("#letter-act [name=confirm]", "REPLAY")
         page.click("#letter-do")
-        page.wait("#letter-told", "It is published again.")
+        page.wait("#letter-result", "The message is published again.")
         again = billing.recv()
         assert again.data == b"order 1"
         billing.ack(again, wait=True)
@@ -101,7 +101,7 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         assert page.wait("#letter-payload", "<img") == NASTY
         page.fill("#letter-act [name=confirm]", "PURGE")
         page.click("#letter-do")
-        page.wait("#letter-told", "It is removed.")
+        page.wait("#letter-result", "The message is deleted.")
         page.click("#letter-close")
         page.wait("#letter-rows", "no dead letters")
         go(page, broker, "audit")
@@ -119,7 +119,7 @@ def test_the_page_asks_for_the_token(tmp_path, page):
         page.wait("#state", "locked")
         page.fill("#login [name=token]", "wrong")
         page.click("#login button")
-        page.wait("#login-error", "not the token")
+        page.wait("#login-error", "The token is wrong.")
         page.fill("#login [name=token]", "secret")
         page.click("#login button")
         page.wait("#state", "ready")

@@ -94,9 +94,9 @@ def test_the_oldest_makes_room_unless_it_has_shown_meanwhile_what_it_wants():
 
     loop = Loop()
     crowd = PendingConnections(loop, put_out, patience=None, most=9)
-    assert not crowd.put_out_oldest(), "there is none"
+    assert not crowd.evict_oldest(), "there is none"
     for guest in ("slow", "quick", "silent"):
         crowd.add(guest)
-    assert [crowd.put_out_oldest() for _ in range(3)] == [True, False, True]
+    assert [crowd.evict_oldest() for _ in range(3)] == [True, False, True]
     assert out == [("slow", "crowded"), ("quick", "crowded"), ("silent", "crowded")]
     assert not loop.timers and not len(crowd)

@@ -182,7 +182,7 @@ def test_a_fan_out_is_throttled_while_the_log_is_full(tmp_path, disk):
 def test_a_ttp_publisher_that_waits_hears_why(tmp_path, disk):
     with full_log(tmp_path, disk) as (broker, *_), TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as late:
         with pytest.raises(
-            LogFull, match=r"(?s)no room on the disk.*group 'g' of topic 't' holds.*may be kept yet"
+            LogFull, match=r"(?s)no room on the disk.*group 'g' of topic 't' holds.*may still be kept"
         ):
             late.publish("t", b"late", wait=True)
         with TtpClient(HERE, broker.ports["ttp"], timeout=2.0) as large:

@@ -119,13 +119,13 @@ def test_the_order_of_one_publisher(client):
 
 def test_small_and_large_ones_in_turns(client):
     consumer = client.consume("t", "g", begin="old", window=100)
-    with client.together():
+    with client.batch():
         for number in range(4):
             client.publish("t", b"%d" % number, wait=False)
             client.publish("t", bytes([number]) * LARGE_FROM, wait=False)
     client.flush()
     found = []
-    with client.together():
+    with client.batch():
         while len(found) < 8:
             messages = consumer.recv_many()
             consumer.ack(*messages)
@@ -346,7 +346,7 @@ def test_what_was_begun_and_is_given_to_another(client):
     consumer = client.consume("t", "g", begin="old")
     wait_for(lambda: consumer.waiting)
     offered = consumer._messages[0]
-    client.say(lambda: encode_place(Op.FETCH, offered.number, Place(0, 7, MIB)))  # STALE is for attempt 7
+    client.send(lambda: encode_place(Op.FETCH, offered.number, Place(0, 7, MIB)))  # STALE is for attempt 7
     consumer._messages[0].attempt = 7
     client.publish("t", b"next")
     assert bytes(consumer.recv().data) == b"next"

@@ -78,14 +78,14 @@ def test_many_topics_at_once(broker, client):
     topics = [f"t{number}" for number in range(50)]
     consumers = [client.consume(topic, "g") for topic in topics]
     for round_ in range(20):
-        with client.together():
+        with client.batch():
             for topic in topics:
                 client.publish(topic, f"{topic} {round_}".encode(), wait=False)
     client.flush()
     found: dict[str, list[bytes]] = {topic: [] for topic in topics}
     while sum(map(len, found.values())) < 1000:
         there = client.ready()
-        with client.together():
+        with client.batch():
             for consumer in there:
                 messages = consumer.recv_many()
                 found[consumer.topic] += [bytes(one.data) for one in messages]
@@ -97,7 +97,7 @@ def test_many_topics_at_once(broker, client):
 
 
 def test_what_waits_within_sends_first(client):
-    with client.together():
+    with client.batch():
         client.publish("t", b"first", wait=False)
         client.publish("t", b"second")  # waits until it is kept
         assert client.unacknowledged == 0
@@ -105,16 +105,16 @@ def test_what_waits_within_sends_first(client):
 
 def test_one_that_is_refused_does_not_harm_the_others(broker, client):
     consumer = client.consume("t", "g")
-    with client.together():
+    with client.batch():
         client.publish("t", b"good", wait=False)
-        client.say(lambda: encode(Op.ACK, 999))  # nobody has this number
+        client.send(lambda: encode(Op.ACK, 999))  # nobody has this number
         client.publish("t", b"good too", wait=False)
     client.flush()
     assert [bytes(consumer.recv().data) for _ in range(2)] == [b"good", b"good too"]
 
 
 def test_other_threads_are_not_held_up(client):
-    with client.together():
+    with client.batch():
         client.publish("t", b"mine", wait=False)
         other = threading.Thread(target=client.publish, args=("t", b"theirs"))
         other.start()
@@ -126,7 +126,7 @@ def test_other_threads_are_not_held_up(client):
 
 def test_an_error_within_loses_nothing_that_was_said(client):
     consumer = client.consume("t", "g")
-    with pytest.raises(KeyError), client.together():
+    with pytest.raises(KeyError), client.batch():
         client.publish("t", b"said", wait=False)
         raise KeyError
     assert bytes(consumer.recv().data) == b"said"
@@ -136,7 +136,7 @@ def test_a_broker_that_goes_within(tmp_path):
     with running(tmp_path) as broker:
         client = BrokerClient(broker.endpoints["requests"], timeout=5)
     with client:
-        with client.together():
+        with client.batch():
             client.publish("t", b"x", wait=False)
             wait_for(lambda: not client._socket.peers())
             with pytest.raises(Broken):

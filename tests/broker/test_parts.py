@@ -53,7 +53,7 @@ def test_one_can_go_on_without_what_is_lost(folder, capsys):
     lose(folder, "gone")
     assert run(["broker", "check", str(folder)]) == 1
     assert run(["broker", "forget-lost", str(folder)]) == 0
-    assert "begins without: state.db" in capsys.readouterr().out
+    assert "starts without: state.db" in capsys.readouterr().out
     with running(folder):
         pass
     assert not problems(folder)

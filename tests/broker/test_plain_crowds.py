@@ -94,7 +94,7 @@ def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
     with whole(tmp_path, security=Security(connections=2)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         ends = fill(stack, broker, "rqueue", 2, encode_subscribe("news"))
-        until(lambda: front.connections == 2 and not broker.doors.unfinished)
+        until(lambda: front.connections == 2 and not broker.listeners.unfinished)
         assert is_put_out(stack.enter_context(dial(broker, "rqueue")))
         ends[0].sendall(encode_publish("news", 4) + b"here")
         for end in ends:
@@ -112,8 +112,8 @@ def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tm
             """In one turn of the loop, so that nothing is read in between, and that turn has no time left."""
             monkeypatch.setattr(broker._lines, "may_read", lambda line: False)
             first.sendall(encode_publish("news", 4) + b"kept")
-            crowd, *_ = (crowd for crowd in broker.doors._silent if len(crowd))
-            assert not crowd.put_out_oldest()
+            crowd, *_ = (crowd for crowd in broker.listeners._silent if len(crowd))
+            assert not crowd.evict_oldest()
             monkeypatch.undo()
 
         done = []
@@ -132,7 +132,7 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
             first = fill(stack, broker, "pybroker", 150)
             fill(stack, broker, "rqueue", 151)
             assert is_put_out(first[0])
-            until(lambda: broker.doors.unfinished <= 300)
+            until(lambda: broker.listeners.unfinished <= 300)
             until(lambda: refused(broker, "pybroker"))  # it is counted behind its end
             assert refused(broker, "pybroker") == {"crowded": 1} and not refused(broker, "rqueue")
         finally:
@@ -226,7 +226,7 @@ def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path,
         assert is_put_out(crowd[0])
         for end in crowd[1:]:
             end.sendall(encode_subscribe("news"))
-        until(lambda: not broker.doors.unfinished)
+        until(lambda: not broker.listeners.unfinished)
         with dial_tls(broker, "rqueue", identities, None) as late:
             assert is_put_out(late)
         assert refused(broker, "rqueue") == {"crowded": 2}

@@ -183,7 +183,7 @@ def test_a_clean_stop_lets_them_finish_and_an_end_ends_them(tmp_path, identities
             with TtpClient(HERE, port, timeout=20, security=security) as writer:
                 writer.publish("t", bytes(20 << 20), wait=True)
             with socket.create_connection(place(broker, "rqueue"), 20) as unfinished:
-                until(lambda: broker.doors.unfinished == 1)
+                until(lambda: broker.listeners.unfinished == 1)
                 broker.drain()
                 assert is_put_out(unfinished)
                 assert not refused(broker, "rqueue"), "not since it took too long"

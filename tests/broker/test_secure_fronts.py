@@ -38,7 +38,7 @@ def one_broker(tmp_path_factory, identities):
 @pytest.fixture
 def broker(one_broker):
     """With nobody counted yet."""
-    for counts in one_broker.doors.refused.values():
+    for counts in one_broker.listeners.refused.values():
         counts.clear()
     return one_broker
 

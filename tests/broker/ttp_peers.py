@@ -91,4 +91,4 @@ def heard_later(broker, peer, seconds):
     name = "{}:{}".format(*peer.socket.getsockname())
     for connection in broker.front._connections:
         if connection.peer == name:
-            connection.heard += seconds
+            connection.last_read += seconds

@@ -7,7 +7,7 @@ import re
 
 import transfer.config
 import transfer.transports.config
-from transfer.broker.config.options import CHOICES
+from transfer.broker.config.options import OPTIONS
 from transfer.broker.status import FAMILIES as BROKER_FAMILIES
 from transfer.metrics.families import FAMILIES
 
@@ -33,7 +33,7 @@ def known_variables() -> frozenset[str]:
     """Every variable that our code reads, as its tables say."""
     tables = f"{transfer.config.__doc__}{transfer.transports.config.__doc__}"
     named = set(re.findall(r"\b([A-Z][A-Z0-9]*_[A-Z0-9_]+)\b", tables))
-    options = {f"TRANSFER_BROKER__{choice.name.upper().replace('.', '__')}" for choice in CHOICES}
+    options = {f"TRANSFER_BROKER__{choice.name.upper().replace('.', '__')}" for choice in OPTIONS}
     return frozenset(named | options | SECURITY | set(transfer.transports.config.RDMA_VARIABLES))
 
 

@@ -12,7 +12,7 @@ import jsonschema
 import pytest
 import yaml
 
-from tests.chart.names import CHOICES
+from tests.chart.names import OPTIONS
 from tests.chart.rendering import CASES, CHART, Values, case, render, schema
 
 DEFAULTS: Values = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -119,7 +119,7 @@ def test_options_of_the_broker_are_those_that_it_has() -> None:
     own = {"own.requests", "own.pushes", "own.subscriptions", "own.queues"}
     own |= {"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"}
     sections = ("broker.", "http.", "spool.", "security.")
-    wanted = {one.name for one in CHOICES if not one.name.startswith(sections)} - own
+    wanted = {one.name for one in OPTIONS if not one.name.startswith(sections)} - own
     assert described == wanted, "values.schema.json: broker.config has one property for each option"
 
 

@@ -76,7 +76,7 @@ def rqueue_of(broker):
 def test_a_sink_counts_what_a_pusher_publishes(start, capsys, tmp_path):
     with running(tmp_path) as broker:
         sink = start("bench", "broker", "sink", *rqueue_of(broker), "--count", "500", "--json")
-        assert "now the pusher" in sink.error_line()
+        assert "start the pusher now" in sink.error_line()
         assert (
             cli.run(["bench", "broker", "pusher", *rqueue_of(broker), "--count", "500", "--size", "1KiB"])
             == 0
@@ -92,7 +92,7 @@ def test_a_sink_counts_what_a_pusher_publishes(start, capsys, tmp_path):
 def test_a_sink_tells_what_is_missing(start, tmp_path, monkeypatch):
     with running(tmp_path) as broker:
         sink = start("bench", "broker", "sink", *rqueue_of(broker), "--count", "3")
-        assert "now the pusher" in sink.error_line()
+        assert "start the pusher now" in sink.error_line()
         with RqueueClient("127.0.0.1", broker.ports["rqueue"]) as client:
             for number in (0, 1, 4):
                 client.publish("bench", struct.pack("<Q", number))

@@ -92,7 +92,7 @@ def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_
         assert look(told["ports"]["http"], "topics")["topics"][0]["end"] == 4
         ended, output, said = end(command, number)
         assert (ended, output.count(b"\n")) == (code, 1), said
-        assert said.splitlines()[-1].endswith(f"ended by {number.name}; what was acknowledged is kept")
+        assert said.splitlines()[-1].endswith(f"ended by {number.name}; acknowledged messages are kept")
         assert "Traceback" not in said and "WARNING" not in said
 
 
@@ -116,7 +116,7 @@ def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
         until(lambda: ask(told["ports"]["http"], "/readyz")[0], 503)
         assert command.process.poll() is None
         code, _, said = end(command)
-    assert code == 0 and "ended at once, as it was asked for again" in said
+    assert code == 0 and "ended at once, because of a second signal" in said
 
 
 def test_a_stop_does_not_wait_for_ever(serve):
@@ -125,7 +125,7 @@ def test_a_stop_does_not_wait_for_ever(serve):
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
         until(lambda: look(told["ports"]["http"], "overview")["topics"], 1)
         code, _, said = end(command)
-    assert code == 0 and "ended after 0.1 s, with something still on its way" in said
+    assert code == 0 and "ended after 0.1 s, with unfinished work" in said
 
 
 def test_others_are_let_in_only_where_that_is_allowed_and_with_a_warning(
@@ -156,7 +156,7 @@ def test_a_file_and_variables_are_read(start, tmp_path, monkeypatch):
     assert told["folder"] == str(tmp_path / "kept") and list(told["fronts"]) == ["own", "ttp", "rqueue"]
     assert ask(told["ports"]["http"], "/api/overview")[0] == 401
     code, _, said = end(command)
-    assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: without meaning here")
+    assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: no effect")
     assert "secret" not in said
 
 
@@ -284,7 +284,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        ([], "where to keep everything is not said\n  hint: give it with --data DIR"),
+        ([], "no data folder is configured\n  hint: give it with --data DIR"),
         (
             ["--data", "x", "--ttp", "many"],
             "--ttp is 'many'\n  hint: it has to be a port from 0 to 65535, or off",

@@ -129,7 +129,7 @@ def test_the_doctor_sees_a_folder_that_is_open_to_others(monkeypatch, named) -> 
 
 
 def test_the_doctor_says_what_may_listen(monkeypatch, named) -> None:
-    nothing = "nothing may listen beyond this machine"
+    nothing = "sockets may only listen on this machine"
     token = {"TRANSFER_TOKEN_FILE": named["TRANSFER_TOKEN_FILE"]}
     certificate = {f"TRANSFER_TLS_{one}": named[f"TRANSFER_TLS_{one}"] for one in ("CERT", "KEY")}
     for variables, shut in (

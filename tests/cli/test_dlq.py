@@ -206,7 +206,7 @@ def test_nobody_answers(transfer):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     code, lines, errors = transfer("dlq", "list", url=f"http://127.0.0.1:{port}")
-    assert (code, lines) == (1, []) and "nobody answers at" in errors and "--url" in errors
+    assert (code, lines) == (1, []) and "no answer from" in errors and "--url" in errors
     for wrong in ("127.0.0.1:9180", "ftp://127.0.0.1", "http://"):
         assert transfer("dlq", "list", url=wrong)[0] == 2
 

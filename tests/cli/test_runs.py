@@ -180,7 +180,7 @@ def test_lineage_for_people(spool, run):
     assert code == 2 and "steps 0 to 3 are known" in said
     with RowStream(f"{spool}/one", 8, group="quiet", timeout=20):
         code, output, _ = run("runs", "lineage", f"{spool}/one", "--group", "quiet")
-    assert (code, output) == (0, b"no steps: a step is told when it was acknowledged\n")
+    assert (code, output) == (0, b"no steps: only acknowledged steps are listed\n")
     for more in ((), ("--step", 1)):
         code, output, said = run("runs", "lineage", f"{spool}/one", "--group", "defaults", *more)
         assert (code, output) == (2, b"") and "run one has no group 'defaults'" in said

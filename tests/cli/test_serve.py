@@ -55,7 +55,7 @@ def test_rows_outlive_a_spool_that_is_killed(start, tmp_path):
 @pytest.mark.parametrize(
     ("number", "code", "last"),
     [
-        (signal.SIGTERM, 0, "ended by SIGTERM; rows that were acknowledged are kept"),
+        (signal.SIGTERM, 0, "ended by SIGTERM; acknowledged rows are kept"),
         (signal.SIGINT, 130, "transfer: stopped by Ctrl-C"),
     ],
 )
@@ -86,8 +86,7 @@ def test_a_folder_has_one_spool(start, run, tmp_path):
     code, output, said = run("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0")
     assert (code, output) == (2, b"")
     assert said == (
-        f"transfer: another spool runs on {tmp_path}\n"
-        "  hint: end it first, or give this one a folder of its own\n"
+        f"transfer: another spool runs on {tmp_path}\n  hint: end it first, or use another folder\n"
     )
 
 
@@ -132,7 +131,7 @@ def test_metrics_are_served(start, tmp_path):
 def test_metrics_that_cannot_ask_for_the_token_are_not_served(run, tmp_path, monkeypatch):
     monkeypatch.setenv("TRANSFER_TOKEN", "a4fc542c74e437a9de36a1413212954a")
     code, _, said = run("serve", "--spool", tmp_path, "--bind", "127.0.0.1:0", "--metrics", "127.0.0.1:0")
-    assert code == 1 and "who has no token" in said and "TRANSFER_TOKENLESS=allow" in said
+    assert code == 1 and "requests without a token" in said and "TRANSFER_TOKENLESS=allow" in said
 
 
 def test_a_damaged_folder_is_told_with_what_to_do(start, run, tmp_path):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from transfer.cli.service import Asked
+from transfer.cli.service import StopEvent
 
 
 def test_it_is_set_and_waited_for():
-    asked = Asked()
+    asked = StopEvent()
     assert not asked.wait(0.01) and not asked.is_set()
     asked.set()
     asked.set()
@@ -37,7 +37,7 @@ def test_a_signal_at_any_step_of_a_wait_sets_it(handlers):
     """`threading.Event` holds its lock at some of them, and its `set` in a handler waits for it for ever."""
     signal.signal(signal.SIGALRM, stuck)
     for step in range(1000):
-        asked, steps = Asked(), 0
+        asked, steps = StopEvent(), 0
         signal.signal(signal.SIGUSR1, lambda *_, asked=asked: asked.set())
 
         def trace(frame, event, argument, step=step):

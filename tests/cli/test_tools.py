@@ -144,7 +144,7 @@ def test_a_self_test_that_cannot_work_is_an_answer():
 
 def test_a_self_test_that_kills_its_process_is_an_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    check = ways._apart("ucx")
+    check = ways._test_in_process("ucx")
     assert check.status == "fail"
     assert "status 1" in check.detail
 
@@ -156,7 +156,7 @@ def test_a_missing_library_is_one_clear_line(monkeypatch, capsys):
     monkeypatch.setattr(doctor, "examine", examine)
     assert cli.run(["doctor"]) == 1
     assert capsys.readouterr().err == (
-        "transfer: numpy is missing\n  hint: `transfer doctor` tells what to install for what\n"
+        "transfer: numpy is missing\n  hint: `transfer doctor` lists what to install for each feature\n"
     )
 
 

@@ -242,13 +242,13 @@ def test_a_thousand_members(context, service):
             directories.append(push)
         for number in range(1000):
             member = Member(f"tcp://127.0.{number // 250 + 1}.{number % 250 + 1}:1", 1)
-            link.say(encode_registering(number, Registering("trainers", 30.0, member)))
+            link.send(encode_registering(number, Registering("trainers", 30.0, member)))
         until(lambda: len(service.books) == 1000)
         for push in directories:
             push.connect(service.name)
         until(lambda: all(push._links.followed == 1000 for push in directories))
         for number in range(0, 1000, 2):
-            link.say(encode(Op.UNREGISTER, number))
+            link.send(encode(Op.UNREGISTER, number))
         until(lambda: all(push._links.followed == 500 for push in directories))
         link.close()
         until(lambda: all(push._links.followed == 0 for push in directories))
@@ -262,13 +262,13 @@ def test_more_than_one_program_may_have_is_refused(context, service):
     try:
         for number in range(1001):
             member = Member(f"tcp://127.0.{number // 250 + 1}.{number % 250 + 1}:1", 1)
-            link.say(encode_registering(number, Registering("trainers", 30.0, member)))
+            link.send(encode_registering(number, Registering("trainers", 30.0, member)))
         with pytest.raises(UsageError, match="one program may have"):
-            while link.hear(PATIENCE):
+            while link.receive(PATIENCE):
                 pass
-        link.say(encode(Op.RENEW, 5000))
+        link.send(encode(Op.RENEW, 5000))
         with pytest.raises(UsageError, match="has ended"):
-            while link.hear(PATIENCE):
+            while link.receive(PATIENCE):
                 pass
     finally:
         link.close()

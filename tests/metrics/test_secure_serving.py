@@ -105,7 +105,7 @@ def test_other_machines_are_not_answered_without_certificates(security, why):
 
 
 def test_other_users_of_this_machine_are_not_answered_without_the_token(authority):
-    with pytest.raises(SecurityError, match="would answer who has no token") as caught:
+    with pytest.raises(SecurityError, match="would answer requests without a token") as caught:
         transfer.Context(metrics_port=0, security=Security(token=TOKEN))
     assert "TRANSFER_TOKENLESS=allow" in caught.value.hint
     for security in (

@@ -50,7 +50,7 @@ def test_the_port_that_was_taken_is_known(caplog):
         port = context.metrics_port
         assert port == context._metrics.port > 0
         assert [record.getMessage() for record in caplog.records] == [
-            f"metrics are served at port {port} of 127.0.0.1"
+            f"serving metrics at port {port} of 127.0.0.1"
         ]
     with transfer.Context() as context:
         assert context.metrics_port is None

@@ -226,7 +226,7 @@ def test_a_copy_that_a_killed_salvage_left_is_named(folder, tmp_path):
     assert "delete it" in found.exception.hint and (tmp_path / "new.copy").exists()
     (tmp_path / "new.copy").rmdir()
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
-    assert found.exit_code == 1 and "later is left out" in found.output
+    assert found.exit_code == 1 and "copy omits its later part" in found.output
     assert not (tmp_path / "new.copy").exists()
 
 

@@ -59,13 +59,13 @@ class OffloadPool:
         """
 
         begun, made = threading.Lock(), Future[T]()
-        made.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._tell, made, work, done))
+        made.add_done_callback(lambda _: self._loop.call_soon_threadsafe(self._report, made, work, done))
 
         def once() -> None:
             if begun.acquire(blocking=False):
                 try:
                     made.set_result(work())
-                except BaseException as error:  # noqa: BLE001 - `_tell` looks at it
+                except BaseException as error:  # noqa: BLE001 - `_report` handles it
                     made.set_exception(error)
 
         try:
@@ -74,7 +74,7 @@ class OffloadPool:
             if begun.acquire(blocking=False):
                 self._in_place(error, work, done)
 
-    def _tell(self, future: Future[T], work: Callable[[], T], done: Done[T]) -> None:
+    def _report(self, future: Future[T], work: Callable[[], T], done: Done[T]) -> None:
         error = future.exception()
         if error is None:
             self._counts["offloaded"] += 1
@@ -92,12 +92,12 @@ class OffloadPool:
             done(InternalError(f"work on a large payload failed: {error!r}"))
             return
         self._counts["offload_in_place"] += 1
-        _log.warning("work on a large payload failed on its thread, and is done on the loop: %r", error)
+        _log.warning("work on a large payload failed on its thread, so the loop repeats it: %r", error)
         try:
             made: T | TransferError = work()
         except TransferError as refused:
             made = refused
-        except Exception as again:  # noqa: BLE001 - whoever waits is told
-            _log.exception("it failed in place too")
+        except Exception as again:  # noqa: BLE001 - the caller gets it as an InternalError
+            _log.exception("work on a large payload failed on the loop too")
             made = InternalError(f"work on a large payload failed: {again!r}")
         done(made)

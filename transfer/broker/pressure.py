@@ -1,4 +1,4 @@
-"""How near a broker is to its limits, as numbers by which programs around it are scaled. On its loop."""
+"""Computes how near a broker is to its limits, for autoscaling of its clients. On its loop."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
-#: seconds by which the loop may be late: beyond them its clients time out
+#: delay of the loop, in seconds, at which clients time out
 LATE: Final = 1.0
 
 
 def pressure_of(broker: Broker) -> dict[str, float]:
-    """For each part 0 (nothing) to 1: a limit is reached, and somebody waits or is refused.
+    """Returns the load of each part, from 0 to 1; at 1 a limit is reached, and clients wait or are refused.
 
-    queue: messages that wait for direct delivery. admission: messages that are not finished, of all tenants
-    or of the one that is nearest to its quota. disk: payload that waits for a sync, or 1 while the log is
-    full. loop: how late it is.
+    queue: messages that wait for direct delivery. admission: unfinished messages, of all tenants or of the
+    tenant that is nearest to its quota. disk: payload that waits for a sync, or 1 while the log is full.
+    loop: its delay.
     """
     hub, admission = broker.hub, broker.direct.dispatcher.admission
     return {

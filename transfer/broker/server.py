@@ -68,14 +68,14 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: seconds between two looks at what is slow or idle
+#: seconds between two checks for slow or idle clients
 _TICK = 1.0
-#: and between two looks whether all has ended that had begun
-_DRAIN_LOOK = 0.05
+#: seconds between two checks whether a drain is complete
+_DRAIN_INTERVAL = 0.05
 
 
 class Front(Protocol):
-    """What the broker needs of a front; `counters` are what happened there, by name."""
+    """A protocol's server in the broker. counters: its events by name."""
 
     @property
     def counters(self) -> Mapping[str, int]: ...
@@ -89,11 +89,13 @@ _F = TypeVar("_F", bound=Front)
 
 
 class Broker:
-    """A broker in this process, on a folder of its own. It serves from its construction until `close`.
+    """A broker in this process, with exclusive use of a folder.
 
-    ports: of the fronts that listen on TCP, by name, and of HTTP. endpoints: of transfer's own sockets, by
-    name. drained: after `drain`, when all that had begun has ended. late: seconds by which the loop was
-    behind at its last look, of one each second. Thread-safe, but for hub and fronts, which are for `call`.
+    It serves from its construction until `close`.
+
+    ports: of HTTP and of the fronts that listen on TCP, by name. endpoints: of transfer's own sockets, by
+    name. drained: set after `drain`, when all begun work has ended. late: delay of the loop in seconds,
+    measured each second. Thread-safe, apart from hub and fronts: use them by `call`.
     Raises AddressInUse, LogInUse, LogDamaged, OptionError.
     """
 
@@ -125,31 +127,31 @@ class Broker:
 
     @property
     def failure(self) -> TransferError | None:
-        """Why nothing can be kept any more: its log has failed. It has to be closed, and begun anew."""
+        """Why the log has failed; None: it works. After a failure the broker needs a restart."""
         return self.hub.durability.failure
 
     @property
     def spool_failure(self) -> TransferError | None:
-        """Why its spool has ended."""
+        """Why the spool has ended; None: it runs, or there is none."""
         return self.spool.failure if self.spool is not None else None
 
     @property
     def contexts(self) -> list[transfer.Context]:
-        """Its own and its spool's."""
+        """The contexts of the broker and of its spool."""
         return [self.context, *([self.spool.context] if self.spool is not None else [])]
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
-        """Its loop, for what runs there."""
+        """The broker's event loop."""
         return self._loop
 
     @property
     def listening(self) -> Collection[str]:
-        """Fronts on plain TCP that take connections."""
-        return self.doors.listening
+        """Names of the fronts on plain TCP that accept connections."""
+        return self.listeners.listening
 
     def endpoints_of(self, front: str) -> list[str]:
-        """Where a front listens, as people read it."""
+        """Returns where a front listens, as texts for people."""
         if front == "own":
             queues = [name for name in self.endpoints if name.startswith("queue ")]
             names = ("requests", "pushes", "subscriptions", *queues)
@@ -162,18 +164,20 @@ class Broker:
         if front not in self.ports:
             return []
         host = (self.settings.http_host if front == "http" else None) or self.settings.host
-        scheme = "tcp" if front != "http" else "https" if self.doors.secured else "http"
+        scheme = "tcp" if front != "http" else "https" if self.listeners.secured else "http"
         return [f"{scheme}://{format_host(host)}:{self.ports[front]}"]
 
     def drain(self) -> None:
-        """Takes no more connections; `drained` is set when all that had begun has ended: payloads on their
-        way, waits for the disk, bytes for whoever reads them. Then `close` it. Idempotent."""
+        """Accepts no more connections, and sets `drained` when all begun work has ended. Idempotent.
+
+        Work is payloads that arrive, waits for the disk, and bytes that clients still read. `close` it then.
+        """
         with self._ending:
             if not self._ended:
                 self._loop.call_soon_threadsafe(self._begin_drain)
 
     def close(self) -> None:
-        """Ends it: nothing more is taken, what was taken is kept. Idempotent."""
+        """Stops the broker; messages that it has accepted stay in the log. Idempotent."""
         with self._ending:
             if not self._ended:
                 self._ended = True
@@ -189,10 +193,10 @@ class Broker:
         self.close()
 
     def call(self, work: Callable[[], object]) -> None:
-        """Calls it on the broker's loop, soon. Any thread."""
+        """Schedules a call on the broker's loop. Any thread."""
         self._loop.call_soon_threadsafe(work)
 
-    # -- its thread --------------------------------------------------------------------------------------
+    # -- the broker's thread -----------------------------------------------------------------------------
 
     def _run(self, started: Future[None]) -> None:
         asyncio.set_event_loop(self._loop)
@@ -201,7 +205,7 @@ class Broker:
                 self._owned.callback(self._loop.close)
                 try:
                     self._open()
-                except BaseException as error:  # noqa: BLE001 - whoever waits for the start raises it
+                except BaseException as error:  # noqa: BLE001 - the constructor raises it
                     started.set_exception(error)
                     return
                 started.set_result(None)
@@ -227,16 +231,16 @@ class Broker:
         self.audit = self._owned.enter_context(Audit(self.folder / AUDIT, now_ms, begun=begun))
         note_made(log)
         thread = DatabaseThread(loop, self.threads)
-        self._owned.callback(thread.close)  # before what it writes to
+        self._owned.callback(thread.close)  # it ends before the database that it writes to
         store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
-        burying = DeadLetterWriter(thread, self.letters, log)
+        dead_letter_writer = DeadLetterWriter(thread, self.letters, log)
         self.hub = Hub(
             loop,
             store,
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
-            burying.write,
-            is_buried=burying.is_dead_lettered,
+            dead_letter_writer.write,
+            is_buried=dead_letter_writer.is_dead_lettered,
             patience=settings.patience,
             expire=settings.group_expire,
             most_groups=settings.most_groups,
@@ -244,9 +248,9 @@ class Broker:
             announced=settings.announced,
         )
         self._owned.callback(self.hub.close)
-        auditing = AuditWriter(thread, self.audit, self.hub.counts)
-        self.hub.groups.on_stale = auditing.stale_acks
-        self.hub.groups.on_expired = auditing.group_expired
+        audit_writer = AuditWriter(thread, self.audit, self.hub.counts)
+        self.hub.groups.on_stale = audit_writer.stale_acks
+        self.hub.groups.on_expired = audit_writer.group_expired
         self.direct = DispatcherDriver(
             loop,
             self.hub,
@@ -260,7 +264,7 @@ class Broker:
             thread,
             self.letters,
             Sessions(database),
-            auditing,
+            audit_writer,
         )
         self._owned.callback(Upkeep(log, "transfer-broker-upkeep", self.threads.start).close)
         self._open_fronts()
@@ -271,7 +275,7 @@ class Broker:
         loop.call_later(_TICK, self._tick, loop.time() + _TICK)
 
     def _routes(self, database: Database) -> RouteTable:
-        """The routes that were put up before, and those of the file, if there is one."""
+        """Loads the routes of the database, and of the catalog file if there is one."""
         self.catalog = Catalog(database)
         table = RouteTable()
         with gc_paused():
@@ -280,14 +284,12 @@ class Broker:
             for route in self.catalog.load()[1]:
                 table.add(route)
                 if route.type is not RouteType.DIRECT:
-                    text = (
-                        "route %r is of type %s, which this broker does not follow: subscribe to its topics"
-                    )
+                    text = "route %r has type %s, which this broker does not support: subscribe to its topics"
                     _log.warning(text, route.id, route.type.value)
         return table
 
     def _open_abtp(self, where: AbtpEndpoints) -> None:
-        """AetherBus's protocol, over ZeroMQ."""
+        """Opens the front for AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront
             from transfer.broker.fronts.abtp_peer_names import Names
@@ -303,16 +305,16 @@ class Broker:
             ) from error
         if where.signed and not self.context.credentials.security.has_token:
             raise SecurityError(
-                "abtp.signed: consumers are to sign with a token, and there is none",
-                hint="name a file of tokens: TRANSFER_TOKEN_FILE, or security.token_file",
+                "abtp.signed: consumers have to sign with a token, and no token is configured",
+                hint="configure a file of tokens: TRANSFER_TOKEN_FILE, or security.token_file",
             )
         outside = {"router": where.router, "pub": where.pub}
         folder = PrivateFolder(self.folder)
         self._owned.callback(folder.close)
         inside = {name: folder.endpoint(name) for name in outside}
         names: PeerNames = Names()
-        relays = relayed(self.doors, self._lines, outside, inside, names)
-        self._owned.callback(relays.close)  # when libzmq has closed its ends
+        relays = relayed(self.listeners, self._lines, outside, inside, names)
+        self._owned.callback(relays.close)  # after libzmq has closed its ends
         pool = OffloadPool(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
         self._owned.callback(pool.close)
         limits = self.settings.direct
@@ -329,7 +331,7 @@ class Broker:
             signatures=Signatures(self.context.credentials.tokens) if where.signed else None,
         )  # fmt: skip
         self._add("abtp", front)
-        self.hub.direct = self.direct  # from now on somebody brings its consumers
+        self.hub.direct = self.direct  # only the abtp front brings consumers for direct delivery
         self.endpoints |= {f"abtp {name}": endpoint for name, endpoint in relays.endpoints.items()}
 
     def _open_fronts(self) -> None:
@@ -337,34 +339,34 @@ class Broker:
         own_defaults = replace(config.TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
         self.context = context = transfer.Context(security=settings.security, defaults=own_defaults)
         self._owned.callback(context.destroy, 0)
-        self.doors = doors = ListenerSet(self._loop, context, settings.handshake)
-        self._owned.callback(doors.shut)
+        self.listeners = listeners = ListenerSet(self._loop, context, settings.handshake)
+        self._owned.callback(listeners.close)
         self._lines = lines = ConnectionGroup(self._loop, context.pool)
         self._owned.callback(lines.close)
         if settings.own is not None:
             own = self._add("own", NativeFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
-        places, shut = tokenless.places(settings, context.credentials.security)
-        if shut:
+        endpoints, disabled = tokenless.places(settings, context.credentials.security)
+        if disabled:
             _log.warning(
-                "%s: not listening: the protocol knows no token (%s)", ", ".join(shut), tokenless.HINT
+                "%s: not listening: the protocol has no token (%s)", ", ".join(disabled), tokenless.HINT
             )
-        if places["ttp"] is not None:
+        if endpoints["ttp"] is not None:
             ttp = self._add("ttp", TtpFront(self.hub, lines, settings.ttp_limits))
-            self._listen("ttp", places["ttp"], self._entry("ttp", ttp, ttp.connected, ALPN))
-        if places["pybroker"] is not None:
+            self._listen("ttp", endpoints["ttp"], self._acceptor("ttp", ttp, ttp.connected, ALPN))
+        if endpoints["pybroker"] is not None:
             pybroker = self._add("pybroker", PyBrokerFront(self.hub, lines, settings.pybroker_limits))
             self._listen(
-                "pybroker", places["pybroker"], self._entry("pybroker", pybroker, pybroker.connected)
+                "pybroker", endpoints["pybroker"], self._acceptor("pybroker", pybroker, pybroker.connected)
             )
-        if places["rqueue"] is not None:
+        if endpoints["rqueue"] is not None:
             rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
-            self._listen("rqueue", places["rqueue"], self._entry("rqueue", rqueue, rqueue.connected))
-        if places["abtp"] is not None:
-            self._open_abtp(places["abtp"])
+            self._listen("rqueue", endpoints["rqueue"], self._acceptor("rqueue", rqueue, rqueue.connected))
+        if endpoints["abtp"] is not None:
+            self._open_abtp(endpoints["abtp"])
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
-        """Rows of Spark's tasks on their way to training, in the same log. It has threads of its own."""
+        """Opens the spool for rows from Spark to training. It shares the log, and runs in other threads."""
         from transfer.spool.format.address import default_rows_endpoint
         from transfer.spool.server.server import Spool  # needs numpy and msgspec
 
@@ -380,7 +382,7 @@ class Broker:
         self.endpoints["rows"] = spool.rows_endpoint
 
     def _open_http(self, port: int) -> None:
-        """Health, metrics, operators and the console."""
+        """Opens HTTP: health, metrics, operators' calls and the console."""
         try:
             from transfer.broker.http.server import HttpServer
         except ModuleNotFoundError as error:
@@ -400,26 +402,26 @@ class Broker:
         return front
 
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
-        self.ports[name] = self.doors.listen(name, self.settings.host, port, connected).port
+        self.ports[name] = self.listeners.listen(name, self.settings.host, port, connected).port
 
-    def _entry(self, name: str, front: Front, connected: OnConnection, *protocols: str) -> Accepted:
-        return self.doors.entry(name, connected, lambda: front.connections, *protocols)
+    def _acceptor(self, name: str, front: Front, connected: OnConnection, *protocols: str) -> Accepted:
+        return self.listeners.acceptor(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:
         if self.draining:
             return
         self.draining = True
-        self.doors.shut()
+        self.listeners.close()
         for socket in self.context.sockets:
             socket.unbind(socket.last_endpoint)
-        self._look_drained(0)
+        self._check_drained(0)
 
-    def _look_drained(self, quiet: int) -> None:
-        """Twice in a row, since an answer may bring the next request."""
+    def _check_drained(self, quiet: int) -> None:
+        """Sets `drained` when two checks in a row find no work: an answer may cause the next request."""
         quiet = 0 if self._is_busy() else quiet + 1
         if quiet >= 2:
             self.drained.set()
-        self._loop.call_later(_DRAIN_LOOK, self._look_drained, quiet)
+        self._loop.call_later(_DRAIN_INTERVAL, self._check_drained, quiet)
 
     def _is_busy(self) -> bool:
         if self.hub.busy or self._lines.busy:
@@ -433,6 +435,6 @@ class Broker:
         for tick in [front.tick for front in self.fronts.values()] + [self.hub.tick]:
             try:
                 tick(now)
-            except Exception as error:  # noqa: BLE001 - the others have their turn
+            except Exception as error:  # noqa: BLE001 - the other ticks still run
                 known = isinstance(error, TransferError)
-                _log.error("what is done every second has failed: %s", error, exc_info=not known)
+                _log.error("a periodic check has failed: %s", error, exc_info=not known)

@@ -1,4 +1,4 @@
-"""The broker's long-lived threads: health checks ask which of them have ended before the broker did."""
+"""The broker's long-lived threads: health checks report those that have ended before the broker."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class ServiceThreads:
         return thread
 
     def add_current(self) -> None:
-        """Adds the calling thread: the initializer of an executor."""
+        """Adds the calling thread. Executors call it as their initializer."""
         self._threads.append(threading.current_thread())
 
     def ended(self) -> list[tuple[str, str]]:
-        """(its name, why or "") of each thread that has ended."""
+        """Returns (name, reason or "") of each thread that has ended."""
         return [
             (thread.name, self._reasons.get(thread, ""))
             for thread in [*self._threads]
@@ -38,6 +38,6 @@ class ServiceThreads:
     def _run(self, work: Callable[[], object]) -> None:
         try:
             work()
-        except BaseException as error:  # noqa: BLE001 - health checks say it
+        except BaseException as error:  # noqa: BLE001 - health checks report it
             _log.exception("the thread %s has ended", threading.current_thread().name)
             self._reasons[threading.current_thread()] = repr(error)

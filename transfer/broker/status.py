@@ -1,4 +1,4 @@
-"""What there is to see of a broker: numbers for Prometheus, and tables for the console. On its loop."""
+"""A broker's state: numbers for Prometheus, and tables for the console. On its loop."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.broker.server import Broker
     from transfer.broker.storage.audit_chain import Json
 
-#: topics, groups, and tenants, that have their own names in metrics; each name costs memory in Prometheus
+#: topics, groups and tenants that metrics name; each name costs memory in Prometheus
 MOST_NAMES: Final = 100
 _OTHER = "other"
 
@@ -31,40 +31,48 @@ Key = tuple[str, tuple[str, ...]]
 _GROUP = ("topic", "group")
 FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_broker_messages_total": Family("counter", "Messages published.", ("topic",)),
-    "transfer_broker_message_bytes_total": Family("counter", "Their payload bytes.", ("topic",)),
-    "transfer_broker_events_total": Family("counter", "What happened to messages.", ("event",)),
-    "transfer_broker_front_events_total": Family(
-        "counter", "What happened in one front.", ("front", "event")
+    "transfer_broker_message_bytes_total": Family(
+        "counter", "Payload bytes of the published messages.", ("topic",)
     ),
-    "transfer_broker_refused_total": Family(
-        "counter", "Connections that were not let in.", ("front", "reason")
+    "transfer_broker_events_total": Family("counter", "Events of messages.", ("event",)),
+    "transfer_broker_front_events_total": Family("counter", "Events of a front.", ("front", "event")),
+    "transfer_broker_refused_total": Family("counter", "Connections refused.", ("front", "reason")),
+    "transfer_broker_connections": Family("gauge", "Open connections.", ("front",)),
+    "transfer_broker_topics": Family("gauge", "Known topics."),
+    "transfer_broker_subscribers": Family("gauge", "Connections with at least one subscription."),
+    "transfer_broker_behind_subscribers": Family("gauge", "Subscribers that catch up from the log."),
+    "transfer_broker_group_lag_messages": Family(
+        "gauge", "Messages that the group has not acknowledged.", _GROUP
     ),
-    "transfer_broker_connections": Family("gauge", "Connections now.", ("front",)),
-    "transfer_broker_topics": Family("gauge", "Topics that are known."),
-    "transfer_broker_subscribers": Family("gauge", "Connections that have subscribed to something."),
-    "transfer_broker_behind_subscribers": Family("gauge", "Those of them that read from the log."),
-    "transfer_broker_group_lag_messages": Family("gauge", "Messages that the group has not done.", _GROUP),
-    "transfer_broker_group_held_messages": Family("gauge", "Those that its consumers have.", _GROUP),
-    "transfer_broker_group_waiting_messages": Family("gauge", "Those that come again, or later.", _GROUP),
-    "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined.", _GROUP),
-    "transfer_broker_registrations": Family("gauge", "Endpoints that programs have announced."),
+    "transfer_broker_group_held_messages": Family(
+        "gauge", "Messages that are delivered to the group's consumers and not acknowledged.", _GROUP
+    ),
+    "transfer_broker_group_waiting_messages": Family(
+        "gauge", "Messages of the group that wait for a retry or a later delivery.", _GROUP
+    ),
+    "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined the group.", _GROUP),
+    "transfer_broker_registrations": Family("gauge", "Endpoints that programs have registered."),
     "transfer_broker_registry_watchers": Family(
-        "gauge", "Programs that follow one of their names, each name counted."
+        "gauge", "Watchers of registered names: one for each program and name."
     ),
-    "transfer_broker_dead_letters": Family("gauge", "Messages that nobody could process."),
-    "transfer_broker_audit_problems": Family("gauge", "Damaged places of the audit, as found at the start."),
-    "transfer_broker_log_bytes": Family("gauge", "What the log takes on the disk."),
-    "transfer_broker_log_full": Family("gauge", "1: the log is full, and publishers wait."),
+    "transfer_broker_dead_letters": Family("gauge", "Messages in the dead letter queue."),
+    "transfer_broker_audit_problems": Family("gauge", "Damaged places that the start found in the audit."),
+    "transfer_broker_log_bytes": Family("gauge", "Bytes of the log on the disk."),
+    "transfer_broker_log_full": Family("gauge", "1 if the log is full and publishers wait, else 0."),
     "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
-    "transfer_broker_loop_late_seconds": Family("gauge", "By how much the loop was behind at its last look."),
-    "transfer_broker_pressure": Family("gauge", "How near it is to a limit: 1, it is reached.", ("part",)),
-    "transfer_broker_tenant_messages": Family("gauge", "Messages of abtp that are unfinished.", ("tenant",)),
-    "transfer_broker_tenant_accepted_total": Family("counter", "Messages of abtp taken.", ("tenant",)),
-    "transfer_broker_tenant_refused_total": Family("counter", "Those that a limit kept out.", ("tenant",)),
-    "transfer_broker_ready": Family("gauge", "1: it takes work, as /readyz says."),
+    "transfer_broker_loop_late_seconds": Family("gauge", "Delay of the broker's loop, measured each second."),
+    "transfer_broker_pressure": Family(
+        "gauge", "Load of a part relative to its limit; 1: the limit is reached.", ("part",)
+    ),
+    "transfer_broker_tenant_messages": Family("gauge", "Unfinished messages of abtp.", ("tenant",)),
+    "transfer_broker_tenant_accepted_total": Family("counter", "Messages of abtp accepted.", ("tenant",)),
+    "transfer_broker_tenant_refused_total": Family(
+        "counter", "Messages of abtp refused because of a limit.", ("tenant",)
+    ),
+    "transfer_broker_ready": Family("gauge", "1 if /readyz reports the broker as ready, else 0."),
 }
 
-#: what the hub counts, each there from the start
+#: the hub's counters; each exists from the start
 EVENTS: Final = (
     "acked",
     "offloaded",
@@ -93,7 +101,7 @@ EVENTS: Final = (
 )
 
 
-#: those of them that direct delivery counts, too, and how they are called there
+#: counters that direct delivery has too, and their names there
 _OF_DIRECT: Final = {
     "acked": "acked",
     "dead_lettered": "dead_lettered",
@@ -106,7 +114,7 @@ _OF_DIRECT: Final = {
 
 
 class Names:
-    """Which topics and groups have names of their own in metrics: the first that come, who keep them."""
+    """The topics, groups and tenants that metrics name: the first ones, for as long as the broker runs."""
 
     def __init__(self, most: int = MOST_NAMES) -> None:
         self._most = most
@@ -115,14 +123,14 @@ class Names:
         self._tenants: set[str] = set()
 
     def topics(self, known: Mapping[str, Topic]) -> Iterator[Topic]:
-        """Those of them that are there and have names."""
+        """Returns the named topics that exist."""
         if len(self._topics) < self._most:
             new = (name for name in known if name not in self._topics)
             self._topics.update(islice(new, self._most - len(self._topics)))
         return (known[name] for name in self._topics if name in known)
 
     def group(self, topic: str, name: str) -> tuple[str, str]:
-        """Its labels."""
+        """Returns the labels of a group."""
         labels = (topic, name)
         if labels not in self._groups:
             if len(self._groups) >= self._most:
@@ -131,7 +139,7 @@ class Names:
         return labels
 
     def tenant(self, name: str) -> str:
-        """Its label."""
+        """Returns the label of a tenant."""
         if name not in self._tenants:
             if len(self._tenants) >= self._most:
                 return _OTHER
@@ -140,7 +148,7 @@ class Names:
 
 
 def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) -> dict[Key, float]:
-    """All numbers of FAMILIES now."""
+    """Returns the current numbers of all FAMILIES."""
     found: dict[Key, float] = defaultdict(float)
     for name, labels, value in _numbers(broker, names):
         found[f"transfer_broker_{name}", labels] += value
@@ -150,7 +158,7 @@ def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) 
 
 
 def published(broker: Broker) -> tuple[int, int]:
-    """Messages and their bytes since the start, of topics that are forgotten too."""
+    """Returns messages and their bytes since the start, including removed topics."""
     store = broker.hub.store
     return store.messages, store.nbytes
 
@@ -170,7 +178,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "connections", (name,), front.connections
         for event, count in front.counters.items():
             yield "front_events_total", (name, event), count
-    for name, refused in broker.doors.refused.items():
+    for name, refused in broker.listeners.refused.items():
         for reason, count in refused.items():
             yield "refused_total", (name, reason), count
     yield "topics", (), len(hub.store.topics)
@@ -183,9 +191,9 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
         yield "group_waiting_messages", labels, served.group.waiting
         yield "group_consumers", labels, served.group.consumers
     own = broker.fronts.get("own")
-    books = own.registry if isinstance(own, NativeFront) else None
-    yield "registrations", (), len(books) if books is not None else 0
-    yield "registry_watchers", (), books.watchers if books is not None else 0
+    registry = own.registry if isinstance(own, NativeFront) else None
+    yield "registrations", (), len(registry) if registry is not None else 0
+    yield "registry_watchers", (), registry.watchers if registry is not None else 0
     yield "audit_problems", (), len(broker.audit.found.problems)
     yield "log_bytes", (), hub.store.log.disk_bytes
     yield "log_full", (), hub.is_full
@@ -196,7 +204,7 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
     admission = broker.direct.dispatcher.admission
     for tenant, count in admission.accepted.items():
         yield "tenant_accepted_total", (names.tenant(tenant),), count
-        yield "tenant_messages", (names.tenant(tenant),), 0  # they stay when all is done
+        yield "tenant_messages", (names.tenant(tenant),), 0  # a tenant without messages keeps its label
     for tenant, count in admission.refused.items():
         yield "tenant_refused_total", (names.tenant(tenant),), count
     for tenant, count in admission.unfinished_by_tenant():
@@ -206,12 +214,12 @@ def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...
 # -- tables ----------------------------------------------------------------------------------------------
 
 
-#: damage of the log that is told
+#: damaged places of the log that the overview lists
 _DAMAGE = 20
 
 
-def overview_told(broker: Broker) -> dict[str, Json]:
-    """The broker as a whole. seconds: since its loop began to count, to make rates of two looks."""
+def describe_overview(broker: Broker) -> dict[str, Json]:
+    """Describes the whole broker. seconds: the loop's clock, by which a client computes rates."""
     hub = broker.hub
     messages, nbytes = published(broker)
     return {
@@ -236,7 +244,7 @@ def overview_told(broker: Broker) -> dict[str, Json]:
 
 
 def _events(broker: Broker) -> dict[str, int]:
-    """What happened to messages, of groups and of direct delivery."""
+    """Returns the counters of groups and of direct delivery together."""
     counts, direct = broker.hub.counts, broker.direct.dispatcher.counts
     events = {event: counts[event] for event in {*EVENTS, *counts}}
     for event, name in _OF_DIRECT.items():
@@ -250,13 +258,12 @@ def _subscribers(hub: Hub) -> int:
 
 
 def first_names(names: Sequence[str], after: str, contains: str, limit: int) -> list[str]:
-    """One more than `limit` of these names, in order, if there are as many. On any thread: there may be
-    millions."""
+    """Returns up to `limit` + 1 of the names, in order. On any thread: there may be millions."""
     return heapq.nsmallest(limit + 1, (name for name in names if name > after and contains in name))
 
 
-def topic_told(broker: Broker, name: str) -> dict[str, Json] | None:
-    """A topic; None: it has gone."""
+def describe_topic(broker: Broker, name: str) -> dict[str, Json] | None:
+    """Describes a topic; None if it does not exist any more."""
     topic = broker.hub.store.topics.get(name)
     return _topic(broker, topic) if topic is not None else None
 
@@ -276,13 +283,15 @@ def _topic(broker: Broker, topic: Topic) -> dict[str, Json]:
 
 
 def groups_of(broker: Broker) -> list[tuple[str, str]]:
-    """(topic, name) of all groups, in order."""
+    """Returns (topic, name) of all groups, in order."""
     return sorted((served.named.topic, served.named.name) for served in broker.hub.groups.served)
 
 
-def group_told(broker: Broker, named: tuple[str, str]) -> dict[str, Json] | None:
-    """A group; None: it has gone. cursor: the offset before which all is done. idle: seconds without a
-    consumer."""
+def describe_group(broker: Broker, named: tuple[str, str]) -> dict[str, Json] | None:
+    """Describes a group; None if it does not exist any more.
+
+    cursor: the offset before which all messages are acknowledged. idle: seconds without a consumer.
+    """
     served = broker.hub.groups.served_as(*named)
     return _group(broker.hub, served) if served is not None else None
 
@@ -301,8 +310,8 @@ def _group(hub: Hub, served: Served) -> dict[str, Json]:
     }
 
 
-def fronts_told(broker: Broker) -> dict[str, Json]:
-    """Who listens where."""
+def describe_fronts(broker: Broker) -> dict[str, Json]:
+    """Describes the fronts, and where each listens."""
     fronts: list[Json] = []
     for name, front in broker.fronts.items():
         listens: list[Json] = list(broker.endpoints_of(name))

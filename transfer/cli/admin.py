@@ -1,4 +1,4 @@
-"""Asks a broker's admin API over HTTP."""
+"""A client of a broker's admin API over HTTP."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from transfer.cli.health import WITHOUT_TLS, ended_without_answer, target, trust
-from transfer.http.client import Answer, Bounds, TooLarge, asked
+from transfer.http.client import Answer, Bounds, TooLarge, request
 from transfer.transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
 from transfer.transports.security.settings import Security
 
@@ -21,30 +21,31 @@ _WHERE = "--url or TRANSFER_ADMIN_URL names its HTTP address"
 
 
 class Members(dict[str, Any]):
-    """A JSON object of an answer. A member that is not there means that no broker answers."""
+    """A JSON object of an answer. A missing member raises Broken: the peer is no broker."""
 
     def __init__(self, url: str, members: dict[str, Any]) -> None:
         super().__init__(members)
         self._url = url
 
     def __missing__(self, name: str) -> Any:
-        raise _stranger(self._url, f"its answer has no {name!r}")
+        raise _no_broker(self._url, f"its answer has no {name!r}")
 
     def objects(self, name: str) -> list[Members]:
-        """The objects of a list. Raises Broken."""
+        """Returns the objects of a list. Raises Broken."""
         found = self[name]
         if not isinstance(found, list) or not all(isinstance(one, Members) for one in found):
-            raise _stranger(self._url, f"{name!r} is no list of objects")
+            raise _no_broker(self._url, f"{name!r} is no list of objects")
         return found
 
 
 class Admin:
-    """One broker. url: `http://HOST:PORT`, or `https`. timeout: seconds for a whole answer, or a whole
-    line of it in `lines`. security: the certificates that are shown, and trusted. Raises AddressError,
-    OptionError.
+    """The admin API of one broker.
 
-    Its calls raise UsageError for what the broker refuses, Fatal for what is not there, InternalError when
-    the broker failed, Again after the time-out, Broken when nothing answers, or another program.
+    url: `http://HOST:PORT`, or `https`. timeout: seconds for a whole answer, or for each line in `lines`.
+    security: this side's certificates, and the trusted authority. Raises AddressError, OptionError.
+
+    Its calls raise UsageError for the broker's refusals, Fatal for missing objects, InternalError for the
+    broker's failures, Again after the time-out, and Broken if no broker answers.
     """
 
     def __init__(self, url: str, token: str | None, timeout: float, security: Security | None = None) -> None:
@@ -60,23 +61,23 @@ class Admin:
         self._trust = trust(place, security or Security(), secret=True) if place.secure else None
 
     def get(self, path: str, **query: str | int | None) -> Members:
-        """What is there; parameters that are None are left out."""
+        """Sends a GET below `/api/admin/`. It omits parameters that are None."""
         with self._open(f"{path}?{_query(query)}", None) as answer:
             return self._decoded(answer.whole())
 
-    def look(self, path: str, **query: str | int | None) -> Members:
-        """What everybody who may look is shown, under `/api/`."""
+    def view(self, path: str, **query: str | int | None) -> Members:
+        """Sends a GET below `/api/`, which needs no operator's token."""
         with self._open(f"{path}?{_query(query)}", None, under="") as answer:
             return self._decoded(answer.whole())
 
     def post(self, path: str, members: Mapping[str, Any]) -> Members:
-        """What came of it; members that are None are left out."""
+        """Sends a POST below `/api/admin/`. It omits members that are None."""
         body = json.dumps({name: value for name, value in members.items() if value is not None})
         with self._open(path, body.encode()) as answer:
             return self._decoded(answer.whole())
 
     def lines(self, path: str, **query: str | int | None) -> Iterator[bytes]:
-        """The lines of a long answer, one by one."""
+        """Yields the lines of a long answer."""
         with self._open(f"{path}?{_query(query)}", None) as answer:
             yield from answer.lines()
 
@@ -87,7 +88,7 @@ class Admin:
         where = f"{self._root}/api/{under}{path}"
         host, port = self._place.host, self._place.port
         try:
-            with asked(
+            with request(
                 host, port, where, bounds=bounds, trust=self._trust, body=body, headers=headers
             ) as answer:
                 if not 200 <= answer.status < 300:
@@ -97,16 +98,16 @@ class Admin:
             raise Again(f"{self._url} did not answer within {self._timeout:g} s") from error
         except ssl.SSLError as error:
             raise Broken(
-                f"no TLS with {self._url}: {_words(error)}",
-                hint="TRANSFER_TLS_CA says whom to trust, TRANSFER_TLS_SERVER_NAME which name its "
-                "certificate has, TRANSFER_TLS_CERT what is shown",
+                f"no TLS with {self._url}: {_tls_error(error)}",
+                hint="check TRANSFER_TLS_CA (the trusted authority), TRANSFER_TLS_SERVER_NAME (the name in "
+                "the broker's certificate) and TRANSFER_TLS_CERT (this side's certificate)",
             ) from error
         except TooLarge as error:
-            raise self._stranger(f"its answer has {error}") from error
+            raise self._no_broker(f"its answer has {error}") from error
         except (OSError, http.client.HTTPException) as error:
             raise self._ended(error) from error
-        except ValueError as error:  # a token that no header can have
-            raise UsageError(f"it cannot be asked for: {error}") from error
+        except ValueError as error:  # a header cannot contain the token
+            raise UsageError(f"the request is invalid: {error}") from error
 
     def _ended(self, error: OSError | http.client.HTTPException) -> Broken:
         ended = isinstance(error, http.client.HTTPException | ConnectionError)
@@ -114,14 +115,14 @@ class Admin:
             plain = self._trust is None and ended_without_answer(error)
             return Broken(f"{self._url} ended the connection: {error!r}", hint=WITHOUT_TLS if plain else "")
         hint = "is the broker running? --url names its HTTP address"
-        return Broken(f"nobody answers at {self._url}: {error}", hint=hint)
+        return Broken(f"no answer from {self._url}: {error}", hint=hint)
 
     def _refusal(self, answer: Answer) -> UsageError | Fatal | InternalError | Broken:
         try:
             body = json.loads(answer.whole())
             code, message = str(body["error"]), str(body["message"])
         except (ValueError, KeyError, TypeError, RecursionError, http.client.IncompleteRead):
-            return self._stranger(f"it answers with status {answer.status}")
+            return self._no_broker(f"it answers with status {answer.status}")
         if answer.status in (401, 403):
             return UsageError(f"{self._url} refuses: {message}", hint="--token, or ADMIN_TOKEN")
         if code == "not_found":
@@ -136,18 +137,18 @@ class Admin:
         except (ValueError, RecursionError):
             body = None
         if not isinstance(body, Members):
-            raise self._stranger("its answer is no JSON object")
+            raise self._no_broker("its answer is no JSON object")
         return body
 
-    def _stranger(self, why: str) -> Broken:
-        return _stranger(self._url, why)
+    def _no_broker(self, why: str) -> Broken:
+        return _no_broker(self._url, why)
 
 
-def _stranger(url: str, why: str) -> Broken:
+def _no_broker(url: str, why: str) -> Broken:
     return Broken(f"{url} is not a broker's admin API: {why}", hint=_WHERE)
 
 
-def _words(error: ssl.SSLError) -> str:
+def _tls_error(error: ssl.SSLError) -> str:
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"its certificate is refused: {error.verify_message}"
     return (error.reason or str(error)).lower().replace("_", " ")

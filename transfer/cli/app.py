@@ -1,4 +1,4 @@
-"""The commands of `transfer` and their options. What they do stands in modules loaded when needed."""
+"""The commands of `transfer` and their options. Each imports its implementation only when it runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import typer
 import typer.core
 
 from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, groups, options, runs, silence_output, topics
-from transfer.cli.options import Asked, Kept, Shown, Sink, Source, Where
+from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
 if TYPE_CHECKING:
     from transfer.cli.progress import Progress
@@ -28,7 +28,7 @@ def _interruptible() -> Iterator[None]:
 
 
 class _Commands(typer.core.TyperGroup):
-    """Typer would end without a word at a Ctrl-C that comes while a command is still loading."""
+    """Reports a Ctrl-C while a command is loading: Typer would end without a message."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
         with _interruptible():
@@ -43,9 +43,9 @@ app = typer.Typer(
     name="transfer",
     cls=_Commands,
     help="Moves tensors and bytes between processes with ZeroMQ's patterns.",
-    epilog="Exit codes: 0 done, 1 an error, 2 wrong usage, 3 a time-out passed, 130 Ctrl-C.",
+    epilog="Exit codes: 0 success, 1 an error, 2 wrong usage, 3 a time-out, 130 Ctrl-C.",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help needs no rich, and is there in half the time
+    rich_markup_mode=None,  # plain help needs no rich, and takes half the time
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -63,7 +63,7 @@ def _report_bound(endpoint: str) -> None:
 
 @contextmanager
 def _until_interrupted(progress: Progress) -> Iterator[None]:
-    """The end of every long command: its closing line comes, whether it was stopped or not."""
+    """Ends a long command with its closing line, also if it was interrupted."""
     try:
         with progress:
             yield
@@ -71,7 +71,7 @@ def _until_interrupted(progress: Progress) -> Iterator[None]:
         progress.close()
         raise typer.Exit(EXIT_INTERRUPTED) from None
     except BrokenPipeError:
-        # The reader of our output has left (`transfer pull | head`), which is no error.
+        # The reader of the output has gone (`transfer pull | head`), which is no error.
         silence_output()
         raise typer.Exit(0) from None
     except BaseException:
@@ -109,7 +109,7 @@ def _receive(
 
 
 def _progress_of(verb: str, shown: Shown, count: int | None, lines: bool) -> Progress:
-    """Of a command whose JSON is the messages themselves. lines: they go to the terminal as text."""
+    """Makes the progress of a command whose JSON is the messages. lines: it prints messages as text."""
     from transfer.cli.progress import Progress
 
     return Progress(verb, total_messages=count, quiet=shown.quiet or shown.json, lines=lines)
@@ -124,18 +124,18 @@ def push(
     count: options.Count = None,
     interval: options.Interval = 0.0,
     confirm: Annotated[
-        bool, typer.Option("--confirm", help="End only when the receivers took everything.")
+        bool, typer.Option("--confirm", help="End only after the receivers have consumed everything.")
     ] = False,
     shown: Shown,
 ) -> None:
-    """Send messages to the pullers, each to one of them."""
+    """Send messages to pullers, each message to one of them."""
     _send("PUSH", where, source, shown, count=count, interval=interval, confirm=confirm)
 
 
 @app.command()
 @options.grouped
 def pull(where: Where, sink: Sink, *, count: options.Count = None, shown: Shown) -> None:
-    """Receive what pushers send, and print it or write it to files."""
+    """Receive messages of pushers, and print them or write them to files."""
     _receive("PULL", where, sink, shown, count=count)
 
 
@@ -145,13 +145,17 @@ def pub(
     where: Where,
     source: Source,
     *,
-    topic: Annotated[str | None, typer.Option("--topic", help="Subscribers choose by its beginning.")] = None,
-    wait: Annotated[int, typer.Option("--wait", min=0, help="Begin when so many subscribers are there.")] = 1,
+    topic: Annotated[
+        str | None, typer.Option("--topic", help="Topic of the messages; subscribers filter by its prefix.")
+    ] = None,
+    wait: Annotated[
+        int, typer.Option("--wait", min=0, help="Start when so many subscribers are connected.")
+    ] = 1,
     count: options.Count = None,
     interval: options.Interval = 0.0,
     shown: Shown,
 ) -> None:
-    """Send messages to all subscribers. A slow one loses messages; that is counted, not hidden."""
+    """Send messages to all subscribers. Messages for slow subscribers are dropped, and counted."""
     _send("PUB", where, source, shown, count=count, interval=interval, topic=topic, wait=wait)
 
 
@@ -162,18 +166,20 @@ def sub(
     sink: Sink,
     *,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only these beginnings; repeat it.")
+        list[str] | None, typer.Option("--topic", help="Only topics with this prefix; may be repeated.")
     ] = None,
     count: options.Count = None,
     shown: Shown,
 ) -> None:
-    """Receive what publishers send."""
+    """Receive messages of publishers."""
     _receive("SUB", where, sink, shown, count=count, topics=topic or [""])
 
 
 @app.command()
 @options.grouped
-def req(where: Asked, source: Source, sink: Sink, *, count: options.Count = None, shown: Shown) -> None:
+def req(
+    where: WhereWithTimeout, source: Source, sink: Sink, *, count: options.Count = None, shown: Shown
+) -> None:
     """Send requests and print the replies."""
     from transfer.cli.messages import ask_all
 
@@ -190,14 +196,14 @@ def rep(
     *,
     files: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[FILE]...", help="Answer with these, round and round; without any: echo."),
+        typer.Argument(metavar="[FILE]...", help="Answer with these in turn; without any: echo the request."),
     ] = None,
     data: options.Data = None,
     show: Annotated[bool, typer.Option("--show", help="Print the requests.")] = False,
     count: options.Count = None,
     shown: Shown,
 ) -> None:
-    """Answer requests, with what was asked or with texts and files."""
+    """Answer requests with texts and files, or echo them."""
     from pathlib import Path
 
     from transfer.cli.inputs import Inputs
@@ -216,7 +222,7 @@ def rep(
 @app.command()
 @options.grouped
 def serve(kept: Kept, *, json: options.Json = False) -> None:
-    """Keep rows between Spark and training loops: a spool. SIGTERM or Ctrl-C ends it."""
+    """Run a spool, which keeps rows between Spark and training loops. SIGTERM or Ctrl-C ends it."""
     from transfer.cli.run_spool import serve as run
 
     code = run(
@@ -248,7 +254,7 @@ def bench(context: typer.Context) -> None:
 @app.command()
 @options.grouped
 def doctor(between: options.Between, json: options.Json = False) -> None:
-    """Tell what works here, and what to do about what does not; or measure between two machines."""
+    """Check what works on this machine, with hints for what does not; or measure between two machines."""
     from transfer.cli import tools
     from transfer.transports.errors import UsageError
 
@@ -256,7 +262,7 @@ def doctor(between: options.Between, json: options.Json = False) -> None:
         raise typer.Exit(tools.serve_doctor(between.serve, as_json=json))
     if between.peer is None and (between.min_gbps or between.seconds != options.SECONDS):
         raise UsageError(
-            "--min-gbps and --seconds are about a peer", hint="--peer HOST:PORT, where a doctor serves"
+            "--min-gbps and --seconds need a peer", hint="--peer HOST:PORT, where a doctor serves"
         )
     if between.peer is not None:
         raise typer.Exit(tools.measure_peer(between.peer, between.seconds, between.min_gbps, as_json=json))
@@ -266,17 +272,20 @@ def doctor(between: options.Between, json: options.Json = False) -> None:
 @app.command()
 def health(
     url: Annotated[
-        str | None, typer.Argument(metavar="[URL]", help="Its HTTP address. [what a broker here is told]")
+        str | None,
+        typer.Argument(
+            metavar="[URL]", help="The broker's HTTP address. [the address in this machine's configuration]"
+        ),
     ] = None,
     *,
     live: Annotated[
-        bool, typer.Option("--live", help="Ask whether it has to be started anew, not whether it is ready.")
+        bool, typer.Option("--live", help="Check whether it needs a restart, not whether it is ready.")
     ] = False,
     timeout: Annotated[
         float, typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up after this long.")
     ] = 3.0,
 ) -> None:
-    """Ask a broker whether it is ready. Exit code 0: it is; 1: it is not, or nobody answers."""
+    """Check whether a broker is ready. Exit code 0: it is; 1: it is not, or there is no answer."""
     from transfer.cli.health import check
 
     raise typer.Exit(check(url, live=live, timeout=timeout))
@@ -284,21 +293,26 @@ def health(
 
 @app.command()
 def certificates(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Where they go; made if need be.")],
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", help="Folder for the files; it is created if it is missing.")
+    ],
     *,
     name: Annotated[
-        list[str] | None, typer.Option("--name", metavar="NAME", help="Whose; may be repeated. [peer]")
+        list[str] | None,
+        typer.Option("--name", metavar="NAME", help="Name of a certificate; may be repeated. [peer]"),
     ] = None,
     host: Annotated[
         list[str] | None,
-        typer.Option("--host", metavar="HOST", help="A name or number that they are for; may be repeated."),
+        typer.Option(
+            "--host", metavar="HOST", help="Host name or IP address of the certificates; may be repeated."
+        ),
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="How long they are good.")] = 365,
+    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Validity of the certificates.")] = 365,
 ) -> None:
-    """Make an authority, certificates and a token for a small set-up; print the variables that name them.
+    """Make an authority, certificates and a token for a small set-up; print the variables for them.
 
-    The authority and the token stay if FOLDER has them. Its key signs whatever is asked for: keep it away
-    from the programs that use the certificates.
+    It keeps an authority and a token that FOLDER has already. The authority's key can sign any certificate:
+    keep it away from the programs that use the certificates.
     """
     from transfer.cli.certificates import make
 
@@ -306,8 +320,8 @@ def certificates(
     print("\n".join(make(folder, name or ["peer"], hosts, days)))
 
 
-def _print_version(asked: bool) -> None:
-    if asked:
+def _print_version(enabled: bool) -> None:
+    if enabled:
         version()
         raise typer.Exit
 
@@ -316,7 +330,9 @@ def _print_version(asked: bool) -> None:
 def _options(
     version: Annotated[
         bool,
-        typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and end."),
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version, and exit."
+        ),
     ] = False,
     verbose: Annotated[
         int,
@@ -332,7 +348,7 @@ def _options(
 
 @app.command()
 def version(json: options.Json = False) -> None:
-    """Tell the version, the core in use, and Python's version."""
+    """Print the version, the core in use, and Python's version."""
     from transfer.cli.tools import show_version
 
     show_version(as_json=json)

@@ -1,4 +1,4 @@
-"""`transfer audit …`: its commands and their options. What they do stands in `transfer/cli/audit_view.py`."""
+"""`transfer audit …`: its commands and their options. `transfer/cli/audit_view.py` implements them."""
 
 from __future__ import annotations
 
@@ -12,26 +12,30 @@ from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
 
 app = typer.Typer(
-    help="Read what operators of a broker did, and check that nothing of it was changed.",
+    help="Read the audit of a broker's operators, and verify that it was not changed.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 Start = Annotated[
-    str | None, typer.Option("--start", metavar="TIME", help="From then on, such as 2026-03-21T00:00:00Z.")
+    str | None,
+    typer.Option(
+        "--start", metavar="TIME", help="Only events from this time on, such as 2026-03-21T00:00:00Z."
+    ),
 ]
-End = Annotated[str | None, typer.Option("--end", metavar="TIME", help="Before then.")]
+End = Annotated[str | None, typer.Option("--end", metavar="TIME", help="Only events before this time.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Read a broker's folder, without the broker.")
 ]
-Message = Annotated[str | None, typer.Option("--id", metavar="MESSAGE", help="Only of this message.")]
-Actor = Annotated[str | None, typer.Option("--actor", help="Only by them.")]
+Message = Annotated[str | None, typer.Option("--id", metavar="MESSAGE", help="Only events of this message.")]
+Actor = Annotated[str | None, typer.Option("--actor", help="Only events of this operator.")]
 Operation = Annotated[
-    str | None, typer.Option("--operation", help="Only these: replay, purge, dead_letter and others.")
+    str | None,
+    typer.Option("--operation", help="Only this operation: replay, purge, dead_letter and others."),
 ]
-After = Annotated[int | None, typer.Option("--after", min=0, help="Go on behind this sequence.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="At most so many.")]
+After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries after this sequence number.")]
+Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of entries at most.")]
 
 
 @app.command()
@@ -48,7 +52,7 @@ def events(
     limit: Limit = 100,
     json: options.Json = False,
 ) -> None:
-    """Tell what was done, the oldest first."""
+    """List events, the oldest first."""
     from transfer.cli.audit_view import show_events
 
     show_events(
@@ -71,23 +75,23 @@ def verify(
     *,
     data: DataFolder = None,
     file: Annotated[
-        Path | None, typer.Option("--file", metavar="FILE", help="Check what `export` wrote.")
+        Path | None, typer.Option("--file", metavar="FILE", help="Verify a file that `export` wrote.")
     ] = None,
     expect: Annotated[
         str | None,
-        typer.Option("--expect", metavar="SEQUENCE:HASH", help="An event that has to be there still."),
+        typer.Option("--expect", metavar="SEQUENCE:HASH", help="An event that the chain has to contain."),
     ] = None,
     json: options.Json = False,
 ) -> None:
-    """Read the whole chain and tell the first line that is not what was written. Exit code 1: damaged."""
-    from transfer.cli import audit_view as auditing
+    """Verify the whole chain, and report the first line that was changed. Exit code 1: damaged."""
+    from transfer.cli import audit_view
 
     if file is not None:
         if data is not None or expect is not None:
             raise typer.BadParameter("--file goes with neither --data nor --expect")
-        raise typer.Exit(auditing.verify_export(file, as_json=json))
+        raise typer.Exit(audit_view.verify_export(file, as_json=json))
     admin = reached.admin() if data is None else None
-    raise typer.Exit(auditing.verify(admin, data, expect, as_json=json))
+    raise typer.Exit(audit_view.verify(admin, data, expect, as_json=json))
 
 
 @app.command()
@@ -98,7 +102,9 @@ def export(
     start: Start = None,
     end: End = None,
     data: DataFolder = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write it there.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write to this file.")
+    ] = None,
 ) -> None:
     """Write the chain's lines, so that `verify --file` can check them elsewhere."""
     from transfer.cli.audit_view import write_export

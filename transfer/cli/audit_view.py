@@ -1,4 +1,4 @@
-"""`transfer audit`: what operators did, and whether the chain that says so is whole."""
+"""`transfer audit`: shows, verifies and exports the audit of operators' changes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from transfer.cli.tables import print_json, printable, show_table
 from transfer.transports.errors import Broken, UsageError
 
 
-def show_events(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
-    """A page of events."""
-    answer = admin.get("audit/events", **asked)
+def show_events(admin: Admin, *, as_json: bool, **filters: str | int | None) -> None:
+    """Lists a page of events."""
+    answer = admin.get("audit/events", **filters)
     events = answer.objects("events")
     if as_json:
         for event in events:
@@ -52,7 +52,7 @@ def _line(event: dict[str, Any]) -> list[str]:
 
 
 def audit_folder(data: Path) -> Path:
-    """Where the audit of a broker's data folder lies; the audit's own folder does too. Raises UsageError."""
+    """Returns the audit's folder, given that folder or the broker's data folder. Raises UsageError."""
     for folder in (data, data / "audit"):
         if (folder / HEAD).exists() or (folder / name_of(1)).exists():
             return folder
@@ -60,9 +60,9 @@ def audit_folder(data: Path) -> Path:
 
 
 def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_json: bool) -> int:
-    """Reads the whole chain, at the broker or in a folder; 1 if something is wrong.
+    """Verifies the whole chain, at the broker or in a folder. Returns 1 if it is damaged.
 
-    expect: `SEQUENCE:HASH`, as an earlier call printed it: an event that has to be there.
+    expect: `SEQUENCE:HASH` of an event that the chain has to contain, as an earlier call printed it.
     """
     sequence, hash = _expected(expect)
     if data is not None:
@@ -97,7 +97,7 @@ def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_jso
 
 
 def verify_export(file: Path, *, as_json: bool) -> int:
-    """Reads what `export` wrote; 1 if something is wrong."""
+    """Verifies an export. Returns 1 if it is damaged."""
     with file.open("rb") as lines:
         count, wrong = check_export(lines)
     problems = [{"file": str(file), "line": line, "problem": text} for line, text in wrong]
@@ -113,7 +113,7 @@ def verify_export(file: Path, *, as_json: bool) -> int:
 def write_export(
     admin: Admin | None, data: Path | None, start: str | None, end: str | None, out: Path | None
 ) -> None:
-    """The lines of a span of time to standard output, or into a file, which is there when it is whole."""
+    """Exports the lines of a span of time to standard output, or to a file, which it replaces at the end."""
     lines: Iterable[bytes]
     if data is not None:
         begin_ms, end_ms = (parse_time(text) if text is not None else None for text in (start, end))
@@ -139,7 +139,7 @@ def write_export(
 
 
 def _whole(lines: Iterable[bytes]) -> Generator[bytes, None, None]:
-    """The lines; raises Broken if the last one is missing."""
+    """Yields the lines. Raises Broken if the last one is missing."""
     line = b""
     for line in lines:
         yield line

@@ -1,5 +1,7 @@
-"""`transfer bench broker`: its options, and those of its matrix, which `run_bench.py` does; and of rqueue's
-sink and pusher, in `rqueue_bench.py`."""
+"""`transfer bench broker`: its commands and their options.
+
+`run_bench.py` implements the measurement and its matrix, `rqueue_bench.py` rqueue's sink and pusher.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ Mode = Annotated[
     str,
     typer.Option(
         metavar="direct-ack|fanout|mixed",
-        help="Kept, consumed and acknowledged; or live to all subscribers by TTP; or both, over many topics.",
+        help="Kept, acknowledged messages; live messages to all subscribers by TTP; or both, on many topics.",
     ),
 ]
 PayloadClass = Annotated[
@@ -36,21 +38,19 @@ PayloadClass = Annotated[
 
 @dataclass(frozen=True)
 class Load:
-    """What all measurements have."""
+    """Options of all measurements."""
 
     duration: Annotated[
         float | None,
-        typer.Option(parser=parse_age, metavar="TIME", help="Publish for so long, each time. [10s]"),
+        typer.Option(parser=parse_age, metavar="TIME", help="Duration of each measurement. [10s]"),
     ] = None
     connections: Annotated[int, typer.Option(help="Publishers, each a process; as many consumers.")] = 1
     fanout_subs: Annotated[int, typer.Option(help="Subscribers of fanout, each a process.")] = 8
     mixed_topics: Annotated[int, typer.Option(help="Topics of mixed.")] = 8
-    in_flight: Annotated[
-        int, typer.Option(help="Messages of each publisher that may be on their way at once.")
-    ] = 64
+    in_flight: Annotated[int, typer.Option(help="Unreceived messages of each publisher at most.")] = 64
 
     def plan(self, mode: str = "direct-ack", payload_class: str = "small", *, compress: bool = False) -> Plan:
-        """Raises OptionError."""
+        """Makes the plan of a measurement. Raises OptionError."""
         from transfer.broker.bench.plan import DURATION, Mode, Plan
         from transfer.transports.errors import OptionError
 
@@ -70,35 +70,36 @@ class Load:
 
 @dataclass(frozen=True)
 class Broker:
-    """Which broker is measured."""
+    """Options that choose the measured broker."""
 
     requests: Annotated[
         str | None,
-        typer.Option(metavar="ENDPOINT", help="Of a broker that runs: where its DEALERs connect."),
+        typer.Option(metavar="ENDPOINT", help="Endpoint of a running broker where DEALERs connect."),
     ] = None
-    ttp: Annotated[
-        str | None, typer.Option(metavar="HOST:PORT", help="Of a broker that runs: where TTP connects.")
-    ] = None
+    ttp: Annotated[str | None, typer.Option(metavar="HOST:PORT", help="TTP address of a running broker.")] = (
+        None
+    )
     pid: Annotated[
-        int | None, typer.Option(help="Of a broker that runs on this machine, for its CPU and memory.")
+        int | None,
+        typer.Option(help="Process of a running broker on this machine, to measure its CPU and memory."),
     ] = None
     url: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="Of a broker that runs: its HTTP, for what its metrics tell."),
+        typer.Option(metavar="URL", help="HTTP address of a running broker, to read its metrics."),
     ] = None
     data: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep what is needed in a folder made there, removed at the end."),
+        typer.Option(metavar="DIR", help="Make the started broker's folder there; it is removed at the end."),
     ] = None
 
     def measured(self) -> Measured:
-        """Raises OptionError."""
+        """Returns the measured broker. Raises OptionError."""
         from transfer.cli.run_bench import Measured
 
         return Measured(self.requests, self.ttp, self.pid, self.url, self.data)
 
 
-Truth = Annotated[Literal["true", "false"], typer.Option("--compress", help="Pack payloads with LZ4.")]
+Truth = Annotated[Literal["true", "false"], typer.Option("--compress", help="Compress payloads with LZ4.")]
 
 
 @app.callback(invoke_without_command=True)
@@ -115,7 +116,7 @@ def broker(
 ) -> None:
     """Load a broker from processes of this machine, and measure it.
 
-    Without --requests, --ttp, --pid or --url, a broker is started for this and ended behind it.
+    Without --requests, --ttp, --pid or --url, it starts a broker, and ends it after the measurement.
     """
     if context.invoked_subcommand is not None:
         return
@@ -159,11 +160,11 @@ def sink(
     count: Count = 100_000,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=parse_age, metavar="TIME", help="Wait so long for the first message. [30s]"),
+        typer.Option(parser=parse_age, metavar="TIME", help="Time to wait for the first message. [30s]"),
     ] = None,
     shown: options.Shown,
 ) -> None:
-    """Count what a pusher publishes by rqueue's protocol. Exit code 1: some are missing; 3: none came."""
+    """Count a pusher's messages by rqueue's protocol. Exit code 1: some are missing; 3: none arrived."""
     from transfer.cli import rqueue_bench
 
     patience = 30.0 if timeout is None else timeout

@@ -1,4 +1,4 @@
-"""`transfer broker`: its options, and `transfer broker check`. What they do stands in `run_broker.py`."""
+"""`transfer broker` and its subcommands: their options. `run_broker.py` implements them."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ def _endpoint(name: str, what: str) -> object:
 
 
 @dataclass(frozen=True)
-class Told:
-    """What flags say of a broker. Each is one of its options; `--set` gives all others."""
+class Flags:
+    """Flags for frequent options of a broker; `--set` sets all others."""
 
     data: Annotated[
-        str | None, typer.Option("--data", metavar="DIR", help="Keep everything there; made if need be.")
+        str | None,
+        typer.Option("--data", metavar="DIR", help="Folder for all data; it is created if it is missing."),
     ] = None
     host: Annotated[
         str | None,
-        typer.Option("--host", metavar="HOST", help="Where plain TCP and HTTP listen. [127.0.0.1]"),
+        typer.Option("--host", metavar="HOST", help="Address that plain TCP and HTTP listen on. [127.0.0.1]"),
     ] = None
     ttp: Annotated[str | None, _port("ttp", "TTP v2. [59321]")] = None
     pybroker: Annotated[str | None, _port("pybroker", "PyBroker. [9099]")] = None
@@ -60,11 +61,12 @@ class Told:
     retention_bytes: Annotated[
         str | None,
         typer.Option(
-            metavar="SIZE|SHARE%|off", help="What the log may take, from 1 MiB on. [80% of what is free]"
+            metavar="SIZE|SHARE%|off", help="Size of the log, 1 MiB at least. [80% of the free space]"
         ),
     ] = None
     retention_age: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Remove messages so old that their groups have done.")
+        str | None,
+        typer.Option(metavar="TIME", help="Remove older messages that all groups have acknowledged."),
     ] = None
     threads: Annotated[
         str | None,
@@ -72,16 +74,16 @@ class Told:
     ] = None
     port: Annotated[str | None, typer.Option(hidden=True)] = None
     drain: Annotated[
-        str | None, typer.Option(metavar="TIME", help="At the end, wait so long for what has begun. [10]")
+        str | None, typer.Option(metavar="TIME", help="Time that a clean stop gives to begun work. [10]")
     ] = None
 
-    def said(self) -> list[ConfigValue]:
-        """The options that were given. Raises OptionError."""
+    def values(self) -> list[ConfigValue]:
+        """Returns the given flags. Raises OptionError."""
         from transfer.broker.config.configuration import ConfigValue
 
-        if self.port is not None:  # rqueue's own broker has one protocol
+        if self.port is not None:  # a flag of rqueue's broker, which has only one protocol
             raise OptionError(
-                "--port: each protocol has a port of its own",
+                "--port: each protocol has a separate port",
                 hint=f"--rqueue {self.port}, --pybroker, --ttp, or --requests and --abtp with an endpoint",
             )
 
@@ -105,7 +107,7 @@ class Told:
 @grouped
 def broker(
     context: typer.Context,
-    told: Told,
+    flags: Flags,
     *,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Read options from this TOML file.")
@@ -115,21 +117,21 @@ def broker(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any other option; repeat it. All users of this host see it: http.token belongs in a file.",
+            help="Any other option; repeatable. All users of this host see it: http.token belongs in a file.",
         ),
     ] = None,
     json: options.Json = False,
 ) -> None:
     """Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.
 
-    SIGTERM or Ctrl-C ends it when what has begun is done; the second one, at once.
+    SIGTERM or Ctrl-C ends it after begun work is complete; a second one ends it at once.
     """
     if context.invoked_subcommand is not None:
         return
-    from transfer.broker.config.configuration import said_by_flag
+    from transfer.broker.config.configuration import parse_flag
     from transfer.cli.run_broker import run
 
-    raise typer.Exit(run([*map(said_by_flag, set or ()), *told.said()], config, as_json=json))
+    raise typer.Exit(run([*map(parse_flag, set or ()), *flags.values()], config, as_json=json))
 
 
 @app.command()
@@ -138,7 +140,7 @@ def check(
     json: options.Json = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Read all that a broker keeps, and tell what is damaged. Changes nothing. Exit code 1: something is."""
+    """Read all data of a broker, and report damage. Changes nothing. Exit code 1: something is damaged."""
     from transfer.cli.run_broker import check_folder
 
     raise typer.Exit(check_folder(folder, as_json=json, quiet=quiet))
@@ -148,7 +150,7 @@ def check(
 def forget(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A broker's data.")],
 ) -> None:
-    """Go on without a database that is lost: the next broker on the folder makes an empty one."""
+    """Continue without a lost database: the next broker on the folder makes an empty one."""
     from transfer.cli.run_broker import forget_lost_state
 
     raise typer.Exit(forget_lost_state(folder))

@@ -1,4 +1,4 @@
-"""Options that say which broker is asked over HTTP."""
+"""Options of commands that send HTTP requests to a broker."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Reached:
-    """The broker that is asked."""
+    """The broker that receives the requests."""
 
     url: Annotated[
         str,
@@ -24,7 +24,7 @@ class Reached:
             "--url",
             envvar="TRANSFER_ADMIN_URL",
             metavar="URL",
-            help="The broker's HTTP address. [what a broker here is told]",
+            help="The broker's HTTP address. [the address in this machine's configuration]",
         ),
     ] = ""
     token: Annotated[
@@ -33,39 +33,47 @@ class Reached:
             "--token",
             envvar="ADMIN_TOKEN",
             metavar="TOKEN",
-            help="The operators' token, if it has one. All users of this host see command lines: "
-            "rather set ADMIN_TOKEN.",
+            help="The operators' token, if the broker has one. All users of this host see command lines: "
+            "prefer ADMIN_TOKEN.",
         ),
     ] = None
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up if there is no whole answer by then."
+            "--timeout",
+            "-t",
+            min=0.1,
+            metavar="SECONDS",
+            help="Give up without a complete answer after this long.",
         ),
     ] = 30.0
 
     def admin(self) -> Admin:
-        """What asks it: the broker that --url names, or the one that the environment and its file configure,
-        as `transfer health` finds it. By HTTPS if there are certificates, and then with the token that all
-        share, if no other is given. Raises AddressError, OptionError, SecurityError, UsageError."""
+        """Returns a client of the broker at --url, or of the one in the environment and its file.
+
+        It uses HTTPS if there are certificates, and then the clients' token if there is no operators' token.
+        Raises AddressError, OptionError, SecurityError, UsageError.
+        """
         from transfer.cli.admin import Admin
         from transfer.cli.health import configured, security_of, target
 
         options = configured()
-        shown = security_of(options)
-        asked = target(self.url or None, options, shown, live=False)
-        secure = asked.secure if self.url else asked.secure or shown.tls
-        url = self.url or str(replace(asked, secure=secure, path=""))
+        security = security_of(options)
+        place = target(self.url or None, options, security, live=False)
+        secure = place.secure if self.url else place.secure or security.tls
+        url = self.url or str(replace(place, secure=secure, path=""))
         token = self.token
-        if not token and (secure or is_loopback(asked.host)):  # it is told to nobody who listens on the way
+        if not token and (
+            secure or is_loopback(place.host)
+        ):  # the network must not see the token in plain text
             token = options.get("http.token")
-        return Admin(url, token or (_shared_token(shown) if secure else None), self.timeout, shown)
+        return Admin(url, token or (_shared_token(security) if secure else None), self.timeout, security)
 
 
-def _shared_token(shown: Security) -> str | None:
-    """Raises SecurityError."""
-    from transfer.transports.core import pure as twin
+def _shared_token(security: Security) -> str | None:
+    """Returns the token that all clients share, if there is one. Raises SecurityError."""
+    from transfer.transports.core import pure
     from transfer.transports.security.credentials import Credentials
 
-    tokens = Credentials(shown, twin).tokens()
+    tokens = Credentials(security, pure).tokens()
     return tokens[0].decode() if tokens else None

@@ -14,18 +14,20 @@ AUTHORITY, TOKEN = "authority", "token"
 
 
 def make(folder: Path, names: list[str], hosts: list[str], days: int) -> list[str]:
-    """Makes what is missing in `folder`, and new certificates for these names; lines for people. Raises
-    UsageError, SecurityError."""
+    """Makes a missing authority and token, and new certificates for these names. Returns lines for people.
+
+    Raises UsageError, SecurityError.
+    """
     try:
         from transfer.certificates import Authority
     except ModuleNotFoundError as error:
         raise UsageError(
-            "certificates are made by cryptography", hint="pip install 'tensor-transfer[certificates]'"
+            "making certificates needs cryptography", hint="pip install 'tensor-transfer[certificates]'"
         ) from error
     for name in names:
         if not name.replace("-", "").replace(".", "").isalnum() or name == AUTHORITY:
             raise UsageError(f"{name!r} is no name for files", hint="letters, digits, '-' and '.'")
-    folder = folder.resolve()  # the variables are for programs that begin elsewhere
+    folder = folder.resolve()  # programs in other folders use the variables
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         files = [f"{name}.{kind}" for name in (AUTHORITY, *names) for kind in ("pem", "crt", "key")]

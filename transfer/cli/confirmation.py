@@ -1,4 +1,4 @@
-"""Asks whether what cannot be taken back is meant."""
+"""Asks for confirmation of irreversible operations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,6 @@ import sys
 
 
 def confirmed(question: str) -> bool:
-    """Whether the answer on standard input is yes. An end of input, or anything else, is a no."""
+    """Asks, and returns whether the answer on standard input is yes. Anything else, or its end, is a no."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")

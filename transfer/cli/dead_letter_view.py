@@ -1,4 +1,4 @@
-"""`transfer dlq`: dead letters of a broker, shown as text or as JSON, and what operators do to them."""
+"""`transfer dlq`: shows a broker's dead letters as text or as JSON, and replays, purges and makes them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DETAILS = (
 
 
 def ids_of(lists: Sequence[str] | None, single: Sequence[str] | None) -> list[str]:
-    """What --ids (with commas between them) and --id (as it is) name together. Raises UsageError."""
+    """Combines --ids, which are split at commas, and --id, which are not. Raises UsageError."""
     ids = [id.strip() for text in lists or () for id in text.split(",")]
     ids = [id for id in ids if id] + list(single or ())
     if not ids:
@@ -30,9 +30,9 @@ def ids_of(lists: Sequence[str] | None, single: Sequence[str] | None) -> list[st
     return ids
 
 
-def list_letters(admin: Admin, *, as_json: bool, **asked: str | int | None) -> None:
-    """A page of letters."""
-    answer = admin.get("dlq/list", **asked)
+def list_letters(admin: Admin, *, as_json: bool, **filters: str | int | None) -> None:
+    """Lists a page of letters."""
+    answer = admin.get("dlq/list", **filters)
     letters = answer.objects("letters")
     if as_json:
         for letter in letters:
@@ -68,7 +68,7 @@ def _line(letter: dict[str, Any]) -> list[str]:
 
 
 def inspect_letter(admin: Admin, id: str, tenant: str | None, *, as_json: bool) -> None:
-    """All of a letter, or of each that a message has."""
+    """Shows a letter, or each letter of a message."""
     letters = admin.get("dlq/inspect", id=id, tenant=tenant).objects("letters")
     if as_json:
         for letter in letters:
@@ -81,7 +81,7 @@ def inspect_letter(admin: Admin, id: str, tenant: str | None, *, as_json: bool) 
             if letter[name] not in ("", None):
                 print(f"{name.replace('_', ' ') + ':':<16}{printable(letter[name])}")
         if letter["damaged"]:
-            print(f"{'damaged:':<16}it is not what was written")
+            print(f"{'damaged:':<16}it differs from what was written")
         for name, value in letter["headers"].items():
             print(f"{'header:':<16}{printable(name)}: {printable(json.dumps(value))}")
         print(f"{'payload:':<16}{show_size(letter['payload_bytes'])}{_where(letter)}")
@@ -98,7 +98,7 @@ def _where(letter: dict[str, Any]) -> str:
 
 
 def change(admin: Admin, path: str, verb: str, members: dict[str, Any], *, as_json: bool) -> int:
-    """Replays or purges; 1 if that failed for one of them, or the audit has it not yet."""
+    """Replays or purges letters. Returns 1 if one of them failed, or the audit could not be written."""
     answer = admin.post(path, members)
     if as_json:
         print_json(answer)
@@ -127,7 +127,7 @@ def quarantine(admin: Admin, members: dict[str, Any], file: Path | None, *, as_j
 def _audited(answer: dict[str, Any]) -> bool:
     if not answer["audited"]:
         print(
-            "transfer: it is done, but the broker cannot write its audit: nothing else is changed until then",
+            "transfer: done, but the broker cannot write its audit: it allows no other change until then",
             file=sys.stderr,
         )
     return bool(answer["audited"])

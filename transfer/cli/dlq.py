@@ -1,4 +1,4 @@
-"""`transfer dlq …`: its commands and their options. What they do: `dead_letter_view.py`."""
+"""`transfer dlq …`: its commands and their options. `dead_letter_view.py` implements them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
 
 app = typer.Typer(
-    help="Look after the dead letters of a broker.",
+    help="Manage the dead letters of a broker.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -20,16 +20,20 @@ app = typer.Typer(
 
 Ids = Annotated[
     list[str] | None,
-    typer.Option("--ids", metavar="MESSAGE[,MESSAGE]...", help="Messages, or deliveries; repeat it."),
+    typer.Option("--ids", metavar="MESSAGE[,MESSAGE]...", help="Messages, or deliveries; may be repeated."),
 ]
 Id = Annotated[
     list[str] | None,
-    typer.Option("--id", metavar="MESSAGE", help="One of them, which may have a comma; repeat it."),
+    typer.Option(
+        "--id",
+        metavar="MESSAGE",
+        help="One message or delivery, whose id may contain a comma; may be repeated.",
+    ),
 ]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Only of this tenant.")]
-Actor = Annotated[str, typer.Option("--actor", metavar="WHO", help="Who does it, for the audit.")]
+Tenant = Annotated[str | None, typer.Option("--tenant", help="Only letters of this tenant.")]
+Actor = Annotated[str, typer.Option("--actor", metavar="WHO", help="Operator's name, for the audit.")]
 Reason = Annotated[
-    str, typer.Option("--reason", "--mutation-reason", metavar="WHY", help="Why, for the audit.")
+    str, typer.Option("--reason", "--mutation-reason", metavar="WHY", help="Reason, for the audit.")
 ]
 
 
@@ -38,19 +42,23 @@ Reason = Annotated[
 def list_(
     reached: Reached,
     *,
-    consumer: Annotated[str | None, typer.Option("--consumer", help="Only of this consumer.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only of this topic.")] = None,
+    consumer: Annotated[str | None, typer.Option("--consumer", help="Only letters of this consumer.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only letters of this topic.")] = None,
     tenant: Tenant = None,
-    id: Annotated[str | None, typer.Option("--id", metavar="MESSAGE", help="Only of this message.")] = None,
-    reason: Annotated[str | None, typer.Option("--reason", help="Only with this reason.")] = None,
-    state: Annotated[
-        str | None, typer.Option("--state", help="Only these: dead, replaying or in_doubt.")
+    id: Annotated[
+        str | None, typer.Option("--id", metavar="MESSAGE", help="Only letters of this message.")
     ] = None,
-    after: Annotated[int | None, typer.Option("--after", min=0, help="Go on behind this page.")] = None,
+    reason: Annotated[str | None, typer.Option("--reason", help="Only letters with this reason.")] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Only letters in this state: dead, replaying or in_doubt.")
+    ] = None,
+    after: Annotated[
+        int | None, typer.Option("--after", min=0, help="Only letters after this position.")
+    ] = None,
     limit: audit.Limit = 100,
     json: options.Json = False,
 ) -> None:
-    """Tell which deliveries were given up, the oldest first."""
+    """List dead letters, the oldest first."""
     from transfer.cli.dead_letter_view import list_letters
 
     list_letters(
@@ -76,7 +84,7 @@ def inspect(
     tenant: Tenant = None,
     json: options.Json = False,
 ) -> None:
-    """Tell all of a dead letter, with its payload."""
+    """Show a dead letter with its payload."""
     from transfer.cli.dead_letter_view import inspect_letter
 
     inspect_letter(reached.admin(), id, tenant, as_json=json)
@@ -90,21 +98,19 @@ def replay(
     ids: Ids = None,
     id: Id = None,
     target_consumer: Annotated[
-        str, typer.Option("--target-consumer", metavar="CONSUMER", help="The consumer that it had.")
+        str, typer.Option("--target-consumer", metavar="CONSUMER", help="The letters' consumer.")
     ],
-    target_topic: Annotated[
-        str, typer.Option("--target-topic", metavar="TOPIC", help="The topic that it had.")
-    ],
+    target_topic: Annotated[str, typer.Option("--target-topic", metavar="TOPIC", help="The letters' topic.")],
     actor: Actor,
     reason: Reason,
     confirm: Annotated[str, typer.Option("--confirm", metavar="REPLAY", help="The word REPLAY.")],
     tenant: Tenant = None,
     again: Annotated[
-        bool, typer.Option("--again", help="Those in doubt too, which may have been published before.")
+        bool, typer.Option("--again", help="Include letters in doubt, which may have been published before.")
     ] = False,
     json: options.Json = False,
 ) -> None:
-    """Publish dead letters again, to the consumer and topic that they had. Exit code 1: not all."""
+    """Publish dead letters again, to their consumer and topic. Exit code 1: some failed."""
     from transfer.cli.dead_letter_view import change, ids_of
 
     members = {
@@ -126,7 +132,7 @@ def dead_letter(
     reached: Reached,
     *,
     id: Annotated[str, typer.Option("--id", metavar="MESSAGE", help="The message.")],
-    consumer: Annotated[str, typer.Option("--consumer", help="Whom it was for.")],
+    consumer: Annotated[str, typer.Option("--consumer", help="Its consumer.")],
     topic: Annotated[str, typer.Option("--topic", help="Its topic.")],
     payload: Annotated[str | None, typer.Option("--payload", metavar="TEXT", help="Its payload.")] = None,
     payload_file: Annotated[
@@ -135,7 +141,7 @@ def dead_letter(
     ] = None,
     actor: Actor,
     reason: Reason,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Whose it is.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", help="Its tenant.")] = None,
     json: options.Json = False,
 ) -> None:
     """Quarantine a message by hand: it becomes a dead letter."""
@@ -162,13 +168,13 @@ def purge(
     id: Id = None,
     actor: Actor,
     reason: Annotated[
-        str, typer.Option("--mutation-reason", "--reason", metavar="WHY", help="Why, for the audit.")
+        str, typer.Option("--mutation-reason", "--reason", metavar="WHY", help="Reason, for the audit.")
     ],
     confirm: Annotated[str, typer.Option("--confirm", metavar="PURGE", help="The word PURGE.")],
     tenant: Tenant = None,
     json: options.Json = False,
 ) -> None:
-    """Remove dead letters for good. Exit code 1: not all of them."""
+    """Delete dead letters. Exit code 1: some failed."""
     from transfer.cli.dead_letter_view import change, ids_of
 
     members = {

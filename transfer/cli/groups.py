@@ -1,4 +1,4 @@
-"""`transfer groups …`: its commands and their options. They are done in `transfer/cli/topic_view.py`."""
+"""`transfer groups …`: its commands and their options. `transfer/cli/topic_view.py` implements them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer.cli.options import grouped
 from transfer.cli.topics import Changed
 
 app = typer.Typer(
-    help="Look after the groups of consumers of a broker: a group holds what it has not done with.",
+    help="Manage the consumer groups of a broker: it keeps messages until all groups have acknowledged them.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -21,7 +21,10 @@ app = typer.Typer(
 Topic = Annotated[str, typer.Option("--topic", help="The group's topic.")]
 Group = Annotated[str, typer.Option("--group", help="The group.")]
 Force = Annotated[
-    bool, typer.Option("--force", help="Even if it has consumers, which hear of it and have to join again.")
+    bool,
+    typer.Option(
+        "--force", help="Even if it has consumers: the broker notifies them, and they have to join again."
+    ),
 ]
 
 
@@ -30,10 +33,10 @@ Force = Annotated[
 def list_(
     reached: Reached,
     *,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only of this topic.")] = None,
+    topic: Annotated[str | None, typer.Option("--topic", help="Only groups of this topic.")] = None,
     json: options.Json = False,
 ) -> None:
-    """Tell which groups there are, how far each is behind, and for how long it has had no consumer."""
+    """List the groups: how far each is behind, and for how long it has had no consumer."""
     from transfer.cli.topic_view import list_groups
 
     list_groups(reached.admin(), topic, as_json=json)
@@ -49,7 +52,7 @@ def remove(
     force: Force = False,
     changed: Changed,
 ) -> None:
-    """Remove a group: nothing is kept for its sake any more."""
+    """Remove a group: the broker keeps no messages for it any more."""
     from transfer.cli.topic_view import change
 
     question = f"Remove group {group} of topic {topic}?"
@@ -73,9 +76,9 @@ def seek(
     force: Force = False,
     changed: Changed,
 ) -> None:
-    """Let a group go on elsewhere: at an older message, which comes again, or at a newer one."""
+    """Move a group to an older message, from which it gets all messages again, or to a newer one."""
     from transfer.cli.topic_view import change
 
-    question = f"Let group {group} of topic {topic} go on at {to}?"
+    question = f"Move group {group} of topic {topic} to {to}?"
     members = {"topic": topic, "group": group, "to": to, "force": force}
     raise typer.Exit(change(reached.admin(), "groups/seek", "SEEK", question, members, changed))

@@ -1,6 +1,6 @@
-"""`transfer health`: asks a broker whether it is well, as a container's health check does.
+"""`transfer health`: checks a broker's health, for example for a container.
 
-The standard library's HTTP alone: it runs every few seconds.
+It uses only the standard library's HTTP, since it runs every few seconds.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _PORT = 9180
-#: bytes of an answer that are read
+#: bytes of an answer at most
 _MOST = 1 << 20
 _ANYWHERE = ("", "*", "0.0.0.0", "::", "[::]")
-#: for who asked by plain HTTP, and was not answered
-WITHOUT_TLS = "does it want TLS? then ask by https://, with TRANSFER_TLS_CA and what else it wants"
+#: a hint if a plain HTTP request got no answer
+WITHOUT_TLS = "does it require TLS? then use https://, with TRANSFER_TLS_CA and its other variables"
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """Where to ask. path: with the slash."""
+class Target:
+    """The URL of a request. path: with its slash."""
 
     host: str
     port: int
@@ -49,31 +49,31 @@ class Asked:
 
 
 def check(url: str | None, *, live: bool, timeout: float) -> int:
-    """0: it is well; 1: it says that it is not. url: None: the broker that the environment configures.
+    """Checks a broker. Returns 0 if it is healthy, 1 if it reports problems.
 
-    Raises AddressError, OptionError, SecurityError, UsageError; Broken and Again when nobody answers
-    as a broker does.
+    url: None: the broker that the environment configures. Raises AddressError, OptionError, SecurityError,
+    UsageError; Broken and Again if no broker answers.
     """
-    told = configured()
-    security = security_of(told)
-    asked = target(url, told, security, live=live)
-    status, body = _answer(asked, security, timeout)
+    options = configured()
+    security = security_of(options)
+    place = target(url, options, security, live=live)
+    status, body = _answer(place, security, timeout)
     if status == 200:
         print("ok")
         return 0
-    print(f"transfer: {asked} answers {status}: {_problems(body)}", file=sys.stderr)
+    print(f"transfer: {place} answers {status}: {_problems(body)}", file=sys.stderr)
     return EXIT_ERROR
 
 
-def target(url: str | None, told: Mapping[str, str], security: Security, *, live: bool) -> Asked:
-    """Where to ask. told: what a broker is told, by option. Raises AddressError, UsageError."""
+def target(url: str | None, options: Mapping[str, str], security: Security, *, live: bool) -> Target:
+    """Returns the URL of the request. options: of the broker. Raises AddressError, UsageError."""
     path = "/livez" if live else "/readyz"
     if url is None:
-        port = told.get("http.port", str(_PORT))
+        port = options.get("http.port", str(_PORT))
         if not port.isdecimal() or port == "0":
-            raise UsageError(f"http.port is {port!r}, so nobody knows where to ask", hint="give the URL")
-        host = told.get("http.host") or told.get("broker.host", "")
-        return Asked("127.0.0.1" if host in _ANYWHERE else host, int(port), path, bool(security.certificate))
+            raise UsageError(f"http.port is {port!r}, so its address is unknown", hint="give the URL")
+        host = options.get("http.host") or options.get("broker.host", "")
+        return Target("127.0.0.1" if host in _ANYWHERE else host, int(port), path, bool(security.certificate))
     parts = urlsplit(url)
     try:
         port_number = parts.port
@@ -86,12 +86,15 @@ def target(url: str | None, told: Mapping[str, str], security: Security, *, live
         )
     secure = parts.scheme == "https"
     own = parts.path if parts.path not in ("", "/") else path
-    return Asked(parts.hostname, port_number or (443 if secure else 80), own, secure)
+    return Target(parts.hostname, port_number or (443 if secure else 80), own, secure)
 
 
-def trust(asked: Asked, security: Security, *, secret: bool) -> Trust:
-    """What its certificate is checked by, and the name it has to have. secret: the request carries a secret,
-    so the name is checked on loopback too. Raises OptionError."""
+def trust(place: Target, security: Security, *, secret: bool) -> Trust:
+    """Returns the checks of the broker's certificate.
+
+    secret: the request contains a secret, so the certificate's name is checked on loopback too. Raises
+    OptionError.
+    """
     context = ssl.create_default_context()
     context.minimum_version = ssl.TLSVersion.TLSv1_3
     context.set_alpn_protocols(["http/1.1"])
@@ -100,7 +103,8 @@ def trust(asked: Asked, security: Security, *, secret: bool) -> Trust:
         if security.authority:
             context = _only_from(context, cafile=security.authority)
         elif security.certificate:
-            # It is this side's own: a broker that shows it is the one of this machine, whatever it names.
+            # This machine's certificate: a broker that shows it is this machine's broker, whatever its name
+            # is.
             context = _only_from(context, cadata=_first(security.certificate))
             context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
             secret = False
@@ -111,10 +115,10 @@ def trust(asked: Asked, security: Security, *, secret: bool) -> Trust:
             f"the certificates cannot be read: {error}",
             hint="TRANSFER_TLS_CERT, TRANSFER_TLS_KEY and TRANSFER_TLS_CA",
         ) from error
-    # The loopback's address stands in few certificates. But any user of this machine may listen there: who
-    # shows another host's certificate gets no secret.
-    context.check_hostname = secret or bool(security.server_name) or not is_loopback(asked.host)
-    return Trust(context, security.server_name or asked.host)
+    # Few certificates contain the loopback address. But any user of this machine may listen there: a server
+    # with another host's certificate must not get a secret.
+    context.check_hostname = secret or bool(security.server_name) or not is_loopback(place.host)
+    return Trust(context, security.server_name or place.host)
 
 
 def _only_from(context: ssl.SSLContext, **authorities: str) -> ssl.SSLContext:
@@ -127,35 +131,35 @@ def _only_from(context: ssl.SSLContext, **authorities: str) -> ssl.SSLContext:
 
 
 def _first(file: str) -> str:
-    """Its first certificate alone: those behind it have signed others, too."""
+    """Returns only the file's first certificate: the following ones have signed other certificates, too."""
     first, end, _ = Path(file).read_text(encoding="utf-8").partition("-----END CERTIFICATE-----")
     return first + end
 
 
-def _answer(asked: Asked, security: Security, timeout: float) -> tuple[int, bytes]:
-    secured = trust(asked, security, secret=False) if asked.secure else None
+def _answer(place: Target, security: Security, timeout: float) -> tuple[int, bytes]:
+    secured = trust(place, security, secret=False) if place.secure else None
     bounds = Bounds(timeout, _MOST)
     try:
-        with http_client.asked(asked.host, asked.port, asked.path, bounds=bounds, trust=secured) as answer:
+        with http_client.request(place.host, place.port, place.path, bounds=bounds, trust=secured) as answer:
             return answer.status, answer.whole()
     except TimeoutError as error:
-        raise Again(f"{asked} did not answer within {timeout:g} s") from error
+        raise Again(f"{place} did not answer within {timeout:g} s") from error
     except ssl.SSLError as error:
         raise Broken(
-            f"{asked}: {error.reason or error}",
-            hint="TRANSFER_TLS_CA has to be of the authority of its certificate",
+            f"{place}: {error.reason or error}",
+            hint="TRANSFER_TLS_CA has to be the authority that signed its certificate",
         ) from error
     except TooLarge as error:
-        raise Broken(f"{asked} is no broker's health: its answer has {error}") from error
+        raise Broken(f"{place} is no broker's health: its answer has {error}") from error
     except (OSError, http.client.HTTPException) as error:
         if ended_without_answer(error):
-            hint = "" if asked.secure else WITHOUT_TLS
-            raise Broken(f"{asked} ended the connection without an answer", hint=hint) from error
-        raise Broken(f"nobody answers at {asked}: {error}", hint="is the broker running?") from error
+            hint = "" if place.secure else WITHOUT_TLS
+            raise Broken(f"{place} ended the connection without an answer", hint=hint) from error
+        raise Broken(f"no answer from {place}: {error}", hint="is the broker running?") from error
 
 
 def ended_without_answer(error: object) -> bool:
-    """Whether there is somebody, who does not speak as he was asked."""
+    """Whether a server accepted the connection, but did not answer by HTTP."""
     refused = isinstance(error, ConnectionRefusedError)
     return isinstance(error, (ConnectionError, http.client.BadStatusLine)) and not refused
 
@@ -169,17 +173,17 @@ def _problems(body: bytes) -> str:
 
 
 def configured() -> dict[str, str]:
-    """What the environment, and the file that it names, tell a broker, by option; nothing else is checked."""
+    """Returns the broker's options from the environment and its configuration file, without checks."""
     environment = broker_environment()
-    told: dict[str, str] = {}
+    options: dict[str, str] = {}
     if environment.file:
         from transfer.broker.config.configuration import read_file
 
-        told = {one.name: str(one.value) for one in read_file(Path(environment.file))}
-    return told | {option: text for _, option, text in environment.options}
+        options = {one.name: str(one.value) for one in read_file(Path(environment.file))}
+    return options | {option: text for _, option, text in environment.options}
 
 
-#: options of the broker, and what they are of `Security`
+#: options of the broker, and their fields of `Security`
 _NAMED = {
     "cert": "certificate",
     "key": "key",
@@ -189,11 +193,13 @@ _NAMED = {
 }
 
 
-def security_of(told: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Security:
-    """As the broker's options have it (`security.cert`), else its variables (TRANSFER_TLS_CERT). Raises
-    SecurityError, OptionError."""
-    given = {field: told.get(f"security.{option}", "") for option, field in _NAMED.items()}
+def security_of(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Security:
+    """Returns Security of the broker's options (`security.cert`), else of its variables (TRANSFER_TLS_CERT).
+
+    Raises SecurityError, OptionError.
+    """
+    given = {field: options.get(f"security.{option}", "") for option, field in _NAMED.items()}
     given = {field: text for field, text in given.items() if text}
     if "token_file" in given:
-        given["token"] = ""  # the file is another place for it
+        given["token"] = ""  # the file replaces it
     return read_security(environ, given=given)

@@ -1,13 +1,13 @@
-"""Returns freed memory to the system: the C library keeps it, for instance after a peak of connections."""
+"""Returns freed memory to the system, which the C library keeps, for example after a peak of connections."""
 
 from __future__ import annotations
 
 import ctypes
 import time
 
-#: freed bytes that stay with the process: to take memory again costs time too
+#: freed bytes that stay with the process, since allocating them again takes time
 _KEPT_BYTES = 64 << 20
-#: seconds between two looks
+#: seconds between two checks
 _INTERVAL = 10.0
 
 
@@ -21,7 +21,7 @@ class _Mallinfo2(ctypes.Structure):
 
 
 class HeapTrimmer:
-    """For the heap of this process. Without glibc it does nothing. Not thread-safe."""
+    """Trims the heap of this process. Without glibc it does nothing. Not thread-safe."""
 
     def __init__(self) -> None:
         library = ctypes.CDLL(None)
@@ -31,11 +31,13 @@ class HeapTrimmer:
             self._info.restype = _Mallinfo2
         self._due = time.monotonic() + _INTERVAL
         self._free_before = 0
-        self._trimmed = 0  # glibc counts what was returned in the middle of the heap as free all the same
+        self._trimmed = 0  # glibc still counts memory as free that it returned from the middle of the heap
 
     def trim(self) -> bool:
-        """To be called often. Trims the heap if much was freed, and still is at the next look; this takes
-        some 50 ms for 1 GB. Whether it did."""
+        """Trims the heap if much memory was free at two checks in a row. Returns whether it did.
+
+        Call it often. To trim 1 GB takes some 50 ms.
+        """
         if self._info is None or self._trim is None or time.monotonic() < self._due:
             return False
         self._due = time.monotonic() + _INTERVAL

@@ -1,4 +1,4 @@
-"""What the sending commands read: files, standard input, text, as messages."""
+"""Reads messages to send: from files, standard input or texts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STDIN = Path("-")
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """One message to send: bytes-like, a tensor, or a dict of tensors with small metadata."""
+    """A message to send: bytes-like, a tensor, or a dict of tensors with small metadata."""
 
     payload: Any
     nbytes: int
@@ -25,7 +25,7 @@ class Outgoing:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What to send, as the options named it. Iterating reads it; files are read when it is their turn."""
+    """The messages to send. Iteration reads each file when its turn comes."""
 
     files: Sequence[Path] = ()
     texts: Sequence[str] = ()
@@ -36,7 +36,7 @@ class Inputs:
     _sources: tuple[Path, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for files that are not there, before anything is sent."""
+        """Raises UsageError for missing files, before anything is sent."""
         for path in self.files:
             if path != STDIN and not path.is_file():
                 what = f"{path} is no file" if path.exists() else f"there is no file {path}"
@@ -50,7 +50,7 @@ class Inputs:
 
     @property
     def total_bytes(self) -> int | None:
-        """How much there is to send, None when standard input is read."""
+        """Bytes to send; None if it reads standard input."""
         if STDIN in self._sources:
             return None
         size = sum(path.stat().st_size for path in self._sources) + sum(
@@ -92,7 +92,7 @@ class Inputs:
 
 
 def _read_tensors(path: Path) -> Outgoing:
-    """The tensors as they lie in the file, mapped and not read. Never unpickles."""
+    """Maps the tensors of a file into memory. It never unpickles."""
     from transfer.tensors import load
 
     tensors, meta = load(path)

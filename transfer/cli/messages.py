@@ -17,16 +17,15 @@ from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
 if TYPE_CHECKING:
     from transfer.sockets.socket import Socket
 
-#: how long the end of a command waits for what is still on its way, seconds, when no --timeout is given
+#: seconds that a command waits at its end for unsent messages, if there is no --timeout
 LINGER = 30.0
-#: how often confirmations are looked at, seconds; they arrive every 20 ms
+#: seconds between two checks for confirmations; they arrive every 20 ms
 CONFIRM_POLL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
 class Ends:
-    """Where a socket binds and connects, how long it waits (seconds; None: endless), and to which registries
-    it announces where it is bound."""
+    """A socket's endpoints. timeout: seconds; None: endless. announce: registries for its bound endpoints."""
 
     bind: list[str] = field(default_factory=list)
     connect: list[str] = field(default_factory=list)
@@ -46,10 +45,10 @@ class Ends:
 
 @contextmanager
 def open_socket(kind: str, ends: Ends, report: Any = None, **options: Any) -> Iterator[Socket]:
-    """A socket of this type with its endpoints, closed at the end with its context.
+    """Opens a socket of this type with its endpoints, and closes it at the end with its context.
 
-    report: called with each endpoint bound, which has the real port. After an error or Ctrl-C
-    nothing lingers.
+    report: called with each bound endpoint, which has the real port. After an error or Ctrl-C it does not
+    wait for unsent messages.
     """
     import transfer
 
@@ -85,9 +84,9 @@ def send_all(
     report: Any = None,
     count: int | None = None,
 ) -> None:
-    """PUSH or PUB: sends all inputs, then waits until they have left.
+    """PUSH or PUB: sends all inputs, then waits until they are sent.
 
-    wait: peers that must be there first. confirm: return only after the peers consumed everything.
+    wait: peers that have to connect first. confirm: waits until the peers have consumed everything.
     Raises Again if no peer took a message in time, Broken if messages were not sent or not consumed.
     """
     with open_socket(kind, ends, report) as socket:
@@ -103,12 +102,12 @@ def send_all(
         lost = socket.close(linger=round((LINGER if ends.timeout is None else ends.timeout) * 1000))
         if lost:
             raise Broken(
-                f"{lost} messages were not sent", hint="give a longer --timeout, or look at the receiver"
+                f"{lost} messages were not sent", hint="give a longer --timeout, or check the receiver"
             )
 
 
 def send(socket: Socket, message: Outgoing, topic: str | None = None) -> None:
-    """One message in the form that suits it. Bytes with a topic go as two parts, as in pyzmq."""
+    """Sends one message as its kind requires. Bytes with a topic become two parts, as in pyzmq."""
     if message.kind == "tensor":
         socket.send_tensor(message.payload, topic=topic)
     elif message.kind == "tensors":
@@ -129,7 +128,7 @@ def receive_all(
     topics: Iterable[str] | None = None,
     report: Any = None,
 ) -> None:
-    """PULL or SUB: hands each message to the writer, until `count` or Again after the time-out."""
+    """PULL or SUB: writes each message, until `count` or the time-out, which raises Again."""
     with open_socket(kind, ends, report) as socket:
         for topic in topics or ():
             socket.subscribe(topic)
@@ -142,7 +141,7 @@ def receive_all(
 def ask_all(
     ends: Ends, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
 ) -> None:
-    """REQ: sends each input and writes its reply."""
+    """REQ: sends each input, and writes its reply."""
     with open_socket("REQ", ends) as socket:
         for message in _limited(inputs, count):
             send(socket, message)
@@ -160,7 +159,7 @@ def answer_all(
     count: int | None = None,
     report: Any = None,
 ) -> None:
-    """REP: answers each request with the next of `replies` (round and round), or with itself."""
+    """REP: answers each request with the next of `replies` in turn, or echoes it."""
     with open_socket("REP", ends, report) as socket:
         while count is None or progress.messages < count:
             request = receive(socket)
@@ -171,15 +170,15 @@ def answer_all(
             else:
                 _echo(socket, request)
             progress.add(request.nbytes)
-        # The last reply must leave before the socket goes.
+        # The socket has to send the last reply before it closes.
         socket.close(linger=round(LINGER * 1000))
 
 
 def receive(socket: Socket) -> Incoming:
-    """The next message, whatever it is. Raises Again after the socket's time-out.
+    """Returns the next message, of any kind. Raises Again after the socket's time-out.
 
-    A message that is no tensor stays unread when it is asked for as one, so asking is how to find out.
-    Bytes show their topic as their first part, as pyzmq has it.
+    It tries to receive a tensor first: a message that is none stays unread. The topic of bytes is their first
+    part, as in pyzmq.
     """
     seen = _Topics(socket)
     try:
@@ -198,7 +197,7 @@ def receive(socket: Socket) -> Incoming:
 
 
 class _Topics(TensorMethods):
-    """Receives tensors from a socket and keeps the topic of the last, which tensors do not have."""
+    """Receives tensors from a socket, and keeps the topic of the last one, which tensors do not have."""
 
     def __init__(self, socket: Socket) -> None:
         self._socket = socket
@@ -233,7 +232,7 @@ def _limited(inputs: Inputs, count: int | None) -> Iterator[Outgoing]:
 
 
 def _wait_confirmed(socket: Socket, timeout: float | None) -> None:
-    """Waits until the peers told that they consumed everything. Raises Again."""
+    """Waits until the peers have confirmed that they consumed everything. Raises Again."""
     deadline = None if timeout is None else time.monotonic() + timeout
     while any(peer.queued or peer.unconfirmed for peer in socket.peers()):
         if deadline is not None and time.monotonic() > deadline:

@@ -1,4 +1,4 @@
-"""Options that several commands share, and what their texts mean."""
+"""Options that several commands share, and their parsers."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 <
 
 
 def parse_size(text: str) -> int:
-    """Bytes from `4096`, `64KiB`, `1.5M`, `2GB`. Ki, Mi, Gi are powers of 1024. Raises BadParameter."""
+    """Parses `4096`, `64KiB`, `1.5M`, `2GB`. Ki, Mi, Gi are powers of 1024. Raises BadParameter."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M")
@@ -29,12 +29,12 @@ def parse_size(text: str) -> int:
 
 
 def parse_size_or_none(text: str) -> int | None:
-    """The same, or None for `none`. Raises BadParameter."""
+    """Parses a size, or `none` to None. Raises BadParameter."""
     return None if _is_none(text) else parse_size(text)
 
 
 def show_size(nbytes: float) -> str:
-    """`1.5 MB`: three digits are enough for a person."""
+    """Formats bytes with three digits: `1.5 MB`."""
     for unit in ("B", "kB", "MB", "GB"):
         if nbytes < 1000:
             return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
@@ -46,7 +46,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 
 
 def parse_age(text: str) -> float:
-    """Seconds from `90`, `90s`, `15m`, `12h`, `7d`. Raises BadParameter."""
+    """Parses `90`, `90s`, `15m`, `12h`, `7d` to seconds. Raises BadParameter."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text, re.IGNORECASE)
     if match is None:
         raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d")
@@ -54,7 +54,7 @@ def parse_age(text: str) -> float:
 
 
 def parse_age_or_none(text: str) -> float | None:
-    """The same, or None for `none`. Raises BadParameter."""
+    """Parses an age, or `none` to None. Raises BadParameter."""
     return None if _is_none(text) else parse_age(text)
 
 
@@ -76,18 +76,18 @@ Files = Annotated[
 ]
 Connect = Annotated[
     list[str] | None,
-    typer.Option("--connect", "-c", metavar="ENDPOINT", help="Reach this endpoint; repeat it."),
+    typer.Option("--connect", "-c", metavar="ENDPOINT", help="Connect to this endpoint; may be repeated."),
 ]
 Bind = Annotated[
     list[str] | None,
-    typer.Option("--bind", "-b", metavar="ENDPOINT", help="Listen there; port 0 is any free one."),
+    typer.Option("--bind", "-b", metavar="ENDPOINT", help="Bind to this endpoint; port 0 is a free one."),
 ]
 Announce = Annotated[
     list[str] | None,
     typer.Option(
         "--announce",
         metavar="REGISTRY",
-        help="Tell a broker where it listens: registry://broker:5580/name; repeat it.",
+        help="Register its endpoint with a broker: registry://broker:5580/name; may be repeated.",
     ),
 ]
 Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")]
@@ -100,14 +100,14 @@ Timeout = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output, one object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no closing line.")]
 Data = Annotated[
-    list[str] | None, typer.Option("--data", "-d", metavar="TEXT", help="Send this text; repeat it.")
+    list[str] | None, typer.Option("--data", "-d", metavar="TEXT", help="Send this text; may be repeated.")
 ]
 Lines = Annotated[bool, typer.Option("--lines", help="Each line of the files is one message.")]
 Whole = Annotated[bool, typer.Option("--whole", help="All of standard input is one message.")]
 Chunk = Annotated[
     int | None,
     typer.Option(
-        "--chunk", parser=parse_size, metavar="SIZE", help="Cut files and input into messages of this size."
+        "--chunk", parser=parse_size, metavar="SIZE", help="Split files and input into messages of this size."
     ),
 ]
 Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Send everything this many times.")]
@@ -123,7 +123,7 @@ Out = Annotated[
         help="Write each message to a file there: .bin, .npy or .safetensors.",
     ),
 ]
-Raw = Annotated[bool, typer.Option("--raw", help="Write the payloads to standard output as they are.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Write the payloads to standard output unchanged.")]
 
 
 # --- groups -----------------------------------------------------------------------------------
@@ -131,7 +131,7 @@ Raw = Annotated[bool, typer.Option("--raw", help="Write the payloads to standard
 
 @dataclass(frozen=True)
 class Source:
-    """What a command sends."""
+    """Options for the messages that a command sends."""
 
     files: Files = None
     data: Data = None
@@ -141,7 +141,7 @@ class Source:
     repeat: Repeat = 1
 
     def inputs(self) -> Inputs:
-        """Raises UsageError."""
+        """Returns the messages. Raises UsageError."""
         from transfer.cli.inputs import Inputs
 
         return Inputs(self.files or (), self.data or (), self.lines, self.whole, self.chunk, self.repeat)
@@ -149,7 +149,7 @@ class Source:
 
 @dataclass(frozen=True)
 class Where:
-    """Where a command's socket binds and connects, and how long it waits."""
+    """Options for the endpoints and the time-out of a command's socket."""
 
     connect: Connect = None
     bind: Bind = None
@@ -157,28 +157,28 @@ class Where:
     announce: Announce = None
 
     def ends(self) -> Ends:
-        """Raises UsageError."""
+        """Returns the endpoints. Raises UsageError."""
         from transfer.cli.messages import Ends
 
         return Ends(self.bind or [], self.connect or [], self.timeout, self.announce or [])
 
 
 @dataclass(frozen=True)
-class Asked(Where):
-    """The same of a command that gives up by itself."""
+class WhereWithTimeout(Where):
+    """Where, with a default time-out."""
 
     timeout: Timeout = 30.0
 
 
 @dataclass(frozen=True)
 class Sink:
-    """Where a command puts what it receives."""
+    """Options for the output of received messages."""
 
     out: Out = None
     raw: Raw = False
 
     def writer(self, shown: Shown) -> Writer:
-        """Raises UsageError."""
+        """Returns the writer. Raises UsageError."""
         from transfer.cli.outputs import Writer
 
         return Writer(folder=self.out, as_json=shown.json, raw=self.raw)
@@ -186,69 +186,74 @@ class Sink:
 
 @dataclass(frozen=True)
 class Shown:
-    """What a command says beside that."""
+    """Options for a command's other output."""
 
     json: Json = False
     quiet: Quiet = False
 
 
-#: of a measurement
+#: default duration of a measurement
 SECONDS = 1.0
 
 
 @dataclass(frozen=True)
 class Between:
-    """Of the doctor, who can ask two machines."""
+    """The doctor's options for measurements between two machines."""
 
     serve: Annotated[
         str | None,
-        typer.Option(metavar="ENDPOINT", help="Answer measurements there, e.g. 'tcp://*:7590'."),
+        typer.Option(metavar="ENDPOINT", help="Answer measurements at this endpoint, e.g. 'tcp://*:7590'."),
     ] = None
     peer: Annotated[
         str | None,
-        typer.Option(metavar="HOST[:PORT]", help="Measure each transport to a doctor that serves there."),
+        typer.Option(metavar="HOST[:PORT]", help="Measure each transport to the doctor that serves there."),
     ] = None
     min_gbps: Annotated[
         float,
-        typer.Option(help="With --peer: fail if what is chosen by itself makes less (Gbit/s)."),
+        typer.Option(help="With --peer: fail if the automatic transport is slower (Gbit/s)."),
     ] = 0.0
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=60, help="With --peer: how long each measurement takes.")
+        float, typer.Option(min=0.01, max=60, help="With --peer: duration of each measurement.")
     ] = SECONDS
 
 
 @dataclass(frozen=True)
 class Kept:
-    """Where a spool listens, and what it keeps."""
+    """Options of a spool: where it listens, and what it keeps."""
 
-    spool: Annotated[Path, typer.Option(metavar="FOLDER", help="Keep the rows there; made if need be.")]
+    spool: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Folder for the rows; it is created if it is missing.")
+    ]
     bind: Annotated[
-        str, typer.Option("--bind", "-b", metavar="ENDPOINT", help="Listen there; '*' is all interfaces.")
+        str,
+        typer.Option(
+            "--bind", "-b", metavar="ENDPOINT", help="Endpoint to listen at; '*' is all interfaces."
+        ),
     ] = "tcp://127.0.0.1:5570"
     rows_bind: Annotated[
         str | None,
-        typer.Option(metavar="ENDPOINT", help="Take rows there; by default beside, one port higher."),
+        typer.Option(metavar="ENDPOINT", help="Endpoint for rows; by default one port above --bind."),
     ] = None
     retention_bytes: Annotated[
         Any,
         typer.Option(
             parser=parse_size_or_none,
             metavar="SIZE",
-            help="What the folder may take, from 1 MiB on; then writers wait. 'none': no limit.",
+            help="Size of the folder, 1 MiB at least; beyond it writers wait. 'none': no limit.",
         ),
     ] = "none"
-    retention_age: Annotated[Any, _age("Delete runs so old that all their groups have read")] = "none"
-    staged_age: Annotated[Any, _age("Drop rows of a job that has sent nothing for so long")] = "1d"
-    failed_age: Annotated[Any, _age("Delete runs that failed so long ago")] = "7d"
-    group_age: Annotated[Any, _age("Hold no rows for a group that has not read for so long")] = "30d"
-    unread_age: Annotated[Any, _age("Delete runs that no group reads after so long")] = "90d"
+    retention_age: Annotated[Any, _age("Delete runs of this age that all their groups have read")] = "none"
+    staged_age: Annotated[Any, _age("Drop rows of a job that has sent nothing for this long")] = "1d"
+    failed_age: Annotated[Any, _age("Delete runs this long after their failure")] = "7d"
+    group_age: Annotated[Any, _age("Keep no rows for a group that has not read for this long")] = "30d"
+    unread_age: Annotated[Any, _age("Delete runs of this age that no group reads")] = "90d"
     metrics: Annotated[
-        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP there.")
+        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP at this port.")
     ] = None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:
-    """The command as typer has to see it: each argument that is a group becomes the group's options."""
+    """Converts a command for typer: each argument that is a dataclass becomes the dataclass's options."""
     flat: list[inspect.Parameter] = []
     groups: dict[str, Any] = {}
     hints = get_type_hints(command, include_extras=True)

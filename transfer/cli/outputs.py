@@ -1,4 +1,4 @@
-"""Where the receiving commands put messages: lines for people, JSON, raw bytes, files."""
+"""Writes received messages: as lines for people, JSON, raw bytes or files."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import Any
 from transfer.cli.tables import print_json
 from transfer.transports.errors import NotATensor, UsageError
 
-#: payloads up to this long are repeated in JSON, in bytes
+#: largest payload, in bytes, that JSON output includes
 JSON_PAYLOAD = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One message that arrived: its byte parts, or a tensor, or a dict of tensors with metadata."""
+    """A received message: byte parts, a tensor, or a dict of tensors with metadata."""
 
     kind: str  # bytes, tensor, tensors
     payload: Any
@@ -28,10 +28,10 @@ class Incoming:
 
 
 class Writer:
-    """Puts out each message as the options say.
+    """Writes each message as the options require.
 
-    folder: into files there, and nothing is printed without as_json. as_json: an object a line, with
-    the payload if it is small. raw: the bytes as they are. Else a line for people.
+    folder: writes files there, and prints nothing without as_json. as_json: prints an object a line, with the
+    payload if it is small. raw: prints the bytes unchanged. Else it prints a line for people.
     """
 
     def __init__(self, *, folder: Path | None = None, as_json: bool = False, raw: bool = False) -> None:
@@ -45,7 +45,7 @@ class Writer:
         self._number = 0
 
     def write(self, message: Incoming) -> None:
-        """Raises OSError when the disk is full or the reader of a pipe has left."""
+        """Writes a message. Raises OSError if the disk is full, or the reader of a pipe has gone."""
         self._number += 1
         file = None if self._folder is None else self._save(message, self._folder)
         if self._json:
@@ -78,19 +78,21 @@ class Writer:
         return stem.with_suffix(".safetensors")
 
     def _describe(self, message: Incoming, file: Path | None) -> dict[str, Any]:
-        told: dict[str, Any] = {"number": self._number, "kind": message.kind, "bytes": message.nbytes}
+        description: dict[str, Any] = {"number": self._number, "kind": message.kind, "bytes": message.nbytes}
         if message.topic is not None:
-            told["topic"] = message.topic.decode(errors="replace")
+            description["topic"] = message.topic.decode(errors="replace")
         if message.kind == "bytes":
-            told["parts"] = [_describe_part(part) for part in message.payload]
+            description["parts"] = [_describe_part(part) for part in message.payload]
         elif message.kind == "tensor":
-            told |= _describe_tensor(message.payload)
+            description |= _describe_tensor(message.payload)
         else:
-            told["tensors"] = {name: _describe_tensor(tensor) for name, tensor in message.payload.items()}
-            told["meta"] = message.meta
+            description["tensors"] = {
+                name: _describe_tensor(tensor) for name, tensor in message.payload.items()
+            }
+            description["meta"] = message.meta
         if file is not None:
-            told["file"] = str(file)
-        return told
+            description["file"] = str(file)
+        return description
 
     def _line(self, message: Incoming) -> str:
         topic = "" if message.topic is None else message.topic.decode(errors="replace") + "\t"
@@ -104,7 +106,7 @@ class Writer:
 
 
 def raw_parts(message: Incoming) -> list[Any]:
-    """The payload as bytes-like parts, in row-major order for tensors."""
+    """Returns the payload as bytes-like parts; tensors are in row-major order."""
     if message.kind == "tensor":
         return [message.payload.tobytes()]
     if message.kind == "tensors":
@@ -114,13 +116,13 @@ def raw_parts(message: Incoming) -> list[Any]:
 
 def _describe_part(part: Any) -> dict[str, Any]:
     data = memoryview(part)
-    told: dict[str, Any] = {"bytes": data.nbytes}
+    description: dict[str, Any] = {"bytes": data.nbytes}
     if data.nbytes <= JSON_PAYLOAD:
         try:
-            told["text"] = bytes(data).decode()
+            description["text"] = bytes(data).decode()
         except UnicodeDecodeError:
-            told["base64"] = base64.b64encode(data).decode()
-    return told
+            description["base64"] = base64.b64encode(data).decode()
+    return description
 
 
 def _describe_tensor(tensor: Any) -> dict[str, Any]:
@@ -133,7 +135,7 @@ def _show_tensor(tensor: Any) -> str:
 
 
 def _as_text(meta: Any) -> dict[str, str] | None:
-    """Metadata as a .safetensors file can hold it: text by name; what is no text becomes JSON."""
+    """Converts metadata for a .safetensors file, which has only texts by name; other values become JSON."""
     if meta is None:
         return None
     items = meta.items() if isinstance(meta, dict) else [("meta", meta)]

@@ -1,4 +1,4 @@
-"""A progress bar for long work, on a terminal only, and the line that closes it."""
+"""A progress bar for long work, only on a terminal, and its closing line."""
 
 from __future__ import annotations
 
@@ -10,18 +10,17 @@ from typing import Any, Self
 from transfer.cli.options import show_size
 from transfer.cli.tables import print_json
 
-#: work that ends sooner shows no bar, seconds
+#: seconds after which the bar appears
 PATIENCE = 1.0
-#: the bar is redrawn this often at most, seconds
+#: seconds between two redraws at least
 REDRAW = 0.1
 
 
 class Progress:
-    """Counts messages and bytes; draws them on standard error if that is a terminal.
+    """Counts messages and bytes, and draws them on standard error if that is a terminal.
 
-    verb: "sent" or "received". total_bytes, total_messages: how much there will be, None when nobody
-    knows. lines: the command prints a line for each message; on a terminal these are progress enough.
-    A context manager; not thread-safe.
+    verb: "sent" or "received". total_bytes, total_messages: None if unknown. lines: the command prints a line
+    for each message, so that a terminal needs no bar. A context manager; not thread-safe.
     """
 
     def __init__(
@@ -57,7 +56,7 @@ class Progress:
             self._bar.stop()
 
     def begin(self) -> None:
-        """The clock starts: now the peers are there. Else it starts with the first message."""
+        """Starts the clock, when the peers are connected. Else the first message starts it."""
         if not self._began:
             self._began = time.monotonic()
             self._due = self._began + PATIENCE
@@ -67,7 +66,7 @@ class Progress:
         return time.monotonic() - self._began if self._began else 0.0
 
     def add(self, nbytes: int) -> None:
-        """One more message of so many bytes."""
+        """Counts a message of `nbytes` bytes."""
         self.begin()
         self.messages += 1
         self.nbytes += nbytes
@@ -76,7 +75,7 @@ class Progress:
             self._draw()
 
     def close(self) -> None:
-        """The last line: for a program on standard output (`--json`), else for a person."""
+        """Prints the closing line: as JSON on standard output (`--json`), or for people on standard error."""
         if self._json:
             summary = {self._verb: self.messages, "bytes": self.nbytes, "seconds": round(self.seconds, 6)}
             print_json(summary)
@@ -89,7 +88,7 @@ class Progress:
     def _draw(self) -> None:
         if self._bar is None:
             if not sys.stderr.isatty() or (self._lines and sys.stdout.isatty()):
-                self._due = float("inf")  # that will not change: never ask again
+                self._due = float("inf")  # this does not change later
                 return
             self._start_bar()
         messages, nbytes = self._totals

@@ -1,4 +1,4 @@
-"""`transfer bench broker sink` and `pusher`: rqueue's two programs that measure a server together."""
+"""`transfer bench broker sink` and `pusher`: two programs that measure an rqueue server together."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from transfer.transports.errors import AddressError, Again, OptionError
 
 #: each payload begins with the number of its message
 NUMBER = struct.Struct("<Q")
-#: seconds without a message after which the sink takes the pusher for finished
+#: seconds without a message after which the sink ends
 IDLE_TIMEOUT = 5.0
 
 
 @dataclass(slots=True)
 class Flow:
-    """What was sent, or received: messages, bytes of payload, seconds from the first to the last. missing:
-    numbers below the highest that did not come."""
+    """Sent or received messages. bytes: of payload. seconds: from the first message to the last.
+
+    missing: message numbers below the highest one that did not arrive.
+    """
 
     messages: int = 0
     bytes: int = 0
@@ -37,18 +39,20 @@ class Flow:
             return
         gap = f", {self.missing:,} missing" if self.missing else ""
         megabytes = self.bytes / max(self.seconds, 1e-9) / 1e6
-        said = f"{self.messages:,} messages in {self.seconds:.3f} s: {rate:,.0f} a second"
-        print(f"{said}, {megabytes:.1f} MB/s{gap}")
+        text = f"{self.messages:,} messages in {self.seconds:.3f} s: {rate:,.0f} a second"
+        print(f"{text}, {megabytes:.1f} MB/s{gap}")
 
 
 def sink(address: str, topic: str, count: int, timeout: float, *, as_json: bool, quiet: bool) -> int:
-    """Receives until `count` messages came, or none for `IDLE_TIMEOUT`. 1: some are missing. Raises Again if
-    the first does not come within `timeout` seconds."""
+    """Receives `count` messages, or until none arrives for `IDLE_TIMEOUT`. Returns 1 if some are missing.
+
+    Raises Again if the first one does not arrive within `timeout` seconds.
+    """
     flow, begun, last, highest = Flow(), 0.0, 0.0, -1
     with _connected(address) as client:
         client.subscribe(topic)
         if not quiet:
-            print(f"waiting for messages of {topic!r}; now the pusher", file=sys.stderr, flush=True)
+            print(f"waiting for messages of {topic!r}; start the pusher now", file=sys.stderr, flush=True)
         try:
             while flow.messages < count:
                 try:
@@ -71,10 +75,12 @@ def sink(address: str, topic: str, count: int, timeout: float, *, as_json: bool,
 
 
 def pusher(address: str, topic: str, count: int, size: int, *, as_json: bool) -> int:
-    """Publishes `count` messages of `size` bytes. The protocol acknowledges nothing: what arrived, the sink
-    tells. Raises OptionError."""
+    """Publishes `count` messages of `size` bytes. Raises OptionError.
+
+    The protocol has no acknowledgements: only the sink knows which messages arrived.
+    """
     if size < NUMBER.size:
-        raise OptionError(f"--size {size}: a message has a number of {NUMBER.size} bytes in front")
+        raise OptionError(f"--size {size}: a message begins with a number of {NUMBER.size} bytes")
     flow, rest = Flow(), bytes(size - NUMBER.size)
     with _connected(address) as client:
         begun = time.perf_counter()

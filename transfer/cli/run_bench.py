@@ -25,8 +25,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Which broker: one that runs, at these addresses; none of them given: one of our own. data: where its
-    folder is made. Raises OptionError."""
+    """The broker to measure: a running one at these addresses; without any, it starts one.
+
+    data: where it makes the folder of a started broker. Raises OptionError.
+    """
 
     requests: str | None
     ttp: str | None
@@ -40,12 +42,12 @@ class Measured:
 
     @property
     def runs(self) -> bool:
-        """It is somebody else's."""
-        return any(said is not None for said in (self.requests, self.ttp, self.pid, self.url))
+        """Whether the broker runs already."""
+        return any(option is not None for option in (self.requests, self.ttp, self.pid, self.url))
 
     @contextmanager
     def target(self) -> Iterator[Target]:
-        """The broker, ready to be measured."""
+        """Yields the broker, ready to be measured."""
         if self.runs:
             yield Running(self.requests or REQUESTS, self.ttp or TTP, pid=self.pid, url=self.url)
             return
@@ -56,8 +58,10 @@ class Measured:
 
 
 def bench(plans: Sequence[Plan], measured: Measured, *, as_json: bool, quiet: bool) -> int:
-    """Measures one plan after the other. With `as_json` each result is a line as soon as it is there; else
-    there is a table at the end, of what there is when Ctrl-C ended it (130). 1: messages were lost."""
+    """Measures one plan after the other. Returns 1 if messages were lost, 130 after Ctrl-C.
+
+    as_json: prints each result at once, as a line. Else it prints a table at the end, also after Ctrl-C.
+    """
     results: list[Result] = []
     try:
         with measured.target() as target:
@@ -114,7 +118,7 @@ class _Bar:
             self._bar.stop()
 
     def tick(self) -> None:
-        """Publishers are at work."""
+        """Called while publishers are running."""
         if self._bar is not None:
             now = time.monotonic()
             self._begun = self._begun or now

@@ -15,7 +15,7 @@ from transfer.broker.config.configuration import Configuration, ConfigValue, con
 from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
-from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
+from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
 from transfer.config import broker_environment
 from transfer.transports.config import security
@@ -34,31 +34,31 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: seconds between two looks whether the log still works
-_LOOK = 0.2
-#: places whose peers prove to know the token, if there is one
+#: seconds between two checks whether the log works
+_CHECK_INTERVAL = 0.2
+#: endpoints whose protocol has a token
 _TOKEN_PROVED = ("own", "spool", "rows")
 
 
 class _Signals:
-    """SIGTERM and Ctrl-C, counted: the first asks for a clean end, the second for one at once."""
+    """Counts SIGTERM and Ctrl-C: the first requests a clean stop, the second an immediate one."""
 
     def __init__(self) -> None:
-        self.asked = Asked()
-        self.urged = Asked()
+        self.stop = StopEvent()
+        self.stop_now = StopEvent()
         self.first = signal.SIGTERM
 
     def take(self, number: int, _: object) -> None:
-        """The handler."""
-        if self.asked.is_set():
-            self.urged.set()
+        """Handles a signal."""
+        if self.stop.is_set():
+            self.stop_now.set()
         else:
             self.first = signal.Signals(number)
-            self.asked.set()
+            self.stop.set()
 
     @contextmanager
     def taken(self) -> Iterator[None]:
-        """In the meantime they are counted, and do nothing else."""
+        """Within the block the signals are only counted."""
         numbers = (signal.SIGTERM, signal.SIGINT)
         before: list[Any] = [signal.signal(number, self.take) for number in numbers]
         try:
@@ -69,7 +69,10 @@ class _Signals:
 
 
 def run(flags: Sequence[ConfigValue], file: Path | None, *, as_json: bool) -> int:
-    """Serves until SIGTERM (0) or Ctrl-C (130). Raises InternalError when the log failed: begin it anew."""
+    """Serves until SIGTERM (returns 0) or Ctrl-C (130).
+
+    Raises InternalError when the log failed: restart it.
+    """
     configuration = _configuration(flags, file)
     signals = _Signals()
     with logged(), signals.taken():
@@ -78,49 +81,51 @@ def run(flags: Sequence[ConfigValue], file: Path | None, *, as_json: bool) -> in
             settle()
             _announce(broker, as_json)
             heap = HeapTrimmer()
-            while not signals.asked.wait(_LOOK):
+            while not signals.stop.wait(_CHECK_INTERVAL):
                 heap.trim()
                 if broker.failure is not None:
                     raise _failed(broker.failure)
-            _drain(broker, signals.urged)
-        _log.info("ended by %s; what was acknowledged is kept", signals.first.name)
+            _drain(broker, signals.stop_now)
+        _log.info("ended by %s; acknowledged messages are kept", signals.first.name)
     return EXIT_INTERRUPTED if signals.first is signal.SIGINT else 0
 
 
 def _configuration(flags: Sequence[ConfigValue], file: Path | None) -> Configuration:
-    """Raises OptionError."""
-    told = broker_environment()
-    environment = [ConfigValue(option, text, f"the variable {name}") for name, option, text in told.options]
-    path = file or (Path(told.file) if told.file else None)
+    """Combines flags, environment and file. Raises OptionError."""
+    variables = broker_environment()
+    environment = [
+        ConfigValue(option, text, f"the variable {name}") for name, option, text in variables.options
+    ]
+    path = file or (Path(variables.file) if variables.file else None)
     configuration = configured(flags, environment, path, lambda fields: security(given=fields))
     if configuration.folder is None:
-        raise OptionError("where to keep everything is not said", hint="give it with --data DIR")
-    if told.idle:
-        names = " and ".join(told.idle)
-        print(f"transfer: {names}: without meaning here, since no other process is needed", file=sys.stderr)
+        raise OptionError("no data folder is configured", hint="give it with --data DIR")
+    if variables.idle:
+        names = " and ".join(variables.idle)
+        print(f"transfer: {names}: no effect, since the broker needs no other process", file=sys.stderr)
     return configuration
 
 
 def _opened(configuration: Configuration) -> Broker:
-    """Raises what the broker raises, told with what to do about it."""
+    """Opens the broker. Raises its errors with hints for the command line."""
     from transfer.broker.server import Broker
 
     folder = configuration.folder
     assert folder is not None
     if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", hint="name a folder of the broker's own with --data")
+        raise OptionError(f"{folder} is no folder", hint="name a folder for the broker alone with --data")
     begun = time.monotonic()
     try:
         broker = Broker(folder, configuration.settings)
     except LogInUse as error:
         raise LogInUse(
-            f"another broker runs on {folder}", hint="end it first, or give this one a folder of its own"
+            f"another broker runs on {folder}", hint="end it first, or use another folder"
         ) from error
     except LogDamaged as error:
         text, _, _ = str(error).partition("\n  hint: ")
         raise LogDamaged(
             f"{folder} is damaged, and nothing was changed: {text}",
-            hint=f"`transfer broker check {folder}` tells all of it; restore it, or begin an empty folder",
+            hint=f"`transfer broker check {folder}` lists all damage; restore it, or use an empty folder",
         ) from error
     size = show_size(broker.hub.store.log.disk_bytes)
     topics = len(broker.hub.store.topics)
@@ -132,45 +137,45 @@ def _failed(failure: TransferError) -> InternalError:
     text, _, _ = str(failure).partition("\n  hint: ")
     return InternalError(
         f"the broker has ended, since its log failed: {text}",
-        hint="what was acknowledged is kept; look at the disk, and start it again",
+        hint="acknowledged messages are kept; check the disk, and restart the broker",
     )
 
 
-def _drain(broker: Broker, urged: Asked) -> None:
-    """Lets what has begun come to its end, if nobody urges."""
+def _drain(broker: Broker, stop_now: StopEvent) -> None:
+    """Waits for begun work, until the deadline or a second signal."""
     deadline = time.monotonic() + broker.settings.drain
     broker.drain()
     while not broker.drained.wait(0.05):
-        if urged.is_set():
-            _log.warning("ended at once, as it was asked for again")
+        if stop_now.is_set():
+            _log.warning("ended at once, because of a second signal")
             return
         if time.monotonic() >= deadline:
-            _log.warning("ended after %g s, with something still on its way", broker.settings.drain)
+            _log.warning("ended after %g s, with unfinished work", broker.settings.drain)
             return
 
 
 def _announce(broker: Broker, as_json: bool) -> None:
-    """Where everything listens: on standard output, the first line as soon as it is so."""
+    """Prints where everything listens, as soon as it listens."""
     places = {name: broker.endpoints_of(name) for name in broker.fronts}
     http = next(iter(broker.endpoints_of("http")), None)
     spool = {name: broker.endpoints[name] for name in ("spool", "rows") if name in broker.endpoints}
     if as_json:
-        told: dict[str, object] = {"folder": str(broker.folder.absolute()), "http": http, "fronts": places}
-        told |= {"ports": broker.ports, "endpoints": broker.endpoints}
-        print_json(told)
+        listens: dict[str, object] = {"folder": str(broker.folder.absolute()), "http": http, "fronts": places}
+        listens |= {"ports": broker.ports, "endpoints": broker.endpoints}
+        print_json(listens)
     else:
         lines = [f"serving {broker.folder} (Ctrl-C ends it)"]
-        lines += [f"  {name:<10}{place}" for name, listens in places.items() for place in listens]
+        lines += [f"  {name:<10}{place}" for name, found in places.items() for place in found]
         lines += [f"  {'spool':<10}{endpoint} {name}" for name, endpoint in spool.items()]
         lines += [f"  {'console':<10}{http}/"] if http else []
         print("\n".join(lines), flush=True)
-    _warn_of_strangers(broker)
+    _warn_of_exposure(broker)
 
 
-def _warn_of_strangers(broker: Broker) -> None:
-    """Where others than this machine may come in without showing who they are, as somebody has allowed."""
-    shown = broker.context.credentials.security
-    if shown.authenticates and shown.asks_certificates:
+def _warn_of_exposure(broker: Broker) -> None:
+    """Warns of endpoints that accept other machines without authentication, as the configuration allows."""
+    security_settings = broker.context.credentials.security
+    if security_settings.authenticates and security_settings.asks_certificates:
         return
     places = {name: broker.endpoints_of(name) for name in broker.fronts}
     places |= {name: [broker.endpoints[name]] for name in ("spool", "rows") if name in broker.endpoints}
@@ -178,24 +183,25 @@ def _warn_of_strangers(broker: Broker) -> None:
         f"{name} at {place}"
         for name, listens in places.items()
         for place in listens
-        if not _is_here(place.split()[0]) and (not shown.authenticates or name not in _TOKEN_PROVED)
+        if not _is_local(place.split()[0])
+        and (not security_settings.authenticates or name not in _TOKEN_PROVED)
     ]
     if open_to_all:
         _log.warning(
-            "%s: open to other machines, without authentication: whoever reaches it can publish and read",
+            "%s: accepting other machines without authentication: any of them can publish and read",
             ", ".join(open_to_all),
         )
     http = broker.endpoints_of("http")
     for place in [*http, *(broker.endpoints_of("ttp") if http else ())]:  # which takes HTTP too
-        if not _is_here(place) and not broker.settings.token and not shown.authenticates:
+        if not _is_local(place) and not broker.settings.token and not security_settings.authenticates:
             _log.warning(
-                "HTTP at %s is open to other machines without ADMIN_TOKEN: whoever reaches it sees the names "
-                "of topics and groups; operators are heard from this machine only",
+                "HTTP at %s accepts other machines without ADMIN_TOKEN: any of them can read the names of "
+                "topics and groups; operators' calls are accepted from this machine only",
                 place,
             )
 
 
-def _is_here(endpoint: str) -> bool:
+def _is_local(endpoint: str) -> bool:
     scheme, _, rest = endpoint.partition("://")
     return scheme not in ("tcp", "http", "https") or is_loopback(rest.rpartition(":")[0])
 
@@ -204,8 +210,10 @@ def _is_here(endpoint: str) -> bool:
 
 
 def check_folder(folder: Path, *, as_json: bool, quiet: bool) -> int:
-    """Reads a broker's folder: 0 all is whole, 1 something is damaged. Raises UsageError when there is
-    none, LogInUse when a broker runs there."""
+    """Checks a broker's folder. Returns 1 if it is damaged, else 0.
+
+    Raises UsageError if it is no broker's folder, LogInUse if a broker runs there.
+    """
     from transfer.broker.storage.folder_check import check
     from transfer.cli.progress import Progress
 
@@ -224,11 +232,14 @@ def check_folder(folder: Path, *, as_json: bool, quiet: bool) -> int:
 
 
 def forget_lost_state(folder: Path) -> int:
-    """Raises UsageError when there is no broker's folder, LogInUse when a broker runs there."""
+    """Confirms the loss of a database.
+
+    Raises UsageError for other folders, LogInUse if a broker runs there.
+    """
     from transfer.broker.storage.folder_parts import LOG, forget_lost
 
     if not (folder / LOG).is_dir():
-        raise UsageError(f"{folder} has no data of a broker", hint="name the folder that --data was given")
+        raise UsageError(f"{folder} has no data of a broker", hint="name the folder of --data")
     lost = forget_lost(folder)
-    print(f"the next broker begins without: {lost}" if lost else f"nothing is lost in {folder}")
+    print(f"the next broker starts without: {lost}" if lost else f"nothing is lost in {folder}")
     return 0

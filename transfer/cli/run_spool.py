@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
-from transfer.cli.service import Asked, logged, raise_descriptor_limit, settle
+from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
 from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import (
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.spool")
 
-#: seconds between two looks whether the spool still works
-_LOOK = 0.2
+#: seconds between two checks whether the spool works
+_CHECK_INTERVAL = 0.2
 
 
 def serve(
@@ -48,13 +48,13 @@ def serve(
     metrics: str | None,
     as_json: bool,
 ) -> int:
-    """Serves until SIGTERM (0) or Ctrl-C (130). ages: the fields of `Ages`, in their order.
+    """Serves until SIGTERM (returns 0) or Ctrl-C (130). ages: the fields of `Ages`, in their order.
 
-    Raises InternalError when its log or one of its threads failed: start it again.
+    Raises InternalError when its log or one of its threads failed: restart it.
     """
     endpoint = _endpoint("--bind", bind)
     rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else default_rows_endpoint(endpoint)
-    ended = Asked()
+    ended = StopEvent()
     with logged(), _ended_by(signal.SIGTERM, ended):
         raise_descriptor_limit()
         try:
@@ -62,11 +62,11 @@ def serve(
                 settle()
                 _announce(spool, folder, as_json)
                 heap = HeapTrimmer()
-                while not ended.wait(_LOOK):
+                while not ended.wait(_CHECK_INTERVAL):
                     heap.trim()
                     if spool.failure is not None:
                         raise _failed(spool.failure)
-                _log.info("ended by SIGTERM; rows that were acknowledged are kept")
+                _log.info("ended by SIGTERM; acknowledged rows are kept")
                 return 0
         except KeyboardInterrupt:
             print("transfer: stopped by Ctrl-C", file=sys.stderr)
@@ -81,11 +81,11 @@ def _opened(
     ages: tuple[float | None, ...],
     metrics: str | None,
 ) -> Spool:
-    """Raises what the spool raises, told with what to do about it."""
+    """Opens the spool. Raises its errors with hints for the command line."""
     if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", hint="name a folder of the spool's own with --spool")
+        raise OptionError(f"{folder} is no folder", hint="name a folder for the spool alone with --spool")
     try:
-        import_module("numpy")  # used with the first rows only, which is too late to miss it
+        import_module("numpy")  # it is first needed with the first rows, which is too late for this error
         from transfer.spool.server.max_ages import Ages
         from transfer.spool.server.server import Spool
     except ModuleNotFoundError as error:
@@ -105,14 +105,14 @@ def _opened(
         )
     except LogInUse as error:
         raise LogInUse(
-            f"another spool runs on {folder}", hint="end it first, or give this one a folder of its own"
+            f"another spool runs on {folder}", hint="end it first, or use another folder"
         ) from error
     except LogDamaged as error:
         text, _, _ = str(error).partition("\n  hint: ")
         raise LogDamaged(
             f"{folder} is damaged, and nothing was changed: {text}",
-            hint="restore the folder, or begin with an empty one and write the runs again; what is whole of "
-            "this one, `transfer runs salvage` copies",
+            hint="restore the folder, or start with an empty one and write the runs again; "
+            "`transfer runs salvage` copies the undamaged runs",
         ) from error
 
 
@@ -120,7 +120,7 @@ def _failed(failure: TransferError) -> InternalError:
     text, _, _ = str(failure).partition("\n  hint: ")
     return InternalError(
         f"the spool has ended: {text}",
-        hint="rows that were acknowledged are kept; look at the disk and the log output, and start it again",
+        hint="acknowledged rows are kept; check the disk and the log output, and restart the spool",
     )
 
 
@@ -130,20 +130,20 @@ def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
         host = socket.gethostname()
     where = f"run://{host}:{port}"
     if as_json:
-        told = {"url": where, "endpoint": spool.endpoint, "rows_endpoint": spool.rows_endpoint}
-        print_json(told | {"folder": str(folder.absolute())})
+        places = {"url": where, "endpoint": spool.endpoint, "rows_endpoint": spool.rows_endpoint}
+        print_json(places | {"folder": str(folder.absolute())})
     else:
         print(f"serving {where}/NAME (Ctrl-C ends it)", flush=True)
     runs = spool.store.entries.values()
     size = show_size(sum(run.nbytes for run in runs))
-    _log.info("%d runs with %s in %s; rows come in at %s", len(runs), size, folder, spool.rows_endpoint)
+    _log.info("%d runs with %s in %s; accepting rows at %s", len(runs), size, folder, spool.rows_endpoint)
     if spool.security.authenticates:
         return
     for endpoint in (spool.endpoint, spool.rows_endpoint):
         if not is_loopback(endpoint.removeprefix("tcp://").rpartition(":")[0]):
             _log.warning(
-                "%s is open to other machines, without authentication: whoever reaches it can read, write "
-                "and delete runs",
+                "%s: accepting other machines without authentication: any of them can read, write and delete "
+                "runs",
                 endpoint,
             )
 
@@ -153,14 +153,14 @@ def _endpoint(option: str, text: str) -> str:
     host, _, port = endpoint.removeprefix("tcp://").rpartition(":")
     if not endpoint.startswith("tcp://") or not host or not (port.isdecimal() or port == "*"):
         raise AddressError(
-            f"{option} {text!r} is no place to listen at", hint="for instance tcp://127.0.0.1:5570"
+            f"{option} {text!r} is no endpoint to listen at", hint="for instance tcp://127.0.0.1:5570"
         )
     return endpoint
 
 
 @contextmanager
-def _ended_by(number: signal.Signals, ended: Asked) -> Iterator[None]:
-    """In the meantime this signal only says that the end is wished for."""
+def _ended_by(number: signal.Signals, ended: StopEvent) -> Iterator[None]:
+    """Within the block this signal only sets the event."""
     before: Any = signal.signal(number, lambda *_: ended.set())
     try:
         yield

@@ -1,4 +1,4 @@
-"""`transfer runs`: what a spool has, told as text or as JSON."""
+"""`transfer runs`: shows and deletes the runs of a spool, as text or as JSON."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transfer.transports.errors import AddressError, UsageError
 
 
 @contextmanager
-def asked(address: str, timeout: float, *, named: bool = True) -> Iterator[tuple[SpoolAdmin, str]]:
-    """The spool at an address, and the run that it names. named: it has to name one."""
+def connected(address: str, timeout: float, *, named: bool = True) -> Iterator[tuple[SpoolAdmin, str]]:
+    """Connects to the spool at an address, and yields it and the run's name. named: requires a run's name."""
     with SpoolAdmin(address if "://" in address else SCHEME + address, timeout=timeout) as spool:
         if named and not spool.address.run:
             raise AddressError(
@@ -30,8 +30,8 @@ def asked(address: str, timeout: float, *, named: bool = True) -> Iterator[tuple
 
 
 def list_runs(address: str, timeout: float, *, as_json: bool) -> None:
-    """All runs, or the one that the address names."""
-    with asked(address, timeout, named=False) as (spool, only):
+    """Lists all runs, or the run of the address."""
+    with connected(address, timeout, named=False) as (spool, only):
         found = spool.overview()
         runs = found["runs"] if not only else [spool.inspect(only)]
     if as_json:
@@ -71,7 +71,7 @@ def _progress(group: dict[str, Any]) -> str:
 
 
 def _age(seconds: float) -> str:
-    """`3 d`, `12 h`, `5 min`, `7 s`."""
+    """Formats an age: `3 d`, `12 h`, `5 min`, `7 s`."""
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
@@ -79,13 +79,13 @@ def _age(seconds: float) -> str:
 
 
 def _groups(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The groups with how many rows they are behind."""
+    """Returns the groups, with the number of rows that each is behind."""
     return {name: group | {"behind": behind(run, name)} for name, group in sorted(run["groups"].items())}
 
 
 def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
-    """A run with its columns, groups, readers and jobs."""
-    with asked(address, timeout) as (spool, name):
+    """Shows a run with its columns, groups, readers and jobs."""
+    with connected(address, timeout) as (spool, name):
         run = spool.inspect(name)
     run["groups"] = _groups(run)
     if as_json:
@@ -129,26 +129,28 @@ def _group_line(name: str, group: dict[str, Any]) -> list[str]:
 
 
 def list_groups(address: str, timeout: float, *, as_json: bool) -> None:
-    """The groups of a run."""
-    with asked(address, timeout) as (spool, name):
+    """Lists the groups of a run."""
+    with connected(address, timeout) as (spool, name):
         groups = spool.groups(name)
     if as_json:
-        for group, told in groups.items():
-            print_json({"name": group} | told)
+        for group, status in groups.items():
+            print_json({"name": group} | status)
         return
-    lines = [[*_group_line(group, told), str(told["readers"])] for group, told in groups.items()]
+    lines = [[*_group_line(group, status), str(status["readers"])] for group, status in groups.items()]
     show_table((*_GROUP_HEAD, "readers"), lines, right={"rows behind", "holds", "idle", "readers"})
     if not groups:
         print("no groups")
 
 
 def forget_group(address: str, group: str, timeout: float, *, sure: bool, force: bool, as_json: bool) -> int:
-    """Asks whether it is meant, unless `sure`; 1 if it is not. Raises OptionError if there is no such group,
-    UsageError if it is being read."""
-    with asked(address, timeout) as (spool, name):
-        told = spool.groups(name).get(group)
-        if told is not None and not sure:
-            what = f"{told['behind']:,} rows behind, holds {show_size(told['held_bytes'])}"
+    """Asks for confirmation, unless `sure`, and removes a group. Returns 1 if the user declines.
+
+    Raises OptionError if there is no such group, UsageError if consumers are reading it.
+    """
+    with connected(address, timeout) as (spool, name):
+        status = spool.groups(name).get(group)
+        if status is not None and not sure:
+            what = f"{status['behind']:,} rows behind, holds {show_size(status['held_bytes'])}"
             if not confirmed(f"Forget group {group} of run {name} ({what})?"):
                 print("transfer: nothing was changed", file=sys.stderr)
                 return EXIT_ERROR
@@ -161,9 +163,11 @@ def forget_group(address: str, group: str, timeout: float, *, sure: bool, force:
 
 
 def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json: bool) -> int:
-    """Asks whether it is meant, unless `sure`; 1 if it is not. Raises UsageError when somebody reads or
-    writes the run."""
-    with asked(address, timeout) as (spool, name):
+    """Asks for confirmation, unless `sure`, and deletes a run. Returns 1 if the user declines.
+
+    Raises UsageError if a program reads or writes the run.
+    """
+    with connected(address, timeout) as (spool, name):
         run = spool.inspect(name)
         if not sure:
             what = f"{run['state']}, {run['rows']:,} rows, {show_size(run['bytes'])}"
@@ -181,10 +185,10 @@ def delete_run(address: str, timeout: float, *, sure: bool, force: bool, as_json
 def show_lineage(
     address: str, timeout: float, group: str, *, step: int | None, parquet: Path | None, as_json: bool
 ) -> None:
-    """Which rows the steps of a group had: all steps in short, or one in full; or each row, into a file."""
+    """Shows which rows the steps of a group had: all steps in short, one step, or each row in a file."""
     if parquet is not None and as_json:
-        raise UsageError("--parquet and --json are two ways to tell the same: give one of them")
-    with asked(address, timeout) as (spool, name):
+        raise UsageError("--parquet goes without --json: give one of them")
+    with connected(address, timeout) as (spool, name):
         known = spool.lineage(name, group) if step is None else [spool.step(name, group, step)]
         if parquet is not None:
             from transfer.spark.lineage import write_lineage
@@ -219,7 +223,7 @@ def _show_steps(known: Sequence[Steps], pieces: list[dict[str, Any]] | None, *, 
     ]
     show_table(head, lines, right={"rows a step", "ranks"})
     if not known:
-        print("no steps: a step is told when it was acknowledged")
+        print("no steps: only acknowledged steps are listed")
     if pieces is not None:
         parts = [
             [
@@ -247,7 +251,7 @@ def _place(position: Sequence[int] | None) -> str:
 
 
 def _span(begin: int, end: int) -> str:
-    """[begin, end) as people count: the last one belongs to it."""
+    """Formats [begin, end) as a range that includes its last number."""
     return f"{begin:,}" if end == begin + 1 else f"{begin:,} to {end - 1:,}"
 
 

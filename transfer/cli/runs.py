@@ -1,4 +1,4 @@
-"""`transfer runs …`: its commands and their options. What they do stands in `transfer/cli/run_view.py`."""
+"""`transfer runs …`: its commands and their options. `transfer/cli/run_view.py` implements them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from transfer.cli import options
 
 app = typer.Typer(
-    help="Look after the runs of a spool.",
+    help="Manage the runs of a spool.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -25,7 +25,9 @@ Spool = Annotated[
 Run = Annotated[str, typer.Argument(metavar="[run://]HOST:PORT/NAME", help="A run of a spool.")]
 Timeout = Annotated[
     float,
-    typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up when nobody answers."),
+    typer.Option(
+        "--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up without an answer after this long."
+    ),
 ]
 _PATIENCE = 10.0
 _HERE = "run://127.0.0.1:5570"
@@ -33,7 +35,7 @@ _HERE = "run://127.0.0.1:5570"
 
 @app.command("list")
 def list_(spool: Spool = _HERE, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
-    """Tell which runs there are, and how far their readers are behind."""
+    """List the runs, and how far their readers are behind."""
     from transfer.cli.run_view import list_runs
 
     list_runs(spool, timeout, as_json=json)
@@ -41,7 +43,7 @@ def list_(spool: Spool = _HERE, timeout: Timeout = _PATIENCE, json: options.Json
 
 @app.command()
 def inspect(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) -> None:
-    """Tell all of a run: columns, groups of readers, who reads and writes it now."""
+    """Show a run: its columns, groups, readers and writing jobs."""
     from transfer.cli.run_view import inspect_run
 
     inspect_run(run, timeout, as_json=json)
@@ -51,7 +53,7 @@ def inspect(run: Run, timeout: Timeout = _PATIENCE, json: options.Json = False) 
 def delete(
     run: Run,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if somebody reads or writes it.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if a program reads or writes it.")] = False,
     timeout: Timeout = _PATIENCE,
     json: options.Json = False,
 ) -> None:
@@ -74,7 +76,7 @@ def forget_group(
     run: Run,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="The group, as `groups` prints it.")],
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    force: Annotated[bool, typer.Option("--force", help="Even if readers of it are connected.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Even if its readers are connected.")] = False,
     timeout: Timeout = _PATIENCE,
     json: options.Json = False,
 ) -> None:
@@ -87,7 +89,7 @@ def forget_group(
 @app.command()
 def lineage(
     run: Run,
-    group: Annotated[str, typer.Option("--group", "-g", help="Whose steps.")] = "default",
+    group: Annotated[str, typer.Option("--group", "-g", help="The group.")] = "default",
     step: Annotated[
         int | None, typer.Option("--step", min=0, help="This step, with the origin of its rows.")
     ] = None,
@@ -97,7 +99,7 @@ def lineage(
     timeout: Timeout = _PATIENCE,
     json: options.Json = False,
 ) -> None:
-    """Tell which rows of the run each step of training had."""
+    """Show which rows of the run each step of training had."""
     from transfer.cli.run_view import show_lineage
 
     show_lineage(run, timeout, group, step=step, parquet=parquet, as_json=json)
@@ -115,7 +117,7 @@ def verify(
     timeout: Timeout = _PATIENCE,
     json: options.Json = False,
 ) -> None:
-    """Read all rows with their checksums; status 1 if some are damaged."""
+    """Read all rows, and check their checksums. Exit code 1: some are damaged."""
     from transfer.cli.salvage import verify_runs
 
     raise typer.Exit(verify_runs(what, timeout, as_json=json))
@@ -123,13 +125,14 @@ def verify(
 
 @app.command()
 def salvage(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="Of a spool; it is not changed.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="A spool's folder; it is not changed.")],
     out: Annotated[
-        Path, typer.Option("--out", metavar="NEWFOLDER", help="Where a spool with the whole runs is made.")
+        Path,
+        typer.Option("--out", metavar="NEWFOLDER", help="New folder for a spool with the undamaged runs."),
     ],
     json: options.Json = False,
 ) -> None:
-    """Copy the runs that are whole into a new folder; status 1 if others are left out."""
+    """Copy the undamaged runs into a new folder. Exit code 1: damaged ones are left out."""
     from transfer.cli.salvage import salvage_runs
 
     raise typer.Exit(salvage_runs(folder, out, as_json=json))

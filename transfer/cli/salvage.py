@@ -1,4 +1,4 @@
-"""`transfer runs verify` and `transfer runs salvage`: which runs are whole, and a copy of those."""
+"""`transfer runs verify` and `transfer runs salvage`: finds undamaged runs, and copies them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from transfer.broker.storage.folder_parts import LOG
 from transfer.cli import EXIT_ERROR
-from transfer.cli.run_view import asked
+from transfer.cli.run_view import connected
 from transfer.cli.tables import print_json, show_table
 from transfer.log.read_only import is_log
 from transfer.spool.server.salvage import Found, opened, salvage, salvaged, verify
@@ -17,7 +17,7 @@ from transfer.transports.errors import LogInUse, UsageError
 
 
 def verify_runs(what: str, timeout: float, *, as_json: bool) -> int:
-    """All runs of a spool, or of a folder, or one run: the exit status."""
+    """Verifies all runs of a spool or of a folder, or one run. Returns the exit code."""
     if Path(what).exists():
         with _unused(Path(what)) as folder, opened(folder) as store:
             found = verify(store)
@@ -25,25 +25,27 @@ def verify_runs(what: str, timeout: float, *, as_json: bool) -> int:
         for text in logged:
             print(f"the log: {text}", file=sys.stderr)
         return _show(found, as_json) or (EXIT_ERROR if logged else 0)
-    with asked(what, timeout, named=False) as (spool, only):
+    with connected(what, timeout, named=False) as (spool, only):
         runs = spool.overview()["runs"] if not only else [spool.inspect(only)]
         found = [Found(run["name"], run["state"], run["rows"], spool.verify(run)) for run in runs]
     return _show(found, as_json)
 
 
 def salvage_runs(folder: Path, out: Path, *, as_json: bool) -> int:
-    """The exit status."""
+    """Copies the undamaged runs into a new folder. Returns the exit code."""
     with _unused(folder) as log, salvaged(log, out) as (store, cut):
         found = salvage(store, out)
     if cut:
-        print(f"the log is damaged, and what it had later is left out: {cut}", file=sys.stderr)
+        print(f"the log is damaged; the copy omits its later part: {cut}", file=sys.stderr)
     return _show(found, as_json) or (EXIT_ERROR if cut else 0)
 
 
 @contextmanager
 def _unused(folder: Path) -> Iterator[Path]:
-    """Where the spool's log is: the folder, or `log` in that of a broker. Raises UsageError: there is none;
-    LogInUse: it is in use."""
+    """Yields the folder of the spool's log: `folder`, or `log` in a broker's folder.
+
+    Raises UsageError if there is none, LogInUse if a program uses it.
+    """
     log = next((one for one in (folder, folder / LOG) if is_log(one)), None)
     if log is None:
         raise UsageError(
@@ -55,7 +57,7 @@ def _unused(folder: Path) -> Iterator[Path]:
     except LogInUse as error:
         raise LogInUse(
             f"a spool or a broker runs on {folder}",
-            hint="end it first; one that runs is asked by its address: transfer runs verify HOST:PORT",
+            hint="end it first, or verify the running spool: transfer runs verify HOST:PORT",
         ) from error
 
 

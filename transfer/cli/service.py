@@ -1,4 +1,4 @@
-"""What commands share that serve until a signal ends them."""
+"""The common parts of commands that serve until a signal ends them."""
 
 from __future__ import annotations
 
@@ -15,16 +15,19 @@ from transfer.transports import descriptors
 _log = logging.getLogger("transfer")
 
 
-class Asked:
-    """An event that a signal's handler sets, and its thread waits for. `threading.Event` would not do: the
-    handler may interrupt its `wait` where that holds the lock that `set` takes."""
+class StopEvent:
+    """An event that a signal handler sets, and the same thread waits for.
+
+    `threading.Event` could deadlock: the handler may interrupt `wait` while it holds the lock that `set`
+    takes.
+    """
 
     def __init__(self) -> None:
         self._is_set = False
-        self._wakes: SimpleQueue[None] = SimpleQueue()  # made to be used in handlers
+        self._wakes: SimpleQueue[None] = SimpleQueue()  # its `put` is safe in signal handlers
 
     def set(self) -> None:
-        """Idempotent."""
+        """Sets the event. Idempotent."""
         self._is_set = True
         self._wakes.put(None)
 
@@ -33,7 +36,7 @@ class Asked:
         return self._is_set
 
     def wait(self, timeout: float) -> bool:
-        """For so many seconds at most; whether it is set then."""
+        """Waits up to `timeout` seconds. Returns whether the event is set."""
         if not self._is_set:
             with suppress(Empty):
                 self._wakes.get(timeout=timeout)
@@ -42,7 +45,7 @@ class Asked:
 
 @contextmanager
 def logged() -> Iterator[None]:
-    """What the library logs goes to standard error, one line each with its time."""
+    """Writes the library's log to standard error, each line with its time."""
     logger = logging.getLogger("transfer")
     if logger.handlers:  # by -v or TRANSFER_LOG
         yield
@@ -60,14 +63,13 @@ def logged() -> Iterator[None]:
 
 
 def settle() -> None:
-    """What was made until now stays: the collector, before which all threads wait, need not look through it
-    again and again."""
+    """Freezes the objects that exist now: each garbage collection blocks all threads while it visits them."""
     gc.collect()
     gc.freeze()
 
 
 def raise_descriptor_limit() -> None:
-    """To the hard limit, for this process: see `transfer.transports.descriptors`. The log says so."""
+    """Raises this process's limit to the hard limit, and logs that. See `transfer.transports.descriptors`."""
     raised = descriptors.raise_descriptor_limit()
     if raised is not None:
         _log.info("the limit of descriptors (ulimit -n) is %d now, and was %d", raised[1], raised[0])

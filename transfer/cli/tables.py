@@ -1,4 +1,4 @@
-"""Tables on standard output, for people; and JSON, for programs."""
+"""Prints tables for people, and JSON for programs, to standard output."""
 
 from __future__ import annotations
 
@@ -10,8 +10,10 @@ from typing import Any
 def show_table(
     head: Sequence[str], lines: Sequence[Sequence[str]], *, right: Collection[str] = (), indent: str = ""
 ) -> None:
-    """Columns as wide as they must be, and those named in `right` aligned there; nothing without lines. A
-    terminal may break lines, a program need not."""
+    """Prints a table, or nothing without lines. right: columns that are aligned to the right.
+
+    It does not break long lines: a terminal does that.
+    """
     if not lines:
         return
     widths = [max(map(len, column)) for column in zip(head, *lines, strict=True)]
@@ -24,7 +26,10 @@ def show_table(
 
 
 def print_json(value: Any) -> None:
-    """One line. NaN and infinity, which peers may send and JSON does not have, become null."""
+    """Prints JSON as one line.
+
+    NaN and infinity, which peers may send, become null: JSON does not have them.
+    """
     try:
         text = json.dumps(value, allow_nan=False)
     except ValueError:
@@ -33,5 +38,5 @@ def print_json(value: Any) -> None:
 
 
 def printable(text: object) -> str:
-    """A text that came from elsewhere, without what a terminal would obey."""
+    """Returns a foreign text with its control characters escaped for a terminal."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))

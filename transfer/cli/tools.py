@@ -1,4 +1,4 @@
-"""The commands that are no sockets: bench, doctor, version."""
+"""The commands without sockets: bench, doctor, version."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MARKS = {"ok": ("✓", "green"), "warn": ("!", "yellow"), "fail": ("✗", "red"
 
 
 def run_bench(arguments: list[str]) -> int:
-    """`python -m bench`, from the repository: it is no part of the installed package."""
+    """Runs `python -m bench` of the repository, which is no part of the installed package."""
     spec = importlib.util.find_spec("bench")
     if spec is None or importlib.util.find_spec("bench.__main__") is None:
         raise NotSupported("the benchmarks are not installed", hint="run `make bench` in the repository")
@@ -30,7 +30,7 @@ def run_bench(arguments: list[str]) -> int:
 
 
 def run_doctor(*, as_json: bool) -> int:
-    """0 when nothing failed, else 1."""
+    """Checks this machine. Returns 0 if nothing failed, else 1."""
     from transfer import doctor
 
     try:
@@ -53,7 +53,7 @@ def run_doctor(*, as_json: bool) -> int:
 
 
 def serve_doctor(endpoint: str, *, as_json: bool) -> int:
-    """Answers until Ctrl-C."""
+    """Answers measurements until Ctrl-C."""
     from transfer.doctor.throughput import serve
 
     def started(real: str) -> None:
@@ -67,7 +67,7 @@ def serve_doctor(endpoint: str, *, as_json: bool) -> int:
 
 
 def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> int:
-    """0 when what is chosen by itself works and makes at least `floor` Gbit/s, else 1."""
+    """Measures. Returns 0 if the automatic transport works and reaches `floor` Gbit/s, else 1."""
     from transfer import doctor
     from transfer.doctor.throughput import as_checks, endpoint_of, measure
 
@@ -87,7 +87,7 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """That a better transport is not used is what the doctor asks for."""
+    """Disables warnings that a better transport is not used: the doctor does that on purpose."""
     logger = logging.getLogger("transfer")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -103,7 +103,7 @@ def _show(checks: list[Any]) -> None:
 
     class Shown(Console):
         def on_broken_pipe(self) -> None:
-            """The reader has left: `transfer` says what that means, not rich, which ends with 1."""
+            """Raises the error, which `transfer` handles: rich would end with exit code 1."""
             raise BrokenPipeError
 
     console = Shown(highlight=False, soft_wrap=True)
@@ -119,12 +119,12 @@ def _show(checks: list[Any]) -> None:
 
 
 def show_version(*, as_json: bool) -> None:
-    """Version, core and Python: what belongs into a bug report's first line."""
+    """Prints the versions of transfer, core and Python, for bug reports."""
     from transfer import __version__
     from transfer.transports import core
 
-    told = {"transfer": __version__, "core": core.IMPLEMENTATION, "python": platform.python_version()}
+    versions = {"transfer": __version__, "core": core.IMPLEMENTATION, "python": platform.python_version()}
     if as_json:
-        print_json(told)
+        print_json(versions)
     else:
-        print(", ".join(f"{name} {value}" for name, value in told.items()))
+        print(", ".join(f"{name} {value}" for name, value in versions.items()))

@@ -1,4 +1,4 @@
-"""`transfer topics` and `transfer groups`: answer as text or as JSON, and what operators do to them."""
+"""`transfer topics` and `transfer groups`: shows and changes topics and groups."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
-    """All groups, or those of one topic."""
-    groups = admin.look("groups").objects("groups")
+    """Lists all groups, or those of one topic."""
+    groups = admin.view("groups").objects("groups")
     groups = [one for one in groups if topic in (None, one["topic"])]
     if as_json:
         for one in groups:
@@ -43,8 +43,8 @@ def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
 
 
 def list_topics(admin: Admin, contains: str | None, after: str | None, limit: int, *, as_json: bool) -> None:
-    """A page of topics."""
-    answer = admin.look("topics", contains=contains, after=after, limit=limit)
+    """Lists a page of topics."""
+    answer = admin.view("topics", contains=contains, after=after, limit=limit)
     topics = answer.objects("topics")
     if as_json:
         for one in topics:
@@ -73,12 +73,12 @@ def list_topics(admin: Admin, contains: str | None, after: str | None, limit: in
 def change(
     admin: Admin, path: str, word: str, question: str, members: dict[str, Any], changed: Changed
 ) -> int:
-    """Asks whether it is meant, unless that is said already, and has it done; 1: it is not meant."""
+    """Asks for confirmation, unless `changed.yes`, and changes. Returns 1 if the user declines."""
     if not changed.yes and not confirmed(printable(question)):
         print("transfer: nothing was changed", file=sys.stderr)
         return EXIT_ERROR
-    who = {"actor": changed.actor or _user(), "reason": changed.reason, "confirm": word}
-    answer = admin.post(path, members | who)
+    operator = {"actor": changed.actor or _user(), "reason": changed.reason, "confirm": word}
+    answer = admin.post(path, members | operator)
     if changed.json:
         print_json(answer)
     else:

@@ -1,4 +1,4 @@
-"""`transfer topics …`: its commands and their options. They are done in `transfer/cli/topic_view.py`."""
+"""`transfer topics …`: its commands and their options. `transfer/cli/topic_view.py` implements them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transfer.cli.broker_options import Reached
 from transfer.cli.options import grouped
 
 app = typer.Typer(
-    help="Look after the topics of a broker.",
+    help="Manage the topics of a broker.",
     no_args_is_help=True,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
@@ -23,13 +23,13 @@ Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
 
 @dataclass(frozen=True)
 class Changed:
-    """What goes with each change."""
+    """Options of each change."""
 
     actor: Annotated[
-        str, typer.Option("--actor", metavar="WHO", help="Who does it, for the audit. [who is logged in]")
+        str, typer.Option("--actor", metavar="WHO", help="Operator's name, for the audit. [the login name]")
     ] = ""
-    reason: Annotated[str, typer.Option("--reason", metavar="WHY", help="Why, for the audit.")] = "by hand"
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False
+    reason: Annotated[str, typer.Option("--reason", metavar="WHY", help="Reason, for the audit.")] = "by hand"
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False
     json: options.Json = False
 
 
@@ -39,15 +39,17 @@ def list_(
     reached: Reached,
     *,
     contains: Annotated[
-        str | None, typer.Option("--contains", metavar="TEXT", help="Only names with this in them.")
+        str | None, typer.Option("--contains", metavar="TEXT", help="Only topics whose name contains this.")
     ] = None,
     after: Annotated[
-        str | None, typer.Option("--after", metavar="TOPIC", help="Go on behind this page.")
+        str | None, typer.Option("--after", metavar="TOPIC", help="Only topics after this one.")
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, max=10_000, help="At most so many.")] = 500,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, max=10_000, help="Number of topics at most.")
+    ] = 500,
     json: options.Json = False,
 ) -> None:
-    """Tell which topics there are, and what is kept of each."""
+    """List the topics, and the kept messages of each."""
     from transfer.cli.topic_view import list_topics
 
     list_topics(reached.admin(), contains, after, limit, as_json=json)
@@ -56,7 +58,7 @@ def list_(
 @app.command()
 @grouped
 def purge(reached: Reached, *, topic: Topic, changed: Changed) -> None:
-    """Delete all messages of a topic. Its groups stay, and offsets go on."""
+    """Delete all messages of a topic. Its groups stay, and its offsets continue."""
     from transfer.cli.topic_view import change
 
     question = f"Delete all messages of topic {topic}?"
@@ -72,7 +74,7 @@ def remove(
     force: Annotated[bool, typer.Option("--force", help="Even if it has consumers or subscribers.")] = False,
     changed: Changed,
 ) -> None:
-    """Remove a topic with its messages and groups. It begins again when somebody publishes."""
+    """Remove a topic with its messages and groups. The next message creates it again."""
     from transfer.cli.topic_view import change
 
     question = f"Remove topic {topic} with its messages and groups?"

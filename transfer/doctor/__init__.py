@@ -1,7 +1,6 @@
-"""What works on this machine, and what to do about what does not. `transfer doctor` shows it.
+"""Checks what works on this machine, with hints for what does not. `transfer doctor` shows it.
 
-A probe that fails is an answer, never an error. `measuring` is the same question asked of two
-machines: what each transport between them makes.
+A probe that fails is a finding, never an error. `throughput` measures the transports between two machines.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ __all__ = ["Check", "as_data", "examine", "healthy"]
 
 
 def examine() -> list[Check]:
-    """All findings. Takes a few seconds at most; starts and ends sockets of its own."""
+    """Returns all findings. It takes a few seconds at most, and opens and closes sockets."""
     from transfer.doctor import machine, security, transports as ways
 
     probes: tuple[Callable[[], Iterable[Check]], ...] = (
@@ -27,4 +26,4 @@ def examine() -> list[Check]:
         ways.protocol,
         security.security,
     )
-    return [check for look in probes for check in look()]
+    return [check for run in probes for check in run()]

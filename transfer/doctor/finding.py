@@ -1,4 +1,4 @@
-"""What the doctor finds: one line for each thing that it looked at."""
+"""The doctor's findings, one for each check."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding. status: ok; warn (works, but); fail (does not work); off (absent, and optional)."""
+    """One finding. status: ok; warn (works with limits); fail (does not work); off (absent, optional)."""
 
     group: str
     name: str
@@ -19,18 +19,18 @@ class Check:
 
 
 def healthy(checks: Iterable[Check]) -> bool:
-    """True when nothing failed; what is absent and optional does not count."""
+    """Whether no check failed; absent optional parts do not count."""
     return all(check.status != "fail" for check in checks)
 
 
 def as_data(checks: Iterable[Check]) -> list[dict[str, str]]:
-    """For `--json`."""
+    """Returns the findings for `--json`."""
     return [asdict(check) for check in checks]
 
 
 def read(path: str | Path) -> str:
-    """The text of a file of the kernel's; empty if there is none."""
+    """Returns the text of a kernel's file; empty if there is none."""
     try:
         return Path(path).read_text(encoding="ascii", errors="replace").strip()
-    except OSError:  # not every kernel has every file; the check that reads it says what is missing
+    except OSError:  # not every kernel has every file; the check that reads it reports what is missing
         return ""

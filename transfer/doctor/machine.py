@@ -1,6 +1,6 @@
-"""The machine under everything: Python, the core, the kernel's limits, libraries.
+"""Checks the machine: Python, the core, the kernel's limits, libraries.
 
-Nothing here loads an optional library: versions come from the packages' metadata.
+It imports no optional library: versions come from the packages' metadata.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from transfer.doctor.finding import Check, read
 from transfer.transports.errors import TransferError
 from transfer.transports.rdma.failures import may_lock
 
-#: descriptors that a server with many peers wants
+#: descriptors that a server with many peers needs
 MANY_DESCRIPTORS = 16_384
-#: memory that a registered pool wants to lock, bytes
+#: bytes that a registered pool locks
 MUCH_MEMLOCK = 1 << 30
 
 
@@ -37,7 +37,7 @@ def base() -> Iterator[Check]:
         "system",
         "ok" if linux else "warn",
         system,
-        "" if linux else "only plain TCP and the twin here",
+        "" if linux else "only plain TCP and the pure core work here",
     )
     yield _core()
 
@@ -47,7 +47,7 @@ def _core() -> Check:
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # the twin's: we say it below
+            warnings.simplefilter("ignore", RuntimeWarning)  # of the pure core: the check reports it below
             from transfer.transports import core
     except TransferError as error:
         return Check("base", "core", "fail", str(error), "unset TRANSFER_CORE, or run `make build`")
@@ -123,7 +123,7 @@ def _limit(value: int) -> str:
 
 # --- libraries ------------------------------------------------------------------------------------
 
-#: distribution -> (what for, how to get it)
+#: distribution -> (purpose, how to install it)
 _OPTIONAL = {
     "numpy": ("tensors", "pip install 'tensor-transfer[numpy]'"),
     "ml-dtypes": ("bfloat16 and float8 in numpy", "pip install 'tensor-transfer[numpy]'"),

@@ -1,4 +1,4 @@
-"""Whether the certificates and tokens that the environment names can be used, and until when."""
+"""Checks the certificates and tokens of the environment, and how long they are valid."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from transfer.transports.security.credentials import Credentials
 from transfer.transports.security.exposure import exposures
 from transfer.transports.security.settings import Security
 
-#: days before its end at which a certificate is a warning
+#: days before a certificate's end from which it is a warning
 SOON = 14
 
 
 def security() -> Iterator[Check]:
     from transfer.transports import core
-    from transfer.transports.core import pure as twin
+    from transfer.transports.core import pure
 
     try:
         wanted = config.security()
-        credentials = Credentials(wanted, twin)
+        credentials = Credentials(wanted, pure)
         tokens = len(credentials.tokens())
     except TransferError as error:
         yield Check("security", "settings", "fail", str(error), error.hint)
@@ -47,30 +47,30 @@ def security() -> Iterator[Check]:
             "security",
             "strangers",
             "warn",
-            "may come in beyond this machine (TRANSFER_UNAUTHENTICATED)",
-            "certificates or a token keep them out: docs/security.md",
+            "other machines may connect without authentication (TRANSFER_UNAUTHENTICATED)",
+            "use certificates or a token: docs/security.md",
         )
 
 
 def _tls(wanted: Security) -> Check:
     listens = wanted.unauthenticated or wanted.authenticates
     if not wanted.tls:
-        why = "what goes beyond this machine can be read and changed on its way" if listens else _SHUT
+        why = "data between machines can be read and changed in the network" if listens else _LOCAL_ONLY
         return Check("security", "tls", "off", f"none: {why}", _HOW)
-    asked = "mutual" if wanted.asks_certificates else "by certificates of those who accept"
+    mode = "mutual" if wanted.asks_certificates else "with certificates of the accepting sides"
     if not wanted.certificate:
-        asked += "; without a certificate, so it connects only"
+        mode += "; without a certificate this machine can only connect"
     elif not listens:
-        asked += f"; {_SHUT}, since nobody is asked who he is"
-    return Check("security", "tls", "ok", f"TLS 1.3, {asked}")
+        mode += f"; {_LOCAL_ONLY}, since clients are not authenticated"
+    return Check("security", "tls", "ok", f"TLS 1.3, {mode}")
 
 
-_SHUT = "nothing may listen beyond this machine"
-_HOW = "`transfer certificates` makes what is needed; docs/security.md says the rest"
+_LOCAL_ONLY = "sockets may only listen on this machine"
+_HOW = "`transfer certificates` makes certificates; see docs/security.md"
 
 
 def _certificate(wanted: Security) -> Check:
-    """Shows the certificate to itself, as a peer would see it."""
+    """Verifies the certificate as a peer does."""
     try:
         shown = _shown(wanted)
     except ssl.SSLCertVerificationError as error:
@@ -79,7 +79,7 @@ def _certificate(wanted: Security) -> Check:
     except (ssl.SSLError, OSError, TransferError) as error:
         return Check("security", "certificate", "fail", str(error))
     if not shown:
-        return Check("security", "certificate", "ok", "there; no authority is named to look at it with")
+        return Check("security", "certificate", "ok", "present; without an authority it cannot be verified")
     hosts = ", ".join(value for _, value in shown.get("subjectAltName", ()))
     days = (ssl.cert_time_to_seconds(shown["notAfter"]) - time.time()) / 86400
     return Check(
@@ -92,7 +92,7 @@ def _certificate(wanted: Security) -> Check:
 
 
 def _shown(wanted: Security) -> dict[str, Any]:
-    """The certificate as a client with our authority finds it; empty without an authority."""
+    """Returns the certificate as a client with this authority gets it; empty without an authority."""
     server = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     server.load_cert_chain(wanted.certificate, wanted.key, password=lambda: b"")
     if not wanted.authority:

@@ -1,7 +1,7 @@
-"""What the transports between two machines make: `transfer doctor --serve` on one, `--peer` on the other.
+"""Measures the transports between two machines: `transfer doctor --serve` on one, `--peer` on the other.
 
-The peer is a ROUTER that answers three words: ping (with what came), data (with nothing), and done
-(with the number of bytes of data that came). Both sides negotiate as any two sockets do.
+The peer is a ROUTER with three requests: it echoes ping, does not answer data, and answers done with the
+number of received bytes of data. Both sides negotiate as any two sockets do.
 """
 
 from __future__ import annotations
@@ -22,17 +22,20 @@ PORT = 7590
 PATIENCE = 10.0
 SMALL = 64
 LARGE = 8 << 20
-#: messages of LARGE bytes on their way
+#: messages of LARGE bytes in flight
 WINDOW = 4
 
 _PING, _DATA, _DONE = b"ping", b"data", b"done"
-#: what is tried: first what the environment brings about. local is nobody's to wish for
+#: the measured protocols; auto is the environment's choice. No option selects `local`
 _WAYS = ("auto", "rdma", "ucx", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one way made. Latencies of a round trip of 64 B in seconds, the rate in bytes a second."""
+    """The result of one protocol.
+
+    Latencies are of a round trip of 64 B, in seconds; rate: bytes per second.
+    """
 
     way: str
     transport: str
@@ -44,12 +47,12 @@ class Result:
 
     @property
     def gbps(self) -> float:
-        """Gigabits a second, as networks are sold."""
+        """Gigabits per second, the unit of networks."""
         return self.rate * 8 / 1e9
 
 
 def endpoint_of(text: str) -> str:
-    """A full endpoint from "host", "host:port" or an endpoint. Raises UsageError."""
+    """Returns an endpoint, given a "host", a "host:port" or an endpoint. Raises UsageError."""
     if not text:
         raise UsageError("no peer named", hint=f"host, or host:port ({PORT} if none is given)")
     if "://" in text:
@@ -62,7 +65,7 @@ def endpoint_of(text: str) -> str:
 
 
 def serve(endpoint: str, started: Callable[[str], None], stop: Callable[[], bool]) -> None:
-    """Answers until `stop()` is true; `started` is told the endpoint with its real port."""
+    """Answers until `stop()` is true. It calls `started` with the endpoint, which has the real port."""
     with Context() as context, context.socket(SocketType.ROUTER) as router:
         router.bind(endpoint)
         started(router.last_endpoint)
@@ -75,28 +78,28 @@ def serve(endpoint: str, started: Callable[[str], None], stop: Callable[[], bool
 def _answer(router: object, received: dict[bytes, int]) -> None:
     frames = router.recv_multipart(copy=False)  # type: ignore[attr-defined]
     if len(frames) != 3:
-        return  # not one of ours
+        return  # not from a doctor
     peer, word, payload = bytes(frames[0]), bytes(frames[1]), frames[2]
     if word == _PING:
         router.send_multipart([peer, word, bytes(payload)])  # type: ignore[attr-defined]
     elif word == _DATA:
         received[peer] = received.get(peer, 0) + len(payload)
     elif word == _DONE:
-        told = str(received.pop(peer, 0)).encode()
-        router.send_multipart([peer, word, told])  # type: ignore[attr-defined]
+        nbytes = str(received.pop(peer, 0)).encode()
+        router.send_multipart([peer, word, nbytes])  # type: ignore[attr-defined]
 
 
-# --- the side that asks -----------------------------------------------------------------------------
+# --- the side that measures -------------------------------------------------------------------------
 
 
 def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Iterator[Result | Check]:
-    """A Result for what is chosen by itself and for each transport, or a Check that says why not.
+    """Yields a Result for the automatic transport and for each other one, or a Check with the reason.
 
-    What is chosen by itself is what any program here would get: by TRANSFER_PROTOCOL, MC_RPC_PROTOCOL and
-    MC_RPC_POLICY. seconds: of each measurement. done: told which way is next.
+    The automatic transport is what any program here gets by TRANSFER_PROTOCOL, MC_RPC_PROTOCOL and
+    MC_RPC_POLICY. seconds: of each measurement. done: called with the next protocol.
     """
     wish = config.load()
-    # Where another transport is required on this side, it probably is on the other, which then refuses TCP.
+    # If this side requires another transport, the other side probably does too, and refuses TCP.
     has_to_work = {"auto"} if wish.policy == "require" and wish.protocol != "auto" else {"auto", "tcp"}
     for way in _WAYS:
         done(way)
@@ -106,7 +109,7 @@ def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Itera
             text, _, hint = str(error).partition("\n  hint: ")
             yield Check("peer", way, "fail" if way in has_to_work else "off", text, hint)
             if way == "auto":
-                return  # whatever keeps all ways closed
+                return  # the other protocols fail for the same reason
 
 
 def _measure(way: str, endpoint: str, seconds: float) -> Result:
@@ -135,11 +138,11 @@ def _round_trips(dealer: object, seconds: float) -> list[float]:
         dealer.send_multipart([_PING, payload])  # type: ignore[attr-defined]
         dealer.recv_multipart()  # type: ignore[attr-defined]
         trips.append(time.perf_counter() - begin)
-    return trips[len(trips) // 10 :]  # the first ones find caches and kernels cold
+    return trips[len(trips) // 10 :]  # the first ones are slow, with cold caches
 
 
 def _stream(dealer: object, seconds: float) -> float:
-    """Bytes a second, counted by the other side."""
+    """Returns bytes per second, as the other side counted them."""
     payload = bytearray(LARGE)
     total = 0
     begin = time.perf_counter()
@@ -154,7 +157,7 @@ def _stream(dealer: object, seconds: float) -> float:
 
 
 def as_checks(results: Iterator[Result | Check], floor: float) -> Iterator[Check]:
-    """Findings to show. floor: gigabits a second that the way chosen by itself has to make."""
+    """Converts results to findings. floor: gigabits per second that the automatic transport has to reach."""
     for result in results:
         if isinstance(result, Check):
             yield result

@@ -1,4 +1,4 @@
-"""The transports: which work here, which could, which one the environment asks for."""
+"""Checks the transports: which work, which are missing, which one the environment selects."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from transfer.transports.handshake.choice import LOCAL
 from transfer.transports.probe import Probe, names, probe
 from transfer.transports.security.settings import Security
 
-#: how long one self test may take, seconds
+#: seconds that one self test may take
 PATIENCE = 5.0
-#: driven by somebody else's library
-#: no protocol to wish for
+#: transports that no protocol option selects
 _UNNAMED = frozenset({LOCAL, "ipc", "inproc"})
-#: words of probes that mean: not there, and nobody expects it to be
+#: results of probes for transports that are absent and optional
 _ABSENT = frozenset({"no_device", "missing", "switched_off", "system", "no_host_id"})
 
 
@@ -32,7 +31,7 @@ _ABSENT = frozenset({"no_device", "missing", "switched_off", "system", "no_host_
 
 
 def self_tests() -> Iterator[Check]:
-    """One message through each transport that needs no hardware, and through each that is usable."""
+    """Sends a message through each transport that needs no hardware, and through each usable one."""
     yield _self_test("tcp", "tcp://127.0.0.1:0", "tcp")
     with tempfile.TemporaryDirectory(prefix="transfer-doctor-") as folder:
         yield _self_test("ipc", f"ipc://{folder}/socket", "ipc")
@@ -40,7 +39,7 @@ def self_tests() -> Iterator[Check]:
     for name in names():
         found = probe(name)
         if found.usable:
-            yield _explained(_local_test() if name == LOCAL else _apart(name), found)
+            yield _explained(_local_test() if name == LOCAL else _test_in_process(name), found)
         else:
             status = "off" if found.word in _ABSENT else "warn"
             yield Check("transports", name, status, found.reason, found.hint)
@@ -50,9 +49,9 @@ def _local_test() -> Check:
     return _self_test("local", "tcp://127.0.0.1:0", "local")
 
 
-def _apart(name: str) -> Check:
-    """The test in a process of its own: a broken driver may take the whole process with it."""
-    command = [sys.executable, "-c", f"from transfer.doctor.transports import tell; tell({name!r})"]
+def _test_in_process(name: str) -> Check:
+    """Runs a self test in another process: a broken driver may crash the process."""
+    command = [sys.executable, "-c", f"from transfer.doctor.transports import report; report({name!r})"]
     try:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE, check=False)
     except subprocess.TimeoutExpired:
@@ -65,15 +64,15 @@ def _apart(name: str) -> Check:
         return Check("transports", name, "fail", detail, _hint(name))
 
 
-def tell(name: str) -> None:
-    """Prints the finding of one self test as JSON: what `_apart` runs."""
+def report(name: str) -> None:
+    """Prints the finding of one self test as JSON, for `_test_in_process`."""
     sys.stdout.write(json.dumps(asdict(_self_test(name, "tcp://127.0.0.1:0", name))) + "\n")
 
 
 def _explained(check: Check, found: Probe) -> Check:
     if check.status != "ok" or found.better:
         return check
-    detail = f"{check.detail}; used only where it is asked for: {found.reason}"
+    detail = f"{check.detail}; used only if it is selected: {found.reason}"
     return replace(check, detail=detail, hint=found.hint)
 
 
@@ -87,7 +86,7 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
     policy = "auto" if protocol == "auto" else "require"
     try:
         with (
-            # The transports themselves: certificates are looked at elsewhere, and may name other hosts.
+            # Without TLS: another check verifies the certificates, which may be for other hosts.
             Context(protocol=protocol, policy=policy, security=Security()) as context,
             context.socket(SocketType.PULL) as pull,
             context.socket(SocketType.PUSH) as push,
@@ -104,7 +103,7 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
         return Check("transports", name, "fail", "a message arrived changed", _hint(name))
     if peer.transport != wanted:
         return Check("transports", name, "warn", f"not used: {peer.reason}", _hint(name))
-    detail = f"a message went through{f' ({peer.device})' if peer.device else ''}"
+    detail = f"a message was transferred{f' ({peer.device})' if peer.device else ''}"
     return Check("transports", name, "ok", detail)
 
 
@@ -118,11 +117,11 @@ def _hint(name: str) -> str:
 
 
 def devices() -> Iterator[Check]:
-    """What the faster transports stand on."""
+    """Checks the devices of the faster transports."""
     for name in ("rdma", "ucx"):
         for key, value in probe(name).details.items():
             if value not in ("", (), [], {}, None):
-                yield Check("devices", f"{name} {key}".replace("_", " "), "ok", _told(value))
+                yield Check("devices", f"{name} {key}".replace("_", " "), "ok", _shown(value))
     yield from _ucx()
     gpu = read("/proc/driver/nvidia/version").splitlines()
     if gpu:
@@ -131,20 +130,20 @@ def devices() -> Iterator[Check]:
         yield Check("devices", "cuda", "off", "no NVIDIA driver", "tensors on the CPU need none")
 
 
-def _told(value: Any) -> str:
+def _shown(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{key} {one}" for key, one in value.items())
     return ", ".join(map(str, value)) if isinstance(value, (tuple, list)) else str(value)
 
 
 def _ucx() -> Iterator[Check]:
-    from transfer.transports.ucx.probe import report
+    from transfer.transports.ucx import probe as ucx_probe
 
-    seen = report()
+    seen = ucx_probe.report()
     if seen.installed:
         fabric = "with InfiniBand" if seen.infiniband else "without InfiniBand"
-        told = f"UCX {seen.version} by {seen.driver}, from {', '.join(seen.copies)}, {fabric}"
-        yield Check("devices", "libucx", "ok", told if seen.copies else "not loaded yet")
+        library = f"UCX {seen.version} by {seen.driver}, from {', '.join(seen.copies)}, {fabric}"
+        yield Check("devices", "libucx", "ok", library if seen.copies else "not loaded yet")
     for what, remedy in seen.warnings:
         yield Check("devices", "libucx", "warn", what, remedy)
 
@@ -153,28 +152,28 @@ def _ucx() -> Iterator[Check]:
 
 
 def network() -> Iterator[Check]:
-    """The interfaces that endpoints may name."""
+    """Lists the interfaces that endpoints may name."""
     addresses = list(_interfaces())
     if addresses:
-        told = ", ".join(f"{name} {address}" for name, address in addresses)
-        yield Check("network", "interfaces", "ok", told)
+        found = ", ".join(f"{name} {address}" for name, address in addresses)
+        yield Check("network", "interfaces", "ok", found)
     else:
-        yield Check("network", "interfaces", "warn", "none found", "only loopback and ipc will do")
+        yield Check("network", "interfaces", "warn", "none found", "only loopback and ipc work")
 
 
 def _interfaces() -> Iterator[tuple[str, str]]:
-    """(interface, IPv4 address), in the kernel's order. Linux only."""
+    """Yields (interface, IPv4 address) in the kernel's order. Linux only."""
     if sys.platform != "linux":
         return
     import fcntl
     import socket
     import struct
 
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as control:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode()[:15])
             try:
-                answer = fcntl.ioctl(asked, 0x8915, request)  # SIOCGIFADDR
+                answer = fcntl.ioctl(control, 0x8915, request)  # SIOCGIFADDR
             except OSError:
                 continue  # up, but without an IPv4 address
             yield name, socket.inet_ntoa(answer[20:24])
@@ -184,7 +183,7 @@ def _interfaces() -> Iterator[tuple[str, str]]:
 
 
 def protocol() -> Iterator[Check]:
-    """The wish in force and the variable that made it, and whether it can be met."""
+    """Checks the selected protocol and policy, with their sources."""
     try:
         chosen = config.load()
     except TransferError as error:

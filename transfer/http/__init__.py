@@ -1,1 +1,1 @@
-"""HTTP that our commands speak, and TLS for HTTP that this process serves."""
+"""The HTTP client of the commands, and TLS for this process's HTTP servers."""

@@ -1,4 +1,4 @@
-"""The HTTP that our commands speak: a request has one deadline, and its answer a limit of bytes."""
+"""The HTTP client of the commands: a request has one deadline, and its answer a limit of bytes."""
 
 from __future__ import annotations
 
@@ -16,75 +16,75 @@ if TYPE_CHECKING:
 
     from _typeshed import WriteableBuffer
 
-#: bytes of an answer: the largest of a broker is a page of 10,000 topics, or of dead letters
+#: bytes of an answer; a broker's largest answer is a page of 10,000 topics, or of dead letters
 MOST = 64 << 20
-#: bytes of one read: no memory is taken for what an answer announces
+#: bytes of one read, so that an answer's announced length allocates no memory
 _PIECE = 64 << 10
 
 
 class TooLarge(http.client.HTTPException):
-    """More bytes come than are read."""
+    """The answer is larger than the limit."""
 
 
 class Trust(NamedTuple):
-    """context: checks the server's certificate. name: what that has to name."""
+    """Checks of the server. context: verifies its certificate. name: a name that it has to contain."""
 
     context: ssl.SSLContext
     name: str
 
 
 class Bounds:
-    """timeout: seconds from now on in which all has to be there. most: bytes that are read."""
+    """Limits of an answer. timeout: seconds from now on until its end. most: bytes."""
 
     def __init__(self, timeout: float, most: int = MOST) -> None:
         self._timeout, self._most = timeout, most
         self.renew()
 
     def renew(self) -> None:
-        """Both begin again."""
+        """Restarts the time and the count of bytes."""
         self._end, self._bytes = time.monotonic() + self._timeout, 0
 
     def rest(self) -> float:
-        """Seconds. Raises TimeoutError if there are none."""
+        """Returns the seconds that are left. Raises TimeoutError if there are none."""
         rest = self._end - time.monotonic()
         if rest <= 0:
             raise TimeoutError("timed out")
         return rest
 
     def count(self, arrived: int) -> None:
-        """Raises TooLarge."""
+        """Counts received bytes. Raises TooLarge."""
         self._bytes += arrived
         if self._bytes > self._most:
             raise TooLarge(f"more than {self._most} bytes")
 
 
 class Answer(http.client.HTTPResponse):
-    """It is read within the bounds, its headers too."""
+    """An answer that is read within bounds, including its headers."""
 
     def __init__(self, sock: socket.socket, bounds: Bounds, method: str) -> None:
         super().__init__(sock, method=method)
         self._bounds = bounds
         self.fp.close()
-        self.fp = io.BufferedReader(_Arriving(sock, bounds))
+        self.fp = io.BufferedReader(_BoundedReader(sock, bounds))
 
     def whole(self) -> bytes:
-        """Its body. Raises HTTPException, TimeoutError, OSError."""
+        """Returns the body. Raises HTTPException, TimeoutError, OSError."""
         body = bytearray()
         while piece := self.read(_PIECE):
             body += piece
-        if self.length:  # it was announced, and did not come
+        if self.length:  # announced bytes are missing
             raise http.client.IncompleteRead(bytes(body), self.length)
         return bytes(body)
 
     def lines(self) -> Iterator[bytes]:
-        """The lines of its body: of each one the bounds, since all together have none. Raises as `whole`."""
+        """Yields the lines of the body. The bounds apply to each line, not to all. Raises as `whole`."""
         while line := self.readline():
             yield line
             self._bounds.renew()
 
 
 @contextmanager
-def asked(
+def request(
     host: str,
     port: int,
     path: str,
@@ -94,8 +94,12 @@ def asked(
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
 ) -> Iterator[Answer]:
-    """The answer to GET, or POST if there is a body; no redirect is followed, and no proxy asked. Raises
-    TimeoutError, OSError, HTTPException; ValueError for a header that cannot be."""
+    """Sends a GET, or a POST if there is a body, and yields the answer.
+
+    It follows no redirect, uses no proxy.
+
+    Raises TimeoutError, OSError, HTTPException; ValueError for an invalid header.
+    """
     connection = http.client.HTTPConnection(host, port, timeout=bounds.rest())
     with closing(connection):
         connection.sock = _connected(host, port, bounds, trust)
@@ -107,17 +111,17 @@ def asked(
 
 
 def _connected(host: str, port: int, bounds: Bounds, trust: Trust | None) -> socket.socket:
-    sock = _dialled(host, port, bounds)
+    sock = _connect_any(host, port, bounds)
     if trust is not None:
         sock.settimeout(bounds.rest())
-        sock = trust.context.wrap_socket(sock, server_hostname=trust.name)  # it closes it when it fails
+        sock = trust.context.wrap_socket(sock, server_hostname=trust.name)  # closes the socket if it fails
     sock.settimeout(bounds.rest())
     return sock
 
 
-def _dialled(host: str, port: int, bounds: Bounds) -> socket.socket:
-    """By the first of its addresses that takes it."""
-    failure = OSError("it has no address")
+def _connect_any(host: str, port: int, bounds: Bounds) -> socket.socket:
+    """Connects to the first of the host's addresses that accepts."""
+    failure = OSError("the host has no address")
     for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
         sock = socket.socket(family, kind, protocol)
         try:
@@ -130,8 +134,8 @@ def _dialled(host: str, port: int, bounds: Bounds) -> socket.socket:
     raise failure
 
 
-class _Arriving(io.RawIOBase):
-    """The bytes of a connection, within its bounds."""
+class _BoundedReader(io.RawIOBase):
+    """Reads a connection within bounds."""
 
     def __init__(self, sock: socket.socket, bounds: Bounds) -> None:
         self._sock, self._bounds = sock, bounds

@@ -1,4 +1,4 @@
-"""Certificates and tokens for HTTP that this process serves, by Python's own `ssl`."""
+"""Certificates and tokens for this process's HTTP servers, by Python's `ssl`."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from transfer.transports.security.credentials import Credentials
 if TYPE_CHECKING:
     from transfer.transports.security.settings import Security
 
-#: what HTTP is called by ALPN
+#: the name of HTTP in ALPN
 PROTOCOL = "http/1.1"
 
 
 class Https:
-    """What is shown, and asked for; read again when the files change. Thread-safe.
+    """The server's certificate, and clients' certificates and tokens.
 
-    Raises SecurityError if they cannot be used, also where there is TLS without a certificate to show.
+    It reads changed files again. Thread-safe.
+
+    Raises SecurityError for unusable files, also if there is TLS without a certificate of the server.
     """
 
     def __init__(self, security: Security) -> None:
@@ -29,27 +31,30 @@ class Https:
             self.context()
 
     def context(self, *, required: bool = False) -> ssl.SSLContext:
-        """For a new connection. required: nobody is heard without a certificate, if they are asked for."""
-        asks = self.security.asks_certificates
-        clients = ("required" if required else "optional") if asks else "none"
+        """Returns the context of a new connection.
+
+        required: if clients have to show certificates, the handshake fails without one.
+        """
+        certificates = self.security.asks_certificates
+        clients = ("required" if required else "optional") if certificates else "none"
         made = self._credentials.context(server=True, protocols=(PROTOCOL,), clients=clients)
         return cast("pure.TlsContext", made).context
 
-    def has_token(self, shown: str | None) -> bool:
-        """Whether this is one of the tokens. Over plain HTTP none is: whoever shows it shows it to all."""
-        if shown is None or not self.security.tls:
+    def has_token(self, given: str | None) -> bool:
+        """Whether this is one of the tokens. Never over plain HTTP, where every listener could read it."""
+        if given is None or not self.security.tls:
             return False
-        return is_one_of(shown, self._credentials.tokens())
+        return is_one_of(given, self._credentials.tokens())
 
 
-def is_one_of(shown: str, tokens: tuple[bytes, ...]) -> bool:
-    """It takes equally long whichever it is."""
-    given = shown.encode(errors="replace")
-    found = [hmac.compare_digest(given, token) for token in tokens]
+def is_one_of(given: str, tokens: tuple[bytes, ...]) -> bool:
+    """Whether it is one of the tokens, in constant time."""
+    data = given.encode(errors="replace")
+    found = [hmac.compare_digest(data, token) for token in tokens]
     return any(found)
 
 
 def bearer(header: str | None) -> str | None:
-    """What `Authorization: Bearer` shows."""
+    """Returns the token of `Authorization: Bearer`."""
     scheme, _, token = (header or "").strip().partition(" ")
     return token.strip() if scheme.lower() == "bearer" and token.strip() else None

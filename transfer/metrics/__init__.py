@@ -1,6 +1,6 @@
 """Metrics for Prometheus: `transfer.metrics.register(context)`.
 
-prometheus_client is loaded when it is asked for.
+It imports prometheus_client at the first use.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Reads the plain integers of sockets and peers, and keeps what ended ones leave behind.
+"""Reads the counters of sockets and peers, and keeps the totals of closed ones.
 
-The fast path only adds to integers. Here they get names, when somebody asks; the names are those of
-`transfer.metrics`. Pure apart from reading: no prometheus, no clock, no thread.
+The fast path only adds to integers. This module maps them to the metrics of `transfer.metrics`. Pure apart
+from reading: no prometheus, no clock, no thread.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 #: (name of the metric, values of its labels)
 Key = tuple[str, tuple[str, ...]]
 
-#: peers by name in one metric; further ones share a name, so that a busy server's metrics stay small
+#: peers with a name in a metric; all others share a name, so that a busy server's metrics stay small
 MAX_PEERS: Final = 100
 OTHER_PEERS: Final = "other"
 
-#: words of `Connections.counts` and the counters that they are; behind a colon stands the reason
+#: keys of `Connections.counts`, and their counters; a reason may follow the key after a colon
 _LINK_COUNTS: Final = {
     "connected": "transfer_connections_total",
     "disconnected": "transfer_disconnections_total",
@@ -47,7 +47,7 @@ _LINK_REASONS: Final = {
 
 
 class LatencyCounts:
-    """Durations in the buckets that a REQ counts them in: from 16 µs to 8.4 s, doubling."""
+    """A histogram of a REQ's round trips: buckets from 16 µs to 8.4 s, each twice the one before."""
 
     __slots__ = ("counts", "total_ns")
 
@@ -56,7 +56,7 @@ class LatencyCounts:
         self.total_ns = 0
 
     def merge(self, other: LatencyCounts | Turn) -> None:
-        """Adds what another one counted."""
+        """Adds another histogram."""
         self.counts = [a + b for a, b in zip(self.counts, other.counts, strict=True)]
         self.total_ns += other.total_ns
 
@@ -68,7 +68,7 @@ class LatencyCounts:
 
 
 class Tally:
-    """One for each context: totals of what has ended, so that a counter never goes down."""
+    """A context's totals of closed sockets and peers, so that a counter never decreases."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -78,16 +78,16 @@ class Tally:
         self.requests = LatencyCounts()
 
     def peer_ended(self, socket_type: str, peer: Peer) -> None:
-        """Call it once for each peer, when its counters move no more."""
+        """Adds a peer's counters. Call it once for each peer, after their last change."""
         self.add(peer_counts(socket_type, peer, self.name_of(peer)))
 
     def socket_ended(self, socket: Any) -> None:
-        """Call it once for each socket that closed, when its counters move no more."""
+        """Adds a closed socket's counters. Call it once for each socket, after their last change."""
         self.add(socket_counts(socket))
         self.requests.merge_turn(socket)
 
     def name_of(self, peer: Peer) -> str:
-        """What this peer is called in metrics. The first MAX_PEERS have names, which they keep."""
+        """Returns the peer's name in metrics. Only the first MAX_PEERS have one."""
         name = peer_name(peer)
         if name in self._names:
             return name
@@ -103,13 +103,13 @@ class Tally:
                 self._ended[key] += value
 
     def ended(self) -> dict[Key, float]:
-        """A copy of the totals."""
+        """Returns a copy of the totals."""
         with self._lock:
             return dict(self._ended)
 
 
 def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
-    """The counters of one socket, without those of its peers."""
+    """Yields the counters of one socket, without those of its peers."""
     counts: Mapping[str, int] = socket._links.counts
     drops: Mapping[str, int] = socket._links.pattern.drops
     socket_type = socket._links.pattern.socket_type.name
@@ -128,14 +128,14 @@ def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
         name, _, reason = word.partition(":")
         if name in _LINK_COUNTS:
             yield (_LINK_COUNTS[name], label), count
-        elif name == "fallback":  # wanted, used instead, why
+        elif name == "fallback":  # preferred transport, used transport, reason
             yield ("transfer_fallback_total", tuple(reason.split(":"))), count
         elif name in _LINK_REASONS:
             yield (_LINK_REASONS[name], (reason or "unavailable",)), count
 
 
 def peer_counts(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, float]]:
-    """The counters of one peer, under this name."""
+    """Yields the counters of one peer, under this name."""
     stream = peer.stream
     labels = (socket_type, name)
     yield ("transfer_peer_send_blocked_seconds_total", labels), stream.blocked_ns / 1e9
@@ -147,7 +147,7 @@ def peer_counts(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, 
 
 
 def peer_gauges(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, float]]:
-    """What one peer holds now, under this name."""
+    """Yields the gauges of one peer, under this name."""
     transport = peer.agreement.choice.transport if peer.agreement else "none"
     yield ("transfer_peers", (socket_type, name, transport)), 1
     yield ("transfer_queue_messages", (socket_type,)), peer.stream.queued
@@ -156,11 +156,10 @@ def peer_gauges(socket_type: str, peer: Peer, name: str) -> Iterator[tuple[Key, 
 
 
 def peer_name(peer: Peer) -> str:
-    """What a peer is called in metrics: the identity that it was given for good, the endpoint we connected
-    to, or its host.
+    """Returns a peer's name for metrics: its permanent identity, the endpoint connected to, or its host.
 
-    Not its port: a client that reconnects has a new one each time, and every name costs memory in
-    the monitoring system for as long as it keeps data.
+    It never contains a client's port, which changes with each connection: every name costs memory in the
+    monitoring system for as long as it keeps data.
     """
     identity = peer.agreement.remote.routing_id if peer.agreement is not None else b""
     if identity and not identity.startswith(ONE_CONNECTION):

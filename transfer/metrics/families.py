@@ -1,4 +1,4 @@
-"""The metrics that a context's numbers make up: their names, types, help texts and labels. Pure."""
+"""The metrics of a context: their names, types, help texts and labels. Pure."""
 
 from __future__ import annotations
 
@@ -23,62 +23,84 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_bytes_received_total": Family("counter", "Payload bytes handed to callers.", ("socket",)),
     "transfer_drops_total": Family("counter", "Messages dropped.", ("socket", "reason")),
     "transfer_unconfirmed_total": Family(
-        "counter", "Messages written to a peer that went before it confirmed them.", ("socket",)
+        "counter", "Messages whose peer disconnected before it confirmed them.", ("socket",)
     ),
-    "transfer_resent_total": Family("counter", "Messages sent again after their peer went.", ("socket",)),
+    "transfer_resent_total": Family("counter", "Messages resent after their peer disconnected.", ("socket",)),
     "transfer_redistributed_total": Family(
-        "counter", "Messages not yet written to a peer that went, given to another.", ("socket",)
+        "counter", "Queued messages given to another peer after their peer disconnected.", ("socket",)
     ),
-    "transfer_connections_total": Family("counter", "Connections made, both ways.", ("socket",)),
+    "transfer_connections_total": Family(
+        "counter", "Connections made, accepted and connected ones.", ("socket",)
+    ),
     "transfer_disconnections_total": Family("counter", "Connections that ended.", ("socket",)),
-    "transfer_reconnects_total": Family("counter", "Further attempts to connect.", ("socket",)),
-    "transfer_silent_peers_total": Family("counter", "Peers given up because they were silent.", ("socket",)),
-    "transfer_handshake_failures_total": Family("counter", "Peers refused, or that refused us.", ("reason",)),
-    "transfer_protocol_errors_total": Family("counter", "Connections ended for invalid bytes.", ("reason",)),
+    "transfer_reconnects_total": Family("counter", "Repeated attempts to connect.", ("socket",)),
+    "transfer_silent_peers_total": Family(
+        "counter", "Peers disconnected because they were silent.", ("socket",)
+    ),
+    "transfer_handshake_failures_total": Family(
+        "counter", "Handshakes refused by this side or by the peer.", ("reason",)
+    ),
+    "transfer_protocol_errors_total": Family(
+        "counter", "Connections closed because of invalid bytes.", ("reason",)
+    ),
     "transfer_spool_removals_total": Family(
-        "counter", "What a spool removed because nothing had used it for too long.", ("reason",)
+        "counter", "Objects that a spool removed because they were unused for too long.", ("reason",)
     ),
     "transfer_spool_removed_bytes_total": Family(
         "counter",
-        "Bytes that a spool removed because nothing had used them for too long.",
+        "Bytes that a spool removed because they were unused for too long.",
         ("reason",),
     ),
     "transfer_fallback_total": Family(
-        "counter", "Peers reached by a lesser transport than wished.", ("from", "to", "reason")
+        "counter", "Peers connected by another transport than the preferred one.", ("from", "to", "reason")
     ),
     "transfer_transport_unused_total": Family(
-        "counter", "Peers where both sides have a better transport than was asked for.", ("transport",)
+        "counter",
+        "Peers for which both sides have a better transport than the configured one.",
+        ("transport",),
     ),
-    "transfer_send_blocked_seconds_total": Family("counter", "Time senders waited for room.", ("socket",)),
-    "transfer_receive_wait_seconds_total": Family("counter", "Time receivers waited for data.", ("socket",)),
+    "transfer_send_blocked_seconds_total": Family(
+        "counter", "Time that senders waited for queue space.", ("socket",)
+    ),
+    "transfer_receive_wait_seconds_total": Family(
+        "counter", "Time that receivers waited for data.", ("socket",)
+    ),
     "transfer_peer_send_blocked_seconds_total": Family(
-        "counter", "Time senders waited for room, by the peer that had none.", ("socket", "peer")
+        "counter",
+        "Time that senders waited for queue space, by the peer whose queue was full.",
+        ("socket", "peer"),
     ),
     "transfer_peer_receive_wait_seconds_total": Family(
-        "counter", "Time receivers waited, by the peer that sent next.", ("socket", "peer")
+        "counter", "Time that receivers waited for data, by the peer that sent next.", ("socket", "peer")
     ),
     "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
     "transfer_discovery_lookups_total": Family(
-        "counter", "Look-ups of endpoints that stand for many: done, or failed.", ("result",)
+        "counter", "Look-ups of endpoints with several members, by result.", ("result",)
     ),
     "transfer_discovery_changes_total": Family(
-        "counter", "Members that were added, retired, restored, removed, or do not answer.", ("change",)
+        "counter", "Members added, retired, restored, removed, or without an answer.", ("change",)
     ),
     "transfer_discovery_members": Family(
-        "gauge", "Members that are listed now, of endpoints that stand for many.", ("socket",)
+        "gauge", "Listed members of endpoints with several members.", ("socket",)
     ),
     "transfer_local_refused_total": Family(
-        "counter", "Large payloads that shared memory had no place for.", ("socket", "reason")
+        "counter", "Large payloads that did not fit into shared memory.", ("socket", "reason")
     ),
-    "transfer_local_bytes": Family("gauge", "Shared memory: for copies, or of empty().", ("kind",)),
+    "transfer_local_bytes": Family(
+        "gauge", "Bytes of shared memory, by use: copies, or tensors of empty().", ("kind",)
+    ),
     "transfer_sockets": Family("gauge", "Open sockets.", ("socket",)),
-    "transfer_peers": Family("gauge", "Connections now.", ("socket", "peer", "transport")),
-    "transfer_queue_messages": Family(
-        "gauge", "Messages taken and not yet given to the kernel.", ("socket",)
+    "transfer_peers": Family("gauge", "Open connections.", ("socket", "peer", "transport")),
+    "transfer_queue_messages": Family("gauge", "Messages that are queued to be sent.", ("socket",)),
+    "transfer_queue_bytes": Family(
+        "gauge", "Payload bytes of the messages that are queued to be sent.", ("socket",)
     ),
-    "transfer_queue_bytes": Family("gauge", "Their payload bytes.", ("socket",)),
-    "transfer_in_flight_messages": Family("gauge", "Messages written and not yet confirmed.", ("socket",)),
-    "transfer_pool_bytes": Family("gauge", "Receive buffers: on lease, or kept for reuse.", ("state",)),
-    "transfer_core_info": Family("gauge", "Contexts by the core in use.", ("implementation",)),
-    "transfer_request_seconds": Family("histogram", "Round trip of a request: from send to the reply."),
+    "transfer_in_flight_messages": Family("gauge", "Messages sent and not yet confirmed.", ("socket",)),
+    "transfer_pool_bytes": Family(
+        "gauge", "Bytes of receive buffers, by state: in use, or kept for reuse.", ("state",)
+    ),
+    "transfer_core_info": Family(
+        "gauge", "Contexts, by the implementation of their core.", ("implementation",)
+    ),
+    "transfer_request_seconds": Family("histogram", "Round trip of a request, from its send to the reply."),
 }

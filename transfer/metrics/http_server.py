@@ -1,4 +1,4 @@
-"""The HTTP server of metrics: a thread for each connection that asks, TLS if there is TLS, and limits."""
+"""The HTTP server of metrics: a thread for each connection with a request, TLS if configured, and limits."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from transfer.transports.descriptors import is_reserved
 from transfer.transports.errors import SecurityError
 from transfer.transports.security.guard import check_listening, skips_token
 
-#: seconds for the handshake and the head of the request together, and for each part of the answer
+#: seconds for the handshake together with the request's head, and for each part of the answer
 _PATIENCE = 10.0
 #: bytes of a request's line and headers together
 MOST_HEAD = 16 << 10
-#: connections that have begun to ask and have not shown who they are; and those that have. The oldest is put
-#: out for the newest of its kind
+#: connections that have begun a request and are not authenticated; and the same number of authenticated ones.
+#: Beyond it the oldest of its kind is closed
 _MOST = 64
-#: in the environment of a request: it has shown the certificate or the token that is asked for
+#: in a request's environment: whether it has a required certificate or token
 _KNOWN = "transfer.known"
 
 _log = logging.getLogger("transfer")
@@ -42,7 +42,7 @@ App = Callable[[dict[str, Any], Any], Iterable[bytes]]
 
 
 def check_registering(context: Any, registry: Any) -> None:
-    """Raises ArgumentError."""
+    """Checks the arguments of `register`. Raises ArgumentError."""
     if not hasattr(context, "tally"):
         raise wrong("context", context, "a transfer.Context")
     if not (registry is None or hasattr(registry, "register")):
@@ -50,14 +50,20 @@ def check_registering(context: Any, registry: Any) -> None:
 
 
 class _Handler(WSGIRequestHandler):
-    """plain: the connection, below TLS. certified: it has shown a certificate."""
+    """Handles a request. plain: the connection below TLS. certified: whether it has a certificate."""
 
     timeout = _PATIENCE
-    #: of a request line that names none: what is answered has a status line all the same
+    #: for a request line without a version: the answer has a status line, too
     default_request_version = "HTTP/1.0"
 
     def __init__(
-        self, request: Any, client_address: Any, server: Scraped, plain: socket.socket, *, certified: bool
+        self,
+        request: Any,
+        client_address: Any,
+        server: MetricsServer,
+        plain: socket.socket,
+        *,
+        certified: bool,
     ) -> None:
         self._scraped, self._plain, self._certified = server, plain, certified
         super().__init__(request, client_address, server)
@@ -68,28 +74,28 @@ class _Handler(WSGIRequestHandler):
         self.requestline = self.request_version = self.command = ""
         try:
             super().handle()
-        except LineTooLong:  # the request's; of a header it is answered there
+        except LineTooLong:  # the request line: the base class answers long headers
             self.send_error(431)
 
     def get_environ(self) -> dict[str, Any]:
         """See WSGIRequestHandler."""
-        self._scraped.has_asked(self._plain)
+        self._scraped.mark_read(self._plain)
         environ = super().get_environ()
         known = self._certified or self._scraped.https.has_token(bearer(environ.get("HTTP_AUTHORIZATION")))
         if known:
-            self._scraped.knows(self._plain)
+            self._scraped.mark_known(self._plain)
         return {**environ, _KNOWN: known}
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody wants to read it."""
+        """Logs nothing."""
 
     def get_stderr(self) -> Any:
-        """Where wsgiref writes tracebacks: of peers who went, since `_answering` logs those of the app."""
+        """Returns a sink for wsgiref's tracebacks of lost peers; `_answering` logs those of the app."""
         return io.StringIO()
 
 
 class _Lines:
-    """What a peer sends, up to the end of its request's head. Raises LineTooLong."""
+    """Limits the bytes of a request's head. Raises LineTooLong."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
@@ -105,10 +111,10 @@ class _Lines:
         return line
 
 
-class Scraped(ThreadingMixIn, WSGIServer):
-    """Listens at once; `start` serves. https: what is shown, and asked for. port: where it really listens.
+class MetricsServer(ThreadingMixIn, WSGIServer):
+    """Listens from its construction; `start` serves. https: certificates and tokens. port: the real one.
 
-    Raises OSError, and SecurityError where strangers could come, or who has no token where there is one.
+    Raises OSError, and SecurityError where requests could come without the required authentication.
     """
 
     daemon_threads = True
@@ -122,18 +128,18 @@ class Scraped(ThreadingMixIn, WSGIServer):
         check_listening(where, f"{address}:{port} for metrics", security, shown=True)
         if skips_token(security) and not security.tls:
             raise SecurityError(
-                f"{address}:{port} for metrics would answer who has no token: without TLS it takes none",
-                hint="give it certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY), leave it out, or let it "
-                "answer this machine without: TRANSFER_TOKENLESS=allow",
+                f"{address}:{port} for metrics would answer requests without a token: tokens need TLS",
+                hint="configure certificates (TRANSFER_TLS_CERT, TRANSFER_TLS_KEY), disable metrics, or "
+                "allow requests of this machine without a token: TRANSFER_TOKENLESS=allow",
             )
         self.https = https
         self._lock = threading.Lock()
-        self._unread: dict[socket.socket, float] = {}  # until when the head has to be whole; the oldest first
+        self._unread: dict[socket.socket, float] = {}  # deadlines of requests' heads; the oldest first
         self._unknown: dict[socket.socket, None] = {}  # with a thread; the oldest first
         self._known: dict[socket.socket, None] = {}
         self._silent: dict[int, tuple[socket.socket, Any]] = {}  # no thread yet; by descriptor
-        self._ready = select.epoll()  # of those, and of the listening socket
-        super().__init__((where, number), cast(Any, _Handler))  # `finish_request` makes it
+        self._ready = select.epoll()  # for the silent ones and the listening socket
+        super().__init__((where, number), cast(Any, _Handler))  # `finish_request` makes the handlers
         self._faults = PeerFaults(_log)
         app = _answering(app, self._faults)
         self.set_app(_guarded(app) if security.tls and security.authenticates else app)
@@ -150,11 +156,11 @@ class Scraped(ThreadingMixIn, WSGIServer):
         return thread
 
     def fileno(self) -> int:
-        """What `serve_forever` waits for."""
+        """Returns the descriptor that `serve_forever` waits for."""
         return self._ready.fileno()
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """A new connection. It gets a thread when it says something: a storm of silent ones is cheap."""
+        """Takes a new connection. Its thread starts at the first byte, so that silent ones are cheap."""
         if is_reserved(request.fileno()) and not PENDING.make_room():
             self.shutdown_request(request)
             return
@@ -162,11 +168,11 @@ class Scraped(ThreadingMixIn, WSGIServer):
             self._unread[request] = monotonic() + _PATIENCE
         self._silent[request.fileno()] = request, client_address
         self._ready.register(request, select.EPOLLIN)
-        PENDING.add(request, partial(_put_out, request))
+        PENDING.add(request, partial(_shut_down, request))
         PENDING.trim()
 
     def service_actions(self) -> None:
-        """See BaseServer: whenever something was ready, and each tenth of a second."""
+        """See BaseServer. Called after each event, and each tenth of a second."""
         for fd, _ in self._ready.poll(0):
             if fd in self._silent:
                 self._ready.unregister(fd)
@@ -177,7 +183,7 @@ class Scraped(ThreadingMixIn, WSGIServer):
             for request in late:
                 del self._unread[request]
         for request in late:
-            _put_out(request)
+            _shut_down(request)
 
     def _begin(self, request: socket.socket, client_address: Any) -> None:
         with suppress(OSError):
@@ -186,13 +192,13 @@ class Scraped(ThreadingMixIn, WSGIServer):
                 try:
                     super().process_request(request, client_address)
                     return
-                except RuntimeError:  # the system gives no thread
+                except RuntimeError:  # no thread can be started
                     self.handle_error(request, client_address)
         self._forget(request)
         self.shutdown_request(request)
 
     def finish_request(self, request: Any, client_address: Any) -> None:
-        """In a thread of its own."""
+        """Handles the request in a thread."""
         request.settimeout(_PATIENCE)
         try:
             if not self.https.security.tls:
@@ -201,33 +207,33 @@ class Scraped(ThreadingMixIn, WSGIServer):
             with self.https.context().wrap_socket(request.dup(), server_side=True) as secured:
                 certified = bool(secured.getpeercert())
                 if certified:
-                    self.knows(request)
+                    self.mark_known(request)
                 _Handler(secured, client_address, self, request, certified=certified)
         except OSError:
-            return  # it went, or had no certificate
+            return  # the peer has gone, or has no valid certificate
         finally:
             self._forget(request)
 
-    def knows(self, request: socket.socket) -> None:
-        """It has shown who it is, and makes no room for those that have not. Idempotent."""
+    def mark_known(self, request: socket.socket) -> None:
+        """Marks a connection as authenticated: it is not closed for unauthenticated ones. Idempotent."""
         with self._lock:
             self._unknown.pop(request, None)
         PENDING.remove(request)
         self._join(self._known, request)
 
-    def has_asked(self, request: socket.socket) -> None:
-        """The head of its request is whole."""
+    def mark_read(self, request: socket.socket) -> None:
+        """Called when the head of a request is complete."""
         with self._lock:
             self._unread.pop(request, None)
 
-    def _join(self, crowd: dict[socket.socket, None], request: socket.socket) -> None:
+    def _join(self, connections: dict[socket.socket, None], request: socket.socket) -> None:
         with self._lock:
-            crowd[request] = None
-            oldest = next(iter(crowd)) if len(crowd) > _MOST else None
+            connections[request] = None
+            oldest = next(iter(connections)) if len(connections) > _MOST else None
             if oldest is not None:
-                del crowd[oldest]
+                del connections[oldest]
         if oldest is not None:
-            _put_out(oldest)
+            _shut_down(oldest)
 
     def _forget(self, request: socket.socket) -> None:
         PENDING.remove(request)
@@ -237,7 +243,7 @@ class Scraped(ThreadingMixIn, WSGIServer):
             self._known.pop(request, None)
 
     def server_close(self) -> None:
-        """Ends those who have not asked, too."""
+        """See BaseServer. It also closes connections without a request."""
         super().server_close()
         self._ready.close()
         while self._silent:
@@ -247,22 +253,22 @@ class Scraped(ThreadingMixIn, WSGIServer):
         with self._lock:
             unread = list(self._unread)
         for request in unread:
-            _put_out(request)
+            _shut_down(request)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """See BaseServer, which prints a traceback."""
         self._faults.note("a scrape", sys.exc_info()[1] or OSError())
 
 
-def _put_out(request: socket.socket) -> None:
+def _shut_down(request: socket.socket) -> None:
     try:
         request.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it has gone by itself
+        return  # the peer has closed it already
 
 
 def _answering(app: App, faults: PeerFaults) -> App:
-    """Answers where the app raises. An Accept that it cannot read (a version without numbers) is left out."""
+    """Answers errors of the app. It drops an Accept header that the app cannot parse."""
 
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         try:
@@ -270,7 +276,7 @@ def _answering(app: App, faults: PeerFaults) -> App:
                 return app(environ, start)
             except (TypeError, ValueError):
                 return app({**environ, "HTTP_ACCEPT": ""}, start)
-        except Exception as error:  # noqa: BLE001 - of this request; the others are answered
+        except Exception as error:  # noqa: BLE001 - other requests are still answered
             faults.note("a scrape", error)
             start("500 Internal Server Error", [("Content-Type", "text/plain")])
             return [b"the metrics cannot be read: see the log of the program\n"]
@@ -279,12 +285,12 @@ def _answering(app: App, faults: PeerFaults) -> App:
 
 
 def _guarded(app: App) -> App:
-    """For who has a certificate, or the token."""
+    """Refuses requests that have neither a certificate nor the token."""
 
     def answer(environ: dict[str, Any], start: Any) -> Iterable[bytes]:
         if environ[_KNOWN]:
             return app(environ, start)
         start("401 Unauthorized", [("Content-Type", "text/plain"), ("WWW-Authenticate", "Bearer")])
-        return [b"a certificate is wanted, or the token\n"]
+        return [b"a certificate or the token is required\n"]
 
     return answer

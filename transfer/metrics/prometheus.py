@@ -1,11 +1,11 @@
-"""Metrics for Prometheus. The fast path adds to plain integers; they are read when somebody scrapes.
+"""Metrics for Prometheus. The fast path only adds to integers; a scrape reads them.
 
     context = transfer.Context(metrics_port=9100)     # serves them at http://127.0.0.1:9100/metrics
     transfer.metrics.register(context)                # or: into the default registry
 
-`docs/metrics.md` has all names. Several processes: with PROMETHEUS_MULTIPROC_DIR set (to an empty
-folder, before Python starts) each process also writes its numbers to memory-mapped files there,
-every two seconds and when a context ends, and whoever serves sums them over all processes.
+`docs/metrics.md` lists all names. For several processes, set PROMETHEUS_MULTIPROC_DIR to an empty folder
+before Python starts. Then each process writes its numbers to memory-mapped files there, every two seconds and
+when a context ends, and the serving process sums them.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from prometheus_client.utils import floatToGoString
 from transfer.http.tls import Https
 from transfer.metrics.counters import Key, LatencyCounts, Tally, peer_counts, peer_gauges, socket_counts
 from transfer.metrics.families import FAMILIES, Family
-from transfer.metrics.http_server import Scraped, check_registering
+from transfer.metrics.http_server import MetricsServer, check_registering
 from transfer.transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transfer.transports.forking import undivided
 from transfer.transports.turn import Turn
@@ -47,16 +47,16 @@ _log = logging.getLogger("transfer")
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
 
-#: how old the files of a process may be, seconds
+#: seconds between two updates of a process's files
 PUBLISH_INTERVAL: Final = 2.0
 
 
 def register(context: Context, registry: CollectorRegistry | None = None) -> None:
-    """Adds the context's numbers to a registry, the default one if none is given.
+    """Adds the context's numbers to a registry, by default prometheus_client's default registry.
 
-    Several contexts in one registry are summed. With PROMETHEUS_MULTIPROC_DIR the numbers go to the
-    files there instead, which `prometheus_client.multiprocess.MultiProcessCollector` reads.
-    Idempotent; `unregister` undoes it, and `Context.term` calls that.
+    It sums the contexts of a registry. With PROMETHEUS_MULTIPROC_DIR it writes the numbers to files there
+    instead, which `prometheus_client.multiprocess.MultiProcessCollector` reads. Idempotent; `Context.term`
+    calls `unregister`.
     """
     check_registering(context, registry)
     if multi_process():
@@ -73,7 +73,7 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
 
 
 def unregister(context: Context, registry: CollectorRegistry | None = None) -> None:
-    """The context ends: its totals are kept, its gauges are gone. Idempotent."""
+    """Removes a context's gauges, and keeps its totals. Idempotent."""
     check_registering(context, registry)
     if multi_process():
         _process_files.remove(context)
@@ -85,7 +85,7 @@ def unregister(context: Context, registry: CollectorRegistry | None = None) -> N
 
 
 def multi_process() -> bool:
-    """Whether prometheus_client found PROMETHEUS_MULTIPROC_DIR when it was loaded."""
+    """Whether PROMETHEUS_MULTIPROC_DIR was set when prometheus_client was imported."""
     return values.ValueClass is not values.MutexValue
 
 
@@ -103,8 +103,8 @@ class ContextCollector(Collector):
         )
         self._ended: dict[Key, float] = defaultdict(float)
         self._ended_requests = LatencyCounts()
-        # Tallies of contexts that were forgotten and not ended. A deque, since the garbage collector
-        # may put one there while this thread holds the lock.
+        # Tallies of contexts that were garbage-collected without `term`. A deque, since the garbage collector
+        # may append to it while this thread holds the lock.
         self._forgotten: deque[Tally] = deque()
 
     def add(self, context: Context) -> None:
@@ -115,7 +115,7 @@ class ContextCollector(Collector):
                 self._contexts[context] = end
 
     def remove(self, context: Context) -> bool:
-        """Keeps the totals of a context that ends. True when no context is left."""
+        """Keeps the totals of a context that ends. Returns whether no context is left."""
         with undivided(), self._lock:
             end = self._contexts.pop(context, None)
             if end is not None and end.detach() is not None:
@@ -129,7 +129,7 @@ class ContextCollector(Collector):
         self._ended_requests.merge(requests)
 
     def read(self) -> tuple[dict[Key, float], LatencyCounts]:
-        """All numbers by name and labels, and the histogram of requests."""
+        """Returns all numbers by name and labels, and the histogram of requests."""
         with undivided(), self._lock:
             contexts = list(self._contexts)
             while self._forgotten:
@@ -139,7 +139,7 @@ class ContextCollector(Collector):
             requests = LatencyCounts()
             requests.merge(self._ended_requests)
         for context in contexts:
-            if context.forked:  # the parent's, and its business
+            if context.forked:  # the parent process counts it
                 continue
             for key, value in _read(context).items():
                 total[key] += value
@@ -147,7 +147,7 @@ class ContextCollector(Collector):
         return total, requests
 
     def describe(self) -> Iterable[Metric]:
-        """The names, so that a second metric of the same name is refused at once."""
+        """Returns the names, so that the registry refuses a second metric of the same name at once."""
         return [_family(name, spec, {}) for name, spec in FAMILIES.items() if spec.kind != "histogram"]
 
     def collect(self) -> Iterator[Metric]:
@@ -164,8 +164,8 @@ class ContextCollector(Collector):
                 yield _family(name, spec, by_name[name])
 
 
-class _Given(Collector):
-    """Numbers that somebody else has counted, of families that are theirs."""
+class _GivenNumbers(Collector):
+    """Given numbers of given families."""
 
     def __init__(self, families: Mapping[str, Family], numbers: Mapping[Key, float]) -> None:
         self._families = families
@@ -182,18 +182,17 @@ class _Given(Collector):
 def exposition(
     contexts: Sequence[Context], families: Mapping[str, Family], numbers: Mapping[Key, float]
 ) -> bytes:
-    """Contexts' numbers added up, those of others, and what this process takes of its machine, in Prometheus'
-    text format. Any thread.
+    """Returns the sums of contexts, other numbers, and this process's resources in Prometheus' text format.
 
-    families: counters and gauges by name; numbers: by name and labels, each of one of them. Of this process
-    alone, whatever PROMETHEUS_MULTIPROC_DIR says.
+    families: counters and gauges by name. numbers: by name and labels, of these families. It only covers this
+    process, regardless of PROMETHEUS_MULTIPROC_DIR. Any thread.
     """
     registry = CollectorRegistry()
     collector = ContextCollector()
     for context in contexts:
         collector.add(context)
     registry.register(collector)
-    registry.register(_Given(families, numbers))
+    registry.register(_GivenNumbers(families, numbers))
     ProcessCollector(registry=registry)
     try:
         return generate_latest(registry)
@@ -211,7 +210,7 @@ def _family(name: str, spec: Family, samples: Mapping[tuple[str, ...], float]) -
 
 
 def _read(context: Context) -> dict[Key, float]:
-    """All numbers of one context now."""
+    """Returns the current numbers of one context."""
     total: dict[Key, float] = defaultdict(float, context.tally.ended())
     for socket in context.sockets:
         links = socket._links
@@ -230,14 +229,14 @@ def _read(context: Context) -> dict[Key, float]:
     for kind, name in (("segments", "local.carriers"), ("tensors", "local.blocks")):
         total["transfer_local_bytes", (kind,)] += getattr(context.shared.get(name), "nbytes", 0)
     total["transfer_core_info", (context.core.IMPLEMENTATION,)] += 1
-    # Only rdma registers memory; the name is there from the start.
+    # Only rdma registers memory; the metric exists from the start.
     spent = sum(getattr(kept, "registration_ns", 0) for kept in list(context.shared.values()))
     total["transfer_registration_seconds_total", ()] += spent / 1e9
     return total
 
 
 def _round_trips(context: Context) -> LatencyCounts:
-    """The round trips of all requests of one context."""
+    """Returns the round trips of all requests of one context."""
     requests = LatencyCounts()
     requests.merge(context.tally.requests)
     for socket in context.sockets:
@@ -260,26 +259,28 @@ def _cumulative(requests: LatencyCounts) -> Iterator[tuple[str, float]]:
 
 
 class Server:
-    """What a context with metrics owns: its place in a registry, and an HTTP server if it serves.
+    """The metrics of a context: its registration, and an HTTP server if it has a port.
 
-    Made by `serve`; the context closes it when its sockets are closed. `port` is the real one, None
-    when nothing is served here or when another process of the group serves already.
+    `serve` makes it; the context closes it after its sockets. port: the real one; None if this process does
+    not serve, or another process of the group serves already.
     """
 
     def __init__(self, context: Context, registry: CollectorRegistry | None) -> None:
         self.port: int | None = None
         self._context = context
         self._registry = registry
-        self._http: Scraped | None = None
+        self._http: MetricsServer | None = None
         self._thread: threading.Thread | None = None
         register(context, registry)
 
     def listen(self, address: str, port: int, registry: CollectorRegistry) -> None:
-        """Serves a registry over HTTP, in a thread. Raises AddressInUse, AddressNotAvailable,
-        SecurityError."""
+        """Serves a registry over HTTP, in a thread.
+
+        Raises AddressInUse, AddressNotAvailable, SecurityError.
+        """
         https = Https(self._context.credentials.security)
         try:
-            self._http = Scraped(make_wsgi_app(registry), address, port, https)
+            self._http = MetricsServer(make_wsgi_app(registry), address, port, https)
         except OSError as error:
             if not (multi_process() and error.errno == errno.EADDRINUSE):
                 raise _address_error(error, address, port) from error
@@ -288,7 +289,7 @@ class Server:
             self.port = self._http.port
 
     def close(self) -> None:
-        """Stops serving, ends the thread, and leaves the context's totals in the registry. Idempotent."""
+        """Stops the server and its thread; the context's totals stay in the registry. Idempotent."""
         http, self._http = self._http, None
         if http is not None:
             http.shutdown()
@@ -304,10 +305,9 @@ def serve(
 ) -> Server:
     """Registers the context's numbers, and serves them over HTTP if a port is given.
 
-    port: a number (0: any free one, see `Server.port`), for this machine alone; or "host:port", where host
-    may be 0.0.0.0: other machines may ask who show a certificate or the token, by HTTPS
-    (docs/security.md).
-    registry: where to register; None: one of its own if it is served, else the default one.
+    port: a number (0: a free one, see `Server.port`) serves only this machine. "host:port", for example with
+    0.0.0.0, also serves other machines, by HTTPS with a certificate or the token (docs/security.md).
+    registry: where to register; None: a new one if it is served, else the default one.
     Raises OptionError, AddressInUse, AddressNotAvailable, SecurityError.
     """
     if port is None:
@@ -324,7 +324,7 @@ def serve(
     try:
         server.listen(address, int(digits), registry)
         if not int(digits):
-            _log.info("metrics are served at port %d of %s", server.port, address)
+            _log.info("serving metrics at port %d of %s", server.port, address)
     except BaseException:
         server.close()
         raise
@@ -343,7 +343,7 @@ def _address_error(error: OSError, address: str, port: int) -> AddressInUse | Ad
 
 
 class _AllProcesses(Collector):
-    """Sums the files of all processes. Gauges of processes that have died are left out."""
+    """Sums the files of all processes, without the gauges of dead processes."""
 
     def collect(self) -> Iterator[Metric]:
         _process_files.publish()
@@ -353,7 +353,7 @@ class _AllProcesses(Collector):
 
 
 def _forget_dead(folder: Path) -> None:
-    """Removes the gauges of processes that were killed and could not do it themselves."""
+    """Removes the gauges of killed processes, which could not remove them."""
     for file in folder.glob("gauge_livesum_*.db"):
         pid = file.stem.rpartition("_")[2]
         if pid.isdigit() and not Path("/proc", pid).exists() and Path("/proc/self").exists():
@@ -363,8 +363,8 @@ def _forget_dead(folder: Path) -> None:
 class _ProcessFiles:
     """Writes the numbers of this process to prometheus_client's memory-mapped files.
 
-    A custom collector is seen by its own process only; these files are seen by all. One thread
-    writes them while a context is registered. A forked child begins anew.
+    A custom collector works only in its process; all processes read these files. A thread writes them while a
+    context is registered. A forked child starts with empty counters.
     """
 
     def __init__(self) -> None:
@@ -372,8 +372,8 @@ class _ProcessFiles:
         self._begin()
 
     def _begin(self) -> None:
-        # After a fork these objects are the parent's: its lock may be held for ever here, and what it
-        # counted stands in its own file already.
+        # After a fork the parent's lock may stay locked for ever in the child, and the parent's numbers are
+        # in its own file.
         self._lock = threading.Lock()
         self._collector = ContextCollector()
         self._values: dict[tuple[str, tuple[str, ...]], Any] = {}
@@ -404,7 +404,7 @@ class _ProcessFiles:
             self.publish()
 
     def publish(self) -> None:
-        """Writes all numbers as they are now; gauges that have gone become 0."""
+        """Writes the current numbers; gauges that do not exist any more become 0."""
         numbers, requests = self._collector.read()
         with self._lock:
             for key, value in self._values.items():
@@ -414,12 +414,12 @@ class _ProcessFiles:
                 self._value(name, name, labels).set(number)
             name = "transfer_request_seconds"
             self._value(name, f"{name}_sum", ()).set(requests.total_ns / 1e9)
-            # Not cumulative: the reader adds them up.
+            # Not cumulative: the reader sums them.
             for bound, count in zip(_bounds(), requests.counts, strict=True):
                 self._value(name, f"{name}_bucket", (bound,), ("le",)).set(count)
 
     def _value(self, name: str, sample: str, labels: tuple[str, ...], names: tuple[str, ...] = ()) -> Any:
-        """The number's place in the files."""
+        """Returns the number's entry in the files."""
         value = self._values.get((sample, labels))
         if value is None:
             spec = FAMILIES[name]

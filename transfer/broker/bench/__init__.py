@@ -1,1 +1,1 @@
-"""What `transfer bench broker` does: processes that load a broker, and what is measured meanwhile."""
+"""Implements `transfer bench broker`: starts processes that load a broker, and measures it."""

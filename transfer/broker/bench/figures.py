@@ -1,4 +1,4 @@
-"""Latencies, and what is told of a measurement. Pure."""
+"""Latencies and results of a measurement. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _PERCENTS = (50, 95, 99)
 
 
 class Samples:
-    """Latencies of one receiver: all of them, or evenly every second, fourth … when they are many.
+    """Latencies of one receiver: all of them, or every second, fourth … if there are many.
 
-    most: how many are kept, an even number. worst: the longest of all, 0 without any.
+    most: how many it keeps, an even number. worst: the longest of all; 0 if there is none.
     """
 
     def __init__(self, most: int = MOST_SAMPLES) -> None:
@@ -28,7 +28,7 @@ class Samples:
         self._skip = 0
 
     def add(self, nanoseconds: int) -> None:
-        """One more."""
+        """Adds a latency."""
         if nanoseconds > self.worst:
             self.worst = nanoseconds
         if self._skip:
@@ -37,24 +37,24 @@ class Samples:
         self.kept.append(nanoseconds)
         self._skip = self._stride - 1
         if len(self.kept) >= self._most:
-            del self.kept[1::2]  # the last one, too: the next to be kept comes as soon as before
+            del self.kept[1::2]  # including the last one, so that the distance to the next one is even
             self._stride *= 2
 
     @property
     def stride(self) -> int:
-        """Each kept one stands for so many."""
+        """Number of latencies that each kept one stands for."""
         return self._stride
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
-    """The nearest-rank percentile of values in ascending order, of which there is at least one."""
+    """Returns the nearest-rank percentile of values in ascending order. They must not be empty."""
     rank = math.ceil(len(ordered) * percent / 100)
     return ordered[min(len(ordered), max(1, rank)) - 1]
 
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Microseconds from before a message is published until its receiver has it."""
+    """Microseconds from before a message's publication until its receiver has it."""
 
     p50: float
     p95: float
@@ -63,8 +63,10 @@ class Latency:
 
     @classmethod
     def of(cls, samples: Iterable[Samples]) -> Latency | None:
-        """Of all receivers together; None when nothing came. A receiver that kept only some of its samples
-        counts with those of others as if it had kept all."""
+        """Computes the latency over all receivers; None without any message.
+
+        It weights each receiver by all its messages, also if the receiver kept only some samples.
+        """
         samples = list(samples)
         widest = max((one.stride for one in samples), default=1)
         ordered = sorted(value for one in samples for value in one.kept[:: widest // one.stride])
@@ -76,12 +78,12 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What one measurement found.
+    """The result of one measurement.
 
-    messages: published. delivered: received, of each message by each of its receivers; lost: that never
-    came. seconds: from before the first was published until the last was received, and acknowledged where
-    there is a group. before, after: what the broker had used at the beginning and at the end, as far as that
-    can be seen; after.peak is the peak in between where the broker was started for this.
+    messages: published. delivered: receptions, counting each receiver of a message; lost: missing receptions.
+    seconds: from before the first publication until the last reception, and its acknowledgement if there is a
+    group. before, after: the broker's usage at the beginning and at the end, as far as it is visible. If the
+    broker was started for this measurement, after.peak is the peak during it.
     """
 
     plan: Plan
@@ -95,39 +97,41 @@ class Result:
 
     @property
     def rate(self) -> float:
-        """Messages published in a second, all of which were received."""
+        """Published messages per second, including their reception."""
         return self.messages / self.seconds
 
     @property
     def gigabytes(self) -> float:
-        """Delivered payload, before it was packed, in GB a second."""
+        """Delivered payload before compression, in GB per second."""
         return self.delivered * self.plan.nbytes / self.seconds / 1e9
 
     @property
     def cpu(self) -> float | None:
-        """Seconds of processor that the broker used."""
+        """CPU seconds that the broker used."""
         return _difference(self.before.cpu, self.after.cpu)
 
     @property
     def cpu_per_message(self) -> float | None:
-        """Microseconds of the broker's processor for each message published."""
+        """CPU microseconds of the broker for each published message."""
         return None if self.cpu is None or not self.messages else self.cpu / self.messages * 1e6
 
     @property
     def blocks_per_message(self) -> float | None:
-        """Blocks of memory that the broker's Python holds more than before, for each message published: what
-        stays, not what was allocated in between. Near 0 unless something grows."""
+        """Growth of the memory blocks of the broker's Python for each published message.
+
+        It counts blocks that stay allocated: it is near 0 unless something leaks.
+        """
         grown = _difference(self.before.blocks, self.after.blocks)
         return None if grown is None or not self.messages else grown / self.messages
 
     @property
     def allocations_per_message(self) -> float | None:
-        """How often the broker's Python asked for memory, for each message published."""
-        asked = _difference(self.before.allocations, self.after.allocations)
-        return None if asked is None or not self.messages else asked / self.messages
+        """Memory allocations of the broker's Python for each published message."""
+        count = _difference(self.before.allocations, self.after.allocations)
+        return None if count is None or not self.messages else count / self.messages
 
     def as_data(self) -> dict[str, object]:
-        """For JSON."""
+        """Returns the result for JSON."""
         return {
             "name": self.plan.name,
             "plan": {**asdict(self.plan), "mode": self.plan.mode.value},
@@ -153,7 +157,7 @@ def _difference(before: float | None, after: float | None) -> float | None:
     return None if before is None or after is None else after - before
 
 
-#: the head of the table
+#: the table's header
 HEAD = (
     *("what", "messages/s", "GB/s", "p50 ms", "p95 ms", "p99 ms", "max ms", "lost"),
     *("CPU µs/msg", "CPU %", "RSS MB", "peak MB", "blocks/msg", "allocs/msg"),
@@ -161,7 +165,7 @@ HEAD = (
 
 
 def row(result: Result) -> tuple[str, ...]:
-    """The cells of one result; "-" where something is not known."""
+    """Returns the cells of one result; "-" stands for unknown values."""
     found = result.latency
     times = [None] * 4 if found is None else [found.p50, found.p95, found.p99, found.worst]
     share = None if result.cpu is None else 100 * result.cpu / result.seconds
@@ -181,7 +185,7 @@ def row(result: Result) -> tuple[str, ...]:
 
 
 def _shown(value: float | None) -> str:
-    """Three digits that matter."""
+    """Formats a value with three significant digits."""
     if value is None:
         return "-"
     if abs(value) >= 100:

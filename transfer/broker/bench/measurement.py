@@ -1,4 +1,4 @@
-"""One measurement: starts the processes that load a broker, and puts together what they found."""
+"""Runs one measurement: starts processes that load a broker, and combines their results."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from transfer.broker.bench.roles import (
 )
 from transfer.broker.bench.target import Target
 
-#: seconds without any message after which what has not come is lost
+#: seconds without any message after which missing messages count as lost
 _SILENCE = 3.0
-#: seconds beyond the duration that publishers may take until all is kept
+#: seconds after the duration in which the broker has to keep all published messages
 _OVERTIME = 60.0
-#: seconds between two looks at the broker
-_LOOK = 0.1
+#: seconds between two checks of the broker
+_CHECK_INTERVAL = 0.1
 
 
 @dataclass(slots=True)
@@ -41,20 +41,20 @@ class _Cast:
 
 
 def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None) -> Result:
-    """Measures a broker once. tick: is called ten times a second while messages are published.
+    """Measures a broker once. tick: called ten times a second during publication.
 
-    Raises NotSupported (no LZ4), Again (something does not answer), InternalError (a process failed).
+    Raises NotSupported (no LZ4), Again (a process does not answer), InternalError (a process failed).
     """
     if plan.compress:
         check_compression()
     with Processes() as crew:
         cast = _cast(crew, plan, target)
         for member in (*cast.receivers, *cast.publishers):
-            member.hear(PATIENCE)
+            member.receive(PATIENCE)
         target.begin()
         before = target.usage()
         for member in cast.publishers:
-            member.tell("go")
+            member.send("go")
         until_done(cast.publishers, plan.duration + _OVERTIME, tick, cast.receivers)
         messages = sum(member.result[0] for member in cast.publishers)
         _wait_for_all(cast.receivers, messages * plan.copies, target)
@@ -76,7 +76,7 @@ def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None)
 
 @dataclass(frozen=True, slots=True)
 class _Role:
-    """A receiver: how, what, and from which publishers."""
+    """A receiver: its protocol, its topics, and their publishers."""
 
     by_ttp: bool
     topics: Sequence[str]
@@ -84,16 +84,18 @@ class _Role:
 
 
 def _roles(plan: Plan) -> list[_Role]:
-    topics, everybody = plan.topics(), range(plan.connections)
+    topics, publishers = plan.topics(), range(plan.connections)
     if plan.mode is Mode.DIRECT_ACK:
-        return [_Role(False, [topics[number]], [number]) for number in everybody]
+        return [_Role(False, [topics[number]], [number]) for number in publishers]
     if plan.mode is Mode.FANOUT:
-        return [_Role(True, topics, everybody)] * plan.fanout_subs
-    return [_Role(False, topics[::2], everybody)] * plan.connections + [_Role(True, topics[1::2], everybody)]
+        return [_Role(True, topics, publishers)] * plan.fanout_subs
+    return [_Role(False, topics[::2], publishers)] * plan.connections + [
+        _Role(True, topics[1::2], publishers)
+    ]
 
 
 def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
-    """Receivers first: they are there when the first message is published."""
+    """Starts the processes. Receivers start first, so that they are ready for the first message."""
     roles = _roles(plan)
     run = time.time_ns()
     paces: list[list[Connection]] = [[] for _ in range(plan.connections)]
@@ -122,18 +124,18 @@ def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
 
 
 def _wait_for_all(receivers: Sequence[Member], expected: int, target: Target) -> None:
-    """Until everything has come, or nothing more does; then the receivers end."""
+    """Waits until all messages have arrived, or no more arrive, and ends the receivers."""
     for member in receivers:
-        member.tell(LAST)
+        member.send(LAST)
     counts = dict.fromkeys(receivers, 0)
     before, since = 0, time.monotonic()
     while before < expected and time.monotonic() - since < _SILENCE:
-        target.look()
-        for line in wait([member.line for member in receivers], _LOOK):
+        target.check()
+        for line in wait([member.line for member in receivers], _CHECK_INTERVAL):
             member = next(member for member in receivers if member.line is line)
-            counts[member] = member.hear(0)
+            counts[member] = member.receive(0)
         if (now := sum(counts.values())) != before:
             before, since = now, time.monotonic()
     for member in receivers:
-        member.tell(OVER)
+        member.send(OVER)
     until_done(receivers, PATIENCE)

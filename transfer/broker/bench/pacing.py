@@ -1,7 +1,6 @@
-"""How publishers keep step with their receivers, by pipes beside the broker.
+"""Limits the messages in flight of publishers, by pipes from the receivers that do not pass the broker.
 
-A publisher has so many messages on their way at most, so that latencies say how long the broker takes, not
-how long a queue has become.
+So latencies measure the broker, and not the length of a queue.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _COUNT = struct.Struct("<I")
 
 
 class Pace:
-    """The publisher's end. lines: from each receiver. in_flight: messages; copies: receivers of each."""
+    """A publisher's end. lines: from receivers. in_flight: messages at most; copies: receivers of each."""
 
     def __init__(self, lines: Sequence[Connection], in_flight: int, copies: int) -> None:
         self._lines = list(lines)
@@ -40,28 +39,28 @@ class Pace:
 
 
 class Steps:
-    """A receiver's end. lines: to each publisher, by its number. every: messages that are told together."""
+    """A receiver's end. lines: to each publisher, by its number. every: messages of one report."""
 
     def __init__(self, lines: Mapping[int, Connection], every: int) -> None:
         self._lines = lines
         self._every = every
-        self._untold = dict.fromkeys(lines, 0)
+        self._unreported = dict.fromkeys(lines, 0)
 
     def took(self, publisher: int) -> None:
-        """One message of this publisher came."""
-        untold = self._untold[publisher] + 1
-        if untold < self._every:
-            self._untold[publisher] = untold
+        """Counts a received message of this publisher, and reports several together."""
+        unreported = self._unreported[publisher] + 1
+        if unreported < self._every:
+            self._unreported[publisher] = unreported
             return
-        self._untold[publisher] = 0
+        self._unreported[publisher] = 0
         try:
-            self._lines[publisher].send_bytes(_COUNT.pack(untold))
+            self._lines[publisher].send_bytes(_COUNT.pack(unreported))
         except OSError:
-            return  # it has ended
+            return  # the publisher has ended
 
 
 class Duration:
-    """Until when a publisher goes on."""
+    """The time for which a publisher publishes."""
 
     def __init__(self, seconds: float) -> None:
         self.begun = time.monotonic()
@@ -69,5 +68,5 @@ class Duration:
 
     @property
     def over(self) -> bool:
-        """It is time to stop."""
+        """Whether the time is over."""
         return time.monotonic() >= self._until

@@ -1,4 +1,4 @@
-"""The payloads of a measurement: when they were published, by whom, for what, and something behind it."""
+"""The payloads of a measurement: a head with time, measurement and publisher, and padding."""
 
 from __future__ import annotations
 
@@ -10,15 +10,17 @@ from importlib import import_module
 
 from transfer.transports.errors import NotSupported
 
-#: nanoseconds of the monotonic clock, which all processes of one machine share; the measurement's number, and
-#: the publisher's
+#: nanoseconds of the monotonic clock, which all processes of one machine share; the numbers of the
+#: measurement and of the publisher
 _HEAD = struct.Struct("<QQH")
-_SCALE = 2  # a payload packs to about the half
+_SCALE = 2  # LZ4 compresses a payload to about the half
 
 
 class Payloads:
-    """Makes payloads of one publisher in a measurement, both by number. nbytes: of each, before it is packed.
-    Raises NotSupported."""
+    """Makes payloads of one publisher in a measurement; both are numbers.
+
+    nbytes: size of a payload before compression. Raises NotSupported.
+    """
 
     def __init__(self, run: int, publisher: int, nbytes: int, *, compress: bool) -> None:
         self._names = (run, publisher)
@@ -27,33 +29,35 @@ class Payloads:
         self._pack = _lz4("compress") if compress else None
 
     def next(self) -> bytes:
-        """One of this moment."""
+        """Makes a payload with the current time."""
         made = _HEAD.pack(time.monotonic_ns(), *self._names) + self._rest
         return made if self._pack is None else self._pack(made)
 
 
 class Opened:
-    """Looks into payloads of a measurement. Raises NotSupported."""
+    """Reads payloads of a measurement. Raises NotSupported."""
 
     def __init__(self, run: int, *, compress: bool) -> None:
         self._run = run
         self._unpack = _lz4("decompress") if compress else None
 
-    def look(self, payload: bytes | memoryview) -> tuple[int, int] | None:
-        """(nanoseconds that it took to come here, the publisher's number). None: it is left over of another
-        measurement. It is unpacked as a whole."""
+    def read(self, payload: bytes | memoryview) -> tuple[int, int] | None:
+        """Decompresses a payload. Returns (its latency in nanoseconds, the publisher's number).
+
+        Returns None if it belongs to an earlier measurement.
+        """
         now = time.monotonic_ns()
         if self._unpack is not None:
             try:
                 payload = self._unpack(payload)
-            except RuntimeError:  # one that was not packed
+            except RuntimeError:  # it is not compressed
                 return None
         published, run, publisher = _HEAD.unpack_from(payload)
         return (now - published, publisher) if run == self._run else None
 
 
 def check_compression() -> None:
-    """Raises NotSupported when there is no LZ4."""
+    """Raises NotSupported if LZ4 is not installed."""
     _lz4("compress")
 
 

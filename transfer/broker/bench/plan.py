@@ -1,4 +1,4 @@
-"""What one measurement of a broker is. Pure."""
+"""The plan of one measurement of a broker. Pure."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from enum import StrEnum
 
 from transfer.transports.errors import OptionError
 
-#: what the topics of all modes begin with
+#: prefixes of the modes' topics
 DIRECT, FANOUT, MIXED = "bench/direct", "bench/fanout", "bench/mixed"
 #: payload bytes by the name of their class
 CLASSES = {"small": 1 << 10, "medium": 64 << 10, "large": 1 << 20}
 #: processes of one side at most
 MOST_PROCESSES = 256
-#: seconds that a measurement of the matrix takes unless it is said
+#: default duration of a measurement, in seconds
 DURATION = 10.0
 
 
 class Mode(StrEnum):
-    """Who publishes what to whom.
+    """The pattern of a measurement.
 
-    DIRECT_ACK: each publisher to a consumer of a group, which acknowledges, both by transfer's own sockets,
-    on a topic that is kept. FANOUT: publishers to all subscribers by TTP, on topics that keep nothing. MIXED:
-    publishers by transfer's own sockets to many topics in turn; the first, third … are kept and belong to a
-    group, the others go to a subscriber by TTP.
+    DIRECT_ACK: each publisher sends to a consumer of a group, which acknowledges; both use transfer's own
+    sockets and a topic that is kept. FANOUT: publishers send to all subscribers by TTP, on topics that keep
+    nothing. MIXED: publishers send by transfer's own sockets to many topics in turn. The first, third … are
+    kept, and a group consumes them; a subscriber receives the others by TTP.
     """
 
     DIRECT_ACK = "direct-ack"
@@ -36,11 +36,10 @@ class Mode(StrEnum):
 class Plan:
     """One measurement.
 
-    payload_class: see CLASSES. compress: publishers pack each payload with LZ4, receivers unpack it.
-    duration: seconds of publishing. connections: publishers, each a process with a connection, and as many
-    consumers where there is a group. fanout_subs: subscribers of FANOUT. mixed_topics: topics of MIXED.
-    in_flight: messages of a publisher on their way at most, until their receivers have them. Raises
-    OptionError.
+    payload_class: see CLASSES. compress: publishers compress each payload with LZ4, receivers decompress it.
+    duration: seconds of publication. connections: publishers, each a process with a connection, and as many
+    consumers if there is a group. fanout_subs: subscribers of FANOUT. mixed_topics: topics of MIXED.
+    in_flight: messages of a publisher at most that their receivers do not have yet. Raises OptionError.
     """
 
     mode: Mode = Mode.DIRECT_ACK
@@ -69,17 +68,17 @@ class Plan:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of a payload, before it is packed."""
+        """Bytes of a payload before compression."""
         return CLASSES[self.payload_class]
 
     @property
     def copies(self) -> int:
-        """Receivers that get each message."""
+        """Receivers of each message."""
         return self.fanout_subs if self.mode is Mode.FANOUT else 1
 
     @property
     def name(self) -> str:
-        """As the table has it: `fanout 1→8 medium lz4`."""
+        """The name in the table: `fanout 1→8 medium lz4`."""
         what = {
             Mode.DIRECT_ACK: f"{self.connections}",
             Mode.FANOUT: f"{self.connections}→{self.fanout_subs}",
@@ -88,7 +87,7 @@ class Plan:
         return f"{self.mode.value} {what}, {self.payload_class}{', lz4' * self.compress}"
 
     def topics(self) -> list[str]:
-        """All that are published to. Of DIRECT_ACK and FANOUT each publisher has its own."""
+        """Returns all topics. In DIRECT_ACK and FANOUT each publisher has one."""
         stem = {Mode.DIRECT_ACK: DIRECT, Mode.FANOUT: FANOUT, Mode.MIXED: f"{MIXED}/kept"}[self.mode]
         if self.mode is not Mode.MIXED:
             return [f"{stem}/{number}" for number in range(self.connections)]
@@ -96,12 +95,12 @@ class Plan:
         return [f"{MIXED}/{words[number % 2]}/{number}" for number in range(self.mixed_topics)]
 
 
-#: patterns of topics, split at slashes, that a broker for this keeps nothing of
+#: patterns, split at slashes, of topics that a broker for measurements does not keep
 TRANSIENT = (f"{FANOUT}/*", f"{MIXED}/live/*")
 
 
 def matrix(common: Plan, *, compress: bool) -> Iterator[Plan]:
-    """Every mode with every payload class. common: the rest of each. compress: each with LZ4 as well."""
+    """Yields every mode with every payload class. common: the other fields. compress: each with LZ4, too."""
     for mode in Mode:
         for payload_class in CLASSES:
             for packed in (False, True) if compress else (False,):

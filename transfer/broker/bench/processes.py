@@ -1,4 +1,4 @@
-"""Processes that play the parts of a measurement: each is told when to begin, and tells what it found."""
+"""Runs the roles of a measurement in processes, and exchanges messages with them."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ from transfer.transports.errors import Again, InternalError, TransferError
 
 #: seconds that a process may take to be ready, and to end
 PATIENCE = 60.0
-#: seconds between two looks of somebody who waits for processes
-_LOOK = 0.1
+#: seconds between two checks of processes
+_CHECK_INTERVAL = 0.1
 _SPAWN = multiprocessing.get_context("spawn")
 
 
 class Stage:
-    """What a part knows of whoever started it. EOFError: that one has gone."""
+    """A role's connection to the process that started it. Raises EOFError when that process has gone."""
 
     def __init__(self, line: Connection) -> None:
         self._line = line
 
-    def tell(self, value: object) -> None:
-        """Something in between."""
-        self._line.send(("told", value))
+    def send(self, value: object) -> None:
+        """Sends an intermediate result."""
+        self._line.send(("value", value))
 
-    def hear(self) -> Any:
-        """The next word; waits for it."""
+    def receive(self) -> Any:
+        """Waits for, and returns, the next message."""
         return self._line.recv()
 
-    def heard(self) -> Any:
-        """The next word if there is one, else None."""
+    def poll(self) -> Any:
+        """Returns the next message, or None if there is none."""
         return self._line.recv() if self._line.poll() else None
 
 
 class Member:
-    """One process of a crew. result: what its part returned, when it has ended."""
+    """One process. result: the return value of its role, when it has ended."""
 
     def __init__(self, process: SpawnProcess, line: Connection) -> None:
         self.result: Any = None
@@ -52,32 +52,34 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """The number of the process."""
+        """The process id."""
         assert self._process.pid is not None
         return self._process.pid
 
     @property
     def line(self) -> Connection:
-        """Ready when it has said something."""
+        """The connection, which is ready when the process has sent something."""
         return self._line
 
-    def tell(self, word: object) -> None:
-        """A word for `Stage.hear`. Raises InternalError when the process has gone."""
+    def send(self, word: object) -> None:
+        """Sends a message for `Stage.receive`. Raises InternalError when the process has gone."""
         try:
             self._line.send(word)
         except OSError as error:
-            self.hear(0.5)  # why it went
+            self.receive(0.5)  # raises why it went
             raise InternalError("a process of the measurement has gone") from error
 
-    def hear(self, patience: float = PATIENCE) -> Any:
-        """What it says next; its result when its part has ended. Raises Again, and InternalError when it
-        failed or has gone."""
+    def receive(self, patience: float = PATIENCE) -> Any:
+        """Returns the next message of the process, or its role's result.
+
+        Raises Again, and InternalError when it failed or has gone.
+        """
         if not self._line.poll(patience):
-            raise Again(f"a process of the measurement said nothing for {patience:g} s")
+            raise Again(f"a process of the measurement sent nothing for {patience:g} s")
         try:
             kind, value = self._line.recv()
         except (EOFError, ConnectionError) as error:
-            raise InternalError("a process of the measurement died without a word") from error
+            raise InternalError("a process of the measurement died") from error
         if kind == "failed":
             raise InternalError(f"a process of the measurement failed: {value}")
         if kind == "done":
@@ -85,7 +87,7 @@ class Member:
         return value
 
     def end(self, *, kill: bool) -> None:
-        """Waits for its end, or makes it. Idempotent."""
+        """Waits for the process's end, or kills it. Idempotent."""
         if self._line.closed:
             return
         if kill:
@@ -99,7 +101,7 @@ class Member:
 
 
 class Processes:
-    """Starts processes and ends all of them, at the latest when its block ends. Not thread-safe."""
+    """Starts processes, and ends all of them at the end of its block. Not thread-safe."""
 
     def __init__(self) -> None:
         self._members: list[Member] = []
@@ -123,13 +125,13 @@ class Processes:
             self.started()
 
     def pipe(self) -> tuple[Connection, Connection]:
-        """(reading end, writing end) for two members. See `started`."""
+        """Returns (reading end, writing end) for two members. See `started`."""
         ends = _SPAWN.Pipe(duplex=False)
         self._shared += ends
         return ends
 
     def add(self, part: Callable[..., object], *arguments: object) -> Member:
-        """A process that calls `part(stage, *arguments)`, a function of a module."""
+        """Starts a process that calls `part(stage, *arguments)`, a function of a module."""
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_play, args=(part, theirs, arguments), daemon=True)
         try:
@@ -145,7 +147,7 @@ class Processes:
         return member
 
     def started(self) -> None:
-        """All members have the pipes that they share: this process lets go of them."""
+        """Closes this process's ends of the pipes, after all members have theirs."""
         shared, self._shared = self._shared, []
         for end in shared:
             end.close()
@@ -157,15 +159,17 @@ def until_done(
     tick: Callable[[], None] = lambda: None,
     others: Iterable[Member] = (),
 ) -> None:
-    """Waits until all parts of `members` have ended; `tick` is called ten times a second. others: their
-    failure ends it too. Raises Again, InternalError."""
+    """Waits until the roles of all `members` have ended, and calls `tick` ten times a second.
+
+    others: their failure ends the wait, too. Raises Again, InternalError.
+    """
     members, others = list(members), list(others)
     deadline = time.monotonic() + patience
     while left := [member for member in members if not member.ended]:
         watched = {one.line: one for one in [*left, *(one for one in others if not one.ended)]}
-        for line in wait(list(watched), _LOOK):
+        for line in wait(list(watched), _CHECK_INTERVAL):
             assert isinstance(line, Connection)
-            watched[line].hear(0)
+            watched[line].receive(0)
         tick()
         if time.monotonic() > deadline:
             raise Again(f"a process of the measurement has not ended within {patience:g} s")
@@ -173,8 +177,7 @@ def until_done(
 
 @contextmanager
 def _without_ctrl_c() -> Iterator[None]:
-    """A process that is started meanwhile never gets it, from its first moment on: it is for the one that
-    started it, who gets it behind this."""
+    """Blocks SIGINT while a process starts, which inherits that: Ctrl-C is for this process alone."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield
@@ -190,9 +193,9 @@ def _play(part: Callable[..., object], line: Connection, arguments: tuple[object
         return
     except (TransferError, OSError) as error:
         report = ("failed", str(error))
-    except BaseException:  # noqa: BLE001 - whatever it was, the other side must hear of it
+    except BaseException:  # noqa: BLE001 - the process that started this one raises it
         report = ("failed", traceback.format_exc(limit=8))
     try:
         line.send(report)
     except OSError:
-        return  # nobody is there any more
+        return  # the process that started this one has gone

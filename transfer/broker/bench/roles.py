@@ -1,7 +1,7 @@
-"""The parts that processes play: publishers and receivers, each with connections of its own.
+"""The roles of processes: publishers and receivers.
 
-A publisher returns (messages, when it began); a receiver returns what it `Received`. All times are of the
-monotonic clock, which the processes of one machine share.
+A publisher returns (messages, when it began); a receiver returns `Received`. All times are of the monotonic
+clock, which the processes of one machine share.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.transports.errors import Again
 
-#: seconds that anything of the broker is waited for
+#: seconds that a call waits for the broker
 PATIENCE = 30.0
-#: seconds between two looks whether publishers have ended
-_LOOK = 0.1
-#: messages published between two looks what the broker says
-_HEAR = 16
-#: messages that a consumer may hold at most
+#: seconds between two checks whether publishers have ended
+_CHECK_INTERVAL = 0.1
+#: messages between two checks for the broker's answers
+_CHECK_EVERY = 16
+#: a consumer's unacknowledged messages at most
 _MOST_WINDOW = 10_000
-#: the group of all measurements: a new one for each would hold what others publish for ever
+#: the group of all measurements: a group for each would keep the messages of later ones for ever
 GROUP = "bench"
-#: words to receivers: publishers have ended, so tell how much came; and: it is over
+#: messages to receivers: publishers have ended, so report the number of messages; the measurement is over
 LAST, OVER = "last", "over"
 
 Address = tuple[str, int]
@@ -39,7 +39,7 @@ Address = tuple[str, int]
 
 @dataclass(slots=True)
 class Received:
-    """messages: that came; end: when the last of them had been dealt with."""
+    """The result of a receiver. end: when it had processed the last message."""
 
     messages: int = 0
     end: float = 0.0
@@ -48,7 +48,7 @@ class Received:
 
 @dataclass(frozen=True, slots=True)
 class Publishing:
-    """What a publisher is told. run: the measurement's number. number: its own. topics: in turn."""
+    """A publisher's task. run: number of the measurement; number: of the publisher. topics: used in turn."""
 
     plan: Plan
     run: int
@@ -59,8 +59,7 @@ class Publishing:
 
 @dataclass(frozen=True, slots=True)
 class Receiving:
-    """What a receiver is told. steps: to publishers, by their numbers. every: messages of one that it is told
-    of together."""
+    """A receiver's task. steps: pipes to publishers, by their numbers. every: messages of one report."""
 
     plan: Plan
     run: int
@@ -69,36 +68,36 @@ class Receiving:
     every: int
 
 
-def publish_own(stage: Stage, told: Publishing, endpoint: str) -> tuple[int, float]:
-    """Publishes by transfer's own sockets until the time is over and all is kept."""
+def publish_own(stage: Stage, task: Publishing, endpoint: str) -> tuple[int, float]:
+    """Publishes by transfer's own sockets until the time is over and all messages are kept."""
     with BrokerClient(endpoint, timeout=PATIENCE) as client:
 
         def publish(topic: str, payload: bytes, count: int) -> None:
             client.publish(topic, payload, wait=False)
-            if not count % _HEAR:
-                client.hear()
+            if not count % _CHECK_EVERY:
+                client.process_answers()
 
-        published = _publish(stage, told, publish)
+        published = _publish(stage, task, publish)
         client.flush()
         return published
 
 
-def publish_ttp(stage: Stage, told: Publishing, address: Address) -> tuple[int, float]:
+def publish_ttp(stage: Stage, task: Publishing, address: Address) -> tuple[int, float]:
     """Publishes by TTP until the time is over."""
     with TtpClient(*address, name="bench", timeout=PATIENCE) as client:
-        published = _publish(stage, told, lambda topic, payload, _: client.publish(topic, payload))
-        # Answered behind all that was published: else the end of the connection could overtake it.
+        published = _publish(stage, task, lambda topic, payload, _: client.publish(topic, payload))
+        # Its answer follows all published messages: else the connection's end could overtake them.
         client.subscribe("bench/nothing")
         return published
 
 
-def _publish(stage: Stage, told: Publishing, publish: Callable[[str, bytes, int], None]) -> tuple[int, float]:
-    plan = told.plan
-    payloads = Payloads(told.run, told.number, plan.nbytes, compress=plan.compress)
-    pace = Pace(told.pace, plan.in_flight, plan.copies)
-    topics = cycle(told.topics)
-    stage.tell("ready")
-    stage.hear()
+def _publish(stage: Stage, task: Publishing, publish: Callable[[str, bytes, int], None]) -> tuple[int, float]:
+    plan = task.plan
+    payloads = Payloads(task.run, task.number, plan.nbytes, compress=plan.compress)
+    pace = Pace(task.pace, plan.in_flight, plan.copies)
+    topics = cycle(task.topics)
+    stage.send("ready")
+    stage.receive()
     duration = Duration(plan.duration)
     count = 0
     while not duration.over:
@@ -108,15 +107,15 @@ def _publish(stage: Stage, told: Publishing, publish: Callable[[str, bytes, int]
     return count, duration.begun
 
 
-def consume_own(stage: Stage, told: Receiving, endpoint: str) -> Received:
-    """Consumes topics as one of a group, and acknowledges, until it is told that all has come."""
+def consume_own(stage: Stage, task: Receiving, endpoint: str) -> Received:
+    """Consumes topics as one of a group, and acknowledges, until the message OVER."""
     with BrokerClient(endpoint, timeout=PATIENCE) as client:
-        window = min(_MOST_WINDOW, 2 * told.plan.in_flight)
-        consumers = [client.consume(topic, GROUP, window=window) for topic in told.topics]
-        taking = _Taking(stage, told)
-        while taking.goes_on():
+        window = min(_MOST_WINDOW, 2 * task.plan.in_flight)
+        consumers = [client.consume(topic, GROUP, window=window) for topic in task.topics]
+        taking = _Taking(stage, task)
+        while taking.continues():
             try:
-                ready = client.ready(_LOOK)
+                ready = client.ready(_CHECK_INTERVAL)
             except Again:
                 continue
             for consumer in ready:
@@ -124,42 +123,42 @@ def consume_own(stage: Stage, told: Receiving, endpoint: str) -> Received:
                 for message in messages:
                     taking.take(message.data)
                 consumer.ack(*messages, wait=taking.is_last)
-            taking.dealt_with()
+            taking.processed()
         for consumer in consumers:
             consumer.flush()
         return taking.received
 
 
-def subscribe_ttp(stage: Stage, told: Receiving, address: Address) -> Received:
-    """Receives topics by TTP until it is told that all has come."""
+def subscribe_ttp(stage: Stage, task: Receiving, address: Address) -> Received:
+    """Receives topics by TTP until the message OVER."""
     with TtpClient(*address, name="bench", timeout=PATIENCE) as client:
-        for topic in told.topics:
+        for topic in task.topics:
             client.subscribe(topic)
-        taking = _Taking(stage, told)
-        while taking.goes_on():
+        taking = _Taking(stage, task)
+        while taking.continues():
             try:
-                for _ in range(_HEAR):
-                    taking.take(client.recv(_LOOK).data)
-                    taking.dealt_with()
+                for _ in range(_CHECK_EVERY):
+                    taking.take(client.recv(_CHECK_INTERVAL).data)
+                    taking.processed()
             except Again:
                 continue
         return taking.received
 
 
 class _Taking:
-    """A receiver's books. is_last: publishers have ended, and it is told how much came so far."""
+    """A receiver's state. is_last: publishers have ended, and it reports the number of messages."""
 
-    def __init__(self, stage: Stage, told: Receiving) -> None:
+    def __init__(self, stage: Stage, task: Receiving) -> None:
         self.received = Received()
         self.is_last = False
         self._stage = stage
-        self._opened = Opened(told.run, compress=told.plan.compress)
-        self._steps = Steps(told.steps, told.every)
-        stage.tell("ready")
+        self._opened = Opened(task.run, compress=task.plan.compress)
+        self._steps = Steps(task.steps, task.every)
+        stage.send("ready")
 
     def take(self, payload: bytes | memoryview) -> None:
-        """One message."""
-        seen = self._opened.look(payload)
+        """Counts a message."""
+        seen = self._opened.read(payload)
         if seen is None:
             return
         age, publisher = seen
@@ -167,15 +166,15 @@ class _Taking:
         self.received.messages += 1
         self._steps.took(publisher)
 
-    def dealt_with(self) -> None:
-        """All that was taken is."""
+    def processed(self) -> None:
+        """Notes the time after the last message was processed."""
         self.received.end = time.monotonic()
 
-    def goes_on(self) -> bool:
-        """Whether there may be more."""
-        word = self._stage.heard()
+    def continues(self) -> bool:
+        """Whether the measurement continues."""
+        word = self._stage.poll()
         if word == LAST:
             self.is_last = True
         if self.is_last:
-            self._stage.tell(self.received.messages)
+            self._stage.send(self.received.messages)
         return bool(word != OVER)

@@ -1,4 +1,4 @@
-"""The broker that is measured: one in a process of its own for this, or one that runs."""
+"""The measured broker: it runs already, or is started in a process."""
 
 from __future__ import annotations
 
@@ -20,38 +20,38 @@ from transfer.broker.config.settings import TTP_PORT, Settings
 from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
-from transfer.http.client import Bounds, Trust, asked
+from transfer.http.client import Bounds, Trust, request
 from transfer.transports.errors import AddressError, UsageError
 
-#: where a broker's fronts are unless it is told otherwise
+#: default endpoints of a broker's fronts
 REQUESTS, TTP = NativeSettings().requests, f"127.0.0.1:{TTP_PORT}"
 _FREE = "tcp://127.0.0.1:0"
-#: seconds that a broker's metrics are waited for
+#: seconds that a request for a broker's metrics may take
 _PATIENCE = 10.0
 
 
 class Target(ABC):
-    """A broker. requests: the endpoint of its own front. ttp: host and port."""
+    """A broker. requests: the endpoint of its native front. ttp: host and port."""
 
     requests: str
     ttp: tuple[str, int]
 
     @abstractmethod
     def usage(self) -> Usage:
-        """What it has used so far."""
+        """Returns the resources that it has used so far."""
 
     def begin(self) -> None:
-        """A measurement begins."""
+        """Called when a measurement begins."""
 
-    def look(self) -> None:
-        """Raises InternalError when it has ended by itself."""
+    def check(self) -> None:
+        """Raises InternalError when it has ended unexpectedly."""
 
 
 class Running(Target):
-    """A broker that somebody else has started.
+    """A broker that runs already.
 
-    pid: of its process, on this machine. url: where it serves HTTP. Each is for its usage only; None: not
-    known. Raises AddressError, UsageError.
+    pid: of its process, on this machine. url: of its HTTP. Both only serve to read its usage; None: unknown.
+    Raises AddressError, UsageError.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class Running(Target):
         trust = Trust(ssl.create_default_context(), host) if secure else None
         port, path = parts.port or (443 if secure else 80), parts.path.rstrip("/") + "/metrics"
         try:
-            with asked(host, port, path, bounds=Bounds(_PATIENCE), trust=trust) as answer:
+            with request(host, port, path, bounds=Bounds(_PATIENCE), trust=trust) as answer:
                 if answer.status != 200:
                     raise UsageError(f"no metrics at {url}: it answers with status {answer.status}")
                 return answer.whole().decode()
@@ -97,53 +97,54 @@ def _is_url(url: str) -> bool:
     try:
         parts = urlsplit(url)
         return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
-    except ValueError:  # of its port
+    except ValueError:  # its port is invalid
         return False
 
 
 class Started(Target):
-    """A broker that was started in a process of its own. pid: of that. opened: seconds that its start took,
-    without Python's."""
+    """A broker that was started in a process. pid: of the process. opened: seconds of its start."""
 
     def __init__(self, member: Member) -> None:
         self._member = member
         self.pid = member.pid
-        ports, endpoints, self.opened = member.hear()
+        ports, endpoints, self.opened = member.receive()
         self.requests = endpoints["requests"]
         self.endpoints: dict[str, str] = endpoints
         self.ttp = ("127.0.0.1", ports["ttp"])
 
     def begin(self) -> None:
-        """Its peak of memory is that of what comes."""
-        self._asked("peak")
+        """Resets its peak of memory."""
+        self._request("peak")
 
     def usage(self) -> Usage:
         """See Target."""
-        found = self._asked("usage")
+        found = self._request("usage")
         assert isinstance(found, Usage)
         return found
 
-    def look(self) -> None:
+    def check(self) -> None:
         """See Target."""
         if self._member.line.poll():
-            self._member.hear(0)
+            self._member.receive(0)
 
     def end(self) -> None:
-        """A clean end. Raises InternalError if that failed."""
-        self._asked("end")
+        """Ends it cleanly. Raises InternalError if that failed."""
+        self._request("end")
 
     def kill(self) -> None:
-        """Its process is gone at once."""
+        """Kills its process."""
         self._member.end(kill=True)
 
-    def _asked(self, word: str) -> object:
-        self._member.tell(word)
-        return self._member.hear()
+    def _request(self, word: str) -> object:
+        self._member.send(word)
+        return self._member.receive()
 
 
 def started(crew: Processes, folder: Path, transient: tuple[Pattern, ...] | None = None) -> Started:
-    """A broker on this folder, with the fronts that are measured on free ports. transient: topics that keep
-    nothing; None: those of `TRANSIENT`."""
+    """Starts a broker on this folder, with the measured fronts on free ports.
+
+    transient: topics that it does not keep; None: those of `TRANSIENT`.
+    """
     if transient is None:
         transient = tuple(pattern(Kind.PATHS, text) for text in TRANSIENT)
     settings = Settings(
@@ -161,18 +162,18 @@ def started(crew: Processes, folder: Path, transient: tuple[Pattern, ...] | None
 
 @contextmanager
 def temporary(parent: Path | None = None) -> Iterator[Path]:
-    """A folder that is removed with all that is in it. parent: where; None: where the system has such."""
+    """Makes a folder, and removes it with its content at the end. parent: None: the system's default."""
     with tempfile.TemporaryDirectory(prefix="transfer-bench-", dir=parent) as path:
         yield Path(path)
 
 
 def _serve(stage: Stage, folder: Path, settings: Settings) -> None:
-    """The part of a broker: it says where it listens, and answers what it has used."""
+    """The role of a broker: it sends where it listens, and answers requests for its usage."""
     usage.count_allocations()
     begun = time.monotonic()
     with Broker(folder, settings) as broker:
-        stage.tell((broker.ports, broker.endpoints, time.monotonic() - begun))
-        while (word := stage.hear()) != "end":
+        stage.send((broker.ports, broker.endpoints, time.monotonic() - begun))
+        while (word := stage.receive()) != "end":
             if word == "peak":
                 usage.forget_peak()
-            stage.tell(usage.of_this_process())
+            stage.send(usage.of_this_process())

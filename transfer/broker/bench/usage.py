@@ -1,4 +1,4 @@
-"""What a process has used so far: from `/proc`, from its own words, or from the metrics it serves."""
+"""Reads the resources that a process has used: from `/proc`, from within, or from its metrics."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _SAMPLE = re.compile(r"^(process_\w+)\s+(\S+)", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """Each is None where it cannot be seen.
+    """The used resources; None where they are unknown.
 
-    cpu: user and system seconds. resident: bytes of memory now; peak: at most. blocks: that Python's
-    allocator has given out, and not got back. allocations: how often it was asked for one.
+    cpu: user and system seconds. resident: bytes of memory now; peak: at most. blocks: allocated blocks of
+    Python's allocator. allocations: number of its allocations so far.
     """
 
     cpu: float | None = None
@@ -39,22 +39,22 @@ class Usage:
 
 
 def count_allocations() -> None:
-    """From now on `of_this_process` knows them, where the compiled core is. Each costs some ns more."""
+    """Counts allocations from now on, if the compiled core is there. Each takes some ns longer then."""
     if _counter is not None:
         _counter.count_allocations()
 
 
 def of_this_process() -> Usage:
-    """Of the process that asks."""
+    """Returns the usage of this process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     seen = of_process(os.getpid())
-    asked = None if _counter is None else _counter.allocations()
+    count = None if _counter is None else _counter.allocations()
     cpu = used.ru_utime + used.ru_stime
-    return Usage(cpu, seen.resident, seen.peak, sys.getallocatedblocks(), asked)
+    return Usage(cpu, seen.resident, seen.peak, sys.getallocatedblocks(), count)
 
 
 def forget_peak() -> None:
-    """From now on the peak of this process is that of what comes, where the system allows it."""
+    """Resets the peak of this process, if the system allows it."""
     try:
         Path("/proc/self/clear_refs").write_text("5")
     except OSError:
@@ -62,21 +62,21 @@ def forget_peak() -> None:
 
 
 def of_process(pid: int) -> Usage:
-    """Of another process of this machine, to a hundredth of a second. Raises UsageError without one."""
+    """Returns the usage of a process of this machine, to a hundredth of a second. Raises UsageError."""
     folder = Path(f"/proc/{pid}")
     try:
         fields = (folder / "stat").read_text().rpartition(")")[2].split()
         pages = int((folder / "statm").read_text().split()[1])
         status = (folder / "status").read_text()
     except OSError as error:
-        raise UsageError(f"process {pid} cannot be looked at: {error.strerror}") from error
+        raise UsageError(f"process {pid} cannot be inspected: {error.strerror}") from error
     found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
     peak = int(found[1]) * 1024 if found else None
     return Usage((int(fields[11]) + int(fields[12])) / _TICK, pages * _PAGE, peak)
 
 
 def of_metrics(text: str) -> Usage:
-    """Of a process that serves Prometheus' metrics, as far as they have it."""
+    """Returns the usage of a process from its Prometheus metrics, as far as they contain it."""
     found = {name: float(value) for name, value in _SAMPLE.findall(text)}
     resident = found.get("process_resident_memory_bytes")
     return Usage(found.get("process_cpu_seconds_total"), None if resident is None else int(resident))

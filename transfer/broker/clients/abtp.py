@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.clients.abtp_connection import LOOK, AbtpConnection, signer
+from transfer.broker.clients.abtp_connection import POLL_INTERVAL, AbtpConnection, signer
 from transfer.broker.core.dispatcher_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.core.sessions import Capabilities
 from transfer.broker.protocols.abtp import (
@@ -44,17 +44,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer")
 #: bytes of an envelope that a client takes, decompressed
 MAX_ENVELOPE = 64 << 20
-#: answers that mean: come again later
+#: answers after which a client may retry
 _LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
 
 
 class AbtpProducer(AbtpConnection):
-    """Publishes, and hears that it was taken. Thread-safe; threads take turns.
+    """Publishes messages, with acknowledgements. Thread-safe: calls wait for each other.
 
-    timeout: seconds for an answer. security: certificates, instead of what the TRANSFER_TLS_ variables say;
-    with them it connects by TLS, as the broker wants it then. Raises Again (no answer in time, or come again
-    later), ProtocolError (it was refused; `reason` is the code), UsageError (JSON cannot hold it, or readers
-    could not decode it), SecurityError (there is a token without TLS, and the protocol knows none), Closed.
+    timeout: seconds for an answer. security: certificates, instead of those of the TRANSFER_TLS_ variables;
+    with them it connects by TLS. Raises Again (no answer in time, or retry later), ProtocolError (refused;
+    `reason` is the code), UsageError (JSON cannot encode it, or readers could not decode it), SecurityError
+    (a token without TLS: the protocol has none), Closed.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class AbtpProducer(AbtpConnection):
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.producer_id = producer_id or f"transfer-{uuid.uuid4().hex[:12]}"
         self._tenant = tenant
-        #: messages that were not answered yet
+        #: messages without an answer
         self._open: dict[str, None] = {}
 
     def publish(
@@ -85,12 +85,12 @@ class AbtpProducer(AbtpConnection):
         wait: bool = True,
         timeout: float | None = None,
     ) -> str:
-        """Publishes bytes as they are, and anything else as JSON; returns the message's id.
+        """Publishes bytes unchanged, and other payloads as JSON. Returns the message's id.
 
-        codec: another one ("msgpack"), in which the payload is encoded. compress: True is "lz4"; or the name
-        of another one ("zstd"). headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...)
-        and your own. It returns when the broker has taken the message; with wait=False at once, and
-        `confirm` waits. An id that is given again is another message with the same id.
+        codec: encodes the payload, for example "msgpack". compress: True is "lz4"; or a name, for example
+        "zstd". headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...) and yours. wait:
+        returns when the broker has taken the message; else `confirm` waits. message_id: the broker does not
+        detect that an id repeats.
         """
         if timeout is not None:
             patience(timeout, endless=False)
@@ -98,10 +98,9 @@ class AbtpProducer(AbtpConnection):
         bare = isinstance(payload, bytes | bytearray | memoryview)
         codec = text(codec, "codec") or ("raw" if bare else "json")
         data = encode_payload(payload, codec)
-        said: dict[str, Any] = {
-            "message_id": ""
-        }  # its place is the first, where a broker finds it that refuses the rest
-        said |= {
+        # The id comes first: a broker that refuses the other headers can still read it.
+        envelope: dict[str, Any] = {"message_id": ""}
+        envelope |= {
             **members(headers, "headers"),
             "message_id": message_id,
             "producer_id": self.producer_id,
@@ -109,13 +108,13 @@ class AbtpProducer(AbtpConnection):
             "codec": codec,
         }
         if self._tenant:
-            said["tenant_id"] = self._tenant
+            envelope["tenant_id"] = self._tenant
         if compress:
             compress = compress if compress is True else text(compress, "compress")
-            said["compression"] = "lz4" if compress is True else compress
-            data = compress_payload(data, said["compression"])
+            envelope["compression"] = "lz4" if compress is True else compress
+            data = compress_payload(data, envelope["compression"])
         flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
-        frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(said, "the headers"), data)
+        frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(envelope, "the headers"), data)
         with self._lock:
             self._open[message_id] = None
             self._send(*frames)
@@ -124,7 +123,7 @@ class AbtpProducer(AbtpConnection):
         return message_id
 
     def confirm(self, timeout: float | None = None, *, message_id: str | None = None) -> None:
-        """Waits until all messages, or this one, were taken. Raises what became of the first that was not."""
+        """Waits until the broker has taken all messages, or this one. Raises the first refusal."""
         deadline = self._deadline(timeout)
         refused: TransferError | None = None
         with self._lock:
@@ -136,21 +135,22 @@ class AbtpProducer(AbtpConnection):
     def _answer(self, frames: list[bytes]) -> TransferError | None:
         answer = _read_answer(frames)
         message_id = str(answer.get("message_id"))
-        if not message_id and len(self._open) == 1:  # it was refused before its id could be read
+        if not message_id and len(self._open) == 1:  # the broker refused it before it could read its id
             message_id = next(iter(self._open))
         self._open.pop(message_id, None)
         return _error(answer) if answer.get("type") == "error" else None
 
 
 class AbtpConsumer(AbtpConnection):
-    """Registers, is given messages one after the other, and acknowledges each.
+    """Registers with the broker, receives messages one after the other, and acknowledges each. Thread-safe.
 
-    subscriptions: patterns (`orders.*`, `orders.>`) that are routes to this consumer while it is there;
-    without any, routes of the broker's catalog lead to it. A thread of its own sends heartbeats, however
-    long a message takes; a session that the broker does not know any more (it was restarted) is begun
-    anew. Any thread may call. session_id: of a session to go on with. sign: signs all that it says with the
-    token of `security`, for a broker with `abtp.signed`. Raises Again (no answer in time), ProtocolError
-    (refused), SecurityError (no token to sign with), Closed.
+    A thread sends heartbeats, however long a message takes. If the broker has lost the session (after a
+    restart), the consumer registers again.
+
+    subscriptions: patterns (`orders.*`, `orders.>`) that route to this consumer while it is connected;
+    without any, routes of the broker's catalog lead to it. session_id: of a session to resume. sign: signs
+    its control messages with the token of `security`, for a broker with `abtp.signed`. Raises Again (no
+    answer in time), ProtocolError (refused), SecurityError (no token to sign with), Closed.
     """
 
     def __init__(
@@ -180,28 +180,30 @@ class AbtpConsumer(AbtpConnection):
         super().__init__(zmq.DEALER, endpoint, timeout, security)
         self.consumer_id = consumer_id
         self.session_id = ""
-        #: acknowledgements that the broker refused, and nobody waited for
+        #: refused acknowledgements that no call waited for
         self.refused = 0
         self._register = Register(
             consumer_id, tenant, "direct", tuple(patterns), capabilities or Capabilities(), session_id
         )
         self._inbox: deque[Delivered] = deque()
-        #: what threads wait for: (type of the answer, delivery), and the answers that came
+        #: the answers that threads wait for, as (type, delivery), and the received ones
         self._awaited: list[tuple[str, str]] = []
         self._answers: list[dict[str, Any]] = []
         self._reading = threading.Lock()
         self._ended = threading.Event()
         self._beats = threading.Thread(target=self._beat, args=(heartbeat,), daemon=True)
         try:
-            self._ask(encode_register(self._register), "consumer.registered", "", timeout)
+            self._request(encode_register(self._register), "consumer.registered", "", timeout)
         except BaseException:
             super().close()
             raise
         self._beats.start()
 
     def recv(self, timeout: float | None = None) -> Delivered:
-        """The next message. Raises Again: none came in time. One that its codec cannot decode here is not
-        returned: it is refused for good, so that it is a dead letter, and logged."""
+        """Returns the next message. Raises Again if none arrives in time.
+
+        It refuses a message that it cannot decode, which becomes a dead letter, and logs that.
+        """
         deadline = self._deadline(timeout)
         while True:
             with self._reading:
@@ -210,61 +212,65 @@ class AbtpConsumer(AbtpConnection):
                 self._read(deadline)
 
     def ack(self, message: Delivered, *, confirm: bool = False) -> None:
-        """The message was processed. confirm: waits until the broker has that on its disk; then it is
-        never delivered again. Raises ProtocolError with reason `stale_ack` if it was given to somebody
-        else meanwhile."""
+        """Acknowledges a message as processed.
+
+        confirm: waits until the acknowledgement is on the broker's disk: then the message is not delivered
+        again. Raises ProtocolError with reason `stale_ack` if another consumer has got the message meanwhile.
+        """
         instance(message, Delivered, "message")
-        ask = Ack(message.message_id, self.consumer_id, message.session_id, message.delivery_id, confirm)
-        self._settle(ask, confirm)
+        request = Ack(message.message_id, self.consumer_id, message.session_id, message.delivery_id, confirm)
+        self._settle(request, confirm)
 
     def nack(
         self, message: Delivered, reason: str = "", *, terminal: bool = False, confirm: bool = False
     ) -> None:
-        """The message was not processed: it is tried again, or, if terminal, becomes a dead letter."""
+        """Refuses a message: the broker delivers it again, or, if terminal, makes it a dead letter."""
         instance(message, Delivered, "message")
         ids = message.session_id, message.delivery_id
-        ask = Nack(message.message_id, self.consumer_id, terminal, text(reason, "reason"), *ids, confirm)
-        self._settle(ask, confirm)
+        request = Nack(message.message_id, self.consumer_id, terminal, text(reason, "reason"), *ids, confirm)
+        self._settle(request, confirm)
 
     def heartbeat(self) -> None:
-        """Tells the broker that the consumer is there, and waits for its answer."""
-        ask = encode_control(Heartbeat(self.consumer_id, self.session_id, True), _now_ms())
-        self._ask(ask, "consumer.heartbeat.accepted", "", self._timeout)
+        """Sends a heartbeat, and waits for the broker's answer."""
+        request = encode_control(Heartbeat(self.consumer_id, self.session_id, True), _now_ms())
+        self._request(request, "consumer.heartbeat.accepted", "", self._timeout)
 
     def close(self) -> None:
-        """Deregisters: what was not acknowledged is given to others at once. Idempotent."""
+        """Deregisters: other consumers get its unacknowledged messages at once. Idempotent."""
         self._ended.set()
         if self._beats.is_alive():
             self._beats.join(10.0)
         if not self._context.closed and self.session_id:
-            ask = encode_control(Deregister(self.consumer_id, self.session_id), _now_ms())
+            request = encode_control(Deregister(self.consumer_id, self.session_id), _now_ms())
             try:
-                self._ask(ask, "consumer.deregistered", "", min(self._timeout, 1.0))
+                self._request(request, "consumer.deregistered", "", min(self._timeout, 1.0))
             except TransferError:
-                pass  # it ends by missing heartbeats
+                pass  # the broker ends the session when heartbeats are missing
         super().close()
 
-    def _settle(self, ask: Ack | Nack, confirm: bool) -> None:
-        data = encode_control(ask, _now_ms())
+    def _settle(self, request: Ack | Nack, confirm: bool) -> None:
+        data = encode_control(request, _now_ms())
         if confirm:
-            word = "ack.accepted" if isinstance(ask, Ack) else "nack.accepted"
-            self._ask(data, word, ask.delivery_id or "", self._timeout)
+            word = "ack.accepted" if isinstance(request, Ack) else "nack.accepted"
+            self._request(data, word, request.delivery_id or "", self._timeout)
         else:
-            self._say(data)
+            self._send_control(data)
 
-    def _say(self, data: bytes) -> None:
-        """A control message. Raises Again: nobody takes it in time; Closed."""
+    def _send_control(self, data: bytes) -> None:
+        """Sends a control message. Raises Again if the broker does not take it in time, Closed."""
         self._send(b"", CONTROL, data, sign=self._signer)
 
-    def _ask(self, data: bytes, word: str, delivery_id: str, timeout: float) -> dict[str, Any]:
-        """Sends a request and returns its answer; raises what it says if it is an error. Messages that
-        come meanwhile are kept."""
+    def _request(self, data: bytes, word: str, delivery_id: str, timeout: float) -> dict[str, Any]:
+        """Sends a request, and returns its answer. Raises an answer that is an error.
+
+        It queues messages that arrive meanwhile.
+        """
         awaited = word, delivery_id
         deadline = self._deadline(timeout)
         with self._reading:
             self._awaited.append(awaited)
         try:
-            self._say(data)
+            self._send_control(data)
             while True:
                 with self._reading:
                     answer = next((one for one in self._answers if _fits(one, awaited)), None)
@@ -280,15 +286,15 @@ class AbtpConsumer(AbtpConnection):
                 self._awaited.remove(awaited)
 
     def _read(self, deadline: float) -> None:
-        """Takes what comes next, or nothing after a moment, so that other threads come to their turn."""
+        """Takes the next message, if it arrives within a moment: then other threads get the lock."""
         try:
-            self._take(self._frames(min(deadline, time.monotonic() + LOOK)))
+            self._take(self._frames(min(deadline, time.monotonic() + POLL_INTERVAL)))
         except Again:
             if time.monotonic() >= deadline:
                 raise
 
     def _take(self, frames: list[bytes]) -> None:
-        """A message goes into the inbox; an answer is looked at."""
+        """Queues a message, or processes an answer."""
         if len(frames) < 2 or frames[-2] != CONTROL:
             self._take_message(frames[-1])
             return
@@ -300,10 +306,10 @@ class AbtpConsumer(AbtpConnection):
         if answer.get("type") == "consumer.registered":
             self.session_id = str(answer.get("session_id"))
         elif answer.get("code") == "unknown_session":
-            self._say(encode_register(self._register))
+            self._send_control(encode_register(self._register))
 
     def _take_message(self, envelope: bytes) -> None:
-        """What cannot be read concerns nobody who waits for something else."""
+        """Queues a message. It refuses an unreadable one without an error for waiting calls."""
         try:
             found = read_delivered(envelope, MAX_ENVELOPE)
         except ProtocolError as error:
@@ -315,23 +321,26 @@ class AbtpConsumer(AbtpConnection):
             return
         _log.warning("message %s is refused: %s", found.message_id, found.fault)
         ids = found.session_id, found.delivery_id
-        ask = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
-        self._say(encode_control(ask, _now_ms()))
+        request = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
+        self._send_control(encode_control(request, _now_ms()))
 
     def _beat(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
-            ask = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
+            request = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
             try:
-                self._send_now((b"", CONTROL, ask), self._signer)
+                self._send_now((b"", CONTROL, request), self._signer)
             except zmq.Again:
-                continue  # the broker is away; it is told when it is back
+                continue  # the broker is away; a later heartbeat reaches it
             except Closed:
                 return
 
 
 class AbtpSubscriber(AbtpConnection):
-    """Everything that is published on topics that begin with a prefix, at most once: what this socket has
-    no room for is lost, and so is what is published before the broker has heard of the subscription."""
+    """Receives messages of topics that begin with a prefix, at most once.
+
+    Messages are lost if this socket's buffer is full, or if they are published before the subscription
+    reaches the broker.
+    """
 
     def __init__(
         self,
@@ -347,21 +356,24 @@ class AbtpSubscriber(AbtpConnection):
             self._socket.setsockopt(zmq.SUBSCRIBE, prefix)
 
     def subscribe(self, prefix: str) -> None:
-        """Topics that begin so, too. The empty prefix is all."""
+        """Subscribes to topics that begin with `prefix`. The empty prefix matches all topics."""
         encoded = _encode_prefix(prefix)
         with self._lock:
             self._check_open()
             self._socket.setsockopt(zmq.SUBSCRIBE, encoded)
 
     def unsubscribe(self, prefix: str) -> None:
-        """What was subscribed so is not wanted any more."""
+        """Ends a subscription to a prefix."""
         encoded = _encode_prefix(prefix)
         with self._lock:
             self._check_open()
             self._socket.setsockopt(zmq.UNSUBSCRIBE, encoded)
 
     def recv(self, timeout: float | None = None) -> Delivered:
-        """The next message. Raises Again: none came in time; ProtocolError: it cannot be read."""
+        """Returns the next message.
+
+        Raises Again if none arrives in time, ProtocolError if it is unreadable.
+        """
         found = read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
         if found.fault:
             raise ProtocolError(Code.MALFORMED_ENVELOPE, f"message {found.message_id}: {found.fault}")
@@ -380,7 +392,7 @@ def _read_answer(frames: list[bytes]) -> dict[str, Any]:
 
 
 def _fits(answer: Mapping[str, Any], awaited: tuple[str, str]) -> bool:
-    """Whether somebody waits for this answer, or for this error in its place."""
+    """Whether it is the awaited answer, or an error instead of it."""
     word, delivery_id = awaited
     return str(answer.get("delivery_id") or "") == delivery_id and answer.get("type") in (word, "error")
 

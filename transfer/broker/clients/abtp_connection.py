@@ -1,4 +1,4 @@
-"""What the clients for abtp/1 have in common: one ZeroMQ socket, and TLS in front of it."""
+"""The base of the clients for abtp/1: one ZeroMQ socket, and TLS in front of it."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ with comes_with("fronts", __name__):
 if TYPE_CHECKING:
     from transfer.transports.security.settings import Security
 
-#: seconds between two looks for what came: another thread's send may swallow libzmq's signal
-LOOK = 0.05
+#: seconds between two polls for messages: another thread's send may consume libzmq's signal
+POLL_INTERVAL = 0.05
 
 
 class AbtpConnection:
-    """A socket that threads share: one of them at a time uses it. With TLS it connects by a tunnel."""
+    """A socket that threads share: only one at a time uses it. With TLS it connects by a tunnel."""
 
     def __init__(self, kind: int, endpoint: str, timeout: float, security: Security | None) -> None:
         self._timeout = timeout = patience(timeout, endless=False) or 0.0
@@ -48,7 +48,7 @@ class AbtpConnection:
         self._socket.connect(endpoint)
 
     def close(self) -> None:
-        """What was sent has a second to leave. Idempotent."""
+        """Closes the connection, and waits up to a second until sent messages are flushed. Idempotent."""
         with self._lock:
             self._context.destroy()
         if self._tunnel is not None:
@@ -63,14 +63,17 @@ class AbtpConnection:
         self.close()
 
     def _send_now(self, frames: tuple[bytes, ...], sign: Signer | None) -> None:
-        """Raises zmq.Again, Closed. sign: the last frame is signed by it, in the order of sending."""
+        """Sends without waiting. sign: signs the last frame, in the order of sending.
+
+        Raises zmq.Again, Closed.
+        """
         with self._lock:
             self._check_open()
             signature = (sign.sign(frames[-1]),) if sign is not None else ()
             self._socket.send_multipart((*frames, *signature), zmq.DONTWAIT)
 
     def _send(self, *frames: bytes, sign: Signer | None = None) -> None:
-        """Raises Again: nobody takes it in time; Closed."""
+        """Sends a message. Raises Again if the broker does not take it in time, Closed."""
         deadline = time.monotonic() + self._timeout
         while True:
             with suppress(zmq.Again):
@@ -78,10 +81,10 @@ class AbtpConnection:
                 return
             if time.monotonic() > deadline:
                 raise Again(f"the broker took nothing in {self._timeout} s", hint=self._why)
-            time.sleep(LOOK)
+            time.sleep(POLL_INTERVAL)
 
     def _frames(self, deadline: float) -> list[bytes]:
-        """The next message. Raises Again: nothing came in time; Closed."""
+        """Returns the next message. Raises Again if nothing arrives in time, Closed."""
         while True:
             with self._lock:
                 self._check_open()
@@ -94,11 +97,11 @@ class AbtpConnection:
             left = deadline - time.monotonic()
             if left <= 0:
                 raise Again("nothing came in time", hint=self._why)
-            waiter.poll(max(1, int(min(left, LOOK) * 1000)))
+            waiter.poll(max(1, int(min(left, POLL_INTERVAL) * 1000)))
 
     @property
     def _why(self) -> str:
-        """What is known of the reason."""
+        """The known reason of a failure, or ""."""
         return self._tunnel.failure if self._tunnel is not None else ""
 
     def _check_open(self) -> None:
@@ -111,7 +114,7 @@ class AbtpConnection:
 
 
 def signer(security: Security | None) -> Signer:
-    """Signs with the token of these, as it is then. Raises SecurityError: there is none."""
+    """Makes a signer, which reads the token for each signature. Raises SecurityError if there is no token."""
     credentials = Credentials(checked(security), core)
 
     def token() -> bytes:

@@ -1,4 +1,4 @@
-"""A TCP connection of a client: whole buffers out, an exact number of bytes in, each with a deadline."""
+"""A TCP connection of a client: sends whole buffers and receives exact numbers of bytes, with deadlines."""
 
 from __future__ import annotations
 
@@ -18,29 +18,31 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
     from transfer.transports.security.settings import Security
 
-#: bytes that are read ahead: small messages then need no call of the system each
+#: bytes that it reads ahead, so that not every small message needs a system call
 _AHEAD = 256 << 10
-#: buffers that one call of the system is given
+#: buffers of one system call
 _BUFFERS = 512
-#: seconds that one call of the system waits; a deadline may be as far away as infinity
+#: seconds that one system call waits; a deadline may be infinity
 _LONGEST = 3600.0
-#: seconds that `close` waits for threads that are inside
+#: seconds that `close` waits for threads in `send` and `receive`
 _CLOSING = 1.0
 #: seconds in which a broker that has no room closes a new connection
 _SOON = 0.1
-#: PyBroker and rqueue have no word for it
-_FULL = "if the broker's log is full, its publishers wait: GET /readyz of its HTTP says so, and who holds it"
+#: a hint, since PyBroker and rqueue cannot report it
+_FULL = (
+    "publishers wait while the broker's log is full: GET /readyz of its HTTP names the groups that hold it"
+)
 
 
 def checked_address(host: str, port: int) -> tuple[str, int]:
-    """Raises ArgumentError."""
+    """Checks a host and a port. Raises ArgumentError."""
     if not text(host, "host"):
         raise wrong("host", host, "a name or number of a host")
     return host, whole(port, "port", 1, 65535)
 
 
 def flat(payload: Any) -> memoryview:
-    """The bytes of a payload. Raises ArgumentError."""
+    """Returns the bytes of a payload. Raises ArgumentError."""
     try:
         return memoryview(payload).cast("B")
     except (TypeError, ValueError):
@@ -48,12 +50,11 @@ def flat(payload: Any) -> memoryview:
 
 
 class Connection:
-    """Connects at once. One thread may send while another receives; more of them wait for each other.
+    """A TCP connection, with TLS if configured. One thread may send while another receives; others block.
 
-    timeout: seconds for the connection, and for each call that does not say another number, which may be
-    float("inf"). security: certificates, instead of what the environment says. Raises Again (nobody answered
-    in time), Broken (refused, unreachable), HandshakeError (no TLS), SecurityError (files that cannot be
-    used, or a token that the protocol does not know).
+    timeout: seconds to connect, and the default of each call; it may be float("inf"). security: certificates,
+    instead of those of the environment. Raises Again (no answer in time), Broken (refused, unreachable),
+    HandshakeError (TLS failed), SecurityError (unusable files, or a token, which the protocol does not have).
     """
 
     def __init__(
@@ -67,17 +68,17 @@ class Connection:
         self._receiving = threading.Lock()
         self._closed = threading.Event()
         self._ahead = memoryview(bytearray(_AHEAD))
-        self._begin = self._until = 0  # of what was read ahead
-        self._large = bytearray()  # what is being received, and did not fit there
+        self._begin = self._until = 0  # the range of bytes that were read ahead
+        self._large = bytearray()  # an incomplete message that does not fit into `_ahead`
         self._got = 0  # bytes of it
-        self._heard = False  # the peer has said something
-        self._begun = False  # we have
+        self._received = False  # any byte was received
+        self._begun = False  # any byte was sent
         self._socket, self._channel = self._opened(time.monotonic() + timeout)
-        #: what bytes go by
-        self._way: socket.socket | TlsChannel = self._channel or self._socket
+        #: sends and receives bytes
+        self._stream: socket.socket | TlsChannel = self._channel or self._socket
 
     def _opened(self, deadline: float) -> tuple[socket.socket, TlsChannel | None]:
-        """A new connection, and its TLS where there are certificates."""
+        """Connects, and returns the socket and its TLS channel."""
         patient = max(0.001, min(deadline - time.monotonic(), _LONGEST))
         try:
             opened = socket.create_connection(self._address, patient)
@@ -93,25 +94,24 @@ class Connection:
             raise
 
     def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
-        """Sends all of them, one behind the other; they are the caller's again when it returns.
+        """Sends all buffers in order. The caller may change them when it returns.
 
-        Raises Again, after which the connection has ended, since part of a message is on its way; Broken,
-        Closed.
+        Raises Broken, Closed, and Again. Again ends the connection, since part of a message was sent.
         """
         deadline = self._deadline(timeout)
         with self._sending:
             self._check()
             if not self._begun:
-                self._begin_to_say(deadline)
+                self._prepare_to_send(deadline)
             left = [memoryview(data).cast("B") for data in buffers if len(data)]
             left.reverse()
             while not self._is_sent(left):
                 self._wait_to_send(deadline)
 
     def receive(self, nbytes: int, *, timeout: float | None = None) -> bytes | bytearray:
-        """The next `nbytes` bytes, in memory of their own.
+        """Returns the next `nbytes` bytes, in new memory.
 
-        Raises Again: what came until then is kept, and the same call goes on with it. Broken, Closed.
+        Raises Broken, Closed, and Again. After Again a call with the same `nbytes` continues without a loss.
         """
         deadline = self._deadline(timeout)
         with self._receiving:
@@ -131,53 +131,56 @@ class Connection:
             return data
 
     def rest(self, seconds: float) -> None:
-        """Waits, before something is tried again. Raises Closed if it is closed meanwhile."""
+        """Waits before a retry. Raises Closed if it is closed meanwhile."""
         self._closed.wait(seconds)
         self._check()
 
     def close(self) -> None:
-        """Ends it, for threads that wait in it too. Idempotent; any thread."""
+        """Closes the connection; waiting calls of other threads raise Closed. Idempotent; any thread."""
         if self._channel is not None and not self._closed.is_set() and self._sending.acquire(blocking=False):
             try:
                 self._channel.close()
             finally:
                 self._sending.release()
         self._end()
-        # Threads inside are awake, but for one that connects again, which closes what it makes.
+        # Waiting threads are awake now, apart from one that connects again, which closes its new socket.
         if self._sending.acquire(timeout=_CLOSING):
             with self._receiving:
                 self._socket.close()
             self._sending.release()
 
     def _end(self) -> None:
-        """Wakes all who wait."""
+        """Wakes all waiting threads."""
         self._closed.set()
         try:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
-            pass  # it has ended before
+            pass  # the connection has ended already
 
-    def _begin_to_say(self, deadline: float) -> None:
-        """A broker may have put out a connection that had sent nothing, to make room for another: the first
-        bytes would be lost without a word. Nothing is lost by another connection. Raises Broken, Again."""
+    def _prepare_to_send(self, deadline: float) -> None:
+        """Connects again if the broker has closed the connection before its first byte. Raises Broken, Again.
+
+        The broker may close connections that have sent nothing, in favour of others. The first bytes would be
+        lost without an error; a new connection loses nothing.
+        """
         if self._has_ended(0):
-            if self._heard or not self._receiving.acquire(blocking=False):  # someone waits in the old one
-                raise closed(self.peer, self._channel, heard=self._heard)
+            if self._received or not self._receiving.acquire(blocking=False):  # a thread waits in the old one
+                raise closed(self.peer, self._channel, received=self._received)
             try:
                 ended, (self._socket, self._channel) = self._socket, self._opened(deadline)
-                self._way = self._channel or self._socket
+                self._stream = self._channel or self._socket
                 ended.close()
             finally:
                 self._receiving.release()
-            if self._closed.is_set():  # meanwhile, and does not wait for this
+            if self._closed.is_set():  # `close` was called meanwhile, and does not wait for this thread
                 self._socket.close()
             self._check()
             if self._has_ended(_SOON):
-                raise closed(self.peer, self._channel, heard=False)
+                raise closed(self.peer, self._channel, received=False)
         self._begun = True
 
     def _has_ended(self, seconds: float) -> bool:
-        """Whether the peer has closed the connection, or does so in this time."""
+        """Whether the peer has closed the connection, or closes it within `seconds`."""
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         return bool(poll.poll(seconds * 1000))
@@ -198,23 +201,23 @@ class Connection:
     def _read(self, memory: memoryview, deadline: float) -> int:
         while True:
             try:
-                nbytes = self._way.recv_into(memory)
+                nbytes = self._stream.recv_into(memory)
             except (BlockingIOError, InterruptedError):
                 self._wait(select.POLLIN, deadline)
                 continue
             except OSError as error:
                 raise self._broken(error) from error
             if nbytes:
-                self._heard = True
+                self._received = True
                 return nbytes
             self._check()
-            raise closed(self.peer, self._channel, heard=self._heard)
+            raise closed(self.peer, self._channel, received=self._received)
 
     def _is_sent(self, left: list[memoryview]) -> bool:
-        """Sends what the system takes; `left` gets shorter. False: it takes no more now."""
+        """Sends what the kernel takes, and removes it from `left`. Returns whether all is sent."""
         try:
             while left:
-                _drop(left, self._way.sendmsg(list(islice(reversed(left), _BUFFERS))))
+                _drop(left, self._stream.sendmsg(list(islice(reversed(left), _BUFFERS))))
             return self._channel is None or self._channel.flush()
         except (BlockingIOError, InterruptedError):
             return False
@@ -246,11 +249,11 @@ class Connection:
     def _broken(self, error: OSError) -> TransferError:
         if self._closed.is_set():
             return Closed(f"the connection to {self.peer} has ended")
-        return failure(error, self.peer, self._channel, heard=self._heard)
+        return failure(error, self.peer, self._channel, received=self._received)
 
 
 def _drop(left: list[memoryview], sent: int) -> None:
-    """Takes so many bytes off the end of `left`, where the next ones stand."""
+    """Removes `sent` bytes from the end of `left`, which is in reverse order."""
     while sent:
         first = left[-1]
         if len(first) > sent:

@@ -1,4 +1,4 @@
-"""A program's end of the broker's own front: messages kept when they are acknowledged, and groups."""
+"""The client of the broker's native front: publishes with acknowledgements, and consumes in groups."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any, Self
 
 import transfer
 from transfer.broker.clients.native_batch import Batch
-from transfer.broker.clients.native_consumer import Consumer, Received, wish_of
+from transfer.broker.clients.native_consumer import Consumer, Received, join_of
 from transfer.broker.clients.native_errors import NotTaken, error_of
-from transfer.broker.clients.native_fetch import Fetching
+from transfer.broker.clients.native_fetch import Fetches
 from transfer.broker.clients.native_socket import connected_socket, context_of
 from transfer.broker.clients.native_upload import Uploads, is_large, plain_parts, tensor_parts
 from transfer.broker.clients.native_window import TRY_AGAIN, PublishWindow
@@ -26,24 +26,24 @@ from transfer.transports.errors import Again, Broken, Closed, TransferError, Usa
 
 __all__ = ["BrokerClient", "Consumer", "Received"]
 
-#: seconds that any answer of the broker is waited for
+#: seconds that a call waits for the broker's answer
 TIMEOUT = 30.0
-#: seconds without a word behind which it is looked whether the broker is there
-_LOOK = 0.2
+#: seconds of silence after which the client checks whether the connection exists
+_CHECK_INTERVAL = 0.2
 
-_GONE = "the broker is gone; what it has not acknowledged may be kept or not"
+_GONE = "the broker is gone; messages that it has not acknowledged may be kept or not"
 
 
 class BrokerClient:
     """One connection to a broker. Thread-safe: some threads may wait for messages while others publish.
 
-    endpoint: of the broker's `requests`. timeout: seconds that anything is waited for at most. reconnect:
-    what happens when the connection ends. False: every call raises Broken from then on. True: the next call
-    connects again, and waits up to its timeout until the broker is back; messages that were not acknowledged
-    raise Broken once, from `publish`, `wait_kept` or `flush` (they may be kept or not); consumers join again
-    by themselves, and get again what they had not acknowledged. `close`, or `with`.
+    endpoint: the broker's `requests`. timeout: seconds that a call waits at most. reconnect: what happens
+    after the connection's end. False: every call raises Broken. True: the next call connects again, and waits
+    up to its timeout for the broker. Messages without an acknowledgement raise Broken once, from `publish`,
+    `wait_kept` or `flush` (they may be kept or not). Consumers join again, and receive again the messages
+    that they have not acknowledged. Use `close`, or `with`.
 
-    Raises Again if nobody is there within `timeout` seconds.
+    Raises Again if no broker answers within `timeout` seconds.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BrokerClient:
         self._reconnect = reconnect
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
-        self._hearing = False  # a thread waits for the socket, without the lock; others wait for it
+        self._polling = False  # a thread polls the socket without the lock; other threads wait for it
         self._number = 1
         self._open: set[int] = set()  # messages that are not acknowledged yet
         self._refused: dict[int, TransferError] = {}
@@ -69,9 +69,9 @@ class BrokerClient:
         self._consumers: dict[int, Consumer] = {}
         self._socket: Any = None
         self._failure: TransferError | None = None
-        self._gathered = Batch()
+        self._batch = Batch()
         self._uploads = Uploads(self)
-        self.fetching = Fetching(self, self._context.pool.lease)
+        self.fetches = Fetches(self, self._context.pool.lease)
         try:
             self._connect(time.monotonic() + timeout)
         except BaseException:
@@ -79,7 +79,10 @@ class BrokerClient:
             raise
 
     def close(self) -> None:
-        """Ends the connection: what consumers hold goes to others. Who waits raises Closed. Idempotent."""
+        """Closes the connection; waiting calls raise Closed. Idempotent.
+
+        Other consumers get the messages that this client's consumers have not acknowledged.
+        """
         self._failure = Closed("the client is closed")
         if self._socket is not None:
             self._socket.close(0)
@@ -97,11 +100,11 @@ class BrokerClient:
     # -- publishing --------------------------------------------------------------------------------------
 
     def publish(self, topic: str, *parts: Any, wait: bool = True) -> int:
-        """Publishes one message, of one part or several. Its number, for `wait_kept`.
+        """Publishes one message of one or more parts, and returns its number for `wait_kept`.
 
         wait: returns when the message is kept as the topic promises. Else `flush` waits for all. Raises
         Again when the broker does not answer in time, Broken when it is gone (the message may be kept or
-        not), and what it refuses.
+        not), and the broker's refusals.
         """
         if not parts:
             raise UsageError("a message without parts")
@@ -110,8 +113,10 @@ class BrokerClient:
         return self._publish(Op.PUBLISH, topic, parts, 1, wait)[0]
 
     def publish_tensor(self, topic: str, tensor: Any, *, wait: bool = True) -> int:
-        """Publishes a tensor, with its header: numpy, torch, or what has DLPack or the buffer protocol.
-        `Received.tensor` gives it back. Raises NotATensor, and as `publish`."""
+        """Publishes a tensor of numpy, torch, or any type with DLPack or the buffer protocol.
+
+        `Received.tensor` returns it. Raises NotATensor, and as `publish`.
+        """
         return self._publish_large(topic, tensor_parts(tensor), wait)
 
     def _publish_large(self, topic: str, parts: Sequence[tuple[Part, memoryview]], wait: bool) -> int:
@@ -121,7 +126,7 @@ class BrokerClient:
         return number
 
     def publish_many(self, topic: str, payloads: Sequence[Any], *, wait: bool = True) -> range:
-        """Publishes messages of one part each, in one go: their numbers. See `publish`."""
+        """Publishes messages of one part each in one request, and returns their numbers. See `publish`."""
         payloads = [*sequence(payloads, "payloads", "messages")]
         if not 0 < len(payloads) <= MOST:
             raise UsageError(f"{len(payloads)} messages at once", hint=f"1 to {MOST}")
@@ -146,9 +151,9 @@ class BrokerClient:
     def _publish_once(
         self, op: Op, name: bytes, parts: Sequence[Any], count: int, wait: bool, deadline: float
     ) -> range:
-        if self._window.is_full and not self._gathered.here:
+        if self._window.is_full and not self._batch.is_mine:
             answered, left = (lambda: not (self._window.held_up and self._open)), deadline - time.monotonic()
-            with self.waited(answered, max(0.0, left), "nothing more was taken", publishes=True):
+            with self.wait_until(answered, max(0.0, left), "nothing more was taken", publishes=True):
                 self._window.begin()
         with self._lock:
             self._ready(deadline)
@@ -157,60 +162,64 @@ class BrokerClient:
             self._send([encode(op, first, name, count), *parts])
             self._open.update(numbers)
             if self._window.add(parts, len(self._open)) and not wait:
-                while self._hear_one():
+                while self._process_one():
                     pass
         return numbers
 
     def wait_kept(self, *numbers: int, timeout: float | None = None) -> None:
-        """Returns when these messages are kept. Raises as `publish`; the first error if there are several;
-        LogFull, with what holds the log, when the broker's log is full and no answer comes in time."""
+        """Returns when these messages are kept. Raises as `publish`, and only the first of several errors.
+
+        If the broker's log is full and no answer comes in time, LogFull names the groups that hold the log.
+        """
         what = "a message was not acknowledged"
-        with self.waited(lambda: self._open.isdisjoint(numbers), timeout, what, publishes=True):
+        with self.wait_until(lambda: self._open.isdisjoint(numbers), timeout, what, publishes=True):
             errors = [error for one in numbers if (error := self._refused.pop(one, None)) is not None]
         if errors:
             raise errors[0]
 
     def flush(self, timeout: float | None = None) -> None:
-        """Returns when all that was published is kept. Raises as `wait_kept`."""
+        """Returns when all published messages are kept. Raises as `wait_kept`."""
         with self._lock:
             numbers = [*self._open, *self._refused]
         self.wait_kept(*numbers, timeout=timeout)
 
     def wait_room(self, most: int, timeout: float | None = None) -> None:
-        """Returns when fewer than `most` messages are unacknowledged. Raises Again, Broken, Closed; what was
-        refused is raised by `flush`."""
+        """Returns when fewer than `most` messages are unacknowledged.
+
+        Raises Again, Broken, Closed; `flush` raises refusals.
+        """
         whole(most, "most", 1)
-        with self.waited(lambda: len(self._open) < most, timeout, "too many wait", publishes=True):
+        with self.wait_until(lambda: len(self._open) < most, timeout, "too many wait", publishes=True):
             return
 
     @property
     def unacknowledged(self) -> int:
-        """Messages that the broker has not acknowledged yet, as far as was heard."""
+        """Number of messages without an acknowledgement that this client has processed."""
         return len(self._open)
 
-    def hear(self) -> None:
-        """Takes what the broker has said, without waiting."""
+    def process_answers(self) -> None:
+        """Processes the broker's answers that have arrived. Never blocks."""
         with self._lock:
-            while self._socket is not None and self._hear_one():
+            while self._socket is not None and self._process_one():
                 pass
             self._changed.notify_all()
 
     @contextmanager
-    def together(self) -> Iterator[None]:
-        """What this thread says within goes in one message, at the end or before anything is waited for.
+    def batch(self) -> Iterator[None]:
+        """Collects this thread's requests, and sends them as one message at the end, or before a wait.
 
-        For many messages of different topics (`publish(…, wait=False)`), and for acknowledgements of several
-        consumers: broker and network have less to do. What is published within must not be changed before the
-        end. Raises what sending raises: Again, Broken, Closed.
+        It saves work of broker and network for many messages of different topics (`publish(…, wait=False)`),
+        and for acknowledgements of several consumers. Payloads must not change before the end of the batch.
+        Raises Again, Broken, Closed.
         """
         with self._lock:
-            outer = self._gathered.begin()
+            outer = self._batch.begin()
         try:
             yield
         finally:
             if outer:
                 with self._lock:
-                    words = self._gathered.end()
+                    words = self._batch.end()
                     if words and self._socket is not None:
                         self._send_now(words)
 
@@ -227,20 +236,20 @@ class BrokerClient:
     ) -> Consumer:
         """Joins a group of a topic: each message goes to one of its consumers, until one acknowledges it.
 
-        window: messages that this consumer holds at most. begin: where a new group starts: "new", what
-        comes from now on, or "old", all that is kept. timeout: seconds after which a message that this
-        consumer does not acknowledge goes to another; None: when its connection ends. Raises what the broker
-        refuses.
+        window: unacknowledged messages of this consumer at most. begin: where a new group starts: "new" is
+        after the last message, "old" is the first kept message. timeout: seconds after which a message that
+        this consumer does not acknowledge goes to another one; None: after its connection's end. Raises the
+        broker's refusals.
         """
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
             number = self._take_numbers(1)
-            join = wish_of(topic, group, window, begin, timeout)
+            join = join_of(topic, group, window, begin, timeout)
             consumer = Consumer(self, number, join)
-            self._send([consumer.wish()])
+            self._send([consumer.join_request()])
             self._consumers[number] = consumer
         try:
-            with self.waited(lambda: consumer.joined or consumer.failure, None, "nobody let it join"):
+            with self.wait_until(lambda: consumer.joined or consumer.failure, None, "no answer to a join"):
                 if consumer.failure is not None:
                     raise consumer.failure
         except BaseException:
@@ -249,9 +258,11 @@ class BrokerClient:
         return consumer
 
     def ready(self, timeout: float | None = None) -> list[Consumer]:
-        """The consumers whose `recv_many` does not wait now, at least one. Raises Again after `timeout`
-        seconds (None: the client's), Broken, Closed."""
-        with self.waited(
+        """Waits for, and returns, the consumers whose `recv_many` does not block now.
+
+        timeout: seconds; None: the client's. Raises Again, Broken, Closed.
+        """
+        with self.wait_until(
             lambda: any(one.waiting for one in self._consumers.values()), timeout, "no message came"
         ):
             return [one for one in self._consumers.values() if one.waiting]
@@ -259,11 +270,13 @@ class BrokerClient:
     # -- for large messages ------------------------------------------------------------------------------
 
     def begin(self, word: Callable[[int], Sequence[Any]]) -> int:
-        """Sends the first word of a message, which is made with its number: its number. Raises Again, Broken,
-        Closed."""
+        """Sends a message's first request, which `word` makes of its number. Returns the number.
+
+        Raises Again, Broken, Closed.
+        """
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
-            if words := self._gathered.taken():
+            if words := self._batch.taken():
                 self._send_now(words)
             number = self._take_numbers(1)
             self._send_now(word(number))
@@ -271,76 +284,79 @@ class BrokerClient:
             return number
 
     def is_open(self, number: int) -> bool:
-        """Whether a message is not acknowledged yet. With the lock, as `put`."""
+        """Whether a message is unacknowledged. With the lock, as `put`."""
         return number in self._open
 
     def put(self, frames: Sequence[Any]) -> None:
-        """Sends a word at once. Raises Again, Broken."""
+        """Sends a request at once. Raises Again, Broken."""
         self._send_now(frames)
 
     def give_up(self, number: int, word: Sequence[Any]) -> None:
-        """A message will not be finished: nobody waits for it, and the broker is told so, if it is there."""
+        """Abandons an unfinished message, and sends `word` to the broker if it is there."""
         with self._lock:
             if number in self._open:
                 self._open.discard(number)
                 try:
                     self._send_now(word)
                 except TransferError:
-                    return  # it sees that we have gone, or that nothing more comes
+                    return  # the broker sees the connection's end, or that nothing more arrives
 
     # -- for consumers -----------------------------------------------------------------------------------
 
-    def say(self, head: Callable[[], bytes]) -> None:
-        """Sends a word, which is made with the lock. Raises Again, Broken, Closed."""
+    def send(self, head: Callable[[], bytes]) -> None:
+        """Sends a request, which `head` makes with the lock. Raises Again, Broken, Closed."""
         with self._lock:
             self._ready(time.monotonic() + self._timeout)
             self._send([head()])
 
     def forget(self, consumer: Consumer) -> None:
-        """Nothing that comes is for this consumer any more."""
+        """Removes a consumer, so that it gets no more messages."""
         with self._lock:
             self._consumers = {number: one for number, one in self._consumers.items() if one is not consumer}
 
     @contextmanager
-    def waited(
+    def wait_until(
         self, done: Callable[[], object], timeout: float | None, what: str, *, publishes: bool = False
     ) -> Iterator[None]:
-        """Hears the broker until `done()`, which is called with the lock, as the body is. publishes: it is
-        published messages that are waited for. Raises Again (LogFull, if that is why), Broken, Closed."""
+        """Processes answers until `done()`, then runs the body; both with the lock.
+
+        publishes: whether the caller waits for published messages: then a full log raises LogFull. Raises
+        Again, Broken, Closed.
+        """
         seconds = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
         deadline = time.monotonic() + seconds
         with self._lock:
-            if (words := self._gathered.taken()) and self._socket is not None:
+            if (words := self._batch.taken()) and self._socket is not None:
                 self._send_now(words)
             while True:
-                while self._socket is not None and not self._hearing and self._hear_one():
+                while self._socket is not None and not self._polling and self._process_one():
                     self._changed.notify_all()
                 if done():
                     break
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise self._window.late(f"{what} within {seconds:.3g} s", publishes=publishes)
-                if self._hearing:
+                if self._polling:
                     self._changed.wait(left)
                 else:
                     self._ready(deadline)
-                    self._listen(min(left, _LOOK))
+                    self._poll(min(left, _CHECK_INTERVAL))
             yield
 
     # -- the connection, with the lock -------------------------------------------------------------------
 
-    def _listen(self, seconds: float) -> None:
-        """Waits until the broker says something, without the lock; looks whether it is there if not."""
+    def _poll(self, seconds: float) -> None:
+        """Polls the socket without the lock. Without an event, it checks whether the connection exists."""
         socket = self._socket
-        self._hearing = True
+        self._polling = True
         self._lock.release()
         try:
-            heard = socket.poll(max(1, int(seconds * 1000)))
+            event = socket.poll(max(1, int(seconds * 1000)))
         finally:
             self._lock.acquire()
-            self._hearing = False
+            self._polling = False
             self._changed.notify_all()
-        if not heard and socket is self._socket and not socket.peers():
+        if not event and socket is self._socket and not socket.peers():
             self._lose()
 
     def _take_numbers(self, count: int) -> int:
@@ -348,14 +364,14 @@ class BrokerClient:
         return first
 
     def _send(self, frames: Sequence[Any]) -> None:
-        """A word now, or with others at the end of `together`. Raises as `_send_now`."""
-        if not self._gathered.here:
+        """Sends a request now, or at the end of `batch`. Raises as `_send_now`."""
+        if not self._batch.is_mine:
             self._send_now(frames)
-        elif words := self._gathered.add(frames):
+        elif words := self._batch.add(frames):
             self._send_now(words)
 
     def _send_now(self, frames: Sequence[Any]) -> None:
-        """Raises Again if the broker takes nothing; Broken if it has gone."""
+        """Sends frames. Raises Again if the broker takes nothing, Broken if it has gone."""
         deadline = time.monotonic() + self._timeout
         while True:
             try:
@@ -371,9 +387,9 @@ class BrokerClient:
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise
-                self._socket.poll(max(1, int(min(left, _LOOK) * 1000)), transfer.POLLOUT)
+                self._socket.poll(max(1, int(min(left, _CHECK_INTERVAL) * 1000)), transfer.POLLOUT)
 
-    def _hear_one(self) -> bool:
+    def _process_one(self) -> bool:
         try:
             frames: list[Any] = self._socket.recv_frames(transfer.DONTWAIT)
         except Again:
@@ -382,12 +398,12 @@ class BrokerClient:
         if head.op is Op.SEVERAL_FROM_BROKER:
             parts = frames[1:]
             for word, its_parts in decode_several(head, len(parts)):
-                self._heard(word, parts[its_parts])
+                self._process(word, parts[its_parts])
         else:
-            self._heard(head, frames[1:])
+            self._process(head, frames[1:])
         return True
 
-    def _heard(self, head: Head, parts: list[Any]) -> None:
+    def _process(self, head: Head, parts: list[Any]) -> None:
         if head.op is Op.KEPT:
             self._open.difference_update(range(head.number, head.number + head.amount))
             self._window.answered()
@@ -396,9 +412,9 @@ class BrokerClient:
         elif head.op is Op.GRANT:
             self._uploads.granted(head)
         elif head.op is Op.RANGE:
-            self.fetching.heard(head, parts)
+            self.fetches.on_range(head, parts)
         elif (consumer := self._consumers.get(head.number)) is not None:
-            answer = consumer.told(head, parts)
+            answer = consumer.process(head, parts)
             if answer is not None:
                 self._send([answer])
 
@@ -410,26 +426,26 @@ class BrokerClient:
             self._open.discard(head.number)
             self._refused[head.number] = error
         elif (consumer := self._consumers.get(head.number)) is not None:
-            consumer.refused(error)
+            consumer.on_refused(error)
 
     def _lose(self) -> None:
-        """The connection has ended."""
+        """Handles the connection's end."""
         self._socket.close(0)
         self._socket = None
-        self._gathered.forget()
+        self._batch.forget()
         error = Broken(_GONE)
         self._refused.update(dict.fromkeys(self._open, error))
         self._open.clear()
         self._window.answered()
-        self.fetching.lost()
+        self.fetches.on_connection_lost()
         for consumer in self._consumers.values():
-            consumer.lost(error, again=self._reconnect)
+            consumer.on_connection_lost(error, reconnects=self._reconnect)
         if not self._reconnect:
             self._failure = self._failure or error
         self._changed.notify_all()
 
     def _ready(self, deadline: float) -> None:
-        """There is a connection, a new one if need be. Raises Broken, Closed."""
+        """Connects, unless there is a connection. Raises Broken, Closed."""
         if self._failure is not None:
             raise self._failure
         if self._socket is not None:
@@ -444,7 +460,7 @@ class BrokerClient:
             number = self._take_numbers(1)
             consumer.renumber(number)
             self._consumers[number] = consumer
-            self._send([consumer.wish()])
+            self._send([consumer.join_request()])
 
     def _connect(self, deadline: float) -> None:
         self._socket = connected_socket(self._context, self._endpoint, deadline, lambda: self._failure)

@@ -1,4 +1,4 @@
-"""Words of one thread that go to the broker in one message."""
+"""Collects requests of one thread that go to the broker in one message."""
 
 from __future__ import annotations
 
@@ -9,39 +9,38 @@ from typing import Any
 from transfer.broker.protocols.native import LARGEST_NUMBER, Op
 from transfer.broker.protocols.native_batch import LARGEST_BODY, WORD_COST, encode_several
 
-#: words in one message at most
+#: requests in one message at most
 _MOST = 1000
-_NOBODY = LARGEST_NUMBER  # no thread has this number
+_NO_THREAD = LARGEST_NUMBER  # no thread has this number
 
 
 class Batch:
-    """Used with the client's lock."""
+    """The requests that one thread has collected. Used with the client's lock."""
 
     def __init__(self) -> None:
-        self._thread = _NOBODY
+        self._thread = _NO_THREAD
         self.forget()
 
     @property
-    def here(self) -> bool:
-        """Whether what this thread says is gathered."""
+    def is_mine(self) -> bool:
+        """Whether it collects the calling thread's requests."""
         return self._thread == threading.get_ident()
 
     def begin(self) -> bool:
-        """From now on, for this thread. False: it has begun already, or another thread gathers, and then
-        nothing is to be ended."""
-        if self._thread != _NOBODY:
+        """Begins to collect for this thread. Returns False if a batch has begun: then do not call `end`."""
+        if self._thread != _NO_THREAD:
             return False
         self._thread = threading.get_ident()
         return True
 
     def end(self) -> list[Any]:
-        """What was gathered, as one message; nothing if there is none. The end of it."""
+        """Ends the batch, and returns its requests as one message; empty if there are none."""
         words = self.taken()
-        self._thread = _NOBODY
+        self._thread = _NO_THREAD
         return words
 
     def add(self, frames: Sequence[Any]) -> list[Any]:
-        """One word: its head and its parts. What has to go now, as one message."""
+        """Adds a request: its head and its parts. Returns the message that has to be sent now, or nothing."""
         head, *parts = frames
         before: list[Any] = []
         if len(self._words) >= _MOST or self._size + len(head) + WORD_COST > LARGEST_BODY:
@@ -52,8 +51,8 @@ class Batch:
         return before
 
     def taken(self) -> list[Any]:
-        """What was gathered so far by this thread, as one message."""
-        if not self._words or not self.here:
+        """Takes the requests that this thread has collected so far, as one message."""
+        if not self._words or not self.is_mine:
             return []
         words, parts = self._words, self._parts
         self.forget()
@@ -62,7 +61,7 @@ class Batch:
         return [encode_several(Op.SEVERAL, words), *parts]
 
     def forget(self) -> None:
-        """The connection has ended."""
+        """Drops all requests: the connection has ended."""
         self._words: list[tuple[bytes, int]] = []
         self._parts: list[Any] = []
         self._size = 0  # bytes of heads

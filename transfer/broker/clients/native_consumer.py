@@ -1,4 +1,4 @@
-"""A member of a group of consumers, in a program; made by `BrokerClient.consume`."""
+"""A consumer of a group; `BrokerClient.consume` makes it."""
 
 from __future__ import annotations
 
@@ -26,14 +26,15 @@ if TYPE_CHECKING:
     from transfer.broker.clients.native import BrokerClient
     from transfer.transports.core.contract import Frame
 
-#: deliveries that an error names
+#: deliveries that an error lists
 _NAMED = 10
-_LATE = "others process these messages (`stale` has all); give `consume` more timeout, or acknowledge sooner"
+_LATE = (
+    "other consumers get these messages (see `stale`): increase `consume(timeout=)`, or acknowledge sooner"
+)
 
 
 class Received(NamedTuple):
-    """A message of a group. parts: as they were sent. offset, attempt: the delivery; attempt 1 is the
-    first."""
+    """A message of a group. parts: as sent. offset, attempt: of the delivery; the first attempt is 1."""
 
     topic: str
     offset: int
@@ -42,30 +43,33 @@ class Received(NamedTuple):
     group: str = ""
 
     def tensor(self, part: int = 0) -> Any:
-        """A part that was sent as a tensor: a numpy array, writable. Raises TensorMismatch, ProtocolError."""
+        """Returns a part that was sent as a tensor, as a writable numpy array.
+
+        Raises TensorMismatch, ProtocolError.
+        """
         from transfer.tensors.receive import tensor_of
 
         return tensor_of(self.parts[part])
 
     @property
     def data(self) -> bytes | memoryview:
-        """The message's only part, or its first one."""
+        """The message's first part."""
         data: Any = self.parts[0].data
         return data if type(data) is bytes else memoryview(data).cast("B")
 
 
-def wish_of(topic: str, group: str, window: int, begin: str, timeout: float | None) -> Join:
-    """Raises ArgumentError. The broker checks the rest."""
+def join_of(topic: str, group: str, window: int, begin: str, timeout: float | None) -> Join:
+    """Checks the types of arguments; the broker checks their values. Raises ArgumentError."""
     for name, given in (("topic", topic), ("group", group), ("begin", begin)):
         text(given, name)
     return Join(topic, group, whole(window, "window", 1), begin, patience(timeout), pieces=True, several=True)
 
 
 class Consumer:
-    """A member of a group. Thread-safe as its client.
+    """A consumer of a group. Thread-safe as its client.
 
-    joined: the broker let it in. stale: (offset, attempt) of deliveries that were acknowledged or given back
-    too late, the last 1000: others have the messages, or will.
+    joined: whether the broker has accepted it. stale: (offset, attempt) of the last 1000 deliveries that were
+    acknowledged or refused too late: other consumers get these messages.
     """
 
     def __init__(self, client: BrokerClient, number: int, join: Join) -> None:
@@ -77,23 +81,25 @@ class Consumer:
         self._join = join
         self._messages: deque[Received | Offered] = deque()
         self._offered = 0  # of them
-        self._asked = self._acked = 0
-        self._unkept: deque[tuple[int, Sequence[tuple[int, int, int]]]] = deque()  # asked by then, deliveries
+        self._sent = self._acked = 0  # acknowledgements that were sent, and that the broker keeps
+        self._unkept: deque[tuple[int, Sequence[tuple[int, int, int]]]] = deque()  # (_sent then, deliveries)
         self._late: deque[tuple[int, int]] = deque(maxlen=1000)  # stale ones, not raised yet
-        self._failure: TransferError | None = None  # it is not a member any more
+        self._failure: TransferError | None = None  # why it is not a member any more
         self._unsure: Broken | None = None  # the connection ended before acknowledgements were kept
 
     def recv(self, timeout: float | None = None) -> Received:
-        """The next message, which is this consumer's until it is acknowledged. A large one is fetched now.
-        Raises Again when nothing came for `timeout` seconds (None: the client's), Broken when the broker is
-        gone, and what it refused."""
+        """Returns the next message, which this consumer has to acknowledge. It fetches a large one now.
+
+        timeout: seconds; None: the client's. Raises Again when nothing came in time, Broken when the broker
+        is gone, and the broker's refusals.
+        """
         return self.recv_many(1, timeout)[0]
 
     def recv_many(self, most: int = 1000, timeout: float | None = None) -> list[Received]:
-        """The next messages that are there, at least one and at most `most`. Raises as `recv`."""
+        """Returns the messages that have arrived, at least one and at most `most`. Raises as `recv`."""
         whole(most, "most", 1)
         while True:
-            with self._client.waited(lambda: self._messages or self._failure, timeout, "no message came"):
+            with self._client.wait_until(lambda: self._messages or self._failure, timeout, "no message came"):
                 messages = self._messages
                 if not messages and self._failure is not None:
                     raise self._failure
@@ -104,12 +110,12 @@ class Consumer:
                 offered = messages.popleft()
                 self._offered -= 1
                 assert isinstance(offered, Offered)
-                self._client.fetching.open(offered)
+                self._client.fetches.open(offered)
             if message := self._fetched(offered, timeout):
                 return [message]
 
     def _whole(self, most: int) -> list[Received]:
-        """The next ones, up to one that is to be fetched."""
+        """Takes the next messages, up to one that has to be fetched."""
         found: list[Received] = []
         while self._messages and len(found) < most and isinstance(message := self._messages[0], Received):
             found.append(message)
@@ -117,12 +123,12 @@ class Consumer:
         return found
 
     def _fetched(self, offered: Offered, timeout: float | None) -> Received | None:
-        """A large message. None: it is gone."""
+        """Fetches a large message; None if it is gone."""
         try:
-            if not self._client.fetching.fetch(offered, timeout):
+            if not self._client.fetches.fetch(offered, timeout):
                 return None
         except Again:
-            with self._client.waited(lambda: True, None, ""):
+            with self._client.wait_until(lambda: True, None, ""):
                 if not offered.gone:
                     self._messages.appendleft(offered)
                     self._offered += 1
@@ -133,8 +139,11 @@ class Consumer:
         return Received(self.topic, offset, attempt, parts, self._join.group)
 
     def ack(self, *messages: Received, wait: bool = False) -> None:
-        """These are processed. wait: returns when that is on the broker's disk, and they never come again;
-        raises as `flush`, of what came too late of them. Without it, `stale` has that, and `flush` raises it.
+        """Acknowledges messages as processed.
+
+        wait: returns when the acknowledgements are on the broker's disk: the messages are not delivered
+        again. It raises as `flush` if some were too late. Without it, `flush` raises that, and `stale` lists
+        them.
         """
         deliveries = [self._delivery(one) for one in messages]
         self._acknowledge([(*one, 0) for one in deliveries])
@@ -142,13 +151,16 @@ class Consumer:
             self._flush(None, {*deliveries})
 
     def nack(self, message: Received, reason: str = "", *, retry: bool = True) -> None:
-        """It could not be processed. retry: it comes again, to one of the group, behind a pause; else, and
-        after the last attempt, it becomes a dead letter with this reason."""
+        """Refuses a message that could not be processed.
+
+        retry: the group gets it again after a pause. Else, and after the last attempt, it becomes a dead
+        letter with this reason.
+        """
         body = encode_nack(self._delivery(message), text(reason, "reason"), retry=retry)
-        self._client.say(lambda: encode(Op.NACK, self._number, body))
+        self._client.send(lambda: encode(Op.NACK, self._number, body))
 
     def _delivery(self, message: Received) -> tuple[int, int]:
-        """What is told to the broker of it. Another group's offset would be one of ours there."""
+        """Returns (offset, attempt) for the broker, which could not detect another group's offset."""
         of = instance(message, Received, "message")
         if (of.topic, of.group) != (self.topic, self._join.group):
             raise ArgumentError(
@@ -161,23 +173,23 @@ class Consumer:
     def flush(self, timeout: float | None = None) -> None:
         """Returns when all acknowledgements are on the broker's disk.
 
-        Raises Again; Broken when the connection ended before (they may be kept or not, and what is not comes
-        again), or when some came too late, once for each: others have these messages, and what else was
-        acknowledged is kept.
+        Raises Again, and Broken if the connection ended before: some may not be kept, and these messages are
+        delivered again. It also raises Broken, once for each, for acknowledgements that were too late: other
+        consumers get these messages; all other acknowledgements are kept.
         """
         self._flush(timeout, None)
 
     def _flush(self, timeout: float | None, of: set[tuple[int, int]] | None) -> None:
-        """of: deliveries of which is raised that they came too late; None: all."""
-        with self._client.waited(
-            lambda: self._acked >= self._asked or self._unsure or self._failure,
+        """Waits as `flush`. of: deliveries for which it raises that they were too late; None: all."""
+        with self._client.wait_until(
+            lambda: self._acked >= self._sent or self._unsure or self._failure,
             timeout,
             "acknowledgements were not kept",
         ):
             unsure, self._unsure = self._unsure, None
             if unsure is not None:
                 raise unsure
-            if self._acked < self._asked and self._failure is not None:
+            if self._acked < self._sent and self._failure is not None:
                 raise self._failure
             late = [one for one in self._late if of is None or one in of]
             for one in late:
@@ -187,60 +199,60 @@ class Consumer:
             raise Broken(f"{self.topic}: {len(late)} acknowledged too late: {named}", hint=_LATE)
 
     def leave(self) -> None:
-        """Ends it: what it holds goes to others. Idempotent."""
+        """Leaves the group: other consumers get its unacknowledged messages. Idempotent."""
         self._client.forget(self)
         try:
-            self._client.say(lambda: encode(Op.LEAVE, self._number))
+            self._client.send(lambda: encode(Op.LEAVE, self._number))
         except (Again, Broken, Closed):
-            return  # then it has left by that
+            return  # the connection's end has the same effect
 
     def _acknowledge(self, deliveries: Sequence[tuple[int, int, int]]) -> None:
         for begin in range(0, len(deliveries), MOST):
-            self._client.say(partial(self._acks, deliveries[begin : begin + MOST]))
+            self._client.send(partial(self._acks, deliveries[begin : begin + MOST]))
 
     def _acks(self, deliveries: Sequence[tuple[int, int, int]]) -> bytes:
-        self._asked += len(deliveries)
-        self._unkept.append((self._asked, deliveries))
+        self._sent += len(deliveries)
+        self._unkept.append((self._sent, deliveries))
         return encode(Op.ACK, self._number, encode_deliveries(deliveries), len(deliveries))
 
     # -- for the client, with its lock -------------------------------------------------------------------
 
     @property
     def failure(self) -> TransferError | None:
-        """Why it is not a member."""
+        """Why it is not a member; None if it is."""
         return self._failure
 
     @property
     def waiting(self) -> bool:
-        """A call of `recv` has something to return or to raise."""
+        """Whether `recv` returns or raises at once."""
         return bool(self._messages) or self._failure is not None
 
-    def wish(self) -> bytes:
-        """The JOIN that is sent."""
+    def join_request(self) -> bytes:
+        """Returns the JOIN to send."""
         return encode(Op.JOIN, self._number, encode_join(self._join))
 
     def renumber(self, number: int) -> None:
-        """It joins again, on another connection."""
+        """Sets the number by which it joins again, on another connection."""
         self._number = number
 
-    def lost(self, error: Broken, *, again: bool) -> None:
-        """The connection has ended. again: there will be another."""
-        if self._acked < self._asked:
+    def on_connection_lost(self, error: Broken, *, reconnects: bool) -> None:
+        """Handles the connection's end. reconnects: whether the client connects again."""
+        if self._acked < self._sent:
             self._unsure = error
-        self._asked = self._acked = 0
+        self._sent = self._acked = 0
         self._unkept.clear()
         self._messages.clear()
         self._offered = 0
         self.joined = False
-        if not again:
+        if not reconnects:
             self._failure = error
 
-    def refused(self, error: TransferError) -> None:
-        """The broker does not know it, or did not let it in."""
+    def on_refused(self, error: TransferError) -> None:
+        """Handles the broker's refusal: it does not know, or does not accept, the consumer."""
         self._failure = error
 
-    def told(self, head: Head, frames: list[Frame]) -> bytes | None:
-        """What the broker says of it. The answer, if there is one."""
+    def process(self, head: Head, frames: list[Frame]) -> bytes | None:
+        """Handles a message of the broker for this consumer. Returns the request to answer with, if any."""
         if head.op is Op.JOINED:
             self.joined = True
         elif head.op is Op.DELIVER:
@@ -257,12 +269,12 @@ class Consumer:
             stale = [(one.offset, one.attempt) for one in decode_deliveries(head)]
             self.stale.extend(stale)
             acknowledged = {one[:2] for _, deliveries in self._unkept for one in deliveries}
-            self._late += sorted(acknowledged.intersection(stale))  # others: of a NACK, a FETCH
+            self._late += sorted(acknowledged.intersection(stale))  # the others belong to a NACK or a FETCH
             self._forget(stale)
         return None
 
     def _take(self, head: Head, frames: list[Frame]) -> list[tuple[int, int, int]]:
-        """Keeps the messages. Deliveries of which nothing is left are acknowledged."""
+        """Queues the messages. Returns deliveries whose message is lost, to acknowledge them."""
         at = 0
         gone = []
         for offset, attempt, parts in decode_deliveries(head):
@@ -271,16 +283,16 @@ class Consumer:
             if parts:
                 self._messages.append(self._received(offset, attempt, frames[at : at + parts]))
             else:
-                gone.append((offset, attempt, 0))  # retention or damage took it
+                gone.append((offset, attempt, 0))  # removed by retention, or damaged
             at += parts
         self._forget([one[:2] for one in gone])
         return gone
 
     def _forget(self, deliveries: Sequence[tuple[int, int]]) -> None:
-        """Those of them that were offered, and not fetched yet, will not come."""
+        """Drops offered messages of these deliveries that are not fetched yet."""
         if not deliveries:
             return
-        self._client.fetching.gone(self._number, deliveries)
+        self._client.fetches.on_revoked(self._number, deliveries)
         if self._offered:
             keys = set(deliveries)
             kept = deque(

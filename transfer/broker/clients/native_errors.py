@@ -1,4 +1,4 @@
-"""What the broker refuses, as errors of ours."""
+"""Converts the broker's refusals to exceptions."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer.transports import errors
 
-#: families that the broker names
+#: exceptions that the broker may name
 _KINDS = (
     errors.UsageError,
     errors.LogFull,
@@ -19,11 +19,11 @@ _KINDS = (
 
 
 class NotTaken(errors.LogFull):
-    """Nothing was done of it: too much waits in front of it, and it may be published again."""
+    """The broker has not taken the message, since its queue is full. The client may publish it again."""
 
 
 def error_of(words: dict[str, Any]) -> errors.TransferError:
-    """The broker's error, of the family that it named."""
+    """Returns the exception that the broker named."""
     kind = getattr(errors, str(words.get("code")), None)
     text = str(words.get("message", "refused"))
     if words.get("again") is True:
@@ -35,6 +35,6 @@ def error_of(words: dict[str, Any]) -> errors.TransferError:
 
 
 def held_up(why: errors.TransferError, what: str) -> errors.TransferError:
-    """What a publisher hears when its time is over and the broker has said why it waits."""
+    """Returns the error of a publisher whose time is over. why: the broker's reason for blocking it."""
     kind = errors.LogFull if isinstance(why, errors.LogFull) else errors.Again
-    return kind(f"{what}: {why}", hint="it may be kept yet; let consumers acknowledge")
+    return kind(f"{what}: {why}", hint="the message may still be kept; let consumers acknowledge")

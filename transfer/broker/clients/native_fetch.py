@@ -1,4 +1,4 @@
-"""Large messages on their way from the broker to a program: fetched into one piece of memory."""
+"""Fetches large messages from the broker into one block of memory."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from transfer.broker.clients.native import BrokerClient
     from transfer.transports.core.contract import Frame
 
-#: bytes that are asked for ahead of what came
+#: bytes that it requests ahead of the received ones
 _WINDOW = 8 * PIECE
-#: flags of a part that say how its bytes are to be read
+#: flags of a part that determine the format of its bytes
 _KEPT = int(Flag.TENSOR | Flag.EXTENDED | Flag.LZ4)
 
 
 class Offered:
-    """A large message that the broker offers, and what came of it. With the client's lock.
+    """A large message that the broker offers, and its received bytes. With the client's lock.
 
-    gone: it will not come: another consumer has it, or nobody any more.
+    gone: it will not arrive: another consumer has it, or it does not exist any more.
     """
 
     def __init__(self, head: Head) -> None:
@@ -34,41 +34,41 @@ class Offered:
         self.nbytes = place.position
         self.number = head.number
         self.gone = False
-        self.came = 0
-        self._asked = 0
+        self.received = 0
+        self._requested = 0
         self._parts = parts
         self._memory: Any = None
 
     @property
     def key(self) -> tuple[int, int, int]:
-        """Which delivery it is."""
+        """Identifies the delivery."""
         return self.number, self.offset, self.attempt
 
     @property
     def settled(self) -> bool:
-        """It is whole, or gone."""
-        return self.gone or self.came == self.nbytes
+        """Whether it is complete, or gone."""
+        return self.gone or self.received == self.nbytes
 
-    def wish(self) -> bytes | None:
-        """The FETCH that is to be sent now, if there is one."""
-        asked = min(self.nbytes, self.came + _WINDOW)
-        if self.gone or (asked - self._asked < _WINDOW // 4 and not self._asked < asked == self.nbytes):
+    def next_request(self) -> bytes | None:
+        """Returns the FETCH to send now; None if there is none."""
+        end = min(self.nbytes, self.received + _WINDOW)
+        if self.gone or (end - self._requested < _WINDOW // 4 and not self._requested < end == self.nbytes):
             return None
-        self._asked = asked
-        return encode_place(Op.FETCH, self.number, Place(self.offset, self.attempt, asked))
+        self._requested = end
+        return encode_place(Op.FETCH, self.number, Place(self.offset, self.attempt, end))
 
     def take(self, place: Place, data: Any, memory: Any) -> None:
-        """A RANGE. memory: where all of it goes, from the first on. Raises ProtocolError."""
+        """Takes a RANGE. memory: allocates the block for the whole message. Raises ProtocolError."""
         if self._memory is None:
             self._memory = memoryview(memory(self.nbytes)).cast("B")
-        end = self.came + len(data)
-        if place.position != self.came or end > self.nbytes:
-            raise ProtocolError("range", f"bytes {place.position} of a message, not {self.came}")
-        core.copy_into(self._memory[self.came : end], data)
-        self.came = end
+        end = self.received + len(data)
+        if place.position != self.received or end > self.nbytes:
+            raise ProtocolError("range", f"bytes {place.position} of a message, not {self.received}")
+        core.copy_into(self._memory[self.received : end], data)
+        self.received = end
 
     def frames(self) -> list[Frame]:
-        """Its parts, when it is whole."""
+        """Returns the parts of the complete message."""
         make = core.Frame
         parts = unpack_parts(self._parts)
         if not parts:
@@ -80,8 +80,8 @@ class Offered:
         return found
 
 
-class Fetching:
-    """The large messages that a client's consumers fetch at the moment."""
+class Fetches:
+    """The large messages that a client's consumers are fetching."""
 
     def __init__(self, client: BrokerClient, memory: Any) -> None:
         self._client = client
@@ -89,52 +89,55 @@ class Fetching:
         self._open: dict[tuple[int, int, int], Offered] = {}
 
     def open(self, offered: Offered) -> None:
-        """It is to be fetched. With the client's lock."""
+        """Adds a message to fetch. With the client's lock."""
         self._open[offered.key] = offered
 
     def fetch(self, offered: Offered, timeout: float | None) -> bool:
-        """Fetches what is missing of one that is open. False: it is gone. Raises Again when nothing comes for
-        so long (None: the client's time-out), Broken, Closed; it can go on then."""
-        came = -1
+        """Fetches the missing bytes of an open message. Returns False if it is gone.
+
+        timeout: seconds without progress; None: the client's. Raises Again, Broken, Closed; a later call
+        continues.
+        """
+        received = -1
         while True:
-            with self._client.waited(
-                lambda: offered.settled or offered.came > came,  # noqa: B023 - called before the next turn
+            with self._client.wait_until(
+                lambda: offered.settled or offered.received > received,  # noqa: B023 - called before the next turn
                 timeout,
-                "nothing more of a large message came",
+                "nothing more of a large message received",
             ):
-                came = offered.came
+                received = offered.received
                 if offered.settled:
                     self._open.pop(offered.key, None)
                     return not offered.gone
-                self._ask(offered)
+                self._request(offered)
 
-    def heard(self, head: Head, frames: list[Frame]) -> None:
-        """A RANGE. Raises ProtocolError."""
+    def on_range(self, head: Head, frames: list[Frame]) -> None:
+        """Handles a RANGE. Raises ProtocolError."""
         place, _ = decode_place(head)
         offered = self._open.get((head.number, place.offset, place.attempt))
         if offered is not None:
             if len(frames) != 1:
                 raise ProtocolError("parts", f"a RANGE of {len(frames)} parts")
             offered.take(place, frames[0].buffer, self._memory)
-            self._ask(offered)
+            self._request(offered)
 
-    def _ask(self, offered: Offered) -> None:
-        wish = offered.wish()
-        if wish is not None:
+    def _request(self, offered: Offered) -> None:
+        fetch = offered.next_request()
+        if fetch is not None:
             try:
-                self._client.put([wish])
+                self._client.put([fetch])
             except Broken:
-                return  # `lost` was told
+                return  # `on_connection_lost` was called
 
-    def gone(self, number: int, deliveries: Iterable[tuple[int, int]]) -> None:
-        """The broker says that these are not this consumer's any more: (offset, attempt) each."""
+    def on_revoked(self, number: int, deliveries: Iterable[tuple[int, int]]) -> None:
+        """Drops (offset, attempt) deliveries that do not belong to this consumer any more."""
         for offset, attempt in deliveries if self._open else ():
             offered = self._open.pop((number, offset, attempt), None)
             if offered is not None:
                 offered.gone = True
 
-    def lost(self) -> None:
-        """The connection has ended."""
+    def on_connection_lost(self) -> None:
+        """Drops all messages, since the connection has ended."""
         for offered in self._open.values():
             offered.gone = True
         self._open.clear()

@@ -1,4 +1,4 @@
-"""The own client's socket: a new one for each connection."""
+"""Connects a BrokerClient: each connection gets a new socket."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from transfer.transports.arguments import wrong
 from transfer.transports.errors import Again
 from transfer.transports.handshake.identity import one_time_identity
 
-#: a lost connection is not made again by the socket: what was asked would be lost in silence
+#: the socket does not reconnect: requests of the lost connection would be lost without an error
 _NEVER_MS = 86_400_000
-#: seconds that the first try to connect has, and the longest one
+#: seconds for the first try to connect, and for the longest one
 _FIRST_TRY, _LONGEST_TRY = 0.25, 4.0
 
 
 def context_of(given: transfer.Context | None) -> transfer.Context:
-    """The one that was given, or a new one. Raises ArgumentError."""
+    """Returns the given context, or a new one. Raises ArgumentError."""
     if not (given is None or isinstance(given, transfer.Context)):
         raise wrong("context", given, "a transfer.Context, or None")
     return given or transfer.Context()
@@ -28,15 +28,15 @@ def context_of(given: transfer.Context | None) -> transfer.Context:
 def connected_socket(
     context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
 ) -> Any:
-    """A DEALER socket that is connected. Raises Again: not by the deadline, or it was given up."""
-    seconds, said = _FIRST_TRY, Warned()
+    """Returns a connected DEALER socket. Raises Again at the deadline, or if `given_up` returns true."""
+    seconds, warned = _FIRST_TRY, Warned()
     while True:
         left = max(0.0, deadline - time.monotonic())
         socket = context.socket(transfer.DEALER)
         try:
-            # Another one each time: the broker then knows that the earlier connection has gone.
+            # A new identity each time shows the broker that the earlier connection has gone.
             socket.identity = one_time_identity()
-            socket._links.warned = said  # not a warning for each try
+            socket._links.warned = warned  # one warning for all tries
             socket.rcvhwm = 0
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)

@@ -1,4 +1,4 @@
-"""Large messages on their way from a program to the broker, piece by piece."""
+"""Sends large messages from a program to the broker in pieces."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
 
 def is_large(parts: Sequence[Any]) -> bool:
-    """Whether a message of these parts goes in pieces."""
-    if len(parts) == 1 and type(parts[0]) is bytes:  # most of them
+    """Whether a message of these parts is sent in pieces."""
+    if len(parts) == 1 and type(parts[0]) is bytes:  # the most frequent case
         return len(parts[0]) >= LARGE_FROM
     return sum(len(part) if type(part) is bytes else size_of(part) for part in parts) >= LARGE_FROM
 
 
 def size_of(part: Any) -> int:
-    """0: it is no plain buffer; whoever sends it says so."""
+    """Returns the bytes of a buffer; 0 if it is none: the call that sends it raises the error."""
     try:
         view = memoryview(part)
     except (TypeError, ValueError, BufferError):
@@ -38,13 +38,13 @@ def size_of(part: Any) -> int:
 
 
 def plain_parts(parts: Sequence[Any]) -> list[tuple[Part, memoryview]]:
-    """Parts as they are sent, and their bytes where they lie."""
+    """Returns parts as they are sent, with views of their bytes."""
     views = [PickleBuffer(part).raw() for part in parts]
     return [(Part(0, b"", len(view)), view) for view in views]
 
 
 def tensor_parts(tensor: Any) -> list[tuple[Part, memoryview]]:
-    """The same of a tensor. Raises NotATensor."""
+    """Returns a tensor's part, with a view of its bytes. Raises NotATensor."""
     from transfer.tensors.export import export
 
     flags, header, buffer = export(tensor)
@@ -53,15 +53,21 @@ def tensor_parts(tensor: Any) -> list[tuple[Part, memoryview]]:
 
 
 class Uploads:
-    """Those of one client. A piece is sent when the broker grants it; others may say something in between."""
+    """The uploads of one client.
+
+    It sends a piece after the broker's grant; other threads may send in between.
+    """
 
     def __init__(self, client: BrokerClient) -> None:
         self._client = client
         self._granted: dict[int, int] = {}
-        self._last: dict[bytes, int] = {}  # by topic: the number of the last one
+        self._last: dict[bytes, int] = {}  # by topic: the number of the last large message
 
     def publish(self, name: bytes, parts: Sequence[tuple[Part, memoryview]]) -> int:
-        """Sends all of it: its number. Raises Again, Broken, Closed; `wait_kept` tells what is refused."""
+        """Sends a message, and returns its number.
+
+        Raises Again, Broken, Closed; `wait_kept` raises refusals.
+        """
         views = [view for _, view in parts]
         nbytes = sum(map(len, views))
         if nbytes < LARGE_FROM:
@@ -87,20 +93,22 @@ class Uploads:
     def _send(self, number: int, views: Sequence[memoryview], nbytes: int) -> None:
         sent, pieces = 0, _Cutter(views)
         while some := self._may_send(number, sent, nbytes):
-            with self._client.waited(lambda: True, None, ""):
+            with self._client.wait_until(lambda: True, None, ""):
                 if self._client.is_open(number):
                     self._client.put([encode(Op.PIECE, number), *pieces.cut(some)])
             sent += some
-        with self._client.waited(lambda: True, None, ""):
-            if self._client.is_open(number):  # else `wait_kept` tells why not
+        with self._client.wait_until(lambda: True, None, ""):
+            if self._client.is_open(number):  # else `wait_kept` raises the reason
                 self._client.put([encode(Op.END, number)])
 
     def _may_send(self, number: int, sent: int, nbytes: int) -> int:
-        """Bytes of the next piece, as soon as the broker takes some; 0: there are no more, or it has refused.
-        Raises Again, Broken, Closed."""
+        """Waits for a grant, and returns the bytes of the next piece. Raises Again, Broken, Closed.
+
+        It returns 0 at the end of the message, or if the broker has refused it.
+        """
         if sent == nbytes:
             return 0
-        with self._client.waited(
+        with self._client.wait_until(
             lambda: self._granted.get(number, 0) > sent or not self._client.is_open(number),
             None,
             "the broker took nothing more of a large message",
@@ -109,12 +117,12 @@ class Uploads:
             return min(PIECE, self._granted[number] - sent) if self._client.is_open(number) else 0
 
     def granted(self, head: Head) -> None:
-        """The broker takes more. With the client's lock."""
+        """Handles a GRANT of the broker. With the client's lock."""
         if self._client.is_open(head.number):
             self._granted[head.number] = decode_grant(head)
 
     def is_behind(self, topic: bytes) -> bool:
-        """Whether a large message of this topic is not kept yet: what is sent now could stand before it."""
+        """Whether a large message of this topic is not kept yet: a message sent now could overtake it."""
         last = self._last.get(topic)
         if last is not None and not self._client.is_open(last):
             self._last.pop(topic, None)
@@ -122,8 +130,8 @@ class Uploads:
         return last is not None
 
     def wait(self, topic: bytes) -> None:
-        """Until it is not. Raises Again, Broken, Closed."""
-        with self._client.waited(
+        """Waits until no large message of this topic is unkept. Raises Again, Broken, Closed."""
+        with self._client.wait_until(
             lambda: not self.is_behind(topic), None, "a large message was not acknowledged", publishes=True
         ):
             return
@@ -137,7 +145,7 @@ class _Cutter:
         self._rest = memoryview(b"")
 
     def cut(self, nbytes: int) -> list[memoryview]:
-        """The next bytes."""
+        """Returns views of the next bytes."""
         found = []
         while nbytes:
             if not self._rest:

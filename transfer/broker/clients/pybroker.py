@@ -33,12 +33,12 @@ if TYPE_CHECKING:
 
 
 class PyBrokerClient:
-    """One connection; any thread may call, and one call waits for another.
+    """One connection. Thread-safe: calls wait for each other.
 
-    timeout: seconds for each call. security: certificates, instead of what the TRANSFER_TLS_ variables say.
-    Raises Again (no answer in time), Broken (no broker is there), HandshakeError (no TLS with it),
-    SecurityError (there is a token, and the protocol knows none). After any error but UsageError the
-    connection has ended; make another client.
+    timeout: seconds for each call. security: certificates, instead of those of the TRANSFER_TLS_ variables.
+    Raises Again (no answer in time), Broken (no broker is there), HandshakeError (TLS failed), SecurityError
+    (a token is configured, and the protocol has none). Any error except UsageError ends the connection: make
+    another client then.
     """
 
     def __init__(
@@ -46,45 +46,44 @@ class PyBrokerClient:
     ) -> None:
         self._connection = Connection(host, port, timeout=timeout, security=security)
         self._timeout = self._connection.timeout
-        self._lock = threading.Lock()  # an answer is the one to the last request
+        self._lock = threading.Lock()  # answers have no id: each belongs to the last request
 
     def publish(self, topic: str, payload: Any) -> None:
         """Appends a payload (anything with a contiguous buffer) to a topic's stream of bytes.
 
-        The protocol has no answer to it: what the broker does not take ends the connection, and the next call
-        raises Broken. Raises UsageError (topic, size), Again, Broken, Closed.
+        The protocol has no answer to it: if the broker refuses the payload, it closes the connection, and the
+        next call raises Broken. Raises UsageError (topic, size), Again, Broken, Closed.
         """
         data = flat(payload)
         head = encode_publish(topic, len(data))
         self._connection.send((head, data))
 
     def fetch(self, topic: str, offset: int = 0) -> bytes | bytearray:
-        """The bytes of a topic's stream from an offset on: 1 MiB at most, none at its end or beyond.
+        """Returns the bytes of a topic's stream from an offset on: 1 MiB at most, none at its end or beyond.
 
-        It shows what is on the broker's disk, which may be a moment behind `publish`. The next offset is this
-        one plus their number. Raises UsageError (the offset is not kept any more, see `oldest`), Again,
-        Broken, Closed.
+        It reads what is on the broker's disk, which may be a moment behind `publish`. Add the number of bytes
+        to the offset for the next call. Raises UsageError (the offset is not kept any more, see `oldest`),
+        Again, Broken, Closed.
         """
-        found, oldest = self._ask(topic, offset)
+        found, oldest = self._request(topic, offset)
         if found is None:
             raise UsageError(
                 f"offset {offset} of topic {topic!r} is not kept any more",
-                hint=f"the oldest that is there is {oldest}",
+                hint=f"the oldest kept offset is {oldest}",
             )
         return found
 
     def oldest(self, topic: str) -> int:
-        """The first offset of a topic that is still kept; 0 if nothing was removed. Raises as `fetch`."""
-        return self._ask(topic, 0)[1]
+        """Returns a topic's oldest kept offset; 0 if nothing was removed. Raises as `fetch`."""
+        return self._request(topic, 0)[1]
 
     def follow(
         self, topic: str, offset: int = 0, *, interval: float = 0.1, timeout: float | None = None
     ) -> Iterator[bytes | bytearray]:
-        """The bytes of a topic's stream from an offset on, as they come, one piece behind the other.
+        """Yields the bytes of a topic's stream from an offset on, in pieces, as they arrive.
 
-        interval: seconds until it asks again where it was told that there is nothing new. timeout: seconds;
-        the client's if None; float("inf") waits for ever. Raises Again when nothing came for so long, else as
-        `fetch`.
+        interval: seconds between two fetches while nothing is new. timeout: seconds; None: the client's;
+        float("inf") waits for ever. Raises Again when nothing came for so long, else as `fetch`.
         """
         limit = self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
         interval = patience(interval, "interval", endless=False) or 0.0
@@ -101,7 +100,7 @@ class PyBrokerClient:
                 self._connection.rest(min(interval, max(0.0, deadline - time.monotonic())))
 
     def close(self) -> None:
-        """Ends the connection; a call that waits in another thread raises Closed. Idempotent."""
+        """Closes the connection; a call that waits in another thread raises Closed. Idempotent."""
         self._connection.close()
 
     def __enter__(self) -> PyBrokerClient:
@@ -112,8 +111,8 @@ class PyBrokerClient:
     ) -> None:
         self.close()
 
-    def _ask(self, topic: str, offset: int) -> tuple[bytes | bytearray | None, int]:
-        """(the bytes, or None if they are not kept any more; the oldest offset that is known to be there)."""
+    def _request(self, topic: str, offset: int) -> tuple[bytes | bytearray | None, int]:
+        """Returns (the bytes, or None if they are not kept any more; the oldest offset that is known)."""
         request = encode_fetch(topic, offset)
         with self._lock:
             try:
@@ -122,6 +121,6 @@ class PyBrokerClient:
                 if nbytes == GONE:
                     return None, read_oldest(self._connection.receive(GONE_SIZE - LENGTH_SIZE))
                 return self._connection.receive(nbytes), 0
-            except (Again, ProtocolError):  # the rest of the answer may still come, and fits no other request
+            except (Again, ProtocolError):  # the rest of the answer may arrive later, for a wrong request
                 self._connection.close()
                 raise

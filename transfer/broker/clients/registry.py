@@ -1,9 +1,9 @@
-"""Programs announce their endpoints to a broker's registry, and find each other there.
+"""Registers endpoints of programs with a broker, and looks them up by name.
 
     with Registration("registry://broker:5580/trainers", "tcp://10.0.0.7:5590"):
         ...                                   # others connect to registry://broker:5580/trainers
 
-A socket does it by `announce`; who connects to a `registry://` endpoint follows it.
+A socket registers by `announce`; a socket that connects to a `registry://` endpoint follows the name.
 """
 
 from __future__ import annotations
@@ -54,27 +54,27 @@ __all__ = ["LEASE", "Member", "Registration", "RegistryDirectory", "look_up", "r
 
 logger = logging.getLogger("transfer")
 
-#: seconds for which an endpoint is registered, if nobody hears of its program
+#: seconds for which an endpoint stays registered without a renewal
 LEASE = 5.0
-#: seconds between two questions of a watcher whether it has missed something
-ASK_AGAIN = 5.0
-#: the only number of a word that a connection of ours needs
+#: seconds between two look-ups of a watcher, in case that it has missed a change
+LOOK_UP_INTERVAL = 5.0
+#: the number of all requests: a connection has only one registration or look-up
 _NUMBER = 1
 _WILDCARDS = ("*", "0.0.0.0", "::")
-#: seconds until the first and the longest pause behind a connection that was lost
+#: seconds of the first and of the longest pause after a lost connection
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Registration:
-    """An endpoint that is known to a broker under a name, until `close`: then, or when this process dies,
-    nobody new finds it. A thread `transfer-registration` renews the lease, and registers again when the
-    broker was away.
+    """Registers an endpoint with a broker under a name, until `close` or the end of this process.
 
-    registry: registry://broker:port/name. endpoint: tcp://host:port as others reach it; of a wildcard, see
-    `reachable`. lease: seconds after which a program that has vanished is forgotten. metadata: texts that are
-    told to whoever looks up. Raises AddressError, ProtocolError, OptionError for what cannot be registered.
-    Whether it is shows `wait`: it is not an error when the broker comes later. failure: why it is refused,
-    if it is; it is tried again.
+    A thread `transfer-registration` renews the lease, and registers again when the broker was away.
+
+    registry: registry://broker:port/name. endpoint: tcp://host:port as other programs reach it; for a
+    wildcard see `reachable`. lease: seconds after which the broker removes a vanished program. metadata:
+    texts that look-ups return. failure: why the broker refuses it; the thread retries. Raises AddressError,
+    ProtocolError, OptionError for invalid arguments. A broker that is away is no error: call `wait` to wait
+    for the registration.
     """
 
     def __init__(
@@ -97,11 +97,11 @@ class Registration:
         if not (context is None or isinstance(context, Context)):
             raise wrong("context", context, "a transfer.Context, or None")
         found = reachable(endpoint, self._broker, text(advertise, "advertise"))
-        # A program that comes again has begun later, and so has a larger one.
+        # A restarted program has a larger number.
         member = Member(check_endpoint(found), time.time_ns(), check_metadata(metadata or {}))
         self.endpoint = found
         self.failure: TransferError | None = None
-        self._wish = Registering(name, lease, member)
+        self._registering = Registering(name, lease, member)
         self._context = context or Context()
         self._owns_context = context is None
         self._changed = threading.Condition()
@@ -113,12 +113,11 @@ class Registration:
 
     @property
     def registered(self) -> bool:
-        """The broker has said so, and is there."""
+        """Whether the endpoint is registered, and the broker is connected."""
         return self._registered
 
     def wait(self, timeout: float = 30.0) -> Self:
-        """Returns when it is registered. Raises Again after `timeout` seconds, and what the broker
-        refused."""
+        """Waits for the registration. Raises Again after `timeout` seconds, and the broker's refusal."""
         with self._changed:
             self._changed.wait_for(lambda: self._registered or self.failure or self._stop.is_set(), timeout)
         if self.failure is not None:
@@ -128,7 +127,7 @@ class Registration:
         return self
 
     def close(self, timeout: float = 1.0) -> None:
-        """Gives the name back, and waits until the broker knows, for so many seconds at most. Idempotent."""
+        """Ends the registration, and waits up to `timeout` seconds for the broker's answer. Idempotent."""
         self._stop.set()
         with self._changed:
             self._changed.notify_all()
@@ -136,7 +135,7 @@ class Registration:
             self._thread.join(timeout)
         link = self._link
         if link is not None:
-            link.close()  # wakes the thread, if it still waits for the broker
+            link.close()  # wakes the thread if it waits for the broker
         self._thread.join(timeout)
         if self._owns_context:
             self._context.destroy(0)
@@ -149,7 +148,7 @@ class Registration:
     ) -> None:
         self.close()
 
-    # -- its thread -------------------------------------------------------------------------------------
+    # -- the thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
@@ -161,18 +160,18 @@ class Registration:
                 if self.failure is None:
                     logger.warning("%s is not registered: %s", self.endpoint, error)
                 self.failure = error
-                self._say(False)
-                self._stop.wait(self._wish.lease)  # whoever has its place may go
+                self._set_registered(False)
+                self._stop.wait(self._registering.lease)  # the program that has the name may end
             except Closed:
                 break
             except TransferError as error:
                 logger.info("%s registers again: %s", self.endpoint, error)
             finally:
-                self._say(False)
+                self._set_registered(False)
             backoff.lasted(time.monotonic() - since)
             self._stop.wait(backoff.next())
 
-    def _say(self, registered: bool) -> None:
+    def _set_registered(self, registered: bool) -> None:
         with self._changed:
             self._registered = registered
             if registered:
@@ -180,40 +179,44 @@ class Registration:
             self._changed.notify_all()
 
     def _serve(self) -> None:
-        """One connection: until it ends, or `close`. Raises Broken, Again; UsageError: refused."""
+        """Serves one connection until its end, or `close`. Raises Broken, Again; UsageError if refused."""
         link = self._link = RegistryConnection(self._broker, self._context)
         try:
-            if self._stop.is_set():  # by another thread, which may not have seen this link
+            if self._stop.is_set():  # set by another thread, which may not have seen this connection
                 return
             link.open()
-            link.say(encode_registering(_NUMBER, self._wish))
+            link.send(encode_registering(_NUMBER, self._registering))
             link.answer(Op.REGISTERED)
-            self._say(True)
-            due = time.monotonic() + self._wish.lease / 3
+            self._set_registered(True)
+            due = time.monotonic() + self._registering.lease / 3
             while not self._stop.is_set():
                 self._stop.wait(min(0.1, max(0.0, due - time.monotonic())))
-                link.hear(0)  # sees that the broker has gone
+                link.receive(0)  # raises Broken if the broker has gone
                 if time.monotonic() >= due:
                     self._renew(link)
-                    due = time.monotonic() + self._wish.lease / 3
-            link.say(encode(Op.UNREGISTER, _NUMBER))
+                    due = time.monotonic() + self._registering.lease / 3
+            link.send(encode(Op.UNREGISTER, _NUMBER))
             link.answer(Op.REGISTERED)
         finally:
             link.close()
 
     def _renew(self, link: RegistryConnection) -> None:
-        link.say(encode(Op.RENEW, _NUMBER))
+        link.send(encode(Op.RENEW, _NUMBER))
         try:
             link.answer(Op.REGISTERED)
-        except UsageError:  # stopped for longer than the lease; somebody newer may have the place now
-            link.say(encode_registering(_NUMBER, self._wish))
+        except (
+            UsageError
+        ):  # this process stood still longer than the lease; another program may have the name
+            link.send(encode_registering(_NUMBER, self._registering))
             link.answer(Op.REGISTERED)
 
 
 def reachable(endpoint: str, broker: Address, advertise: str = "") -> str:
-    """A bound endpoint as others reach it. For a wildcard: the host that `advertise` or TRANSFER_ADVERTISE
-    names, or else the number of this machine by which it reaches the broker. `advertise` may name a port too,
-    where another one leads here. Raises AddressError."""
+    """Returns a bound endpoint as other machines reach it. Raises AddressError.
+
+    For a wildcard it takes the host of `advertise` or TRANSFER_ADVERTISE, else the IP address by which this
+    machine reaches the broker. `advertise` may include a port, for port forwarding.
+    """
     address = parse(endpoint)
     if address.is_named or address.is_directory:
         raise AddressError(f"{endpoint} cannot be announced", hint="announce tcp://host:port")
@@ -226,7 +229,7 @@ def reachable(endpoint: str, broker: Address, advertise: str = "") -> str:
 
 
 def look_up(registry: str, context: Context | None = None) -> list[Member]:
-    """Who has a name now: registry://broker:port/name. Raises Again, Broken, AddressError."""
+    """Returns the members of a name, registry://broker:port/name. Raises Again, Broken, AddressError."""
     from transfer.sockets.context import Context
 
     broker, name = broker_of(parse(registry))
@@ -235,7 +238,7 @@ def look_up(registry: str, context: Context | None = None) -> list[Member]:
         link = RegistryConnection(broker, own)
         try:
             link.open()
-            link.say(encode_look_up(_NUMBER, LookUp(name)))
+            link.send(encode_look_up(_NUMBER, LookUp(name)))
             head, parts = link.answer(Op.LISTED)
             return list(_decoded(head, parts).members)
         finally:
@@ -252,7 +255,7 @@ def _decoded(head: Head, parts: list[bytes]) -> Listed:
 
 
 class RegistryDirectory(Directory):
-    """Follows one name of a broker's registry. See Directory. While the broker is away, `look_up` raises."""
+    """Follows one name of a broker's registry. See Directory. `look_up` raises while the broker is away."""
 
     def __init__(self, address: Address, context: Context) -> None:
         self._broker, self._name = broker_of(address)
@@ -262,7 +265,7 @@ class RegistryDirectory(Directory):
         self._members: set[str] = set()
         self._revision = -1
         self._settled = True
-        self._heard = 0.0
+        self._looked_up = 0.0
         self._closed = False
 
     def close(self) -> None:
@@ -277,9 +280,9 @@ class RegistryDirectory(Directory):
                 link = self._link
                 if link is None:
                     link = self._connect()
-                left = self._heard + ASK_AGAIN - time.monotonic()
-                heard = link.hear(left) if left > 0 else self._ask(link)
-                listing = self._taken(heard) if heard is not None else None
+                left = self._looked_up + LOOK_UP_INTERVAL - time.monotonic()
+                message = link.receive(left) if left > 0 else self._request(link)
+                listing = self._process(message) if message is not None else None
                 if listing is not None:
                     return listing
         except TransferError as error:
@@ -292,8 +295,8 @@ class RegistryDirectory(Directory):
         if self._closed:
             raise Closed(f"{self._name} is not followed any more")
         self._link = link = RegistryConnection(self._broker, self._context)
-        self._revision, self._heard = -1, 0.0
-        if self._closed:  # by another thread, which may not have seen this link
+        self._revision, self._looked_up = -1, 0.0
+        if self._closed:  # set by another thread, which may not have seen this connection
             raise Closed(f"{self._name} is not followed any more")
         link.open()
         return link
@@ -303,19 +306,19 @@ class RegistryDirectory(Directory):
         if link is not None:
             link.close()
 
-    def _ask(self, link: RegistryConnection) -> tuple[Head, list[bytes]]:
-        link.say(encode_look_up(_NUMBER, LookUp(self._name, True, self._revision)))
-        # What came before is in what the answer says.
+    def _request(self, link: RegistryConnection) -> tuple[Head, list[bytes]]:
+        link.send(encode_look_up(_NUMBER, LookUp(self._name, True, self._revision)))
+        # The answer includes all changes that arrived before it.
         return link.answer(Op.LISTED)
 
-    def _taken(self, heard: tuple[Head, list[bytes]]) -> Listing | None:
-        """None: nothing new."""
-        head, parts = heard
+    def _process(self, message: tuple[Head, list[bytes]]) -> Listing | None:
+        """Returns the new listing; None if nothing has changed."""
+        head, parts = message
         listed = _decoded(head, parts)
         gone: tuple[str, ...] = ()
         settled, self._settled = self._settled, listed.settled
         if head.op is Op.LISTED:
-            self._heard = time.monotonic()
+            self._looked_up = time.monotonic()
             if listed.same and settled == listed.settled:
                 return None
             if not listed.same:

@@ -35,20 +35,19 @@ _FIRST = 6
 
 
 class Notification(NamedTuple):
-    """A message that somebody published."""
+    """A received message."""
 
     topic: str
     content: bytes | bytearray
 
 
 class RqueueClient:
-    """One connection. Any thread may call; one receives while others publish.
+    """One connection. Thread-safe: one thread receives while others publish.
 
-    timeout: seconds for each call that does not say another number. security: certificates, instead of what
-    the TRANSFER_TLS_ variables say. Raises Again (nobody answers in time), Broken (nobody is there),
-    HandshakeError (no TLS with it), SecurityError (there is a token, and the protocol knows none). The
-    protocol has no answers: what the broker does not take ends the connection, which a later call tells by
-    Broken.
+    timeout: default of each call, in seconds. security: certificates, instead of those of the TRANSFER_TLS_
+    variables. Raises Again (no answer in time), Broken (no broker is there), HandshakeError (TLS failed),
+    SecurityError (a token is configured, and the protocol has none). The protocol has no answers: if the
+    broker refuses a request, it closes the connection, and a later call raises Broken.
     """
 
     def __init__(
@@ -57,8 +56,8 @@ class RqueueClient:
         self._connection = Connection(host, port, timeout=timeout, security=security)
         self._timeout = self._connection.timeout
         self._lock = threading.Lock()
-        self._start = b""  # of a message, until its head is whole
-        self._head: Head | None = None  # of a message whose content is still to come
+        self._start = b""  # of a message, until its head is complete
+        self._head: Head | None = None  # of a message whose content has not arrived
 
     def publish(self, topic: str, content: Any) -> None:
         """Publishes anything with a contiguous buffer.
@@ -69,22 +68,22 @@ class RqueueClient:
         self._connection.send((encode_publish(topic, len(data)), data))
 
     def subscribe(self, topic: str) -> None:
-        """Asks for all that is published on a topic from now on. Twice is once. Raises as `publish`."""
+        """Subscribes to a topic. Idempotent. Raises as `publish`."""
         self._connection.send((encode_subscribe(topic),))
 
     def remove(self, topic: str) -> None:
-        """Ends a subscription; harmless where there is none. What is on its way still comes."""
+        """Ends a subscription, if there is one. Messages that were sent already still arrive."""
         self._connection.send((encode_remove(topic),))
 
     def deregister(self) -> None:
-        """Ends all subscriptions. What is on its way still comes."""
+        """Ends all subscriptions. Messages that were sent already still arrive."""
         self._connection.send((encode_deregister(),))
 
     def recv(self, timeout: float | None = None) -> Notification:
-        """The next message of those that were subscribed to, also of this client's own.
+        """Returns the next message of the subscribed topics, also a message that this client published.
 
-        timeout: seconds; the client's if None; float("inf") waits for ever. Raises Again when it does not
-        come in time, and nothing of it is lost; Broken, Closed, ProtocolError.
+        timeout: seconds; None: the client's; float("inf") waits for ever. Raises Again (no part of the
+        message is lost), Broken, Closed, ProtocolError.
         """
         deadline = time.monotonic() + (
             self._timeout if timeout is None else patience(timeout, endless=False) or 0.0
@@ -100,7 +99,7 @@ class RqueueClient:
             return Notification(head.topic, content)
 
     def close(self) -> None:
-        """Ends the connection; a call that waits in another thread raises Closed. Idempotent."""
+        """Closes the connection; a call that waits in another thread raises Closed. Idempotent."""
         self._connection.close()
 
     def __enter__(self) -> RqueueClient:
@@ -117,7 +116,7 @@ class RqueueClient:
             if head is not None:
                 self._start = b""
                 if head.type is not Type.NOTIFICATION:
-                    raise ProtocolError("type", f"{head.type.name} is no word of a broker")
+                    raise ProtocolError("type", f"{head.type.name} is no message of a broker")
                 return head
             needed = self._start[-1] if self._start else _FIRST
             self._start += self._connection.receive(needed, timeout=deadline - time.monotonic())

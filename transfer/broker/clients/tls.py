@@ -1,4 +1,4 @@
-"""TLS for the clients of the broker's fronts: as the TRANSFER_TLS_ variables say, or as they are told."""
+"""TLS for the clients of the broker's fronts, by the TRANSFER_TLS_ variables or a given Security."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def checked(given: Security | None) -> Security:
-    """What is shown; None: what the environment says. Raises ArgumentError, OptionError, SecurityError."""
+    """Returns `given`, or the environment's Security. Raises ArgumentError, OptionError, SecurityError."""
     if given is None:
         return read_security()
     if not isinstance(given, Security):
@@ -31,8 +31,10 @@ def checked(given: Security | None) -> Security:
 
 
 def security_for(peer: str, given: Security | None) -> Security:
-    """What is shown to a broker whose protocol knows no token. given: None: what the environment says. Raises
-    SecurityError where nothing would show who answers, and OptionError."""
+    """Returns the Security for a broker whose protocol has no token. given: None: from the environment.
+
+    Raises OptionError, and SecurityError if the broker could not be authenticated.
+    """
     security = checked(given)
     check_connecting(peer, security)
     return security
@@ -45,9 +47,9 @@ def secured(
     security: Security,
     protocols: tuple[str, ...] = (),
 ) -> TlsChannel | None:
-    """TLS on a connection, the handshake done, which is non-blocking from now on; None: there is none.
+    """Performs the TLS handshake, and returns the channel; None without TLS. The socket becomes non-blocking.
 
-    host: whose certificate to expect. deadline: as time.monotonic tells it. Raises HandshakeError, Again,
+    host: the name in the peer's certificate. deadline: by time.monotonic. Raises HandshakeError, Again,
     Broken, SecurityError.
     """
     connection.setblocking(False)
@@ -76,22 +78,24 @@ def _wait(connection: socket.socket, channel: TlsChannel, deadline: float, host:
 
 
 def failure(
-    error: OSError, peer: str, channel: TlsChannel | None, *, heard: bool = True
+    error: OSError, peer: str, channel: TlsChannel | None, *, received: bool = True
 ) -> HandshakeError | Broken:
-    """What to raise: a client hears of its certificate's refusal when it reads or writes. heard: whether the
-    peer has said anything yet."""
-    said = error.strerror or str(error)
-    hint = hints.hint_of(said)
+    """Returns the error to raise. received: whether the peer has sent anything.
+
+    A client learns of its certificate's refusal only when it reads or writes.
+    """
+    text = error.strerror or str(error)
+    hint = hints.hint_of(text)
     if channel is not None and (error.errno == errno.EPROTO or hint):
-        return HandshakeError("tls", f"no TLS with {peer}: {said}", hint=hint)
-    return Broken(f"the connection to {peer} broke: {said}", hint=_without_a_word(channel, heard))
+        return HandshakeError("tls", f"no TLS with {peer}: {text}", hint=hint)
+    return Broken(f"the connection to {peer} broke: {text}", hint=_plain_hint(channel, received))
 
 
-def closed(peer: str, channel: TlsChannel | None, *, heard: bool) -> Broken:
-    """What to raise when the peer has closed the connection."""
-    return Broken(f"{peer} has closed the connection", hint=_without_a_word(channel, heard))
+def closed(peer: str, channel: TlsChannel | None, *, received: bool) -> Broken:
+    """Returns the error to raise when the peer has closed the connection."""
+    return Broken(f"{peer} has closed the connection", hint=_plain_hint(channel, received))
 
 
-def _without_a_word(channel: TlsChannel | None, heard: bool) -> str:
-    """What who wants TLS does to those who begin without."""
-    return hints.PLAIN if channel is None and not heard else ""
+def _plain_hint(channel: TlsChannel | None, received: bool) -> str:
+    """Returns a hint if the peer may require TLS: such a peer closes plain connections without an answer."""
+    return hints.PLAIN if channel is None and not received else ""

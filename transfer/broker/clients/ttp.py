@@ -44,21 +44,19 @@ _NUMBERS = {
 
 
 class TtpClient:
-    """One connection. Not thread-safe: one thread at a time uses it.
+    """One connection. Not thread-safe: only one thread at a time may use it.
 
-    name: told to the broker, if there is one; then the constructor waits until the broker has answered.
-    timeout: seconds that any call waits without progress, if not said otherwise. heartbeat: seconds after
-    which `recv` tells the broker that it still waits. largest: bytes of a message that is received.
+    name: sent to the broker; then the constructor waits for the answer. timeout: seconds that a call waits
+    without progress. heartbeat: seconds without sending after which `recv` sends a heartbeat. largest: bytes
+    of a received message at most. security: certificates, instead of those of the TRANSFER_TLS_ variables.
 
-    A client that only publishes, and less than once a minute, calls `heartbeat` in between: the broker ends
-    connections that are silent.
+    A client that publishes less than once a minute, and does not receive, has to call `heartbeat` in between:
+    the broker closes silent connections.
 
-    security: certificates, instead of what the TRANSFER_TLS_ variables say.
-
-    Raises Again (nobody answers in time), Broken (the connection has ended, or there is none; make another
-    client), HandshakeError (no TLS with it, see its hint), SecurityError (files of certificates that cannot
-    be used, or a token that the protocol does not know), Closed (you closed it), ProtocolError (it does not
-    speak TTP). A call that is interrupted while a frame is half sent ends the connection.
+    Raises Again (no answer in time), Broken (the connection has ended, or there is none; make another
+    client), HandshakeError (TLS failed, see its hint), SecurityError (unusable files of certificates, or a
+    token, which the protocol does not have), Closed (you closed it), ProtocolError (the peer does not speak
+    TTP). An interrupt in the middle of a frame ends the connection.
     """
 
     def __init__(
@@ -74,14 +72,14 @@ class TtpClient:
     ) -> None:
         text(name, "name")
         limits = Limits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
-        self._link = TtpConnection(
+        self._connection = TtpConnection(
             host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security
         )
         self._assembly = Assembly(largest)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
         if name:
             try:
-                self._tell(Kind.CONNECT, b"", encode_meta({"client": name}), wait=True)
+                self._send(Kind.CONNECT, b"", encode_meta({"client": name}), wait=True)
             except BaseException:
                 self.close()
                 raise
@@ -95,22 +93,22 @@ class TtpClient:
         self.close()
 
     def close(self) -> None:
-        """Ends the connection. Idempotent."""
-        self._link.close()
+        """Closes the connection. Idempotent."""
+        self._connection.close()
 
     @property
     def timeout(self) -> float:
-        """Seconds that any call waits without progress."""
-        return self._link.timeout
+        """Seconds that a call waits without progress."""
+        return self._connection.timeout
 
     @timeout.setter
     def timeout(self, seconds: float) -> None:
-        self._link.timeout = patience(seconds, endless=False) or 0.0
+        self._connection.timeout = patience(seconds, endless=False) or 0.0
 
     @property
     def complaints(self) -> Sequence[TransferError]:
-        """What the broker said of messages that nobody waited for: the last 64."""
-        return self._link.complaints
+        """The last 64 errors of the broker about messages that no call waited for."""
+        return self._connection.complaints
 
     # -- publishing --------------------------------------------------------------------------------------
 
@@ -125,18 +123,18 @@ class TtpClient:
     ) -> None:
         """Publishes contiguous bytes (anything with a buffer), without copies.
 
-        wait: until the broker keeps the message as its topic promises. flags: LZ4, say, if the data are
-        compressed so; they go to subscribers as they are. Raises UsageError (topic, metadata, buffer), and
-        with `wait` LogFull and PeerError, beside those of the class.
+        wait: until the broker keeps the message as its topic promises. flags: for example LZ4 if the data are
+        compressed so; subscribers get them unchanged. Raises UsageError (topic, metadata, buffer), with
+        `wait` LogFull and PeerError, and the errors of the class.
         """
-        self._tell(
+        self._send(
             Kind.PUBLISH, encode_topic(topic), encode_meta(members(meta, "meta")), data, flags, wait=wait
         )
 
     def publish_tensor(
         self, topic: str, array: Any, meta: Mapping[str, Any] | None = None, *, wait: bool = False
     ) -> None:
-        """Publishes an array with its `dtype` and `shape` as metadata: as `publish`.
+        """Publishes an array, with its `dtype` and `shape` as metadata. See `publish`.
 
         array: anything with a C-contiguous buffer of numbers in the machine's byte order, as numpy's arrays
         have. Raises NotATensor.
@@ -160,10 +158,10 @@ class TtpClient:
         flags: int = 0,
         wait: bool = False,
     ) -> None:
-        """Publishes one message whose data come in chunks, none of which must be there before it is sent.
+        """Publishes one message of chunks, and sends each chunk as soon as `chunks` returns it.
 
-        nbytes: of all chunks, if that is known: it goes into the metadata. flags: of each chunk. What
-        `chunks` raises is raised; nobody receives the message.
+        nbytes: of all chunks, if known: it goes into the metadata. flags: of each chunk. It raises what
+        `chunks` raises; then no subscriber receives the message.
         """
         described = members(meta, "meta")
         if nbytes is not None:
@@ -171,11 +169,11 @@ class TtpClient:
         whole(flags, "flags", 0, 255)
         sequence(chunks, "chunks", "chunks")
         number = next(self._numbers)
-        self._link.send(
+        self._connection.send(
             encode_head(Kind.META, encode_topic(topic), encode_meta(described), 0, wait * WANTED, number)
         )
         if wait:
-            self._link.expect(number)
+            self._connection.expect(number)
         try:
             last, sent = NOTHING, 0
             for chunk in chunks:
@@ -187,51 +185,52 @@ class TtpClient:
                 raise ArgumentError(f"nbytes={nbytes}, and chunks of {sent} bytes", hint="None if unknown")
             self._send_chunk(last, flags | EOF, number)
         except BaseException:
-            self._link.forget(number)
-            if self._link.usable:
-                self._link.send(encode_error(number, "gave_up", "the publisher gave the stream up"))
+            self._connection.forget(number)
+            if self._connection.usable:
+                self._connection.send(encode_error(number, "gave_up", "the publisher gave the stream up"))
             raise
         if wait:
-            self._link.answer(number)
+            self._connection.answer(number)
 
     def heartbeat(self) -> None:
-        """Tells the broker that the client is there."""
-        self._link.send(encode_head(Kind.HEARTBEAT))
+        """Sends a heartbeat to the broker."""
+        self._connection.send(encode_head(Kind.HEARTBEAT))
 
     # -- receiving ---------------------------------------------------------------------------------------
 
     def subscribe(self, pattern: str, *, wait: bool = True) -> None:
-        """Receives what is published from now on: the topic of this name, or with `*` for any one segment.
+        """Subscribes to a topic; `*` in the pattern matches any one segment.
 
-        wait: until the broker has said so; brokers that know no ACK never do. Any number of patterns may be
-        subscribed; a message that several of them mean comes once. Raises UsageError.
+        wait: until the broker has acknowledged it; brokers without ACK never do. A client may have any number
+        of patterns: a message that matches several of them arrives once. Raises UsageError.
         """
-        self._tell(Kind.SUBSCRIBE, encode_topic(pattern), wait=wait)
+        self._send(Kind.SUBSCRIBE, encode_topic(pattern), wait=wait)
 
     def unsubscribe(self, pattern: str) -> None:
-        """Ends a subscription; what the broker has sent already still comes."""
-        self._tell(Kind.SUBSCRIBE, encode_topic(pattern), encode_meta({"unsubscribe": True}), wait=True)
+        """Ends a subscription; messages that the broker has sent already still arrive."""
+        self._send(Kind.SUBSCRIBE, encode_topic(pattern), encode_meta({"unsubscribe": True}), wait=True)
 
     def recv(self, timeout: float | None = None) -> Received:
-        """The next message; streams are put together. timeout: seconds; inf waits for ever. Raises Again."""
+        """Returns the next message, or whole stream. timeout: seconds; inf waits for ever. Raises Again."""
         deadline = time.monotonic() + self._patience(timeout)
         while True:
-            received = self._assembly.add(self._link.next(deadline - time.monotonic()))
+            received = self._assembly.add(self._connection.next(deadline - time.monotonic()))
             if received is not None:
                 return received
 
     def recv_frame(self, timeout: float | None = None) -> Frame:
-        """The next PUBLISH, META or CHUNK as it came, or the ERROR `broken_off` of a stream.
+        """Returns the next PUBLISH, META or CHUNK, or the ERROR `broken_off` of a stream.
 
-        Do not mix it with `recv` while streams are open."""
-        return self._link.next(self._patience(timeout))
+        Do not mix it with `recv` while streams are open.
+        """
+        return self._connection.next(self._patience(timeout))
 
     def _patience(self, timeout: float | None) -> float:
         return self.timeout if timeout is None else patience(timeout, endless=False) or 0.0
 
     # -- the connection ----------------------------------------------------------------------------------
 
-    def _tell(
+    def _send(
         self,
         kind: Kind,
         topic: bytes,
@@ -245,17 +244,17 @@ class TtpClient:
         view = _flat(data)
         number = next(self._numbers)
         if wait:
-            self._link.expect(number)
+            self._connection.expect(number)
             flags |= WANTED
         try:
-            self._link.send(encode_head(kind, topic, meta, len(view), flags, number), view)
+            self._connection.send(encode_head(kind, topic, meta, len(view), flags, number), view)
             if wait:
-                self._link.answer(number)
+                self._connection.answer(number)
         finally:
-            self._link.forget(number)
+            self._connection.forget(number)
 
     def _send_chunk(self, view: memoryview, flags: int, number: int) -> None:
-        self._link.send(encode_head(Kind.CHUNK, b"", b"", len(view), flags, number), view)
+        self._connection.send(encode_head(Kind.CHUNK, b"", b"", len(view), flags, number), view)
 
 
 def _flat(data: Any) -> memoryview:

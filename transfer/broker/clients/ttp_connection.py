@@ -1,4 +1,4 @@
-"""The connection of a client for TTP: frames go out, frames and answers come in, heartbeats in between."""
+"""The connection of a TTP client: sends frames and heartbeats, receives frames and answers."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
     from transfer.transports.security.settings import Security
 
-#: the broker is gone when it answered no heartbeat for so many of their intervals
+#: intervals without an answer to a heartbeat, after which the broker counts as gone
 _MISSED = 3
-#: complaints of the broker that nobody waits for
+#: errors of the broker that are kept if no call waits for them
 _COMPLAINTS = 64
-#: seconds for which the broker holds up what it said it does; it says so each second
+#: seconds for which a report of the broker that it blocks publishers is valid; it repeats it each second
 _LATELY = 5.0
-#: seconds that one call of the system waits; a time-out may be infinity
+#: seconds that one system call waits; a time-out may be infinity
 _LONGEST = 3600.0
 NOTHING = memoryview(b"")
 
@@ -33,8 +33,8 @@ NOTHING = memoryview(b"")
 class TtpConnection:
     """One connection. Not thread-safe.
 
-    timeout: seconds that it waits without progress. heartbeat: seconds after which it tells the broker that
-    it still waits. complaints, security: see TtpClient. Raises what TtpClient says.
+    timeout: seconds that it waits without progress. heartbeat: seconds without sending after which it sends a
+    heartbeat. complaints, security: see TtpClient. Raises the errors of TtpClient.
     """
 
     def __init__(
@@ -53,19 +53,19 @@ class TtpConnection:
         self._every = patience(heartbeat, "heartbeat", endless=False) or 0.0
         self._reader = Reader(limits)
         self._inbox: deque[Frame] = deque()
-        self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of what they answer
-        self._held_up: LogFull | None = None  # why the broker takes nothing, and when it said so
+        self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of the request
+        self._held_up: LogFull | None = None  # why the broker blocks publishers, and when it reported that
         self._held_up_at = 0.0
-        self._owed = False  # the broker wants a heartbeat
+        self._owed = False  # the broker has requested a heartbeat
         self._echoes = False  # the broker answers heartbeats
         self._failure: TransferError | None = None
         self._peer = f"{host}:{port}"
         self._security = security_for(self._peer, security)
         self._connect(timeout)
-        self._begun = False  # a frame was sent, or begun
-        self._heard = False  # the broker has said something
+        self._begun = False  # a frame was sent, at least in part
+        self._received = False  # any byte was received
         self._sent = time.monotonic()
-        self._unanswered: float | None = None  # when the first heartbeat was sent that nothing came after
+        self._unanswered: float | None = None  # when the oldest unanswered heartbeat was sent
 
     def _connect(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
@@ -75,11 +75,11 @@ class TtpConnection:
         except BaseException:
             self._socket.close()
             raise
-        #: what bytes go by
-        self._way: socket.socket | TlsChannel = self._channel or self._socket
+        #: sends and receives bytes
+        self._stream: socket.socket | TlsChannel = self._channel or self._socket
 
     def close(self) -> None:
-        """Ends the connection. Idempotent."""
+        """Closes the connection. Idempotent."""
         if self._failure is None and self._channel is not None:
             self._channel.close()
         self._failure = self._failure or Closed("the client is closed")
@@ -88,19 +88,22 @@ class TtpConnection:
 
     @property
     def usable(self) -> bool:
-        """It has not ended."""
+        """Whether the connection has not ended."""
         return self._failure is None
 
     def expect(self, number: int) -> None:
-        """An answer to the frame with this stream id will be waited for: `answer`, or `forget`."""
+        """Announces a wait for the answer to the frame with this stream id.
+
+        Call `answer` or `forget` then.
+        """
         self._awaited[number] = None
 
     def forget(self, number: int) -> None:
-        """Nobody waits for that answer any more. Idempotent."""
+        """Drops the answer to the frame with this stream id. Idempotent."""
         self._awaited.pop(number, None)
 
     def next(self, timeout: float) -> Frame:
-        """The next PUBLISH, META or CHUNK."""
+        """Returns the next PUBLISH, META or CHUNK."""
         deadline = time.monotonic() + timeout
         if timeout <= 0 and not self._inbox and self.usable:
             self._read()
@@ -110,7 +113,7 @@ class TtpConnection:
         return self._inbox.popleft()
 
     def answer(self, number: int) -> None:
-        """Until the broker has answered; its refusal is raised."""
+        """Waits for the broker's answer. Raises its refusal."""
         deadline = time.monotonic() + self.timeout
         while (answer := self._awaited[number]) is None:
             self._beat()
@@ -120,17 +123,17 @@ class TtpConnection:
             raise _error_of(answer)
 
     def send(self, head: bytes, data: memoryview = NOTHING) -> None:
-        """A frame, all of it. While the broker takes nothing, what it sends is read."""
+        """Sends a whole frame. While the broker takes nothing, it reads what the broker sends."""
         if self._failure is not None:
             raise self._failure
-        if not self._begun and not self._heard:
+        if not self._begun and not self._received:
             self._replace_if_ended()
         left = [memoryview(head), data] if data else [memoryview(head)]
         deadline = time.monotonic() + self.timeout
         sent, untouched = 0, True
         try:
             while left or self._unsent:
-                before, untouched = untouched, False  # an interrupt may hide what was sent
+                before, untouched = untouched, False  # after an interrupt, it is unknown what was sent
                 sent = self._send_some(left)
                 untouched = before and not sent
                 if sent:
@@ -148,8 +151,10 @@ class TtpConnection:
         self._sent = time.monotonic()
 
     def _replace_if_ended(self) -> None:
-        """A broker may have ended a connection that had sent nothing, to make room for another. Nothing is
-        lost by a new one. Raises Broken, Again."""
+        """Connects again if the broker has closed the connection. Raises Broken, Again.
+
+        The broker may close connections that have sent nothing, in favour of others. So nothing is lost.
+        """
         poll = select.poll()
         poll.register(self._socket, select.POLLRDHUP)
         if poll.poll(0):
@@ -164,23 +169,23 @@ class TtpConnection:
         try:
             if self._channel is not None and not self._channel.flush():
                 return 0
-            return self._way.sendmsg(buffers) if buffers else 0
+            return self._stream.sendmsg(buffers) if buffers else 0
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
-            self._read()  # it may have said why it went
-            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
+            self._read()  # the broker may have sent a reason
+            raise self._fail(failure(error, self._peer, self._channel, received=self._received)) from error
 
     @property
     def _unsent(self) -> bool:
-        """TLS has taken what the system has not."""
+        """Whether TLS has encrypted bytes that the kernel has not taken."""
         return self._channel is not None and self._channel.unsent > 0
 
     def _beat(self) -> None:
-        """A heartbeat, if one is due or wanted. Raises Broken if the broker has answered none for long."""
+        """Sends a heartbeat if one is due or requested. Raises Broken if several stay unanswered."""
         now = time.monotonic()
         if self._is_late(now):
-            self._read()  # nobody may have read for long
+            self._read()  # the answer may have arrived: the caller may not have read for long
             if self._is_late(now):
                 raise self._fail(Broken(f"the broker was silent for {_MISSED} heartbeats"))
         if self._owed or now - self._sent >= self._every:
@@ -194,7 +199,7 @@ class TtpConnection:
         return self._echoes and since is not None and now - since >= _MISSED * self._every
 
     def _wait(self, deadline: float, events: int) -> None:
-        """Until something can be done, or a heartbeat is due; reads what is there. Raises Again."""
+        """Waits for an event of the socket, or until a heartbeat is due, and reads. Raises Again."""
         if self._failure is not None:
             raise self._failure
         now = time.monotonic()
@@ -208,21 +213,21 @@ class TtpConnection:
             self._read()
 
     def _read(self) -> None:
-        """What is there, at most one read; sorted. Raises Broken, ProtocolError."""
+        """Reads once, and sorts the frames. Raises Broken, ProtocolError."""
         try:
             more = True
             while more:
-                if not self._reader.read(self._way):
-                    raise closed(self._peer, self._channel, heard=self._heard)
-                self._heard, self._unanswered = True, None
+                if not self._reader.read(self._stream):
+                    raise closed(self._peer, self._channel, received=self._received)
+                self._received, self._unanswered = True, None
                 while (frame := self._reader.take()) is not None:
                     self._sort(frame)
-                # of what TLS holds back the system does not tell
+                # decrypted bytes that TLS buffers do not make the descriptor readable
                 more = self._channel is not None and self._channel.pending > 0
         except (BlockingIOError, InterruptedError):
             return
         except OSError as error:
-            raise self._fail(failure(error, self._peer, self._channel, heard=self._heard)) from error
+            raise self._fail(failure(error, self._peer, self._channel, received=self._received)) from error
         except TransferError as error:
             raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
 
@@ -242,17 +247,17 @@ class TtpConnection:
                 self.complaints.append(error)
 
     def _wait_for_broker(self, deadline: float, events: int) -> None:
-        """As `_wait`, for what is published: raises LogFull if the broker has just said that this is why."""
+        """Waits as `_wait`, for publishers: raises LogFull if the broker has just reported a full log."""
         try:
             self._wait(deadline, events)
         except Again as error:
             if self._held_up is None or time.monotonic() - self._held_up_at > _LATELY:
                 raise
-            hint = "it may be kept yet; let consumers acknowledge"
+            hint = "the message may still be kept; let consumers acknowledge"
             raise LogFull(f"{error}: {self._held_up}", hint=hint) from None
 
     def _fail(self, error: TransferError) -> TransferError:
-        """The connection is of no use any more."""
+        """Closes the connection because of an error, and returns its first error."""
         if self._failure is None:
             self._failure = error
             self._socket.close()
@@ -271,7 +276,7 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
 
 
 def _breaks_off(frame: Frame) -> bool:
-    """A stream that is received will not be finished."""
+    """Whether the frame ends an unfinished stream."""
     return frame.kind == Kind.ERROR and decode_error(bytes(frame.data))[0] == "broken_off"
 
 
@@ -279,4 +284,4 @@ def _error_of(frame: Frame) -> TransferError:
     code, message = decode_error(bytes(frame.data))
     if code in ("usage", "topic"):
         return UsageError(message)
-    return LogFull(message) if code == "full" else PeerError(f"the broker said {code}: {message}")
+    return LogFull(message) if code == "full" else PeerError(f"the broker reports {code}: {message}")

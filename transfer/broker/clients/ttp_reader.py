@@ -1,4 +1,4 @@
-"""The receiving half of the client for TTP: frames out of a socket, streams put together."""
+"""The receiving half of the TTP client: reads frames from a socket, and assembles streams."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from transfer.transports.errors import ProtocolError
 if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
 
-#: the buffer for small frames; all but the data of any frame must fit in it
+#: the buffer for small frames; of a large frame, everything except its data has to fit in it
 _BUFFER = 256 << 10
 MOST_META = 128 << 10
 
 
 class Frame(NamedTuple):
-    """A frame as it came. data: a view that is the receiver's own; nothing else refers to its memory."""
+    """A received frame. data: a view of memory that only the receiver refers to."""
 
     kind: Kind
     topic: str
@@ -39,8 +39,8 @@ class Frame(NamedTuple):
 class Received(NamedTuple):
     """A message: of a PUBLISH, or of a whole stream.
 
-    meta: the metadata if they are a JSON object, else {"": text}. data: writable bytes of its own. flags:
-    of a stream, those of all its frames together.
+    meta: the metadata if they are a JSON object, else {"": text}. data: writable bytes that only the receiver
+    refers to. flags: of a stream, the union of all its frames' flags.
     """
 
     topic: str
@@ -51,7 +51,7 @@ class Received(NamedTuple):
 
 
 class Reader:
-    """Takes frames from a non-blocking socket; large data go straight into memory of their own."""
+    """Reads frames from a non-blocking socket; large data go directly into separate memory."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -63,7 +63,7 @@ class Reader:
         self._filled = 0
 
     def read(self, connection: socket.socket | TlsChannel) -> int:
-        """Reads once: how many bytes, 0 at the end. Raises BlockingIOError when nothing is there, OSError."""
+        """Reads once, and returns the number of bytes, 0 at the end. Raises BlockingIOError, OSError."""
         if self._header is not None:
             nbytes = connection.recv_into(self._data[self._filled :])
             self._filled += nbytes
@@ -77,7 +77,7 @@ class Reader:
         return nbytes
 
     def take(self) -> Frame | None:
-        """The next frame, if all of it was read. Raises ProtocolError: then the connection is of no use."""
+        """Returns the next frame, if it is complete. A ProtocolError makes the connection unusable."""
         if self._header is None and not self._take_head():
             return None
         if self._header is None or self._filled < len(self._data):
@@ -86,7 +86,7 @@ class Reader:
         return Frame(header.kind, self._topic, self._meta, self._data, header.flags, header.stream_id)
 
     def _take_head(self) -> bool:
-        """All but the data; of these what was read already."""
+        """Takes a frame without its data, and the data that were read already."""
         if self._end - self._begin < HEADER_SIZE:
             return False
         header = decode_header(self._buffer, self._begin, self._limits)
@@ -112,14 +112,17 @@ class _Open(NamedTuple):
 
 
 class Assembly:
-    """Makes messages of frames. most: bytes that the open streams may have together."""
+    """Assembles messages of frames. most: bytes of all open streams together."""
 
     def __init__(self, most: int) -> None:
         self._most = most
         self._open: dict[int, tuple[_Open, int]] = {}
 
     def add(self, frame: Frame) -> Received | None:
-        """The message that this frame ends. Raises ProtocolError: too large, or a CHUNK without META."""
+        """Adds a frame, and returns the message that it completes.
+
+        Raises ProtocolError if it is too large.
+        """
         if frame.kind == Kind.PUBLISH:
             return _received(frame.topic, frame.meta, frame.data, frame.flags, frame.stream_id)
         if frame.kind == Kind.ERROR:

@@ -1,7 +1,7 @@
-"""TLS for programs that speak ZeroMQ: a Unix socket of this user's, whose bytes go to a broker by TLS.
+"""TLS for ZeroMQ sockets: forwards the bytes of a private Unix socket to a broker over TLS.
 
-ZeroMQ's wire format has no TLS of its own. Its sockets connect to the tunnel as they would to the broker, and
-again when that was away.
+ZeroMQ's wire format has no TLS. Its sockets connect to the tunnel as they would to the broker, and reconnect
+when the broker was away.
 """
 
 from __future__ import annotations
@@ -22,23 +22,24 @@ from transfer.transports.security.credentials import Credentials
 if TYPE_CHECKING:
     from transfer.transports.security.settings import Security
 
-#: seconds that a connection to the broker may take, and that what was sent has to leave at the end
-_PATIENCE, _LAST_WORDS = 10.0, 1.0
-#: bytes that are read at once, and wait for the other side at most
+#: seconds to connect to the broker, and to flush sent bytes at the end
+_PATIENCE, _LINGER = 10.0, 1.0
+#: bytes that it reads at once, and queues for the other side at most
 _PIECE = 256 << 10
 
 
 class Tunnel:
-    """A thread of its own. endpoint: of the broker, `tcp://host:port`; then where ZeroMQ connects.
+    """A tunnel, which runs in a thread. endpoint: of the broker, `tcp://host:port`.
 
-    failure: why the broker could not be reached at last; "": it could. Raises AddressError, SecurityError.
+    The attribute `endpoint` is where ZeroMQ connects. failure: why the last connection to the broker failed;
+    "" if it did not. Raises AddressError, SecurityError.
     """
 
     def __init__(self, endpoint: str, security: Security) -> None:
         self.failure = ""
         address = parse(endpoint)
         if address.scheme != "tcp" or address.is_wildcard:
-            raise AddressError(f"{endpoint!r} is no place of a broker", hint="tcp://host:port")
+            raise AddressError(f"{endpoint!r} is no endpoint of a broker", hint="tcp://host:port")
         self._host, self._port = address.host, address.port
         self._name = security.server_name or self._host
         self._credentials = Credentials(security, pure)
@@ -57,7 +58,7 @@ class Tunnel:
             raise InternalError(f"nothing can listen in {self._folder}: {self.failure}")
 
     def close(self) -> None:
-        """What was sent has a moment to leave. Idempotent."""
+        """Closes the tunnel, and waits a moment until sent bytes are flushed. Idempotent."""
         if self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._ending.set)
             self._thread.join()
@@ -76,28 +77,28 @@ class Tunnel:
         server = await asyncio.start_unix_server(self._begin, self._path)
         self._started.set()
         await self._ending.wait()
-        # Nobody more. Not by close(), which breaks those that were accepted and are on their way to `_begin`.
+        # It accepts no more. close() would break accepted connections for which `_begin` was not called yet.
         for listener in server.sockets:
             self._loop.remove_reader(listener.fileno())
         if self._tasks:
-            await asyncio.wait(self._tasks, timeout=_LAST_WORDS)
+            await asyncio.wait(self._tasks, timeout=_LINGER)
         for task in self._tasks:
             task.cancel()
         while rest := asyncio.all_tasks() - {asyncio.current_task()}:
             await asyncio.wait(rest)
         server.close()
-        await asyncio.sleep(0)  # connections that were cut leave the loop
+        await asyncio.sleep(0)  # aborted connections leave the loop
 
     def _begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._ending.is_set():
             writer.transport.abort()
             return
-        task = self._loop.create_task(self._lead(reader, writer))
+        task = self._loop.create_task(self._forward(reader, writer))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _lead(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """One connection of ZeroMQ's."""
+    async def _forward(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Forwards one connection of ZeroMQ."""
         try:
             made = self._credentials.context(server=False)
             far_reader, far_writer = await asyncio.wait_for(
@@ -106,7 +107,7 @@ class Tunnel:
                     self._port,
                     ssl=cast("pure.TlsContext", made).context,
                     server_hostname=self._name,
-                    ssl_shutdown_timeout=_LAST_WORDS,
+                    ssl_shutdown_timeout=_LINGER,
                 ),
                 _PATIENCE,
             )
@@ -142,10 +143,10 @@ class Tunnel:
 
 
 async def _closed(writer: asyncio.StreamWriter) -> None:
-    """What was written has left, or cannot."""
+    """Closes a writer, and waits until its bytes are flushed or lost."""
     writer.close()
     try:
-        await asyncio.wait_for(writer.wait_closed(), 2 * _LAST_WORDS)
+        await asyncio.wait_for(writer.wait_closed(), 2 * _LINGER)
     except (OSError, TimeoutError):
         return
 

@@ -1,1 +1,1 @@
-"""What a broker is told: options, their values, and the settings that they become."""
+"""A broker's configuration: options, their values, and the settings that result from them."""

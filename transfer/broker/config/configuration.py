@@ -1,7 +1,7 @@
-"""What a broker is told, by flags, the environment and a file, becomes its settings.
+"""Makes a broker's settings of flags, the environment and a file.
 
-Flags go before the environment, the environment before the file, the file before the defaults. A name
-that nobody knows is refused, with the nearest that there is. Reads the file, and else nothing.
+Flags override the environment, the environment overrides the file, the file overrides the defaults. An
+unknown name is an error that suggests the nearest known name. The file is the only input that it reads.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transfer.transports.security.exposure import warn_of_secret
 
 @dataclass(frozen=True, slots=True)
 class ConfigValue:
-    """One choice as somebody wrote it. place: where, as an error names it."""
+    """The value of one option as the user wrote it. place: its source, for error texts."""
 
     name: str
     value: object
@@ -30,7 +30,7 @@ class ConfigValue:
 
 @dataclass(frozen=True, slots=True)
 class Configuration:
-    """folder: of the data; None: nobody said. file: that was read."""
+    """The result. folder: the data folder; None: not configured. file: the file that was read."""
 
     settings: Settings
     folder: Path | None
@@ -38,7 +38,7 @@ class Configuration:
 
 
 _NAMED = "TRANSFER_BROKER_CONFIG names the file, or `transfer broker --config`"
-#: the choice that is no setting: where the data lies
+#: the option that is no setting: the data folder
 DATA = "broker.data"
 
 
@@ -48,15 +48,17 @@ def configured(
     file: Path | None = None,
     secured: Secured | None = None,
 ) -> Configuration:
-    """The settings, and the data folder. secured: see `settings_of`. Raises OptionError, whose text names the
-    place, SecurityError."""
-    said: dict[str, ConfigValue] = {}
+    """Returns the settings and the data folder. secured: see `settings_of`.
+
+    Raises SecurityError, and OptionError, whose text names the source of the value.
+    """
+    given: dict[str, ConfigValue] = {}
     for one in (*(read_file(file) if file is not None else ()), *environment, *flags):
-        _known(one)
-        said[one.name] = one
-    data = said.pop(DATA, None)
+        _check_name(one)
+        given[one.name] = one
+    data = given.pop(DATA, None)
     chosen: dict[str, Value] = {}
-    for name, one in said.items():
+    for name, one in given.items():
         try:
             chosen[name] = BY_NAME[name].read(one.value)
         except ValueError as error:
@@ -65,7 +67,7 @@ def configured(
 
 
 def read_file(path: Path) -> Iterator[ConfigValue]:
-    """What a TOML file says. Raises OptionError."""
+    """Reads a TOML file. Raises OptionError."""
     try:
         content = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -90,27 +92,29 @@ def read_file(path: Path) -> Iterator[ConfigValue]:
             yield ConfigValue(f"{section}.{key}", value, f"{path}: {key} in [{section}]")
 
 
-def said_by_flag(text: str) -> ConfigValue:
-    """`section.key=value`, as `--set` takes it. Raises OptionError."""
+def parse_flag(text: str) -> ConfigValue:
+    """Parses `section.key=value`, the argument of `--set`. Raises OptionError."""
     name, sign, value = text.partition("=")
     if not sign:
         raise OptionError(f"--set {text!r} has no '='", hint="for instance --set ttp.idle=2m")
     return ConfigValue(name.strip(), value.strip(), f"--set {name.strip()}")
 
 
-def _known(one: ConfigValue) -> None:
+def _check_name(one: ConfigValue) -> None:
     if one.name not in BY_NAME and one.name != DATA:
         section = one.name.partition(".")[0]
         there = [name for name in _names() if name.startswith(f"{section}.")]
-        told = f"in [{section}] there are {', '.join(there)}" if there else "docs/broker.md has all of them"
+        names = (
+            f"in [{section}] there are {', '.join(there)}" if there else "docs/broker.md lists all options"
+        )
         raise OptionError(
             f"{one.place}: there is no such option",
-            hint=_nearest(one.name, _names()) or told,
+            hint=_nearest(one.name, _names()) or names,
         )
 
 
 def _folder(data: ConfigValue | None, file: Path | None) -> Path | None:
-    """Where the data lies; beside the file, if that says it."""
+    """Returns the data folder; a path in the file is relative to the file."""
     if data is None:
         return None
     if not isinstance(data.value, str) or not data.value:
@@ -134,7 +138,7 @@ def _sections() -> list[str]:
 
 
 def _homes(word: str) -> str:
-    """Where an option of this name, or of the nearest that there is, may stand."""
+    """Names the sections that have a key of this name, or of the most similar one."""
     names = [name.partition(".")[2] for name in _names()]
     found = difflib.get_close_matches(word, names, 1)
     homes = [name.partition(".")[0] for name, key in zip(_names(), names, strict=True) if key in found]

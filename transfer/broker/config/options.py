@@ -1,6 +1,6 @@
-"""All that can be chosen of a broker: what it is called, where it goes in `Settings`, how it is read. Pure.
+"""The options of a broker: their names, their fields in `Settings`, their parsers. Pure.
 
-A choice is called `section.key`, as in the file: `ttp.port` is `port` under `[ttp]`.
+An option is named `section.key`, as in the file: `ttp.port` is `port` under `[ttp]`.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from transfer.broker.config.values import Reader, Value
 from transfer.broker.fronts.native import NativeSettings
 from transfer.transports.security.settings import CLIENTS, ENCRYPT, Security
 
-#: who may come in, with these fields as they are and the rest from elsewhere
+#: makes Security of the configured fields, and takes the others from elsewhere
 Secured = Callable[[dict[str, Any]], Security]
 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """name: `section.key`. path: of the field in Settings. text: what it means, for people."""
+    """One option. name: `section.key`. path: of its field in Settings. text: its meaning, for people."""
 
     name: str
     path: tuple[str, ...]
@@ -30,195 +30,307 @@ class Option:
 
 
 _HIGHEST = 1 << 40
-_LARGEST = "bytes of a payload at most"
-_STALLED = "seconds that a peer may stop in the middle of a message"
 
-CHOICES = (
-    Option("broker.host", ("host",), values.text, "where the fronts on plain TCP listen"),
-    Option("broker.drain", ("drain",), values.seconds, "what a clean stop gives to what has begun"),
-    Option("own.requests", ("own", "requests"), values.endpoint_or_off, "where DEALER and REQ connect"),
-    Option("own.pushes", ("own", "pushes"), values.endpoint_or_off, "where PUSH and PUB connect"),
-    Option("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "where SUB connects"),
-    Option("own.queues", ("own", "queues"), values.endpoints, "by topic, where PULL connects"),
-    Option("own.largest", ("own", "largest"), values.size, "bytes of a message at most"),
+OPTIONS = (
+    Option("broker.host", ("host",), values.text, "address that the fronts on plain TCP listen on"),
+    Option("broker.drain", ("drain",), values.seconds, "seconds that a clean stop gives to begun work"),
     Option(
-        "own.largest_in_pieces", ("own", "largest_in_pieces"), values.size, "bytes of a message in pieces"
+        "own.requests", ("own", "requests"), values.endpoint_or_off, "endpoint where DEALER and REQ connect"
     ),
-    Option("own.stalled", ("own", "stalled"), values.seconds, "seconds that a program may stop in one"),
-    Option("ttp.port", ("ttp",), values.port, "of TTP v2"),
-    Option("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "bytes of a frame's metadata"),
-    Option("ttp.most_data", ("ttp_limits", "most_data"), values.size, "bytes of a frame's data"),
+    Option("own.pushes", ("own", "pushes"), values.endpoint_or_off, "endpoint where PUSH and PUB connect"),
+    Option(
+        "own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "endpoint where SUB connects"
+    ),
+    Option("own.queues", ("own", "queues"), values.endpoints, "by topic, the endpoint where PULL connects"),
+    Option("own.largest", ("own", "largest"), values.size, "largest message in bytes"),
+    Option(
+        "own.largest_in_pieces",
+        ("own", "largest_in_pieces"),
+        values.size,
+        "largest message in bytes that a program sends in pieces",
+    ),
+    Option(
+        "own.stalled",
+        ("own", "stalled"),
+        values.seconds,
+        "seconds that a program may pause within a message in pieces",
+    ),
+    Option("ttp.port", ("ttp",), values.port, "port of the TTP v2 front"),
+    Option("ttp.most_meta", ("ttp_limits", "most_meta"), values.size, "largest metadata of a frame in bytes"),
+    Option("ttp.most_data", ("ttp_limits", "most_data"), values.size, "largest data of a frame in bytes"),
     Option(
         "ttp.most_gathered",
         ("ttp_limits", "most_gathered"),
         values.size,
-        "bytes of a stream in memory",
+        "bytes of a stream that the broker buffers in memory",
     ),
     Option(
         "ttp.most_gathered_together",
         ("ttp_limits", "most_gathered_together"),
         values.size,
-        "bytes of all streams in memory",
+        "bytes of all streams that the broker buffers in memory",
     ),
     Option(
-        "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "that a connection has open"
+        "ttp.most_streams", ("ttp_limits", "most_streams"), values.number(1), "open streams of a connection"
     ),
     Option(
         "ttp.most_subscriptions",
         ("ttp_limits", "most_subscriptions"),
         values.number(1),
-        "that a connection has",
+        "subscriptions of a connection",
     ),
     Option(
         "ttp.most_shapes",
         ("ttp_limits", "most_shapes"),
         values.number(0),
-        "of a connection's patterns with wildcards",
+        "shapes of a connection's patterns with wildcards",
     ),
     Option(
         "ttp.most_shapes_together",
         ("ttp_limits", "most_shapes_together"),
         values.number(0),
-        "the same of all connections",
+        "shapes of all connections' patterns with wildcards",
     ),
-    Option("ttp.idle", ("ttp_limits", "idle"), values.seconds, "silence after which a connection ends"),
-    Option("pybroker.port", ("pybroker",), values.port, "of PyBroker's protocol"),
-    Option("pybroker.largest", ("pybroker_limits", "largest"), values.size, _LARGEST),
-    Option("pybroker.stalled", ("pybroker_limits", "stalled"), values.seconds, _STALLED),
-    Option("pybroker.answers", ("pybroker_limits", "answers"), values.size, "answers that wait for a peer"),
-    Option("rqueue.port", ("rqueue",), values.port, "of rqueue's protocol"),
-    Option("rqueue.largest", ("rqueue_limits", "largest"), values.size, _LARGEST),
-    Option("rqueue.stalled", ("rqueue_limits", "stalled"), values.seconds, _STALLED),
-    Option("rqueue.limit", ("rqueue_limits", "limit"), values.size, "bytes that wait for a subscriber"),
-    Option("rqueue.overflow", ("rqueue_limits", "overflow"), values.overflow, "what happens beyond them"),
     Option(
-        "rqueue.subscriptions", ("rqueue_limits", "subscriptions"), values.number(1), "that a connection has"
+        "ttp.idle",
+        ("ttp_limits", "idle"),
+        values.seconds,
+        "seconds of silence after which the broker closes a connection",
     ),
-    Option("abtp.router", ("abtp", "router"), values.endpoint_or_off, "where abtp's DEALER and REQ connect"),
-    Option("abtp.pub", ("abtp", "pub"), values.endpoint, "where abtp's SUB connects"),
-    Option("abtp.signed", ("abtp", "signed"), values.flag, "consumers sign what they say with a token"),
-    Option("spool.endpoint", ("spool",), values.or_none(values.endpoint), "of the spool for Spark's rows"),
+    Option("pybroker.port", ("pybroker",), values.port, "port of the PyBroker front"),
+    Option("pybroker.largest", ("pybroker_limits", "largest"), values.size, "largest payload in bytes"),
+    Option(
+        "pybroker.stalled",
+        ("pybroker_limits", "stalled"),
+        values.seconds,
+        "seconds that a peer may pause within a message",
+    ),
+    Option(
+        "pybroker.answers",
+        ("pybroker_limits", "answers"),
+        values.size,
+        "bytes of answers that the broker queues for a peer",
+    ),
+    Option("rqueue.port", ("rqueue",), values.port, "port of the rqueue front"),
+    Option("rqueue.largest", ("rqueue_limits", "largest"), values.size, "largest payload in bytes"),
+    Option(
+        "rqueue.stalled",
+        ("rqueue_limits", "stalled"),
+        values.seconds,
+        "seconds that a peer may pause within a message",
+    ),
+    Option(
+        "rqueue.limit",
+        ("rqueue_limits", "limit"),
+        values.size,
+        "bytes that the broker queues for a subscriber",
+    ),
+    Option(
+        "rqueue.overflow",
+        ("rqueue_limits", "overflow"),
+        values.overflow,
+        "what the broker does beyond `rqueue.limit`",
+    ),
+    Option(
+        "rqueue.subscriptions",
+        ("rqueue_limits", "subscriptions"),
+        values.number(1),
+        "subscriptions of a connection",
+    ),
+    Option(
+        "abtp.router",
+        ("abtp", "router"),
+        values.endpoint_or_off,
+        "endpoint where abtp's DEALER and REQ connect",
+    ),
+    Option("abtp.pub", ("abtp", "pub"), values.endpoint, "endpoint where abtp's SUB connects"),
+    Option(
+        "abtp.signed",
+        ("abtp", "signed"),
+        values.flag,
+        "whether consumers sign their control messages with a token",
+    ),
+    Option(
+        "spool.endpoint",
+        ("spool",),
+        values.or_none(values.endpoint),
+        "endpoint of the spool for Spark's rows",
+    ),
     Option(
         "spool.retention_age",
         ("spool_ages", "retention"),
         values.or_none(values.seconds),
-        "when the spool deletes runs that all their groups have read",
+        "age at which the spool deletes runs that all their groups have read",
     ),
     Option(
         "spool.staged_age",
         ("spool_ages", "staged"),
         values.or_none(values.seconds),
-        "when the spool drops staged rows of a job that sends nothing",
+        "age at which the spool drops staged rows of a job that sends nothing",
     ),
     Option(
         "spool.failed_age",
         ("spool_ages", "failed"),
         values.or_none(values.seconds),
-        "when the spool deletes failed runs",
+        "age at which the spool deletes failed runs",
     ),
     Option(
         "spool.group_age",
         ("spool_ages", "group"),
         values.or_none(values.seconds),
-        "when the spool keeps no rows any more for a group that does not read",
+        "age at which the spool keeps no rows any more for a group that does not read",
     ),
     Option(
         "spool.unread_age",
         ("spool_ages", "unread"),
         values.or_none(values.seconds),
-        "when the spool deletes runs that no group reads",
+        "age at which the spool deletes runs that no group reads",
     ),
-    Option("http.port", ("http",), values.port, "of health, metrics, the console and operators"),
-    Option("http.host", ("http_host",), values.or_none(values.text), "where that listens, if elsewhere"),
+    Option(
+        "http.port", ("http",), values.port, "port of HTTP: health, metrics, the console, operators' calls"
+    ),
+    Option(
+        "http.host", ("http_host",), values.or_none(values.text), "address of HTTP; by default `broker.host`"
+    ),
     Option(
         "http.token",
         ("token",),
         values.or_none(values.text),
-        "what operators have to say; in a file, since all users see command lines",
+        "token of operators; in a file, since all users can read command lines",
     ),
-    Option("security.cert", ("security", "certificate"), values.text, "PEM file of its certificates"),
-    Option("security.key", ("security", "key"), values.text, "PEM file of their key"),
-    Option("security.ca", ("security", "authority"), values.text, "PEM file of those who sign clients'"),
-    Option("security.clients", ("security", "clients"), values.word("", *CLIENTS), "what clients show"),
+    Option(
+        "security.cert",
+        ("security", "certificate"),
+        values.text,
+        "PEM file of the broker's certificate, which enables TLS",
+    ),
+    Option("security.key", ("security", "key"), values.text, "PEM file of the certificate's key"),
+    Option(
+        "security.ca",
+        ("security", "authority"),
+        values.text,
+        "PEM file of the authority that signs clients' certificates",
+    ),
+    Option(
+        "security.clients",
+        ("security", "clients"),
+        values.word("", *CLIENTS),
+        "what clients have to show: `certificate` or `token`",
+    ),
     Option(
         "security.server_name",
         ("security", "server_name"),
         values.text,
-        "that certificates have to name",
+        "name that certificates of other brokers have to contain",
     ),
-    Option("security.token_file", ("security", "token_file"), values.text, "a file of tokens, one a line"),
+    Option("security.token_file", ("security", "token_file"), values.text, "file of tokens, one a line"),
     Option(
         "security.unauthenticated",
         ("security", "unauthenticated"),
         values.allowed,
-        "`allow`: strangers may come from other machines",
+        "`allow`: other machines may connect without authentication",
     ),
     Option(
         "security.tokenless",
         ("security", "tokenless"),
         values.allowed,
-        "`allow`: TTP, PyBroker, rqueue, abtp, HTTP listen here without the token, which they cannot ask for",
+        "`allow`: ttp, pybroker, rqueue, abtp and HTTP listen on this machine without the token",
     ),
-    Option("security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "what is encrypted"),
+    Option(
+        "security.encrypt", ("security", "encrypt"), values.word(*ENCRYPT), "connections that are encrypted"
+    ),
     Option(
         "security.connections",
         ("security", "connections"),
         values.number(1),
-        "that one place takes at once",
+        "connections of one port or endpoint",
     ),
     Option(
         "security.unfinished",
         ("security", "unfinished"),
         values.number(1),
-        "of those who have not shown yet who they are",
+        "connections of one port or endpoint that have not authenticated yet",
     ),
-    Option("security.handshake", ("handshake",), values.seconds, "seconds that they have for it"),
+    Option(
+        "security.handshake",
+        ("handshake",),
+        values.seconds,
+        "seconds in which a connection has to authenticate",
+    ),
     Option("topics.keep", ("keep",), values.flag, "whether topics keep their messages"),
-    Option("topics.transient", ("transient",), values.patterns, "topics that do not"),
-    Option("topics.most", ("most_topics",), values.number(1), "names that may be known at once"),
+    Option(
+        "topics.transient",
+        ("transient",),
+        values.patterns,
+        "patterns of topics that do not keep their messages",
+    ),
+    Option("topics.most", ("most_topics",), values.number(1), "topics at most"),
     Option(
         "retention.bytes",
         ("retention_bytes",),
         values.or_none(values.size_or_share),
-        "what the log may take, or a share of the volume",
+        "size of the log, or a share of the volume",
     ),
     Option(
         "publish.announced_per_connection",
         ("announced", "per_connection"),
         values.size,
-        "bytes that one publisher has announced and not sent",
+        "bytes that one publisher may announce before it sends them",
     ),
     Option(
         "publish.announced_total",
         ("announced", "total"),
         values.size,
-        "bytes that all publishers have announced and not sent",
+        "bytes that all publishers may announce before they send them",
     ),
-    Option("retention.age", ("retention_age",), values.or_none(values.seconds), "how long messages stay"),
+    Option(
+        "retention.age",
+        ("retention_age",),
+        values.or_none(values.seconds),
+        "time for which the log keeps a message",
+    ),
     Option(
         "groups.expire",
         ("group_expire",),
         values.or_none(values.seconds),
         "time without a consumer after which a group is removed",
     ),
-    Option("groups.most", ("most_groups",), values.number(1), "that there may be at once"),
-    Option("delivery.attempts", ("attempts",), values.number(1, 1000), "until a message is a dead letter"),
-    Option("delivery.first_delay", ("first_delay",), values.seconds, "behind the first attempt"),
+    Option("groups.most", ("most_groups",), values.number(1), "groups at most"),
     Option(
-        "delivery.patience", ("patience",), values.seconds, "with who holds up a large message for others"
+        "delivery.attempts",
+        ("attempts",),
+        values.number(1, 1000),
+        "deliveries of a message before it is a dead letter",
     ),
-    Option("direct.ack_timeout", ("ack_timeout",), values.seconds, "that a consumer has for its ACK"),
+    Option(
+        "delivery.first_delay",
+        ("first_delay",),
+        values.seconds,
+        "seconds before the second delivery of a message",
+    ),
+    Option(
+        "delivery.patience",
+        ("patience",),
+        values.seconds,
+        "seconds after which a client that blocks a large message for others is disconnected",
+    ),
+    Option(
+        "direct.ack_timeout",
+        ("ack_timeout",),
+        values.seconds,
+        "seconds in which a consumer has to acknowledge a message",
+    ),
     Option(
         "direct.route_grace",
         ("route_grace",),
         values.seconds,
-        "that a message waits for a consumer that went a moment ago",
+        "seconds for which a message waits for a consumer that has just disconnected",
     ),
     Option(
         "direct.max_inflight_per_consumer",
         ("direct", "max_inflight_per_consumer"),
         values.number(1, _HIGHEST),
-        "dispatched and not acknowledged",
+        "messages that a consumer has and has not acknowledged",
     ),
     Option(
         "direct.max_per_topic_queue",
@@ -230,47 +342,59 @@ CHOICES = (
         "direct.max_queued_direct",
         ("direct", "max_queued_direct"),
         values.number(1, _HIGHEST),
-        "messages that wait in all",
+        "messages that wait for direct delivery",
     ),
     Option(
         "direct.max_global_ingress",
         ("direct", "max_global_ingress"),
         values.number(1, _HIGHEST),
-        "messages taken and not finished",
+        "unfinished messages of all tenants",
     ),
     Option(
         "direct.tenant_quota",
         ("direct", "tenant_quota"),
         values.number(1, _HIGHEST),
-        "the same of one tenant",
+        "unfinished messages of one tenant",
     ),
     Option(
         "direct.longest_delay",
         ("direct", "longest_delay"),
         values.seconds,
-        "until a message that is to be delivered later",
+        "longest delay of a message that is to be delivered later",
     ),
-    Option("direct.tenant_quotas", ("direct", "tenant_quotas"), values.quotas, "of tenants with another one"),
-    Option("routes.catalog", ("catalog",), values.text, "a file of routes for direct delivery"),
+    Option(
+        "direct.tenant_quotas",
+        ("direct", "tenant_quotas"),
+        values.quotas,
+        "table of tenants with another quota",
+    ),
+    Option("routes.catalog", ("catalog",), values.text, "file of routes for direct delivery"),
     Option(
         "large.cutover",
         ("fast_path", "cutover"),
         values.size,
         "size from which a thread decodes messages of abtp",
     ),
-    Option("large.in_place", ("fast_path", "in_place"), values.flag, "the loop decodes them if that fails"),
-    Option("large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that decode them"),
+    Option(
+        "large.in_place",
+        ("fast_path", "in_place"),
+        values.flag,
+        "whether the loop decodes a large message if the thread fails",
+    ),
+    Option(
+        "large.threads", ("fast_path", "threads"), values.number(1, 64), "threads that decode large messages"
+    ),
 )
-#: of the fronts that know no token
+#: options that configure fronts without tokens
 _PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})
-BY_NAME = {choice.name: choice for choice in CHOICES}
+BY_NAME = {option.name: option for option in OPTIONS}
 
 
 def settings_of(chosen: dict[str, Value], secured: Secured | None = None) -> Settings:
-    """The settings with these choices, and all else as it is by default. secured: who may come in, of what is
-    chosen of that; None: nobody is asked but as it is chosen.
+    """Returns the settings with these options, and defaults for the others.
 
-    Raises OptionError, SecurityError for values that do not go together.
+    secured: makes Security of the chosen fields; None: from these fields alone. Raises OptionError, and
+    SecurityError for values that contradict each other.
     """
     changes: dict[str, Any] = {}
     parts: dict[str, dict[str, Any]] = {}
@@ -294,16 +418,16 @@ def settings_of(chosen: dict[str, Value], secured: Secured | None = None) -> Set
 
 def _security(fields: dict[str, Any], secured: Secured | None) -> Security | None:
     if fields.get("token_file"):
-        fields["token"] = ""  # the file is another place for it
+        fields["token"] = ""  # the file replaces it
     if secured is not None:
         return secured(fields)
     return Security(**fields) if fields else None
 
 
-def default_of(choice: Option) -> Value:
-    """What it is unless somebody chooses."""
+def default_of(option: Option) -> Value:
+    """Returns an option's default."""
     value: Any = Settings(security=Security())
-    for name in choice.path:
+    for name in option.path:
         value = getattr(value, name)
     found: Value = value
     return found

@@ -1,4 +1,4 @@
-"""What a broker is told when it starts. Pure."""
+"""A broker's settings. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transfer.broker.storage.volume import VolumeShare
 from transfer.spool.server.max_ages import Ages
 from transfer.transports.security.settings import Security
 
-#: where each front listens unless it is told otherwise
+#: default ports of the fronts
 TTP_PORT, PYBROKER_PORT, RQUEUE_PORT, HTTP_PORT = 59321, 9099, 6567, 9180
 
 SPOOL_ENDPOINT = "tcp://127.0.0.1:5570"
@@ -23,10 +23,10 @@ SPOOL_ENDPOINT = "tcp://127.0.0.1:5570"
 
 @dataclass(frozen=True, slots=True)
 class FastPath:
-    """Where abtp's large messages are taken apart, with LZ4 if they are compressed, and packed with it.
+    """Where the broker decodes and compresses (LZ4) large messages of abtp.
 
-    cutover: bytes of a message from which on a thread does it. in_place: the loop does it if
-    that fails; else the message is refused. threads: how many do so at a time, each for another peer.
+    cutover: size of a message, in bytes, from which a thread does it. in_place: the loop does it if the
+    thread fails; else the message is refused. threads: number of threads; each works for one peer at a time.
     """
 
     cutover: int = 256 << 10
@@ -36,8 +36,7 @@ class FastPath:
 
 @dataclass(frozen=True, slots=True)
 class AbtpEndpoints:
-    """Where the abtp front listens: ZeroMQ's endpoints. signed: consumers sign their control messages with a
-    token."""
+    """ZeroMQ endpoints of the abtp front. signed: consumers sign their control messages with a token."""
 
     router: str = "tcp://127.0.0.1:5555"
     pub: str = "tcp://127.0.0.1:5556"
@@ -46,24 +45,23 @@ class AbtpEndpoints:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """All of it. host: where the seeds' fronts listen. A port None: that front is off; 0: a free port.
+    """All settings of a broker.
 
-    own: endpoints of transfer's own sockets, None: off. spool: the endpoint of the spool for Spark's rows and
-    training, which shares the log; None: off. spool_ages: after which times
-    it removes what nothing uses. http_host: None: `host`. token: what operators have
-    to say over HTTP; None: they have to be on this machine. keep: topics keep their messages; transient:
-    all but these. most_topics: names that may be known. retention_bytes, retention_age: what the log may
-    take, and for how many seconds a message is kept; what a group has not done with is never removed.
-    group_expire: seconds without a consumer after which a group is removed; None: never. most_groups: that
-    there may be.
-    announced: bytes of payloads that were announced and have not arrived.
-    attempts: that a message gets before it is a dead letter; first_delay: seconds behind the first.
-    patience: seconds that a slow receiver may hold up a large message for all. drain: seconds that a clean
-    stop gives to what has begun. catalog: a file of routes, "" for none. direct: limits of direct delivery;
-    ack_timeout: seconds that a consumer has for its ACK there; route_grace: that a message waits for one that
-    went a moment ago. security: who may come in; None: what the
-    environment says. named: fronts that were named: if one may not listen, that is an error
-    then. handshake: seconds that somebody has to show who he is.
+    host: address of the fronts on plain TCP. A port of None disables its front, 0 takes a free port. own:
+    endpoints of transfer's own sockets; None: off. spool: endpoint of the spool from Spark to training, which
+    shares the log; None: off. spool_ages: times after which the spool deletes unused data. http_host: None:
+    `host`. token: of operators over HTTP; None: operators have to be on this machine. keep: topics keep their
+    messages, apart from `transient`. most_topics: topics at most. retention_bytes, retention_age: size of the
+    log, and seconds for which it keeps a message. It never removes a message that a group has not
+    acknowledged. group_expire: seconds without a consumer after which a group is removed; None: never.
+    most_groups: groups at most. announced: limits for payloads that are announced and have not arrived.
+    attempts: deliveries of a message before it is a dead letter; first_delay: seconds after the first
+    attempt. patience: seconds for which a slow consumer may block a large message for the other consumers.
+    drain: seconds that a clean stop gives to begun work. catalog: a file of routes, "" for none. direct:
+    limits of direct delivery. ack_timeout: seconds in which a consumer has to acknowledge there. route_grace:
+    seconds for which a message waits for a consumer that has just disconnected. security: certificates and
+    tokens; None: from the environment. named: fronts that the user configured: one of them that may not
+    listen is an error. handshake: seconds in which a connection has to authenticate.
     """
 
     host: str = "127.0.0.1"
@@ -102,5 +100,5 @@ class Settings:
     handshake: float = 10.0
 
     def durable(self, topic: str) -> bool:
-        """Whether a topic's messages are kept."""
+        """Whether the broker keeps a topic's messages."""
         return self.keep and not any(pattern.matches(topic) for pattern in self.transient)

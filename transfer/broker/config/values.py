@@ -1,6 +1,6 @@
-"""Values of options as people write them: in a TOML file with its types, elsewhere as text. Pure.
+"""Parses values of options: with TOML's types from a file, as text from elsewhere. Pure.
 
-Each function gives the value, or raises ValueError with what would be right.
+Each function returns the value, or raises ValueError, whose text names what is allowed.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from transfer.broker.delivery.subscriber import Overflow
 from transfer.broker.storage.volume import VolumeShare
 from transfer.transports.errors import UsageError
 
-#: what an option may be
+#: types of options' values
 Value = (
     bool
     | int
@@ -27,7 +27,7 @@ Value = (
     | dict[str, int]
     | dict[str, str]
 )
-#: makes a value of what somebody wrote
+#: parses what the user wrote
 Reader = Callable[[object], Value]
 
 _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
@@ -37,14 +37,14 @@ _OFF = ("off", "none", "no", "false")
 
 
 def text(given: object) -> str:
-    """A text."""
+    """Parses a text."""
     if not isinstance(given, str):
         raise ValueError("a text")
     return given
 
 
 def flag(given: object) -> bool:
-    """`true`, `false`, and what people write for them."""
+    """Parses `true`, `false` and their usual synonyms."""
     words = {"true": True, "yes": True, "on": True, "1": True} | dict.fromkeys((*_OFF, "0"), False)
     if isinstance(given, bool):
         return given
@@ -54,7 +54,7 @@ def flag(given: object) -> bool:
 
 
 def number(least: int = 0, most: int = 1 << 53) -> Reader:
-    """A whole number in these bounds."""
+    """Returns a parser of whole numbers from `least` to `most`."""
 
     def read(given: object) -> int:
         if isinstance(given, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", given):
@@ -67,7 +67,7 @@ def number(least: int = 0, most: int = 1 << 53) -> Reader:
 
 
 def size(given: object) -> int:
-    """Bytes: 65536, `64KiB`, `1.5M`. Ki, Mi, Gi, Ti are powers of 1024."""
+    """Parses bytes: 65536, `64KiB`, `1.5M`. Ki, Mi, Gi, Ti are powers of 1024."""
     nbytes = _with_unit(given, _BYTES, "[kmgt]i?", "b?")
     if nbytes is None or nbytes < 1:
         raise ValueError("a size, such as 65536, 64KiB or 1.5M")
@@ -75,7 +75,7 @@ def size(given: object) -> int:
 
 
 def size_or_share(given: object) -> int | VolumeShare:
-    """Bytes as `size` has them, or a share of the volume: `80%`."""
+    """Parses bytes as `size` does, or a share of the volume: `80%`."""
     match = re.fullmatch(r"\s*(\d{1,3})\s*%\s*", given, re.ASCII) if isinstance(given, str) else None
     if match is not None and 1 <= int(match[1]) <= 100:
         return VolumeShare(int(match[1]))
@@ -86,7 +86,7 @@ def size_or_share(given: object) -> int | VolumeShare:
 
 
 def seconds(given: object) -> float:
-    """Seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`."""
+    """Parses seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`."""
     found = _with_unit(given, _SECONDS, "ms|[smhd]", "")
     if found is None:
         raise ValueError("a time, such as 90, 200ms, 15m or 7d")
@@ -94,7 +94,7 @@ def seconds(given: object) -> float:
 
 
 def or_none(read: Reader) -> Reader:
-    """The same, or `none`."""
+    """Returns a parser that accepts `none`, too."""
 
     def read_or_none(given: object) -> Value:
         return None if _is_off(given) else read(given)
@@ -103,7 +103,7 @@ def or_none(read: Reader) -> Reader:
 
 
 def port(given: object) -> int | None:
-    """A port, 0 for a free one; `off`: None."""
+    """Parses a port, 0 for a free one; `off`: None."""
     if _is_off(given):
         return None
     try:
@@ -113,12 +113,12 @@ def port(given: object) -> int | None:
 
 
 def endpoint_or_off(given: object) -> str:
-    """The same as `endpoint`; `off`: empty."""
+    """Parses an endpoint as `endpoint` does; `off`: empty."""
     return "" if _is_off(given) else endpoint(given)
 
 
 def endpoint(given: object) -> str:
-    """`tcp://HOST:PORT`; the scheme may be left out."""
+    """Parses `tcp://HOST:PORT`; the scheme is optional."""
     found = text(given).strip()
     if "://" not in found:
         found = f"tcp://{found}"
@@ -131,7 +131,7 @@ def endpoint(given: object) -> str:
 
 
 def overflow(given: object) -> Overflow:
-    """What happens to a subscriber who has no room."""
+    """Parses what the broker does when a subscriber's buffer is full."""
     words = {one.name.lower(): one for one in Overflow}
     if isinstance(given, str) and given.lower() in words:
         return words[given.lower()]
@@ -139,7 +139,7 @@ def overflow(given: object) -> Overflow:
 
 
 def word(*words: str) -> Reader:
-    """One of these."""
+    """Returns a parser that accepts only these words."""
 
     def read(given: object) -> str:
         if isinstance(given, str) and given.strip().lower() in words:
@@ -150,14 +150,14 @@ def word(*words: str) -> Reader:
 
 
 def allowed(given: object) -> bool:
-    """`allow`, since it is to be said in words; or empty."""
+    """Parses `allow` or an empty text: a plain `true` is too easy to write for a risk."""
     if given in ("", "allow", False):
         return given == "allow"
     raise ValueError("allow, or nothing at all")
 
 
 def patterns(given: object) -> tuple[Pattern, ...]:
-    """A list of patterns, or one text with commas; each `KIND:TEXT`, or a topic without a colon."""
+    """Parses a list of patterns, or one text with commas; each is `KIND:TEXT`, or a topic without a colon."""
     if isinstance(given, str):
         given = [one.strip() for one in given.split(",") if one.strip()]
     if not isinstance(given, list):
@@ -166,7 +166,7 @@ def patterns(given: object) -> tuple[Pattern, ...]:
 
 
 def endpoints(given: object) -> dict[str, str]:
-    """A table of topics and endpoints; as text: `topic=endpoint,topic=endpoint`."""
+    """Parses a table of topics and endpoints; as text: `topic=endpoint,topic=endpoint`."""
     if isinstance(given, str):
         pairs = [one.partition("=") for one in given.split(",") if one.strip()]
         given = {name.strip(): value for name, _, value in pairs}
@@ -176,7 +176,7 @@ def endpoints(given: object) -> dict[str, str]:
 
 
 def quotas(given: object) -> dict[str, int]:
-    """A table of names and whole numbers; as text: `name=number,name=number`."""
+    """Parses a table of names and whole numbers; as text: `name=number,name=number`."""
     if isinstance(given, str):
         pairs = [one.partition("=") for one in given.split(",") if one.strip()]
         given = {name.strip(): value for name, _, value in pairs}
@@ -191,7 +191,7 @@ def _pattern(given: object) -> Pattern:
     word, colon, rest = text(given).partition(":")
     if not colon:
         word, rest = Kind.EXACT.value, word
-    elif word not in kinds:  # a topic may have a colon, and most often it is a slip
+    elif word not in kinds:  # a topic may contain a colon, but most often the kind is misspelt
         near = difflib.get_close_matches(word, kinds, 1)
         kind = f"{near[0]!r} is the nearest" if near else f"there are {', '.join(kinds)}"
         raise ValueError(

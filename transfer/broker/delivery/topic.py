@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 #: prefix of the broker's topics in the log, which the spool shares
 LOG_PREFIX = "topic/"
-#: prefix in the log for messages of unkept topics that wait for one consumer of direct delivery (a disk format)
+#: prefix in the log for messages of unkept topics that wait for a consumer of direct delivery (disk format)
 DIRECT_PREFIX = "beside/"
 
 

@@ -367,10 +367,10 @@ def relayed(
         relays[name] = relay = Relay(lines, inside[name], named, subscribers=name == "pub")
         open_now = partial(getattr, relay, "connections")
         if address.scheme == "ipc":
-            entry = doors.entry("abtp", relay.connected, open_now, local=True)
+            entry = doors.acceptor("abtp", relay.connected, open_now, local=True)
             endpoints[name] = doors.listen_local(f"abtp {name}", address, entry).endpoint
             continue
-        entry = doors.entry("abtp", relay.connected, open_now)
+        entry = doors.acceptor("abtp", relay.connected, open_now)
         host, port = bind_address(address)[1][:2]
         listener = doors.listen(f"abtp {name}", str(host), int(port), entry)
         endpoints[name] = f"tcp://{format_host(listener.host)}:{listener.port}"

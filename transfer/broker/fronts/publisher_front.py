@@ -155,7 +155,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
         if self.paused:
             self._excused = now
         elif self._partial or self._upload is not None:
-            return now - max(self.heard, self._excused) >= self._shared.settings.stalled
+            return now - max(self.last_read, self._excused) >= self._shared.settings.stalled
         return False
 
 

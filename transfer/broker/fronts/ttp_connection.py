@@ -162,11 +162,11 @@ class TtpConnection(Outgoing):
             self._stopped(sink, error)
 
     @property
-    def takes_pipes(self) -> bool:
+    def can_splice(self) -> bool:
         """See Connection."""
         return self._sink is not None and self._sink.accepts_spliced
 
-    def body_poured(self, data: SplicedChunk) -> None:
+    def body_spliced(self, data: SplicedChunk) -> None:
         """See Connection."""
         sink = self._sink or SKIPPED
         try:
@@ -317,8 +317,8 @@ class TtpConnection(Outgoing):
             self._unanswered.discard(number)
             self._answer(encode_error(number, "stalled", f"no chunk came for {idle:g} s"))
         if self.paused or self.in_payload:  # it must wait, or the hub checks whether it reads
-            self.heard = now
-        silent = now - self.heard
+            self.last_read = now
+        silent = now - self.last_read
         if silent >= idle:
             self._front.counters["idle"] += 1
             self._farewell("idle", f"nothing came for {idle:g} s")

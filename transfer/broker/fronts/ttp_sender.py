@@ -83,7 +83,7 @@ class Outgoing(Connection, Subscriber):
     def piece_spliced(self, data: SplicedChunk) -> None:
         """See Subscriber."""
         self._missing -= len(data)
-        self.write_poured(data)
+        self.write_spliced(data)
 
     def finish(self) -> None:
         """See Subscriber."""

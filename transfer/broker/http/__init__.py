@@ -1,1 +1,1 @@
-"""The broker over HTTP: health, metrics, and what operators do. aiohttp has its home here."""
+"""The broker over HTTP: health, metrics, operators' calls. Only this package uses aiohttp."""

@@ -1,4 +1,4 @@
-"""What operators ask over HTTP: dead letters and the audit."""
+"""Routes by which operators handle dead letters and read the audit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from aiohttp import web
 
+from transfer.broker.http.error_response import refusal
 from transfer.broker.http.request_log import PEERS_MISTAKES
 from transfer.broker.http.request_params import RequestParams
 from transfer.broker.storage.audit_chain import Json, Window, parse_time, time_text
@@ -30,14 +31,14 @@ _LINES = 256
 
 
 class Admin:
-    """Handlers. What waits for a disk is done in the executor."""
+    """Handlers. The executor runs whatever waits for a disk."""
 
     def __init__(self, operator: Operator, executor: Executor) -> None:
         self._operator = operator
         self._executor = executor
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Where each of them is."""
+        """Returns the routes below `prefix`."""
         return [
             web.get(f"{prefix}dlq/list", self.list_letters),
             web.get(f"{prefix}dlq/inspect", self.inspect),
@@ -56,25 +57,25 @@ class Admin:
 
     async def list_letters(self, request: web.Request) -> web.Response:
         """Query: tenant, consumer, topic, id, reason, state, after, limit (100)."""
-        asked = RequestParams(request.query)
+        params = RequestParams(request.query)
         wanted = Filter(
-            tenant=asked.text("tenant"),
-            consumer=asked.text("consumer"),
-            topic=asked.text("topic"),
-            message_id=asked.text("id"),
-            reason=asked.text("reason"),
-            state=_state(asked.text("state")),
+            tenant=params.text("tenant"),
+            consumer=params.text("consumer"),
+            topic=params.text("topic"),
+            message_id=params.text("id"),
+            reason=params.text("reason"),
+            state=_state(params.text("state")),
         )
-        after, limit = asked.number("after", 0), asked.number("limit", 100)
-        asked.end()
+        after, limit = params.number("after", 0), params.number("limit", 100)
+        params.end()
         letters, following = await self._run(lambda: self._operator.browse(wanted, after=after, limit=limit))
         return web.json_response({"letters": [_letter(one) for one in letters], "next": following})
 
     async def inspect(self, request: web.Request) -> web.Response:
         """Query: id, tenant."""
-        asked = RequestParams(request.query)
-        id, tenant = asked.needed("id"), asked.text("tenant")
-        asked.end()
+        params = RequestParams(request.query)
+        id, tenant = params.needed("id"), params.text("tenant")
+        params.end()
 
         def found() -> list[tuple[DeadLetter, bytes]]:
             letters = self._operator.inspect(id, tenant)
@@ -82,21 +83,20 @@ class Admin:
 
         letters = await self._run(found)
         if not letters:
-            told = {"error": "not_found", "message": f"there is no dead letter {id!r}"}
-            return web.json_response(told, status=404)
+            return refusal(404, "not_found", f"there is no dead letter {id!r}")
         return web.json_response({"letters": [_whole(*one) for one in letters]})
 
     async def replay(self, request: web.Request) -> web.Response:
         """Body: ids, target_consumer, target_topic, actor, reason, confirm, tenant, again."""
-        asked = await body_of(request)
+        params = await body_of(request)
         ids, consumer, topic = (
-            asked.texts("ids"),
-            asked.needed("target_consumer"),
-            asked.needed("target_topic"),
+            params.texts("ids"),
+            params.needed("target_consumer"),
+            params.needed("target_topic"),
         )
-        actor, reason, confirm = asked.needed("actor"), asked.needed("reason"), asked.needed("confirm")
-        tenant, again = asked.text("tenant"), asked.flag("again")
-        asked.end()
+        actor, reason, confirm = params.needed("actor"), params.needed("reason"), params.needed("confirm")
+        tenant, again = params.text("tenant"), params.flag("again")
+        params.end()
         outcome = await self._run(
             lambda: self._operator.replay(
                 ids, consumer, topic, actor=actor, reason=reason, confirm=confirm, tenant=tenant, again=again
@@ -106,10 +106,10 @@ class Admin:
 
     async def purge(self, request: web.Request) -> web.Response:
         """Body: ids, actor, reason, confirm, tenant."""
-        asked = await body_of(request)
-        ids, actor, reason = asked.texts("ids"), asked.needed("actor"), asked.needed("reason")
-        confirm, tenant = asked.needed("confirm"), asked.text("tenant")
-        asked.end()
+        params = await body_of(request)
+        ids, actor, reason = params.texts("ids"), params.needed("actor"), params.needed("reason")
+        confirm, tenant = params.needed("confirm"), params.text("tenant")
+        params.end()
         outcome = await self._run(
             lambda: self._operator.purge(ids, actor=actor, reason=reason, confirm=confirm, tenant=tenant)
         )
@@ -117,12 +117,12 @@ class Admin:
 
     async def dead_letter(self, request: web.Request) -> web.Response:
         """Body: id, consumer, topic, payload or payload_base64, actor, reason, tenant, headers."""
-        asked = await body_of(request)
-        id, consumer, topic = asked.needed("id"), asked.needed("consumer"), asked.needed("topic")
-        actor, reason = asked.needed("actor"), asked.needed("reason")
-        tenant, headers = asked.text("tenant") or "", asked.members("headers")
-        payload = _given_payload(asked.text("payload"), asked.text("payload_base64"))
-        asked.end()
+        params = await body_of(request)
+        id, consumer, topic = params.needed("id"), params.needed("consumer"), params.needed("topic")
+        actor, reason = params.needed("actor"), params.needed("reason")
+        tenant, headers = params.text("tenant") or "", params.members("headers")
+        payload = _given_payload(params.text("payload"), params.text("payload_base64"))
+        params.end()
         letter, audited = await self._run(
             lambda: self._operator.dead_letter(
                 id, consumer, topic, payload, actor=actor, reason=reason, tenant=tenant, headers=headers
@@ -134,25 +134,25 @@ class Admin:
 
     async def events(self, request: web.Request) -> web.Response:
         """Query: id, actor, operation, start, end, after, limit (100)."""
-        asked = RequestParams(request.query)
-        start, end = _span(asked)
+        params = RequestParams(request.query)
+        start, end = _span(params)
         window = Window(
             start=start,
             end=end,
-            actor=asked.text("actor"),
-            message_id=asked.text("id"),
-            operation=asked.text("operation"),
-            after=asked.number("after", 0),
+            actor=params.text("actor"),
+            message_id=params.text("id"),
+            operation=params.text("operation"),
+            after=params.number("after", 0),
         )
-        limit = asked.number("limit", 100)
-        asked.end()
+        limit = params.number("limit", 100)
+        params.end()
         found = await self._run(lambda: self._operator.events(window, limit=limit))
-        told: dict[str, Json] = {
+        page: dict[str, Json] = {
             "events": [event.as_json() for event in found],
             "next": found[-1].sequence if len(found) == limit else None,
             "problems": [problem.as_json() for problem in self._operator.audit.found.problems],
         }
-        return web.json_response(told)
+        return web.json_response(page)
 
     async def verify(self, request: web.Request) -> web.Response:
         """Reads the whole audit."""
@@ -161,10 +161,13 @@ class Admin:
         return web.json_response(verdict.as_json())
 
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """Query: start, end. Lines of JSON; without the last of them (`export_end`) it was cut off."""
-        asked = RequestParams(request.query)
-        start, end = _span(asked)
-        asked.end()
+        """Query: start, end.
+
+        Sends lines of JSON; an export without the last line (`export_end`) is cut off.
+        """
+        params = RequestParams(request.query)
+        start, end = _span(params)
+        params.end()
         lines = self._operator.audit.export(start, end)
         answer = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
         await answer.prepare(request)
@@ -192,8 +195,8 @@ async def body_of(request: web.Request) -> RequestParams:
     return RequestParams(values)
 
 
-def _span(asked: RequestParams) -> tuple[int | None, int | None]:
-    start, end = asked.text("start"), asked.text("end")
+def _span(params: RequestParams) -> tuple[int | None, int | None]:
+    start, end = params.text("start"), params.text("end")
     return (
         parse_time(start) if start is not None else None,
         parse_time(end) if end is not None else None,
@@ -237,7 +240,7 @@ def _letter(letter: DeadLetter) -> dict[str, Json]:
         "reason": letter.reason,
         "attempts": letter.attempts,
         "last_error": letter.last_error,
-        "first": _time(letter.first_ms or letter.last_ms),  # an early letter does not say it
+        "first": _time(letter.first_ms or letter.last_ms),  # letters of early versions do not have it
         "last": _time(letter.last_ms),
         "headers": letter.headers,
         "payload_bytes": letter.payload_bytes,
@@ -247,25 +250,27 @@ def _letter(letter: DeadLetter) -> dict[str, Json]:
 
 
 def _whole(letter: DeadLetter, begin: bytes) -> dict[str, Json]:
-    """With what its protocol said of it, and its payload: as text if it is some, else as base64; a large one
-    in its beginning."""
-    told = _letter(letter)
+    """Describes a letter with its protocol's head and the beginning of its payload.
+
+    The payload is a text if it is UTF-8, else base64.
+    """
+    result = _letter(letter)
     if letter.front is not None:
-        told["front"] = letter.front.name.lower()
+        result["front"] = letter.front.name.lower()
     if letter.head:
-        told["head_base64"] = base64.b64encode(letter.head[:MAX_SHOWN]).decode()
+        result["head_base64"] = base64.b64encode(letter.head[:MAX_SHOWN]).decode()
     if isinstance(letter.payload, Reference):
-        return told | {"log": {"topic": letter.payload.topic, "offset": letter.payload.offset}}
+        return result | {"log": {"topic": letter.payload.topic, "offset": letter.payload.offset}}
     if len(begin) < letter.payload_bytes:
-        told["payload_cut"] = True
+        result["payload_cut"] = True
     try:
-        return told | {"payload": begin.decode()}
+        return result | {"payload": begin.decode()}
     except UnicodeDecodeError:
-        return told | {"payload_base64": base64.b64encode(begin).decode()}
+        return result | {"payload_base64": base64.b64encode(begin).decode()}
 
 
 def _time(ms: int) -> str | None:
     try:
         return time_text(ms)
-    except UsageError:  # of a damaged letter
+    except UsageError:  # the letter is damaged
         return None

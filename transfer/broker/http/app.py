@@ -1,6 +1,6 @@
 """The application that aiohttp serves: health and metrics for all, the rest for operators.
 
-Every answer that is no page or metric is JSON; an error is `{"error": CODE, "message": TEXT}`.
+Pages and metrics apart, every answer is JSON; an error is `{"error": CODE, "message": TEXT}`.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ from transfer.transports.errors import (
 )
 
 _log = logging.getLogger("transfer.broker")
-#: what is wrong now; nothing: all is well
+#: returns the current problems
 Health = Callable[[], Sequence[Problem]]
 
 #: bytes of a request's body
 MAX_BODY = 4 << 20
-#: calls of operators at one time: they wait for disks
+#: operators' calls that run at the same time: they wait for disks
 _THREADS = 2
 
 
@@ -44,32 +44,32 @@ def application(
     operator: Operator,
     *,
     token: str | None,
-    callers: Authentication | None = None,
+    authentication: Authentication | None = None,
     live: Health = tuple,
     ready: Health = tuple,
     metrics: Callable[[], bytes] | None = None,
     max_body: int = MAX_BODY,
     topics: TopicAdmin | None = None,
 ) -> web.Application:
-    """Serves `/livez`, `/readyz`, `/metrics`, and `/api/admin/`, to those who may ask (`authentication.py`).
+    """Makes the application for `/livez`, `/readyz`, `/metrics` and `/api/admin/`.
 
-    token: of the operators, where no `callers` are given; None: they have to be on this machine. live,
-    ready, metrics are called on the loop, so they have to be quick; metrics gives Prometheus' text. The
-    operator is called on threads of its own, which end with the application's clean-up.
+    token: of the operators, if `authentication` is None; None: only this machine may send their calls.
+    live, ready, metrics: called on the loop, so they must not block; metrics returns Prometheus' text.
+    operator: called on threads, which end with the application's clean-up.
     """
-    callers = callers or Authentication(token)
-    # The guard comes first: it sees every answer, errors too.
-    app = web.Application(client_max_size=max_body, middlewares=[callers.guard(), _errors_as_json])
+    authentication = authentication or Authentication(token)
+    # The guard is the outermost middleware: every answer passes it, errors too.
+    app = web.Application(client_max_size=max_body, middlewares=[authentication.guard(), _errors_as_json])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")
 
     async def end(_: web.Application) -> None:
-        # Without waiting: a call that still runs may itself wait for this loop.
+        # It does not wait: a running call may wait for this loop.
         executor.shutdown(wait=False)
 
     app.on_cleanup.append(end)
     app.on_response_prepare.append(set_headers)
     for path, problems in (("/livez", live), ("/readyz", ready)):
-        app.add_routes([web.get(path, _health(problems, callers.may_look))])
+        app.add_routes([web.get(path, _health(problems, authentication.may_read))])
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
     app.add_routes(Admin(operator, executor).routes(ADMIN))
@@ -78,14 +78,14 @@ def application(
     return app
 
 
-def _health(problems: Health, names: Callable[[web.Request], bool]) -> Handler:
-    """names: whether a request may read more than the kinds of the problems."""
+def _health(problems: Health, is_trusted: Callable[[web.Request], bool]) -> Handler:
+    """Makes a handler. is_trusted: whether a request may read details of problems, not only their kinds."""
 
     async def answer(request: web.Request) -> web.Response:
-        tells = str if names(request) else attrgetter("kind")
-        found = [tells(problem) for problem in problems()]
-        told = {"status": "failing", "problems": found} if found else {"status": "ok"}
-        return web.json_response(told, status=503 if found else 200)
+        describe = str if is_trusted(request) else attrgetter("kind")
+        found = [describe(problem) for problem in problems()]
+        body = {"status": "failing", "problems": found} if found else {"status": "ok"}
+        return web.json_response(body, status=503 if found else 200)
 
     return answer
 
@@ -106,13 +106,13 @@ async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamR
     except web.HTTPException as error:
         if error.status < 400:
             raise
-        told = refusal(
+        response = refusal(
             error.status, error.reason.lower().replace(" ", "_"), f"{request.method} {request.path}"
         )
         if "Allow" in error.headers:
-            told.headers["Allow"] = error.headers["Allow"]
-        return told
-    except ConnectionResetError:  # the peer went, and hears no answer
+            response.headers["Allow"] = error.headers["Allow"]
+        return response
+    except ConnectionResetError:  # the peer has gone, so there is no answer
         raise
     except StateError as error:
         return refusal(409, "conflict", str(error))

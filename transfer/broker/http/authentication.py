@@ -1,8 +1,9 @@
-"""Who asks: whoever shows a certificate or a token, and who has neither.
+"""Authenticates HTTP requests by a certificate or a token.
 
-Health is open, since those who look after containers have no certificate, but names no topic or group to
-strangers. So is the console's page, which has no secrets. Everything else needs a certificate of the
-authority, or the token; operators' calls, if they have a token of their own (`http.token`), need that one.
+Health is open, since container orchestrators have no certificate, but names topics and groups only to
+authenticated requests. The console's page is open too: it contains no secrets. Everything else needs a
+certificate of the authority, or the token. If operators have a token (`http.token`), their calls need that
+one.
 """
 
 from __future__ import annotations
@@ -20,16 +21,19 @@ from transfer.throttled_log import ThrottledLog
 from transfer.transports.security.guard import is_loopback
 from transfer.transports.security.settings import Security
 
-#: where operators' calls are, and all that can be asked as JSON
+#: prefixes of operators' calls, and of all JSON answers
 ADMIN, API = "/api/admin/", "/api/"
 _TOKEN = "X-Admin-Token"
 _OPEN = frozenset({"/livez", "/readyz", *PAGES})
 
 
 class Authentication:
-    """token: of the operators; None: there is none. https: what else may be shown. certified: says whether a
-    request's connection has shown a good certificate. here: programs of this machine may ask without showing
-    anything, where there is neither TLS nor `token`."""
+    """Decides which requests the server answers.
+
+    token: of the operators; None: there is none. https: certificates and tokens that it accepts. certified:
+    whether a request's connection has a valid certificate. local: without TLS and `token` it accepts
+    unauthenticated requests from this machine.
+    """
 
     def __init__(
         self,
@@ -37,115 +41,119 @@ class Authentication:
         https: Https | None = None,
         certified: Callable[[web.Request], bool] = lambda _: False,
         *,
-        here: bool = True,
+        local: bool = True,
     ) -> None:
-        self._here = here
+        self._local = local
         self._token = token
         self._certified = certified
         self._https = https or Https(Security())
         self._throttled = ThrottledLog(logging.getLogger("transfer.broker"))
 
     def guard(self) -> Middleware:
-        """Refuses whoever may not ask."""
+        """Returns the middleware that refuses requests without the required authentication."""
 
         @web.middleware
         async def guarded(request: web.Request, handler: Handler) -> web.StreamResponse:
-            answer = self._refused(request) or await handler(request)
-            if self.shows(request) is False:
-                self._note(request)
-                answer.force_close()  # strangers hold no connection, and have one try of a token on each
+            answer = self._check(request) or await handler(request)
+            if self.is_authenticated(request) is False:
+                self._warn_of_guess(request)
+                answer.force_close()  # an unauthenticated peer has one try of a token on each connection
             return answer
 
         return guarded
 
-    def shows(self, request: web.Request) -> bool | None:
-        """Whether it shows who asks, by what is good; None: nothing is asked for, and nothing is shown."""
-        if not (self._https.security.authenticates or self._token or _shown(request) is not None):
+    def is_authenticated(self, request: web.Request) -> bool | None:
+        """Whether the request is authenticated; None: authentication is not required, and it has no token."""
+        if not (self._https.security.authenticates or self._token or _token_of(request) is not None):
             return None
-        return self._is_known(request) or self._has_own(request)
+        return self._is_known(request) or self._has_operator_token(request)
 
-    def _note(self, request: web.Request) -> None:
-        """A warning in the log of peers that guess tokens."""
-        if _shown(request) is not None:
-            text = "a wrong token is shown to HTTP, by %s"
+    def _warn_of_guess(self, request: web.Request) -> None:
+        """Logs a warning if a peer guesses tokens."""
+        if _token_of(request) is not None:
+            text = "%s sent a wrong token over HTTP"
             self._throttled.say(logging.WARNING, "token", text, request.remote or "a peer", most=1)
 
-    def _refused(self, request: web.Request) -> web.Response | None:
+    def _check(self, request: web.Request) -> web.Response | None:
         path = request.path
         if path in _OPEN:
             return None
         if path.startswith(ADMIN):
-            return self._operator(request) or _no_json(request)
-        return self._looks(request, path)
+            return self._check_operator(request) or _check_content_type(request)
+        return self._check_read(request, path)
 
-    def may_look(self, request: web.Request) -> bool:
-        """Whether it may read what stands under `/api/`: names of topics and groups, say."""
-        return self._looks(request, API) is None
+    def may_read(self, request: web.Request) -> bool:
+        """Whether the request may read `/api/`, which contains names of topics and groups."""
+        return self._check_read(request, API) is None
 
-    def _looks(self, request: web.Request, path: str) -> web.Response | None:
+    def _check_read(self, request: web.Request, path: str) -> web.Response | None:
         security = self._https.security
         if security.authenticates:
-            if self._is_known(request) or self._has_own(request):
+            if self._is_known(request) or self._has_operator_token(request):
                 return None
             if security.tls or self._token:
-                return _refusal(request)
-            return self._from_here(request)
-        if path.startswith(API) and self._token and not self._has_own(request):
-            return _refusal(request)
+                return _unauthorized(request)
+            return self._check_local(request)
+        if path.startswith(API) and self._token and not self._has_operator_token(request):
+            return _unauthorized(request)
         return None
 
-    def _operator(self, request: web.Request) -> web.Response | None:
+    def _check_operator(self, request: web.Request) -> web.Response | None:
         if self._token:
-            return None if self._has_own(request) else _refusal(request)
+            return None if self._has_operator_token(request) else _unauthorized(request)
         if self._https.security.tls and self._https.security.authenticates:
-            return None if self._is_known(request) else _refusal(request)
-        return self._from_here(request)
+            return None if self._is_known(request) else _unauthorized(request)
+        return self._check_local(request)
 
-    def _from_here(self, request: web.Request) -> web.Response | None:
-        """Where nothing is asked for that could be shown."""
-        if not self._here:
+    def _check_local(self, request: web.Request) -> web.Response | None:
+        """Checks a request where no certificate or token is required: it has to come from this machine."""
+        if not self._local:
             return refusal(
                 403,
                 "token_unknown",
-                "HTTP without TLS asks for ADMIN_TOKEN (http.token) only, and there is none",
+                "HTTP without TLS accepts only ADMIN_TOKEN (http.token), which is not set",
             )
-        if _is_here(request):
+        if _is_local(request):
             return None
-        return refusal(403, "not_here", "without ADMIN_TOKEN only this machine may ask, by its own address")
+        text = (
+            "without ADMIN_TOKEN the broker answers only requests from this machine to its loopback address"
+        )
+        return refusal(403, "not_here", text)
 
     def _is_known(self, request: web.Request) -> bool:
-        """By a certificate, or by the token that all share."""
+        """Whether it has a certificate, or the token that all clients share."""
         if self._https.security.asks_certificates and self._certified(request):
             return True
-        return self._https.has_token(_shown(request))
+        return self._https.has_token(_token_of(request))
 
-    def _has_own(self, request: web.Request) -> bool:
-        shown = _shown(request)
-        return bool(self._token) and shown is not None and is_one_of(shown, (str(self._token).encode(),))
-
-
-def _shown(request: web.Request) -> str | None:
-    shown = request.headers.get(_TOKEN)
-    return bearer(request.headers.get("Authorization")) if shown is None else shown
+    def _has_operator_token(self, request: web.Request) -> bool:
+        token = _token_of(request)
+        return bool(self._token) and token is not None and is_one_of(token, (str(self._token).encode(),))
 
 
-def _refusal(request: web.Request) -> web.Response:
-    if _shown(request) is None:
-        return refusal(401, "token_missing", f"no certificate is shown, and the header {_TOKEN} is missing")
-    return refusal(403, "token_wrong", f"the header {_TOKEN} has another token")
+def _token_of(request: web.Request) -> str | None:
+    token = request.headers.get(_TOKEN)
+    return bearer(request.headers.get("Authorization")) if token is None else token
 
 
-def _no_json(request: web.Request) -> web.Response | None:
-    # What a browser sends for a page without asking first is never JSON.
+def _unauthorized(request: web.Request) -> web.Response:
+    if _token_of(request) is None:
+        text = f"the request has no certificate, and the header {_TOKEN} is missing"
+        return refusal(401, "token_missing", text)
+    return refusal(403, "token_wrong", f"the token in the header {_TOKEN} is wrong")
+
+
+def _check_content_type(request: web.Request) -> web.Response | None:
+    # A browser never sends JSON for a page of another origin without a preflight request.
     if request.method != "GET" and request.content_type != "application/json":
         return refusal(415, "no_json", "the body has to be application/json")
     return None
 
 
-def _is_here(request: web.Request) -> bool:
+def _is_local(request: web.Request) -> bool:
     try:
-        asked = request.url.host
-    except ValueError:  # what it names has no number as its port
+        host = request.url.host
+    except ValueError:  # its port is no number
         return False
-    # The second: a page of the web that got a name for this machine, and asks through a browser.
-    return is_loopback(request.remote or "") and is_loopback(asked or "")
+    # The Host header too: a web page whose name resolves to this machine may send requests by a browser.
+    return is_loopback(request.remote or "") and is_loopback(host or "")

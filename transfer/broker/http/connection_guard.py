@@ -1,4 +1,4 @@
-"""HTTP's connections until a request shows who asks: deadlines, and how many there may be."""
+"""Limits HTTP connections that no request has authenticated yet: their number and their time."""
 
 from __future__ import annotations
 
@@ -21,22 +21,24 @@ from transfer.broker.net.tls_socket import channel_of
 
 @dataclass(slots=True, eq=False)
 class _Pending:
-    """A peer that has not shown who it is, or has not sent a whole request yet."""
+    """A connection that is not authenticated, or has not sent a whole request yet."""
 
     connection: socket.socket
     certified: bool
-    begun: bool = False  # the connection is no longer ours to close
-    timer: asyncio.TimerHandle | None = None  # of one with a certificate, which is in no crowd
+    begun: bool = False  # aiohttp closes the connection from now on
+    timer: asyncio.TimerHandle | None = (
+        None  # only with a certificate: it is not in `ConnectionGuard.pending`
+    )
     task: asyncio.Task[None] | None = None
     transport: asyncio.BaseTransport | None = None
     protocol: asyncio.BaseProtocol | None = None
 
 
-class _Watched(asyncio.Protocol):
-    """aiohttp's protocol of a connection. ended: is called when the connection is lost."""
+class _ObservedProtocol(asyncio.Protocol):
+    """Wraps aiohttp's protocol of a connection. on_lost: called when the connection is lost."""
 
-    def __init__(self, protocol: asyncio.Protocol, ended: Callable[[], object]) -> None:
-        self._ended = ended
+    def __init__(self, protocol: asyncio.Protocol, on_lost: Callable[[], object]) -> None:
+        self._on_lost = on_lost
         self._protocol = protocol
         self.data_received = protocol.data_received  # type: ignore[method-assign]
         self.eof_received = protocol.eof_received  # type: ignore[method-assign]
@@ -50,18 +52,18 @@ class _Watched(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """See `asyncio.BaseProtocol.connection_lost`."""
-        self._ended()
+        self._on_lost()
         self._protocol.connection_lost(exc)
 
 
 class ConnectionGuard:
     """Gives connections to aiohttp, after the handshake where there is TLS. On the broker's loop.
 
-    patience: seconds that a connection has to show who asks; those who have not are in `crowd`, a
-    `PendingConnections` of `unfinished` at most, also while they are answered. Who shows a certificate makes
-    room for none. refused: how many did not come in, by word.
-    shows: whether a request has shown who asks; None: it cannot, since nothing is asked for. settings: of
-    aiohttp's connections.
+    patience: seconds in which a connection has to authenticate. Until then it is in `pending`, also while its
+    request is answered; a connection with a certificate is not, so no other connection evicts it.
+    unfinished: connections in `pending` at most. refused: counts refused connections by reason.
+    is_authenticated: whether a request is; None: the broker requires no authentication.
+    settings: of aiohttp's connections.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class ConnectionGuard:
         loop: asyncio.AbstractEventLoop,
         runner: web.AppRunner,
         refused: Counter[str],
-        shows: Callable[[web.Request], bool | None],
+        is_authenticated: Callable[[web.Request], bool | None],
         *,
         patience: float,
         unfinished: int,
@@ -80,61 +82,65 @@ class ConnectionGuard:
         self._settings = settings
         self._loop = loop
         self._runner = runner
-        self._shows = shows
-        self.crowd: PendingConnections[_Pending] = PendingConnections(
-            loop, self._put_out, patience=patience, most=unfinished
+        self._is_authenticated = is_authenticated
+        self.pending: PendingConnections[_Pending] = PendingConnections(
+            loop, self._evict, patience=patience, most=unfinished
         )
-        self._silent = 0  # connections that have sent nothing; aiohttp has them not
+        self._silent = 0  # connections that have sent nothing: aiohttp does not have them yet
         self._by_protocol: dict[asyncio.BaseProtocol, _Pending] = {}
         self._certified: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
         self._transports: weakref.WeakSet[asyncio.BaseTransport] = weakref.WeakSet()
 
     @property
     def connections(self) -> int:
-        """How many are open."""
+        """Number of open connections."""
         served = len(self._runner.server.connections) if self._runner.server is not None else 0
         return served + self._silent
 
     def is_certified(self, request: web.Request) -> bool:
-        """Whether its connection has shown a certificate, which is good then."""
+        """Whether the request's connection has a valid certificate."""
         return request.transport in self._certified
 
     def middleware(self) -> Middleware:
-        """Notices the first request of each connection that shows who asks, or, where nothing is asked for,
-        that is whole: a body that is announced and never comes holds no connection."""
+        """Returns the middleware that ends a connection's pending state at its first authenticated request.
+
+        Without authentication a whole request ends it, so that a body that never arrives holds no connection.
+        """
 
         @web.middleware
-        async def noticing(request: web.Request, handler: Handler) -> web.StreamResponse:
-            guest = self._by_protocol.get(request.protocol)
-            if guest is not None:
-                shown = self._shows(request)
-                if shown:
-                    self._let_go(guest)
-                elif shown is None:
-                    request.content.on_eof(partial(self._let_go, guest))
+        async def observe(request: web.Request, handler: Handler) -> web.StreamResponse:
+            pending = self._by_protocol.get(request.protocol)
+            if pending is not None:
+                known = self._is_authenticated(request)
+                if known:
+                    self._release(pending)
+                elif known is None:
+                    request.content.on_eof(partial(self._release, pending))
             return await handler(request)
 
-        return noticing
+        return observe
 
     def accepted(self, connection: socket.socket, _peer: str) -> None:
-        """A new connection, in non-blocking mode, of which nothing was read."""
+        """Takes a new connection, in non-blocking mode, of which nothing was read."""
         channel = channel_of(connection)
-        guest = _Pending(connection, channel is not None and bool(channel.peer_certificate))
+        pending = _Pending(connection, channel is not None and bool(channel.peer_certificate))
         if channel is None:
             self._silent += 1
-            self._loop.add_reader(connection.fileno(), self._speaks, guest)
-        else:  # its first bytes may be decrypted already
-            self._begin(guest)
-        if guest.certified:
-            guest.timer = self._loop.call_later(self._patience, self._put_out, guest, "late")
+            self._loop.add_reader(connection.fileno(), self._on_readable, pending)
+        else:  # TLS may have decrypted its first bytes already
+            self._begin(pending)
+        if pending.certified:
+            pending.timer = self._loop.call_later(self._patience, self._evict, pending, "late")
         else:
-            self.crowd.add(guest)
+            self.pending.add(pending)
 
     async def close(self) -> None:
-        """When aiohttp has ended its connections: those that are left. Idempotent."""
-        tasks = [guest.task for guest in self.crowd if guest.task is not None and not guest.task.done()]
-        for guest in self.crowd:
-            self._end(guest)
+        """Closes the remaining connections, after aiohttp has closed its own. Idempotent."""
+        tasks = [
+            pending.task for pending in self.pending if pending.task is not None and not pending.task.done()
+        ]
+        for pending in self.pending:
+            self._end(pending)
         await asyncio.gather(*tasks, return_exceptions=True)
         for transport in list(self._transports):
             if isinstance(transport, asyncio.WriteTransport):
@@ -142,72 +148,74 @@ class ConnectionGuard:
         await asyncio.sleep(0)
         await asyncio.sleep(0)
 
-    def _speaks(self, guest: _Pending) -> None:
-        """Only now aiohttp gets it: what it makes of a connection costs ten times an accept, and a storm of
-        those that say nothing would keep others waiting."""
-        self._unwatch(guest)
+    def _on_readable(self, pending: _Pending) -> None:
+        """Gives the connection to aiohttp at its first byte.
+
+        aiohttp's setup costs ten times an accept: a storm of silent connections would delay the others.
+        """
+        self._unwatch(pending)
         try:
-            gone = not guest.connection.recv(1, socket.MSG_PEEK)
+            gone = not pending.connection.recv(1, socket.MSG_PEEK)
         except OSError:
             gone = True
         if gone:
-            self._let_go(guest)
-            guest.connection.close()
+            self._release(pending)
+            pending.connection.close()
         else:
-            self._begin(guest)
+            self._begin(pending)
 
-    def _unwatch(self, guest: _Pending) -> None:
+    def _unwatch(self, pending: _Pending) -> None:
         self._silent -= 1
-        self._loop.remove_reader(guest.connection.fileno())
+        self._loop.remove_reader(pending.connection.fileno())
 
-    def _begin(self, guest: _Pending) -> None:
-        guest.task = self._loop.create_task(self._take(guest))
+    def _begin(self, pending: _Pending) -> None:
+        pending.task = self._loop.create_task(self._serve(pending))
 
-    async def _take(self, guest: _Pending) -> None:
+    async def _serve(self, pending: _Pending) -> None:
         assert self._runner.server is not None
-        guest.begun = True
+        pending.begun = True
         try:
             transport, _ = await self._loop.connect_accepted_socket(
-                partial(self._watched, guest), guest.connection
+                partial(self._make_protocol, pending), pending.connection
             )
         except asyncio.CancelledError:
-            guest.connection.close()
+            pending.connection.close()
             raise
-        except OSError:  # it has gone already
-            guest.connection.close()
-            self._let_go(guest)
+        except OSError:  # the peer has closed it already
+            pending.connection.close()
+            self._release(pending)
             return
-        guest.transport = transport
+        pending.transport = transport
         self._transports.add(transport)
-        if guest.certified:
+        if pending.certified:
             self._certified.add(transport)
 
-    def _watched(self, guest: _Pending) -> _Watched:
+    def _make_protocol(self, pending: _Pending) -> _ObservedProtocol:
         assert self._runner.server is not None
-        guest.protocol = protocol = LimitedHandler(self._runner.server, loop=self._loop, **self._settings)
-        self._by_protocol[protocol] = guest
-        return _Watched(protocol, partial(self._let_go, guest))
+        pending.protocol = protocol = LimitedHandler(self._runner.server, loop=self._loop, **self._settings)
+        self._by_protocol[protocol] = pending
+        return _ObservedProtocol(protocol, partial(self._release, pending))
 
-    def _put_out(self, guest: _Pending, word: str) -> None:
-        if guest.transport is None or not guest.transport.is_closing():
-            self.refused[word] += 1
-        self._end(guest)
+    def _evict(self, pending: _Pending, reason: str) -> None:
+        if pending.transport is None or not pending.transport.is_closing():
+            self.refused[reason] += 1
+        self._end(pending)
 
-    def _end(self, guest: _Pending) -> None:
-        self._let_go(guest)
-        if isinstance(guest.transport, asyncio.WriteTransport):
-            guest.transport.abort()
+    def _end(self, pending: _Pending) -> None:
+        self._release(pending)
+        if isinstance(pending.transport, asyncio.WriteTransport):
+            pending.transport.abort()
             return
-        if guest.task is not None:
-            guest.task.cancel()
+        if pending.task is not None:
+            pending.task.cancel()
         else:
-            self._unwatch(guest)
-        if not guest.begun:
-            guest.connection.close()
+            self._unwatch(pending)
+        if not pending.begun:
+            pending.connection.close()
 
-    def _let_go(self, guest: _Pending) -> None:
-        self.crowd.remove(guest)
-        if guest.timer is not None:
-            guest.timer.cancel()
-        if guest.protocol is not None:
-            self._by_protocol.pop(guest.protocol, None)
+    def _release(self, pending: _Pending) -> None:
+        self.pending.remove(pending)
+        if pending.timer is not None:
+            pending.timer.cancel()
+        if pending.protocol is not None:
+            self._by_protocol.pop(pending.protocol, None)

@@ -1,4 +1,4 @@
-"""The console: one page, its script and its stylesheet, from this package's folder."""
+"""Serves the console: one page, its script and its stylesheet, from this package's folder."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from aiohttp.typedefs import Handler
 
 _TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _HEADERS = {
-    # Nothing from elsewhere, and no page of another place around it: operators click here. All else is as of
-    # every answer.
+    # The page loads nothing from other origins, and no other page can frame it: operators click here. Every
+    # answer has the other headers.
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
 }
@@ -19,12 +19,12 @@ _HEADERS = {
 _PAGES = {
     "/": "index.html", "/console.js": "console.js", "/console.css": "console.css", "/favicon.ico": "icon.svg",
 }  # fmt: skip
-#: paths of what has no secrets
+#: paths that need no authentication, since they contain no secrets
 PAGES = tuple(_PAGES)
 
 
 def add_console(app: web.Application) -> None:
-    """Adds `/` and what it needs. The page asks for the token, if there is one; it has no secrets itself."""
+    """Adds `/` and its files. The page contains no secrets; it asks for the token, if there is one."""
     app.add_routes([web.get(path, _file(name)) for path, name in _PAGES.items()])
 
 

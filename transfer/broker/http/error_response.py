@@ -1,4 +1,4 @@
-"""Errors as clients read them, `{"error": CODE, "message": TEXT}`, and the headers of all responses."""
+"""Error responses, `{"error": CODE, "message": TEXT}`, and the headers of all responses."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _HEADERS = {
 
 
 def refusal(status: int, code: str, message: str) -> web.Response:
-    """One of them."""
+    """Makes an error response."""
     return web.json_response({"error": code, "message": message}, status=status)
 
 

@@ -1,4 +1,4 @@
-"""What is wrong with a broker now, for those who restart it and those who send it work."""
+"""Finds problems of a running broker: /livez reports those that need a restart, /readyz all of them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,11 @@ if TYPE_CHECKING:
 
 
 class Problem(NamedTuple):
-    """kind: a text that strangers may read. detail: what only those may read who may ask for the names of
-    topics and groups."""
+    """A problem of the broker.
+
+    kind: a text that unauthenticated requests may read. detail: only for requests that may read the names of
+    topics and groups.
+    """
 
     kind: str
     detail: str = ""
@@ -22,7 +25,7 @@ class Problem(NamedTuple):
 
 
 def live_problems(broker: Broker) -> Sequence[Problem]:
-    """Why it has to be started anew. That its loop turns shows in the answer itself. On the loop."""
+    """Returns problems that need a restart. An answer proves that the loop itself runs. On the loop."""
     log, spool = broker.failure, broker.spool_failure
     problems = [] if log is None else [Problem("the log has failed", _text(log))]
     if spool is not None:
@@ -31,7 +34,7 @@ def live_problems(broker: Broker) -> Sequence[Problem]:
 
 
 def ready_problems(broker: Broker) -> Sequence[Problem]:
-    """Why nobody should send it work just now. On the loop."""
+    """Returns problems because of which clients should send no work now. On the loop."""
     problems = list(live_problems(broker))
     if broker.draining:
         problems.append(Problem("it is being stopped"))

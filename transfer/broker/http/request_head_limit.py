@@ -1,4 +1,4 @@
-"""aiohttp's connections, with a limit on all lines of a request's head together: its own is for each line."""
+"""Limits a request's whole head: aiohttp limits only each line of it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ if TYPE_CHECKING:
 
 #: bytes of a request's line and headers, or of the trailers of its body
 MOST: Final = 16 << 10
-#: headers of a request, and trailers, since a short one takes more memory than bytes
+#: headers of a request, and trailers: a short one takes more memory than its bytes
 MOST_HEADERS: Final = 64
-#: bytes that asyncio reads at once, so many more may come with the end of the request before
+#: bytes that asyncio reads at once: so many bytes may arrive together with the end of the previous request
 AT_ONCE: Final = 64 << 10
 
 
 class HeadTooLong(HttpProcessingError):
-    """Answered 431."""
+    """The head of a request exceeds the limit: the answer is 431."""
 
 
 class LimitedHandler(web.RequestHandler):
-    """Ends a connection whose head has no end."""
+    """Closes a connection whose head exceeds the limit."""
 
     def __init__(self, *arguments: Any, **settings: Any) -> None:
         super().__init__(*arguments, **settings)
@@ -53,8 +53,10 @@ class LimitedHandler(web.RequestHandler):
 
 
 class _LimitedParser:
-    """A parser of aiohttp. It keeps what it reads only of heads and trailers, so what has come since its last
-    whole head, or the last byte of a body, is limited."""
+    """Wraps aiohttp's parser, which buffers only heads and trailers.
+
+    So it limits the bytes since the last whole head, or the last byte of a body.
+    """
 
     def __init__(self, parser: Any) -> None:
         self._parser = parser
@@ -71,18 +73,18 @@ class _LimitedParser:
         if self._over:
             return (), False, b""
         messages, upgraded, tail = self._parser.feed_data(data)
-        self._unfinished = 0 if self._goes_on(messages) else self._unfinished + len(data)
+        self._unfinished = 0 if self._has_progress(messages) else self._unfinished + len(data)
         if upgraded or self._unfinished > MOST or any(_size(message) > MOST for message, _ in messages):
             self._over = True
             if self._body is not None and not self._body.is_eof():
                 self._body.set_exception(web.RequestPayloadError("its trailers are too long"))
             if upgraded:
-                raise HttpProcessingError(code=400, message="no other protocol is spoken here")
+                raise HttpProcessingError(code=400, message="this server supports no other protocol")
             raise HeadTooLong(code=431, message=f"the head of a request has more than {MOST} bytes")
         return messages, upgraded, tail
 
-    def _goes_on(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> bool:
-        """Whether a head became whole, or a body got bytes."""
+    def _has_progress(self, messages: Sequence[tuple[RawRequestMessage, StreamReader]]) -> bool:
+        """Whether a head became complete, or a body received bytes."""
         before = self._arrived
         if messages:
             self._body = messages[-1][1]

@@ -1,4 +1,4 @@
-"""What aiohttp logs about requests: one line for bytes that are no request, at a bounded rate."""
+"""Logs aiohttp's errors: one line for bytes that are no request, at a bounded rate."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 else:
     _Adapter = logging.LoggerAdapter
 
-#: what only a peer's bytes can raise
+#: exceptions that only a peer's bytes can raise
 PEERS_MISTAKES = (
     HttpProcessingError,
     web.RequestPayloadError,
@@ -25,7 +25,7 @@ PEERS_MISTAKES = (
 
 
 class RequestLog(_Adapter):
-    """In the place of aiohttp's logger, which writes a traceback for each request that cannot be read."""
+    """Replaces aiohttp's logger, which writes a traceback for each request that cannot be read."""
 
     def __init__(self, log: logging.Logger) -> None:
         super().__init__(log, {})

@@ -1,4 +1,4 @@
-"""The members of a request's query or body, each read once and checked. Pure."""
+"""Reads and checks the members of a request's query or body. Pure."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from transfer.transports.errors import UsageError
 
 
 class RequestParams:
-    """What a request asks for. Each method takes a member, and raises UsageError if it is another thing.
+    """The members of a request. Each method takes one member, and raises UsageError if its type is wrong.
 
-    `end` refuses what nobody took: a misspelt filter would else find more than was meant.
+    `end` refuses members that no method took: with a misspelt filter a request would match too much.
     """
 
     def __init__(self, members: Mapping[str, Json]) -> None:
         if len(members) != len(set(members)):
-            raise UsageError("something is said twice")
+            raise UsageError("a member is given twice")
         self._members = dict(members)
 
     def text(self, name: str) -> str | None:
-        """A text; None: it is not there."""
+        """Returns a text; None if it is missing."""
         value = self._members.pop(name, None)
         if value is not None and not isinstance(value, str):
             raise UsageError(f"{name} has to be a text")
@@ -31,21 +31,21 @@ class RequestParams:
         return value
 
     def needed(self, name: str) -> str:
-        """A text that has to be there."""
+        """Returns a required text."""
         value = self.text(name)
         if value is None:
             raise UsageError(f"{name} is missing")
         return value
 
     def texts(self, name: str) -> Sequence[str]:
-        """A list of texts that has to be there."""
+        """Returns a required list of texts."""
         value = self._members.pop(name, None)
         if not isinstance(value, list):
             raise UsageError(f"{name} has to be a list of texts")
         return [RequestParams({name: one}).needed(name) for one in value]
 
     def number(self, name: str, default: int) -> int:
-        """A whole number, 0 to 2^53, as a text too."""
+        """Returns an integer from 0 to 2^53, which may be written as a text."""
         value = self._members.pop(name, None)
         if value is None:
             return default
@@ -56,14 +56,14 @@ class RequestParams:
         return value
 
     def flag(self, name: str) -> bool:
-        """True or false; false: it is not there."""
+        """Returns true or false; false if it is missing."""
         value = self._members.pop(name, False)
         if not isinstance(value, bool):
             raise UsageError(f"{name} has to be true or false")
         return value
 
     def members(self, name: str) -> Mapping[str, Json]:
-        """An object; an empty one: it is not there."""
+        """Returns an object; an empty one if it is missing."""
         value = self._members.pop(name, None)
         if value is None:
             return {}
@@ -72,6 +72,6 @@ class RequestParams:
         return value
 
     def end(self) -> None:
-        """Nothing is left. Raises UsageError."""
+        """Raises UsageError if a member is left."""
         if self._members:
             raise UsageError(f"unknown: {', '.join(sorted(self._members))}")

@@ -18,7 +18,7 @@ from transfer.broker.http.console import add_console
 from transfer.broker.http.health import live_problems, ready_problems
 from transfer.broker.http.request_head_limit import MOST_HEADERS
 from transfer.broker.http.request_log import RequestLog
-from transfer.broker.http.status_routes import add_looks
+from transfer.broker.http.status_routes import add_status_routes
 from transfer.broker.net.listener import Listener
 from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.http.tls import PROTOCOL, Https
@@ -30,48 +30,50 @@ if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
 _log = logging.getLogger("transfer.broker")
-#: seconds after which a connection is ended that asks no more; aiohttp leaves it an hour
+#: seconds after which an idle connection is closed; aiohttp's default is an hour
 KEEP_ALIVE = 75.0
-#: seconds in which the rest of a body is read that was not wanted, so that its sender reads the answer
+#: seconds in which the rest of a refused body is read, so that its sender reads the answer
 _LINGERING = 1.0
-#: seconds that answers on their way have when the broker ends
-_LAST_WORDS = 1.0
+#: seconds that running answers have when the broker ends
+_SHUTDOWN_TIMEOUT = 1.0
 
 
 class HttpServer:
-    """Serves health, metrics, the console and operators. Made and closed in the broker's thread while its
-    loop does not run. port: where it really listens. accepted: takes connections that came elsewhere. Raises
-    AddressInUse, AddressError, SecurityError, and what the stores raise."""
+    """Serves health, metrics, the console and operators' calls.
+
+    Made and closed in the broker's thread while its loop does not run. port: where it really listens.
+    Raises AddressInUse, AddressError, SecurityError, and what the stores raise.
+    """
 
     def __init__(self, broker: Broker, host: str, port: int) -> None:
         self._loop = broker.loop
         security = broker.context.credentials.security
         https = Https(security)
-        replaying = DeadLetterReplay(broker.loop, broker.hub, broker.letters.payloads)
-        operator = Operator(broker.letters, broker.audit, replaying)
+        replay = DeadLetterReplay(broker.loop, broker.hub, broker.letters.payloads)
+        operator = Operator(broker.letters, broker.audit, replay)
         token = broker.settings.token
-        callers = Authentication(
+        authentication = Authentication(
             token,
             https,
-            lambda request: self._entrance.is_certified(request),  # noqa: PLW0108 the entrance is made below
-            here=not skips_token(security),
+            lambda request: self._guard.is_certified(request),  # noqa: PLW0108 the guard is made below
+            local=not skips_token(security),
         )
         app = application(
             operator,
             token=token,
-            callers=callers,
+            authentication=authentication,
             live=partial(live_problems, broker),
             ready=partial(ready_problems, broker),
             topics=TopicAdmin(broker.loop, broker.hub, broker.letters, broker.audit),
         )
-        add_looks(app, broker)
+        add_status_routes(app, broker)
         add_console(app)
-        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_LAST_WORDS)
-        self._entrance = ConnectionGuard(
+        self._runner = web.AppRunner(app, handle_signals=False, shutdown_timeout=_SHUTDOWN_TIMEOUT)
+        self._guard = ConnectionGuard(
             self._loop,
             self._runner,
-            broker.doors.refusals("http"),
-            callers.shows,
+            broker.listeners.refusals("http"),
+            authentication.is_authenticated,
             patience=broker.settings.handshake,
             unfinished=security.unfinished,
             settings={
@@ -82,17 +84,17 @@ class HttpServer:
                 "logger": RequestLog(_log),
             },
         )
-        asks = "optional" if security.asks_certificates else "none"
-        entrance = self._entrance
-        accepted = broker.doors.entry(
+        certificates = "optional" if security.asks_certificates else "none"
+        guard = self._guard
+        accepted = broker.listeners.acceptor(
             "http",
-            entrance.accepted,
-            lambda: entrance.connections,
+            guard.accepted,
+            lambda: guard.connections,
             PROTOCOL,
-            clients=asks,
-            crowd=entrance.crowd,
+            clients=certificates,
+            pending=guard.pending,
         )
-        app.middlewares.insert(0, self._entrance.middleware())
+        app.middlewares.insert(0, self._guard.middleware())
         self._listener: Listener | None = None
         try:
             self._loop.run_until_complete(self._runner.setup())
@@ -103,42 +105,46 @@ class HttpServer:
         except BaseException as error:
             self.close()
             if isinstance(error, AddressInUse | AddressError):
-                raise _told(error) from error
+                raise _add_hint(error) from error
             raise
         self.port: int = self._listener.port
 
     def close(self) -> None:
-        """Idempotent."""
+        """Closes the listener and all connections. Idempotent."""
         if self._listener is not None:
             self._listener.close()
         self._loop.run_until_complete(self._runner.cleanup())
-        self._loop.run_until_complete(self._entrance.close())
+        self._loop.run_until_complete(self._guard.close())
         self._loop.run_until_complete(_end_requests())
 
 
 def _check_operators(token: str, host: str) -> None:
-    """Raises SecurityError for a token that can be guessed; on this machine alone it is a warning."""
+    """Raises SecurityError for a token that can be guessed; on loopback it only logs a warning."""
     try:
         check_token(token, "http.token")
     except SecurityError as error:
         if not is_loopback(host):
             raise
-        text = "%s, by any user of this machine; beyond it the broker does not take it (%s)"
+        text = "%s, by any user of this machine; the broker refuses such a token on other addresses (%s)"
         _log.warning(text, str(error).partition("\n")[0], error.hint)
 
 
 async def _end_requests() -> None:
-    """Ends requests whose peers went in the middle of a body: aiohttp forgets their tasks. No other part of
-    the broker has tasks on this loop."""
+    """Ends requests whose peers closed in the middle of a body: aiohttp forgets their tasks.
+
+    No other part of the broker has tasks on this loop.
+    """
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _told(error: AddressInUse | AddressError) -> AddressInUse | AddressError:
+def _add_hint(error: AddressInUse | AddressError) -> AddressInUse | AddressError:
     where, _, why = str(error).partition(chr(10))[0].partition(": ")
     place = f"{where} for HTTP: {why}"
     if isinstance(error, AddressInUse):
-        return AddressInUse(place, hint="end who has it, or name another port, or off, with --http")
+        return AddressInUse(
+            place, hint="end the program that has it, or name another port, or off, with --http"
+        )
     return AddressError(place, hint=error.hint)

@@ -1,11 +1,11 @@
-"""What the broker does now: `/metrics` for Prometheus, and `/api/` as JSON for the console and programs.
+"""Serves the broker's state: `/metrics` for Prometheus, and `/api/` as JSON for the console and programs.
 
     GET /api/overview      the broker as a whole
     GET /api/topics        topics by name, from `after` on, that contain `contains`, at most `limit`
     GET /api/groups        groups of consumers
-    GET /api/fronts        who listens where, and what happened there
+    GET /api/fronts        the fronts: where each listens, and its counters
 
-Who is answered stands in `authentication.py`.
+`authentication.py` decides which requests are answered.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from transfer.broker.http.request_params import RequestParams
 from transfer.broker.status import (
     FAMILIES,
     Names,
+    describe_fronts,
+    describe_group,
+    describe_overview,
+    describe_topic,
     first_names,
-    fronts_told,
-    group_told,
     groups_of,
     numbers_of,
-    overview_told,
-    topic_told,
 )
 from transfer.broker.storage.audit_chain import Json
 from transfer.metrics.prometheus import exposition
@@ -39,37 +39,37 @@ from transfer.metrics.prometheus import exposition
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
-#: topics of one answer, unless it is asked for more
+#: topics of one answer: by default, and at most
 _PAGE, _MOST = 500, 10_000
-#: topics or groups that are looked at in one turn of the loop
+#: topics or groups that one turn of the loop describes
 _AT_ONCE = 100
 _Name = TypeVar("_Name")
 
 
 class Disk(NamedTuple):
-    """What only the disk can tell. segments: files of the log."""
+    """Numbers that are read from the disk. segments: files of the log."""
 
     dead_letters: int
     segments: int
 
 
-def add_looks(app: web.Application, broker: Broker) -> None:
-    """Adds the routes, and a thread that asks the disk, which ends with the application's clean-up."""
-    looks = _Looks(broker)
-    app.on_cleanup.append(looks.end)
+def add_status_routes(app: web.Application, broker: Broker) -> None:
+    """Adds the routes, and a thread that reads the disk. The application's clean-up ends the thread."""
+    handlers = _StatusHandlers(broker)
+    app.on_cleanup.append(handlers.end)
     app.add_routes(
         [
-            web.get("/metrics", looks.metrics),
-            web.get("/api/overview", looks.overview),
-            web.get("/api/topics", looks.topics),
-            web.get("/api/groups", looks.groups),
-            web.get("/api/fronts", looks.told_by(fronts_told)),
+            web.get("/metrics", handlers.metrics),
+            web.get("/api/overview", handlers.overview),
+            web.get("/api/topics", handlers.topics),
+            web.get("/api/groups", handlers.groups),
+            web.get("/api/fronts", handlers.handler_of(describe_fronts)),
         ]
     )
 
 
-class _Looks:
-    """Handlers. What belongs to the loop is read on it; the disk is asked, and text is written, beside."""
+class _StatusHandlers:
+    """Handlers. They read the loop's state on the loop; a thread reads the disk and formats text."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -101,47 +101,47 @@ class _Looks:
     async def overview(self, request: web.Request) -> web.Response:
         RequestParams(request.query).end()
         disk = await self._disk()
-        told = overview_told(self._broker)
-        told["problems"] = [str(problem) for problem in ready_problems(self._broker)]
-        told["dead_letters"], told["log_segments"] = disk
-        return web.json_response(told)
+        overview = describe_overview(self._broker)
+        overview["problems"] = [str(problem) for problem in ready_problems(self._broker)]
+        overview["dead_letters"], overview["log_segments"] = disk
+        return web.json_response(overview)
 
     async def topics(self, request: web.Request) -> web.Response:
-        asked = RequestParams(request.query)
-        after, contains = asked.text("after") or "", asked.text("contains") or ""
-        limit = min(asked.number("limit", _PAGE), _MOST)
-        asked.end()
+        params = RequestParams(request.query)
+        after, contains = params.text("after") or "", params.text("contains") or ""
+        limit = min(params.number("limit", _PAGE), _MOST)
+        params.end()
         known = list(self._broker.hub.store.topics)
         names = await asyncio.get_running_loop().run_in_executor(
             self._thread, first_names, known, after, contains, limit
         )
         more = names[limit - 1] if limit and len(names) > limit else None
-        return await self._answer("topics", names[:limit], topic_told, next=more)
+        return await self._answer("topics", names[:limit], describe_topic, next=more)
 
     async def groups(self, request: web.Request) -> web.Response:
         RequestParams(request.query).end()
-        return await self._answer("groups", groups_of(self._broker), group_told)
+        return await self._answer("groups", groups_of(self._broker), describe_group)
 
     async def _answer(
-        self, what: str, names: Sequence[_Name], tell: Callable[[Broker, _Name], Json], **more: Json
+        self, what: str, names: Sequence[_Name], describe: Callable[[Broker, _Name], Json], **more: Json
     ) -> web.Response:
-        """What `tell` says of each, if it is there, some in each turn of the loop: there may be thousands."""
-        told: dict[str, Json] = {"seconds": self._broker.loop.time()}
+        """Describes each that still exists, some in each turn of the loop: there may be thousands."""
+        result: dict[str, Json] = {"seconds": self._broker.loop.time()}
         found: list[Json] = []
         for count, name in enumerate(names, 1):
-            if (one := tell(self._broker, name)) is not None:
+            if (one := describe(self._broker, name)) is not None:
                 found.append(one)
             if count % _AT_ONCE == 0:
                 await asyncio.sleep(0)
-        told |= {what: found} | more
-        body = await asyncio.get_running_loop().run_in_executor(self._thread, json.dumps, told)
+        result |= {what: found} | more
+        body = await asyncio.get_running_loop().run_in_executor(self._thread, json.dumps, result)
         return web.Response(text=body, content_type="application/json")
 
-    def told_by(self, tell: Callable[[Broker], Mapping[str, Json]]) -> Handler:
-        """A handler that answers what `tell` says of the broker."""
+    def handler_of(self, describe: Callable[[Broker], Mapping[str, Json]]) -> Handler:
+        """Makes a handler that answers with what `describe` returns for the broker."""
 
         async def answer(request: web.Request) -> web.Response:
             RequestParams(request.query).end()
-            return web.json_response(tell(self._broker))
+            return web.json_response(describe(self._broker))
 
         return answer

@@ -1,4 +1,4 @@
-"""What operators change over HTTP of topics and groups."""
+"""Routes by which operators change topics and groups."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TopicRoutes:
         self._executor = executor
 
     def routes(self, prefix: str) -> list[web.RouteDef]:
-        """Where each of them is."""
+        """Returns the routes below `prefix`."""
         return [
             web.post(f"{prefix}groups/remove", self.remove_group),
             web.post(f"{prefix}groups/seek", self.seek_group),
@@ -33,35 +33,35 @@ class TopicRoutes:
 
     async def remove_group(self, request: web.Request) -> web.Response:
         """Body: force, too."""
-        asked = await body_of(request)
-        topic, group, force = asked.needed("topic"), asked.needed("group"), asked.flag("force")
-        actor, reason = _who(asked, REMOVE)
+        params = await body_of(request)
+        topic, group, force = params.needed("topic"), params.needed("group"), params.flag("force")
+        actor, reason = _confirmed_operator(params, REMOVE)
         return await self._answer(
             lambda: self._admin.remove_group(topic, group, actor=actor, reason=reason, force=force)
         )
 
     async def seek_group(self, request: web.Request) -> web.Response:
         """Body: to (begin, end, an offset, a time) and force, too."""
-        asked = await body_of(request)
-        topic, group, force = asked.needed("topic"), asked.needed("group"), asked.flag("force")
-        to = asked.needed("to")
-        actor, reason = _who(asked, SEEK)
+        params = await body_of(request)
+        topic, group, force = params.needed("topic"), params.needed("group"), params.flag("force")
+        to = params.needed("to")
+        actor, reason = _confirmed_operator(params, SEEK)
         return await self._answer(
             lambda: self._admin.seek_group(topic, group, to, actor=actor, reason=reason, force=force)
         )
 
     async def purge_topic(self, request: web.Request) -> web.Response:
-        """Body: nothing else."""
-        asked = await body_of(request)
-        topic = asked.needed("topic")
-        actor, reason = _who(asked, PURGE)
+        """Body: see the class."""
+        params = await body_of(request)
+        topic = params.needed("topic")
+        actor, reason = _confirmed_operator(params, PURGE)
         return await self._answer(lambda: self._admin.purge_topic(topic, actor=actor, reason=reason))
 
     async def remove_topic(self, request: web.Request) -> web.Response:
         """Body: force, too."""
-        asked = await body_of(request)
-        topic, force = asked.needed("topic"), asked.flag("force")
-        actor, reason = _who(asked, REMOVE)
+        params = await body_of(request)
+        topic, force = params.needed("topic"), params.flag("force")
+        actor, reason = _confirmed_operator(params, REMOVE)
         return await self._answer(
             lambda: self._admin.remove_topic(topic, actor=actor, reason=reason, force=force)
         )
@@ -70,10 +70,10 @@ class TopicRoutes:
         return web.json_response(await asyncio.get_running_loop().run_in_executor(self._executor, call))
 
 
-def _who(asked: RequestParams, word: str) -> tuple[str, str]:
-    """(actor, reason) of a request that is confirmed and has nothing else. Raises UsageError."""
-    actor, reason, confirm = asked.needed("actor"), asked.needed("reason"), asked.needed("confirm")
-    asked.end()
+def _confirmed_operator(params: RequestParams, word: str) -> tuple[str, str]:
+    """Returns (actor, reason) of a confirmed request without further members. Raises UsageError."""
+    actor, reason, confirm = params.needed("actor"), params.needed("reason"), params.needed("confirm")
+    params.end()
     if confirm != word:
         raise UsageError(f"nothing was done: it has to be confirmed with the word {word}")
     return actor, reason

@@ -1,1 +1,1 @@
-"""The broker's TCP connections: listeners, TLS, what is read and written. On the broker's loop."""
+"""The broker's TCP connections: listeners, TLS, input and output. On the broker's loop."""

@@ -1,8 +1,7 @@
-"""A TCP connection of the broker, on its loop: reads what comes, and writes what is queued, without copies.
+"""A TCP connection of the broker, on its loop: reads and writes without copies.
 
-asyncio's own transports copy what the kernel does not take at once, and read into memory of their own for
-each connection. Here all connections read into one arena, whose views go on to logs and subscribers as they
-are.
+asyncio's transports copy what the kernel does not take at once, and each reads into separate memory. Here all
+connections read into one arena, and logs and subscribers get views of it.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.net.output import Output
-from transfer.broker.net.splice import POUR_FROM, SplicedChunk, Waiting, pour
+from transfer.broker.net.splice import SPLICE_FROM, PipedBytes, SplicedChunk, splice_in
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
@@ -24,137 +23,134 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: bytes that one connection reads in one turn, and seconds for its frames, so that others come to theirs
+#: bytes that one connection reads in one turn, and seconds for its frames: then other connections run
 _TURN, _TURN_SECONDS = 1 << 20, 0.002
-#: room that TLS may leave though more is there: less than what another record needs
+#: room that TLS may leave although more data is there: less than another record needs
 _SPILL = 32 << 10
-#: bytes that are read behind a payload that came in pipes: the head of the next one, and little of its data
-_LOOK = 4 << 10
-#: what a socket or a system answers that cannot do it
-_NO_PIPES = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
-#: the rest of a frame that is kept until more of it comes; larger payloads come in pieces
+#: bytes to read after a spliced payload: the head of the next payload, and little of its data
+_HEAD_BYTES = 4 << 10
+#: errors of a socket or a system that does not support splice
+_NO_SPLICE = frozenset({errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM})
+#: bytes of an incomplete frame that are kept; larger payloads arrive in pieces
 LARGEST_FRAME = 1 << 20
 
 
 class Connection(Output):
-    """One connection, in non-blocking mode, that belongs to the loop from now on. Used on the loop only.
+    """One connection, in non-blocking mode, which the loop reads from now on. Used on the loop only.
 
-    peer: "host:port". heard: the loop's time when it last read something. turn_ends: when it is the turn of
-    others, of the monotonic clock: `cut` gives way then.
+    peer: "host:port". last_read: the loop's time of the last read. turn_ends: the end of its turn by the
+    monotonic clock: then `cut` gives way to other connections.
     """
 
-    def __init__(self, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
-        super().__init__(lines, connection)
+    def __init__(self, group: ConnectionGroup, connection: socket.socket, peer: str) -> None:
+        super().__init__(group, connection)
         self.peer = peer
-        self.heard = lines.loop.time()
+        self.last_read = group.loop.time()
         self.turn_ends = 0.0
         self._rest = b""  # the beginning of a frame
-        self._body = 0  # bytes of a payload that are still to come, in pieces
-        self._pouring = False  # the payload on its way is large enough for pipes
-        self._looks = False  # the next read takes little
+        self._body = 0  # bytes of the current payload that have not arrived
+        self._splices = False  # the current payload is large enough for pipes
+        self._reads_head = False  # the next read is small
         self._gives_way = False
         self._paused = 0
-        self._crowd: PendingConnections[Connection] | None = (
-            None  # of those who have not sent a whole frame yet
-        )
+        self._pending: PendingConnections[Connection] | None = None  # until its first whole frame
         self._loop.add_reader(connection.fileno(), self.read)
 
-    # -- for the protocol above --------------------------------------------------------------------------
+    # -- for the protocol's subclass ---------------------------------------------------------------------
 
     @abstractmethod
     def cut(self, data: memoryview) -> int:
-        """Takes the whole frames from the beginning of `data`: how many bytes they have together.
+        """Takes the whole frames from the beginning of `data`, and returns their number of bytes.
 
-        What is left is given again with what comes next; more than LARGEST_FRAME is refused. `expect` says
-        that bytes of a payload follow behind those that were taken; then it returns at once. Behind
-        `turn_ends` it takes one frame, and calls `give_way`.
-        May keep views of `data`. A ProtocolError ends the connection (`refuse`).
+        The rest is passed again together with the next bytes; more than LARGEST_FRAME is refused. If a
+        payload follows, it calls `expect` and returns at once. After `turn_ends` it takes one frame, and
+        calls `give_way`. It may keep views of `data`. A ProtocolError ends the connection (`refuse`).
         """
 
     def body(self, data: memoryview) -> None:
-        """The next bytes of a payload that was announced by `expect`; `data` may be kept."""
+        """Takes the next bytes of a payload after `expect`. It may keep `data`."""
 
     @property
-    def takes_pipes(self) -> bool:
-        """The next bytes of the payload may be given to `body_poured` instead."""
+    def can_splice(self) -> bool:
+        """Whether `body_spliced` may get the next bytes of the payload instead of `body`."""
         return False
 
-    def body_poured(self, data: SplicedChunk) -> None:
-        """As `body`, for bytes in a pipe, which is emptied when it returns."""
+    def body_spliced(self, data: SplicedChunk) -> None:
+        """As `body`, for bytes in a pipe. The pipe is emptied when it returns."""
 
     def body_ended(self) -> None:
-        """All bytes of a payload were given to `body` or `body_poured`."""
+        """Called after the last bytes of a payload."""
 
     @abstractmethod
     def refuse(self, error: ProtocolError) -> None:
-        """The peer broke the protocol: it may be told (`write`), and is closed (`close`)."""
+        """Handles a peer that broke the protocol: may send an error (`write`), and calls `close`."""
 
     @abstractmethod
     def lost(self, reason: str) -> None:
-        """The connection has ended, whoever ended it. Called once."""
+        """Called once when the connection has ended, by either side."""
 
     def has_begun(self, cut: int) -> bool:
-        """Whether the peer has shown what it wants, now that `cut` took so many bytes: by a whole frame."""
+        """Whether the peer has sent a whole frame, given the bytes that `cut` took."""
         return cut > 0
 
     # -- before the first frame --------------------------------------------------------------------------
 
-    def join(self, crowd: PendingConnections[Connection]) -> None:
-        """It is one of them until its first frame is whole, or it ends."""
+    def join(self, pending: PendingConnections[Connection]) -> None:
+        """Stays in `pending` until its first whole frame, or its end."""
         if not self.closed:
-            self._crowd = crowd
-            crowd.add(self)
+            self._pending = pending
+            pending.add(self)
 
-    def put_out(self) -> bool:
-        """Makes room, unless a whole frame is there; False: it stays."""
+    def evict(self) -> bool:
+        """Closes the connection unless it has received a whole frame. Returns whether it is closed."""
         self.read(at_once=True)
-        if self._crowd is None:
+        if self._pending is None:
             return self.closed
-        self.close("it made room for others before its first frame")
+        self.close("it was closed for a newer connection before its first frame")
         return True
 
-    def _leave_crowd(self) -> None:
-        crowd, self._crowd = self._crowd, None
-        if crowd is not None:
-            crowd.remove(self)
+    def _leave_pending(self) -> None:
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.remove(self)
 
     # -- reading -----------------------------------------------------------------------------------------
 
     def expect(self, nbytes: int) -> None:
-        """The next `nbytes` bytes go to `body`, as they come; then `body_ended` is called."""
+        """Passes the next `nbytes` bytes to `body` as they arrive, then calls `body_ended`."""
         self._body = nbytes
-        self._pouring = nbytes >= POUR_FROM and self.has_pipes
+        self._splices = nbytes >= SPLICE_FROM and self.has_pipes
 
     @property
     def has_pipes(self) -> bool:
-        """Bytes can come and go in pipes. With TLS they cannot: they change on their way."""
-        return self._channel is None and self._lines.pipes is not None
+        """Whether payloads can pass through pipes. With TLS they cannot: their bytes are encrypted."""
+        return self._channel is None and self._group.pipes is not None
 
     def pause(self) -> None:
-        """Reads no more until `resume` was called as often: the peer's own buffers fill, and it waits."""
+        """Stops reading until `resume` is called as often: the peer's buffers fill, and it blocks."""
         self._paused += 1
         if self._paused == 1 and not self.closed:
             self._loop.remove_reader(self._socket.fileno())
 
     def resume(self) -> None:
         """See `pause`."""
-        if self._unpause() and self._rest:  # frames may stand there that were not cut when it was paused
-            self._lines.later(self, self._again)
+        if self._unpause() and self._rest:  # it may contain whole frames that the pause left
+            self._group.later(self, self._cut_rest)
 
     def give_way(self) -> None:
-        """Others come to their turn before the next frames are cut."""
+        """Lets other connections run before it cuts the next frames."""
         if not self._gives_way:
             self._gives_way = True
             Connection.pause(self)  # the peer is not the reason for this pause
-            self._lines.later(self, self._go_on)
+            self._group.later(self, self._go_on)
 
     def _go_on(self) -> None:
         self._gives_way = False
         if self._unpause() and self._rest:
-            self._again()
+            self._cut_rest()
 
     def _unpause(self) -> bool:
-        """Whether it reads again."""
+        """Undoes one pause. Returns whether it reads again."""
         self._paused -= 1
         if self._paused or self.closed:
             return False
@@ -163,14 +159,14 @@ class Connection(Output):
 
     @property
     def paused(self) -> bool:
-        """Nothing is read at the moment."""
+        """Whether reading is paused."""
         return self._paused > 0
 
     def read(self, *, at_once: bool = False) -> None:
-        """Reads what is there, if this turn of the loop has time for it, or `at_once`."""
+        """Reads what has arrived, if this turn of the loop has time left. at_once: regardless of the time."""
         left = _TURN
         self.turn_ends = monotonic() + _TURN_SECONDS
-        while left > 0 and not self._paused and not self.closed and (at_once or self._lines.may_read(self)):
+        while left > 0 and not self._paused and not self.closed and (at_once or self._group.may_read(self)):
             try:
                 data, more = self._receive()
             except (BlockingIOError, InterruptedError):
@@ -181,48 +177,48 @@ class Connection(Output):
             if not data:
                 self.close("the peer has closed it")
                 return
-            self.heard = self._loop.time()
+            self.last_read = self._loop.time()
             left -= len(data)
             if isinstance(data, SplicedChunk):
-                self._take_poured(data)
+                self._take_spliced(data)
             else:
                 self._take(data)
             if not more:
                 return
 
     def _receive(self) -> tuple[memoryview | SplicedChunk, bool]:
-        """What came, and whether more may be there."""
-        if self._pouring and self.takes_pipes:
-            data = self._pour()
+        """Returns received bytes, and whether more may be there."""
+        if self._splices and self.can_splice:
+            data = self._splice_in()
             if data is not None:
                 if not data:
                     data.end()
                 return data, True
-        room = self._lines.room()
-        if self._looks:
-            self._looks, room = False, room[:_LOOK]
+        room = self._group.room()
+        if self._reads_head:
+            self._reads_head, room = False, room[:_HEAD_BYTES]
         nbytes = (self._socket if self._channel is None else self._channel).recv_into(room)
-        return self._lines.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
+        return self._group.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
 
-    def _pour(self) -> SplicedChunk | None:
-        """The next bytes of a payload, in a pipe; None: they have to be read."""
-        assert self._lines.pipes is not None
+    def _splice_in(self) -> SplicedChunk | None:
+        """Returns the next bytes of a payload in a pipe; None: splice is not possible."""
+        assert self._group.pipes is not None
         try:
-            return pour(self._lines.pipes, self._socket.fileno(), self._body)
+            return splice_in(self._group.pipes, self._socket.fileno(), self._body)
         except OSError as error:
-            if error.errno not in _NO_PIPES:
+            if error.errno not in _NO_SPLICE:
                 raise
-            self._pouring = False
+            self._splices = False
             return None
 
-    def _again(self) -> None:
+    def _cut_rest(self) -> None:
         if not self.closed and not self._paused:
             rest, self._rest = self._rest, b""
             self.turn_ends = monotonic() + _TURN_SECONDS
             self._take(memoryview(rest))
 
     def _take(self, data: memoryview) -> None:
-        """Bytes that came: to the payload on its way, and to `cut`."""
+        """Passes received bytes to the current payload, and to `cut`."""
         try:
             while data and not self.closed:
                 if self._body:
@@ -234,8 +230,8 @@ class Connection(Output):
                     data, self._rest = memoryview(self._rest + data), b""
                 cut = self.cut(data)
                 data = data[cut:]
-                if self._crowd is not None and self.has_begun(cut):
-                    self._leave_crowd()
+                if self._pending is not None and self.has_begun(cut):
+                    self._leave_pending()
                 if not self._body and (not cut or self._paused):
                     break
             if data and not self.closed:
@@ -244,7 +240,7 @@ class Connection(Output):
                 self._rest = self._rest + data if self._rest else bytes(data)
         except ProtocolError as error:
             self.refuse(error)
-        except Exception:  # noqa: BLE001 - what comes behind cannot be understood
+        except Exception:  # noqa: BLE001 - the bytes that follow cannot be parsed
             self.fail()
 
     def _take_body(self, data: memoryview) -> memoryview:
@@ -257,17 +253,17 @@ class Connection(Output):
                 self.give_way()
         return data[len(piece) :]
 
-    def _take_poured(self, data: SplicedChunk) -> None:
-        """The same for bytes in a pipe."""
+    def _take_spliced(self, data: SplicedChunk) -> None:
+        """Passes bytes in a pipe to the current payload."""
         self._body -= len(data)
         try:
-            self.body_poured(data)
+            self.body_spliced(data)
             if not self._body and not self.closed:
-                self._looks = True  # of the next payload as much as can be goes through pipes
+                self._reads_head = True  # so that as much as possible of the next payload goes through pipes
                 self.body_ended()
         except ProtocolError as error:
             self.refuse(error)
-        except Exception:  # noqa: BLE001 - what comes behind cannot be understood
+        except Exception:  # noqa: BLE001 - the bytes that follow cannot be parsed
             self.fail()
         finally:
             data.end()
@@ -275,20 +271,20 @@ class Connection(Output):
     # -- the end -----------------------------------------------------------------------------------------
 
     def close(self, reason: str) -> None:
-        """Ends the connection; what the system does not take at once is not written. Idempotent."""
+        """Closes the connection; bytes that the kernel does not take at once are lost. Idempotent."""
         if self.closed:
             return
         if self._out and not self._blocked:
-            self._last_words()
+            self._flush_once()
         self.closed = True
-        self._leave_crowd()
-        self._lines.blocked.discard(self)
+        self._leave_pending()
+        self._group.blocked.discard(self)
         number = self._socket.fileno()
         self._loop.remove_reader(number)
         self._loop.remove_writer(number)
         self._socket.close()
         for data in self._out:
-            if isinstance(data, Waiting):
+            if isinstance(data, PipedBytes):
                 data.end()
         self._out.clear()
         self._in_pipes = self._sealed = 0
@@ -296,12 +292,12 @@ class Connection(Output):
         self.lost(reason)
 
     def fail(self) -> None:
-        """Ends the connection in an `except`: the mistake is ours, and is logged."""
+        """Logs the current exception as a fault of the broker, and closes the connection."""
         _log.exception("the connection of %s fails", self.peer)
         self.close("the broker has failed")
 
-    def _last_words(self) -> None:
-        """An error that was written just before: one try."""
+    def _flush_once(self) -> None:
+        """Tries once to send the error that was written just before."""
         try:
             if self._channel is not None:
                 self._write_sealed(self._channel)

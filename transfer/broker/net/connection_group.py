@@ -1,4 +1,4 @@
-"""What the connections of one loop share: the memory they read into, and who has something to write."""
+"""The shared state of one loop's connections: memory to read into, and turns to read and write."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: bytes of the arena that connections read into, one behind the other
+#: bytes of the arena that connections read into, one after the other
 _ARENA = 1 << 20
-#: an arena with less room than this is left to those who hold views of it
+#: an arena with less room than this is replaced; it lives as long as the views of it
 _LEAST_ROOM = 64 << 10
-#: smaller views of it that have to wait for a peer are copied: else a peer that does not read, and is allowed
-#: 64 MiB, would hold a thousand times as much
+#: smaller views that wait for a peer are copied: else a peer that does not read, and is allowed 64 MiB, would
+#: hold a thousand times as much
 _LEAST_VIEW = _ARENA // 4
 
 
@@ -37,9 +37,9 @@ def copy_small_view(data: T) -> T | bytes:
 
 
 class ConnectionGroup:
-    """What the connections of one loop share: the memory they read into, and who has something to write.
+    """The shared state of one loop's connections: memory to read into, and turns to read and write.
 
-    pipes: for payloads that are not copied (`splice.py`); None: there are none here.
+    pipes: for payloads without copies (`splice.py`); None: this system has no splice.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, pool: Pool) -> None:
@@ -49,46 +49,50 @@ class ConnectionGroup:
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
         self._dirty: deque[Output] = deque()
-        self._reading_ends = 0.0  # the loop's time; 0: no line has read in this turn
-        self._writes = False  # lines write, or will
-        self._waiting: dict[Connection, Callable[[], None]] = {}  # to go on in the next turn, in this order
-        #: lines whose peers do not take what is queued
+        self._reading_ends = 0.0  # the loop's time; 0: no connection has read in this turn
+        self._writes = False  # a flush runs, or is scheduled
+        self._waiting: dict[
+            Connection, Callable[[], None]
+        ] = {}  # they continue in the next turn, in this order
+        #: connections whose peers do not take the queued bytes
         self.blocked: set[Output] = set()
 
     @property
     def busy(self) -> bool:
-        """Something waits to be written, or to be read though it is there."""
+        """Whether bytes wait to be written, or received bytes wait to be read."""
         return bool(self._dirty or self.blocked or self._waiting)
 
     def close(self) -> None:
-        """When all connections have ended. Idempotent."""
+        """Frees the pipes, after all connections have ended. Idempotent."""
         if self.pipes is not None:
             self.pipes.close()
 
     def room(self) -> memoryview:
-        """Memory to read into; `take` says how much of it was used."""
+        """Returns memory to read into; then call `take`."""
         if _ARENA - self._used < _LEAST_ROOM:
             self._arena = memoryview(self._pool.lease(_ARENA))
             self._used = 0
         return self._arena[self._used :]
 
     def take(self, nbytes: int) -> memoryview:
-        """What was read; it stays as it is while somebody has a view of it."""
+        """Returns the `nbytes` bytes that were read. They do not change while a view of them exists."""
         begin = self._used
         self._used = begin + nbytes
         return self._arena[begin : self._used]
 
-    def may_read(self, line: Connection) -> bool:
-        """Whether this turn has time left, of some milliseconds for all lines. If not the line reads in the
-        next one, before those to which something comes then."""
+    def may_read(self, connection: Connection) -> bool:
+        """Whether this turn, some milliseconds for all connections, has time left.
+
+        If not, the connection reads in the next turn, before connections that receive bytes then.
+        """
         if self._has_time():
             return True
-        self._waiting.setdefault(line, line.read)
+        self._waiting.setdefault(connection, connection.read)
         return False
 
-    def later(self, line: Connection, call: Callable[[], None]) -> None:
-        """Has it called when the line's next turn comes."""
-        self._waiting[line] = call
+    def later(self, connection: Connection, call: Callable[[], None]) -> None:
+        """Schedules a call in the connection's next turn."""
+        self._waiting[connection] = call
         self._has_time()
 
     def _has_time(self) -> bool:
@@ -108,16 +112,16 @@ class ConnectionGroup:
         self._reading_ends = 0.0
         waiting, self._waiting = self._waiting, {}
         while waiting and self._has_time():
-            line = next(iter(waiting))
+            connection = next(iter(waiting))
             try:
-                waiting.pop(line)()
-            except Exception:  # noqa: BLE001 - the others read all the same
-                line.fail()
-        self._waiting = waiting | self._waiting  # they come first
+                waiting.pop(connection)()
+            except Exception:  # noqa: BLE001 - the other connections still read
+                connection.fail()
+        self._waiting = waiting | self._waiting  # the older ones run first
 
-    def soon(self, line: Output) -> None:
-        """The line writes at the end of this turn, or a few turns later if there are many."""
-        self._dirty.append(line)
+    def soon(self, connection: Output) -> None:
+        """Schedules a write at the end of this turn, or a few turns later if there are many."""
+        self._dirty.append(connection)
         if not self._writes:
             self._writes = True
             self.loop.call_soon(self._flush)
@@ -125,11 +129,11 @@ class ConnectionGroup:
     def _flush(self) -> None:
         ends = monotonic() + in_turns.TURN_SECONDS
         while self._dirty:
-            line = self._dirty.popleft()
+            connection = self._dirty.popleft()
             try:
-                line.flush()
-            except Exception:  # noqa: BLE001 - the others write all the same
-                line.fail()
+                connection.flush()
+            except Exception:  # noqa: BLE001 - the other connections still write
+                connection.fail()
             if self._dirty and monotonic() >= ends:
                 call_after_turns(self.loop, self._flush)
                 return

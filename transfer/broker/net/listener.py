@@ -16,8 +16,8 @@ from transfer.transports.descriptors import descriptor_hint, is_reserved
 from transfer.transports.errors import AddressError, AddressInUse, InternalError, TransferError
 
 _log = logging.getLogger("transfer.broker")
-#: seconds that it rests when there is no descriptor left: the backlog keeps who comes
-_REST = 0.1
+#: seconds for which it pauses when no descriptor is left: the backlog keeps new connections
+_PAUSE = 0.1
 
 #: takes a connection that was accepted, in non-blocking mode, and the peer's "host:port"
 Accepted = Callable[[socket.socket, str], object]
@@ -26,9 +26,9 @@ Accepted = Callable[[socket.socket, str], object]
 class Listener:
     """Accepts connections and hands them to `accepted`. Used on the loop only.
 
-    port 0: a free one; `port` tells which. backlog: connections that the system keeps until they are
-    accepted. allowed: raises if the broker may not listen at this number; it gets the place, too. made: one
-    that listens already. Raises AddressInUse, AddressError, and what `allowed` raises.
+    port 0: a free one; the attribute `port` is the real one. backlog: connections that the kernel keeps until
+    they are accepted. allowed: raises if the broker may not listen at (numeric address, endpoint). made: a
+    socket that listens already. Raises AddressInUse, AddressError, and what `allowed` raises.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Listener:
         loop.add_reader(self._socket.fileno(), self._ready)
 
     def close(self) -> None:
-        """Idempotent; connections that were handed out stay."""
+        """Stops listening; accepted connections stay open. Idempotent."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.close()
@@ -64,25 +64,25 @@ class Listener:
             continue
 
     def _accept_next(self) -> bool:
-        """Takes one connection; False: none waits, or none can be taken."""
+        """Accepts one connection. Returns False if none waits, or none can be accepted."""
         try:
             accepted = self._accept()
         except (OSError, TransferError) as error:
             PENDING.make_room()
-            self._rest(getattr(error, "strerror", None) or str(error))
+            self._pause(getattr(error, "strerror", None) or str(error))
             return False
         if accepted is None:
             return False
         connection, peer = accepted
         if is_reserved(connection.fileno()) and not PENDING.make_room():
             connection.close()
-            self._rest("the last descriptors are kept for files")
+            self._pause("the last descriptors are reserved for files")
             return False
         self._hand_out(connection, peer)
         return True
 
     def _accept(self) -> tuple[socket.socket, str] | None:
-        """A connection and its peer; None: none waits."""
+        """Returns a connection and its peer; None if none waits."""
         try:
             connection, address = self._socket.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -97,21 +97,23 @@ class Listener:
                 unpace(connection)
             self._accepted(connection, peer)
         except TransferError as error:
-            self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
+            self._throttled.say(
+                logging.WARNING, "refused", "the connection of %s is refused: %s", peer, error
+            )
             connection.close()
-        except Exception:  # noqa: BLE001 - the others are served all the same
+        except Exception:  # noqa: BLE001 - the other connections are still served
             _log.exception("a connection of %s cannot be served", peer)
             connection.close()
 
-    def _rest(self, why: str) -> None:
-        """The socket stays readable, so without the pause the loop would do nothing but fail."""
+    def _pause(self, why: str) -> None:
+        """Pauses, since the socket stays readable: without a pause the loop would only fail again."""
         text = "%s: a connection is not accepted: %s; %s"
         where = f"port {self.port}" if self.port else self.host
         self._throttled.say(logging.WARNING, "accept", text, where, why, descriptor_hint())
         self._loop.remove_reader(self._socket.fileno())
-        self._loop.call_later(_REST, self._again)
+        self._loop.call_later(_PAUSE, self._resume)
 
-    def _again(self) -> None:
+    def _resume(self) -> None:
         if self._socket.fileno() >= 0:
             self._loop.add_reader(self._socket.fileno(), self._ready)
 
@@ -139,7 +141,7 @@ def _listening(
         listener.close()
         if error.errno in (98, 13):
             raise AddressInUse(
-                f"{host}:{port}: {error.strerror}", hint="end who has it, or name another port"
+                f"{host}:{port}: {error.strerror}", hint="end the program that has it, or name another port"
             ) from error
         raise InternalError(f"{host}:{port} cannot be listened on: {error.strerror}") from error
     return listener

@@ -1,5 +1,7 @@
-"""The TCP listeners of a broker's fronts, and how a connection gets from there to its front: by TLS, if
-there is TLS, and only as many as are allowed."""
+"""The TCP listeners of a broker's fronts.
+
+They perform TLS handshakes, and limit the number of connections.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,15 @@ if TYPE_CHECKING:
     from transfer.transports.address import Address
     from transfer.transports.core.contract import TlsChannel, TlsContext
 
-#: takes a connection that was let in; what it has made of it, where the doors look after it until its first
-#: frame
+#: takes an accepted connection; returns a Connection if ListenerSet has to limit it until its first frame
 OnConnection = Callable[["socket.socket", str], "Connection | None"]
 
 
 class ListenerSet:
-    """On the broker's loop. context: whose credentials are shown. patience: seconds for a handshake.
+    """The listeners of the fronts, on the broker's loop.
 
-    refused: by front, how many were not let in, by word.
+    context: its credentials authenticate the broker. patience: seconds for a handshake.
+    refused: numbers of refused connections, by front and reason.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, context: transfer.Context, patience: float) -> None:
@@ -43,104 +45,113 @@ class ListenerSet:
         self._loop = loop
         self._core = context.core
         self._listeners: dict[str, Listener | UnixListener] = {}
-        self._entries: list[TlsAcceptor] = []
+        self._tls_acceptors: list[TlsAcceptor] = []
         self._silent: list[PendingConnections[Connection]] = []
 
     @property
     def secured(self) -> bool:
-        """Whoever comes has to speak TLS."""
+        """Whether connections have to use TLS."""
         return self.credentials.security.tls
 
     @property
     def listening(self) -> Collection[str]:
-        """Who takes connections."""
+        """Names of the fronts that accept connections."""
         return self._listeners
 
     @property
     def unfinished(self) -> int:
-        """Handshakes that go on now, and connections that have shown neither a certificate nor a frame."""
-        return sum(entry.unfinished for entry in self._entries) + sum(map(len, self._silent))
+        """Number of running handshakes, and of connections that have sent no certificate and no frame."""
+        return sum(one.unfinished for one in self._tls_acceptors) + sum(map(len, self._silent))
 
     def refusals(self, name: str) -> Counter[str]:
-        """Of this name."""
+        """Returns a front's refused connections by reason."""
         return self.refused.setdefault(name, Counter(dict.fromkeys(WORDS, 0)))
 
-    def entry(
+    def acceptor(
         self,
         name: str,
         taker: OnConnection,
         open_now: Callable[[], int],
         *protocols: str,
         clients: str | None = None,
-        crowd: PendingConnections[Any] | None = None,
+        pending: PendingConnections[Any] | None = None,
         local: bool = False,
     ) -> Accepted:
-        """What takes connections for a front, which gets those that were let in. open_now: how many it has.
-        protocols: words of ALPN. clients: see Credentials.context. crowd: those that the front itself looks
-        after until they have shown what they want. local: it is for Unix sockets, without TLS. Raises
-        SecurityError if there is nothing to show to those who come."""
+        """Returns a function that checks new connections, and passes accepted ones to a front.
+
+        taker: the front. open_now: number of its connections. protocols: words of ALPN. clients: see
+        Credentials.context. pending: unfinished connections, if the front limits them itself. local: for Unix
+        sockets, without TLS. Raises SecurityError if the broker has no certificate to show.
+        """
         refused = self.refusals(name)
         most = self.credentials.security.connections
-        silent = self._silent_at(refused) if crowd is None else crowd
+        silent = self._silent_at(refused) if pending is None else pending
 
-        def let_in(connection: socket.socket, peer: str) -> None:
-            if open_now() >= most and not silent.put_out_oldest():
+        def accept(connection: socket.socket, peer: str) -> None:
+            if open_now() >= most and not silent.evict_oldest():
                 refused["crowded"] += 1
                 connection.close()
                 return
             channel = channel_of(connection)
-            line = taker(connection, peer)
-            if line is not None and (channel is None or not channel.peer_certificate):
-                line.join(silent)
+            made = taker(connection, peer)
+            if made is not None and (channel is None or not channel.peer_certificate):
+                made.join(silent)
 
         if local or not self.secured:
-            return let_in
+            return accept
         self._context(protocols, clients)
-        entry = TlsAcceptor(
+        tls_acceptor = TlsAcceptor(
             self._loop,
             partial(self._channel, protocols, clients),
-            let_in,
+            accept,
             refused,
             patience=self.patience,
             most=self.credentials.security.unfinished,
         )
-        self._entries.append(entry)
-        return entry.accepted
+        self._tls_acceptors.append(tls_acceptor)
+        return tls_acceptor.accepted
 
     def listen(self, name: str, host: str, port: int, accepted: Accepted) -> Listener:
-        """Raises AddressInUse, AddressError, and SecurityError where strangers could come."""
+        """Listens at a TCP port.
+
+        Raises AddressInUse, AddressError, and SecurityError where clients could connect without
+        authentication.
+        """
         listener = Listener(self._loop, host, port, accepted, allowed=self.check)
         self._listeners[name] = listener
         return listener
 
     def listen_local(self, name: str, address: Address, accepted: Accepted) -> UnixListener:
-        """At a Unix socket. Raises AddressInUse, AddressError."""
+        """Listens at a Unix socket. Raises AddressInUse, AddressError."""
         listener = UnixListener(self._loop, address, accepted)
         self._listeners[name] = listener
         return listener
 
-    def shut(self) -> None:
-        """Nobody is let in any more; who is in stays. Idempotent."""
+    def close(self) -> None:
+        """Stops accepting connections; accepted ones stay open. Idempotent."""
         for listener in self._listeners.values():
             listener.close()
         self._listeners.clear()
-        for entry in self._entries:
-            entry.close()
+        for tls_acceptor in self._tls_acceptors:
+            tls_acceptor.close()
 
     def check(self, host: str, where: str) -> None:
-        """Raises SecurityError where strangers could come: these protocols know no token."""
+        """Raises SecurityError where clients could connect unauthenticated: the protocols have no token."""
         check_listening(host, where, self.credentials.security, token=False)
 
     def _silent_at(self, refused: Counter[str]) -> PendingConnections[Connection]:
-        """Those who have not sent a frame. They have no timer: a program may connect long before it sends."""
+        """Makes a limit for silent connections.
 
-        def put_out(line: Connection, word: str) -> bool:
-            out = line.put_out()
-            refused[word] += out
-            return out
+        It has no timer: a program may connect long before it sends.
+        """
+
+        def evict(connection: Connection, reason: str) -> bool:
+            closed = connection.evict()
+            refused[reason] += closed
+            return closed
 
         made: PendingConnections[Connection] = PendingConnections(
-            self._loop, put_out, patience=None, most=self.credentials.security.unfinished
+            self._loop, evict, patience=None, most=self.credentials.security.unfinished
         )
         self._silent.append(made)
         return made

@@ -10,7 +10,7 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.net.connection_group import copy_small_view
-from transfer.broker.net.splice import SplicedChunk, Waiting
+from transfer.broker.net.splice import PipedBytes, SplicedChunk
 from transfer.broker.net.tls_socket import channel_of
 
 if TYPE_CHECKING:
@@ -18,46 +18,45 @@ if TYPE_CHECKING:
     from transfer.broker.net.connection_group import ConnectionGroup
     from transfer.transports.core.contract import TlsChannel
 
-#: bytes and buffers that one call of the system is given
+#: bytes and buffers of one system call
 _WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
 #: queued bytes that are written at once, instead of at the end of the turn
 _WRITE_NOW = 512 << 10
-#: bytes that are given to TLS at once: it takes no more
+#: bytes that TLS takes at once
 _SEAL_BYTES = 64 << 10
 
 
 class Output(ABC):
-    """The output half of a `Line`. Used on the loop only.
+    """The output half of a `Connection`. Used on the loop only.
 
-    queued: bytes that wait to be written, those that TLS has taken already among them. closed: nothing is
-    read or written any more.
+    queued: bytes that wait to be written, including encrypted ones. closed: whether the connection has ended.
     """
 
-    def __init__(self, lines: ConnectionGroup, connection: socket.socket) -> None:
+    def __init__(self, group: ConnectionGroup, connection: socket.socket) -> None:
         self.queued = 0
         self.closed = False
-        self._lines = lines
-        self._loop: asyncio.AbstractEventLoop = lines.loop
+        self._group = group
+        self._loop: asyncio.AbstractEventLoop = group.loop
         self._socket = connection
         self._channel = channel_of(connection)
-        self._sealed = 0  # bytes that TLS has taken, and the system has not
-        self._out: deque[Buffer | Waiting] = deque()
-        self._in_pipes = 0  # how many of them wait in pipes
+        self._sealed = 0  # bytes that TLS has encrypted, and the kernel has not taken
+        self._out: deque[Buffer | PipedBytes] = deque()
+        self._in_pipes = 0  # how many of them are in pipes
         self._scheduled = self._blocked = False
 
     @abstractmethod
     def close(self, reason: str) -> None:
-        """Ends the connection; what the system does not take at once is not written. Idempotent."""
+        """Closes the connection; bytes that the kernel does not take at once are lost. Idempotent."""
 
     @abstractmethod
     def fail(self) -> None:
-        """Ends the connection in an `except`: the mistake is ours, and is logged."""
+        """Logs the current exception as a fault of the broker, and closes the connection."""
 
     def relieved(self) -> None:
-        """What was queued has been written, all of it."""
+        """Called when all queued bytes are written."""
 
     def write(self, data: Buffer) -> None:
-        """Queues bytes, which stay as they are until they are written. Never waits."""
+        """Queues bytes, which must not change until they are written. Never blocks."""
         if self.closed or not data:
             return
         self.queued += len(data)
@@ -68,25 +67,25 @@ class Output(ABC):
             self.flush()
         elif not self._scheduled:
             self._scheduled = True
-            self._lines.soon(self)
+            self._group.soon(self)
 
-    def write_poured(self, data: SplicedChunk) -> None:
-        """The same for bytes in a pipe, of which the line keeps what is not written at once."""
+    def write_spliced(self, data: SplicedChunk) -> None:
+        """Queues bytes in a pipe, and keeps those that are not written at once."""
         if self.closed:
             return
-        waiting = data.share()
-        if waiting is not None:
-            self._out.append(waiting)
+        piped = data.share()
+        if piped is not None:
+            self._out.append(piped)
             self._in_pipes += 1
-            self.queued += len(waiting)
-        missing = len(data) - (len(waiting) if waiting is not None else 0)
+            self.queued += len(piped)
+        missing = len(data) - (len(piped) if piped is not None else 0)
         if missing:
             self.write(data.memory()[-missing:])
         if not self._blocked:
             self.flush()
 
     def flush(self) -> None:
-        """Writes as much as the system takes."""
+        """Writes as much as the kernel takes."""
         self._scheduled = False
         out = self._out
         while (out or self._sealed) and not self.closed:
@@ -94,7 +93,7 @@ class Output(ABC):
                 if self._channel is not None:
                     whole = self._write_sealed(self._channel)
                 else:
-                    whole = self._write_waiting() if self._in_pipes else self._write_buffers()
+                    whole = self._write_piped() if self._in_pipes else self._write_buffers()
             except (BlockingIOError, InterruptedError):
                 whole = False
             except OSError as error:
@@ -105,7 +104,7 @@ class Output(ABC):
                 return
         if self._blocked and not self.closed:
             self._blocked = False
-            self._lines.blocked.discard(self)
+            self._group.blocked.discard(self)
             self._loop.remove_writer(self._socket.fileno())
         if not self.closed:
             self.relieved()
@@ -113,11 +112,11 @@ class Output(ABC):
     def _writable(self) -> None:
         try:
             self.flush()
-        except Exception:  # noqa: BLE001 - it is ours; `fail` logs it
+        except Exception:  # noqa: BLE001 - a fault of the broker; `fail` logs it
             self.fail()
 
     def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:
-        """What is queued first, and how many bytes that is."""
+        """Returns the first queued buffers, and their number of bytes."""
         buffers: list[Buffer] = []
         nbytes = 0
         for data in islice(self._out, most):
@@ -128,7 +127,7 @@ class Output(ABC):
         return buffers, nbytes
 
     def _write_sealed(self, channel: TlsChannel) -> bool:
-        """Whether the system took all that TLS has made of it."""
+        """Encrypts and writes. Returns whether the kernel took all encrypted bytes."""
         try:
             if self._sealed:
                 channel.flush()
@@ -142,19 +141,19 @@ class Output(ABC):
         return not unsent
 
     def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
-        """Whether all was written that the system was given."""
+        """Writes buffers. Returns whether the kernel took all of them."""
         buffers, nbytes = self._next_buffers(most, _WRITE_BYTES)
         written = self._socket.sendmsg(buffers, [], flags)
         self._written(written)
         return written == nbytes
 
-    def _write_waiting(self) -> bool:
-        """The same while something waits in pipes."""
+    def _write_piped(self) -> bool:
+        """Writes while bytes in pipes are queued. Returns whether the kernel took all of this call."""
         out = self._out
         first = out[0]
-        if not isinstance(first, Waiting):
-            before = next(n for n, data in enumerate(out) if isinstance(data, Waiting))
-            # what waits in the pipe goes into the same packets
+        if not isinstance(first, PipedBytes):
+            before = next(n for n, data in enumerate(out) if isinstance(data, PipedBytes))
+            # the bytes in the pipe go into the same packets
             return self._write_buffers(min(before, _WRITE_BUFFERS), socket.MSG_MORE)
         self.queued -= first.write(self._socket.fileno())
         if first:
@@ -169,7 +168,7 @@ class Output(ABC):
         out = self._out
         while nbytes:
             first = out[0]
-            assert not isinstance(first, Waiting)
+            assert not isinstance(first, PipedBytes)
             if len(first) > nbytes:
                 out[0] = memoryview(first)[nbytes:]
                 return
@@ -180,5 +179,5 @@ class Output(ABC):
         if not self._blocked:
             self._blocked = True
             self._out = deque(map(copy_small_view, self._out))
-            self._lines.blocked.add(self)
+            self._group.blocked.add(self)
             self._loop.add_writer(self._socket.fileno(), self._writable)

@@ -1,9 +1,9 @@
-"""Payloads that pass through the broker without being copied: from a socket into a pipe, and out of pipes.
+"""Passes payloads through the broker without copies: from a socket into a pipe, and from pipes to sockets.
 
-A pipe holds references to the pages that the kernel received the bytes in. `tee` gives another pipe the same
-references, and a socket takes them as they are: one publisher's bytes go to many subscribers, and neither
-this process nor the kernel copies them. (Pages of a file that a publisher on this machine sends by `sendfile`
-are the file's until the last subscriber has read them.)
+A pipe holds references to the pages into which the kernel received the bytes. `tee` gives another pipe the
+same references, and sockets send these pages: neither this process nor the kernel copies one publisher's
+bytes for its subscribers. (If a publisher on this machine sends a file by `sendfile`, the pages stay the
+file's pages until the last subscriber has read them.)
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Pool
 
-#: payloads of so many bytes and more go through pipes, where all who take them can
-POUR_FROM = 256 << 10
-#: bytes that are moved into a pipe at once
-POURED_AT_ONCE = 1 << 20
-#: room of a pipe: its bytes come in pages, each of them counts
+#: bytes of a payload from which it goes through pipes, if all its receivers support that
+SPLICE_FROM = 256 << 10
+#: bytes that one call moves into a pipe
+SPLICED_AT_ONCE = 1 << 20
+#: capacity of a pipe, which counts whole pages
 _PIPE_SIZE = 1 << 20
-#: pipes at most, and those that are kept when nothing is in them: each is two descriptors
+#: pipes at most, and empty pipes that are kept: each takes two descriptors
 _MOST, _KEPT = 48, 8
 _NOW = 0x02  # SPLICE_F_NONBLOCK
 
 
 class Pipe:
-    """A pipe of the system."""
+    """A pipe of the kernel, with a capacity of _PIPE_SIZE. Raises OSError."""
 
     __slots__ = ("reading", "writing")
 
     def __init__(self) -> None:
         self.reading, self.writing = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         try:
-            # refused to a user who has many already: then it is none of ours, since all are to be alike
+            # The kernel refuses it to a user with many pipes. All pipes need the same capacity.
             fcntl.fcntl(self.writing, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
         except OSError:
             self.close()
             raise
 
     def close(self) -> None:
-        """With all that is in it."""
+        """Closes the pipe, and drops its content."""
         os.close(self.reading)
         os.close(self.writing)
 
 
 class Pipes:
-    """The pipes of one loop. tee: as the system's call of this name."""
+    """The pipes of one loop. tee: the system call of this name."""
 
     def __init__(self, pool: Pool, tee: Callable[[int, int, int, int], int]) -> None:
         self.pool = pool
@@ -61,7 +61,7 @@ class Pipes:
         self._closed = False
 
     def take(self) -> Pipe | None:
-        """An empty pipe; None: there are enough, or the system has no more."""
+        """Returns an empty pipe; None if there are too many, or the kernel has no more."""
         if self._free:
             return self._free.pop()
         if self._made >= _MOST or self._closed:
@@ -74,26 +74,26 @@ class Pipes:
         return pipe
 
     def give(self, pipe: Pipe) -> None:
-        """A pipe that is empty again."""
+        """Takes back a pipe that is empty again."""
         if len(self._free) < _KEPT and not self._closed:
             self._free.append(pipe)
         else:
             self.drop(pipe)
 
     def drop(self, pipe: Pipe) -> None:
-        """A pipe that something is left in, which nobody wants."""
+        """Closes a pipe, and drops its content."""
         self._made -= 1
         pipe.close()
 
     def empty(self, pipe: Pipe, nbytes: int) -> None:
-        """Drops what is in a pipe. Raises OSError."""
+        """Drops the content of a pipe. Raises OSError."""
         if self._nothing < 0:
             self._nothing = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
         while nbytes:
             nbytes -= os.splice(pipe.reading, self._nothing, nbytes, flags=_NOW)
 
     def close(self) -> None:
-        """Those that somebody has are closed when they come back. Idempotent."""
+        """Closes the free pipes; used ones are closed when they come back. Idempotent."""
         if not self._closed:
             self._closed = True
             while self._free:
@@ -103,7 +103,7 @@ class Pipes:
 
 
 class SplicedChunk:
-    """The next bytes of a payload, in a pipe. `end` it when all were given it. nbytes: as many."""
+    """The next `nbytes` bytes of a payload, in a pipe. Call `end` after all receivers have got them."""
 
     def __init__(self, pipes: Pipes, pipe: Pipe, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -114,8 +114,8 @@ class SplicedChunk:
     def __len__(self) -> int:
         return self.nbytes
 
-    def share(self) -> Waiting | None:
-        """The same bytes, for one receiver, or the first of them; None: it has to take them as `memory`."""
+    def share(self) -> PipedBytes | None:
+        """Returns these bytes, or the first of them, for one receiver; None: it has to use `memory`."""
         if self._memory is not None or (pipe := self._pipes.take()) is None:
             return None
         try:
@@ -123,10 +123,10 @@ class SplicedChunk:
         except OSError:
             self._pipes.give(pipe)
             return None
-        return Waiting(self._pipes, pipe, nbytes)
+        return PipedBytes(self._pipes, pipe, nbytes)
 
     def memory(self) -> memoryview:
-        """A copy, which all have together who need one."""
+        """Returns a copy, which all receivers that need one share."""
         if self._memory is None:
             memory = memoryview(self._pipes.pool.lease(self.nbytes))[: self.nbytes]
             at = 0
@@ -136,7 +136,7 @@ class SplicedChunk:
         return self._memory
 
     def end(self) -> None:
-        """The pipe is empty, and can be used again."""
+        """Empties the pipe, and gives it back."""
         try:
             if self._memory is None:
                 self._pipes.empty(self._pipe, self.nbytes)
@@ -146,8 +146,8 @@ class SplicedChunk:
             self._pipes.give(self._pipe)
 
 
-class Waiting:
-    """Bytes in a pipe that one socket is to take."""
+class PipedBytes:
+    """Bytes in a pipe for one socket."""
 
     __slots__ = ("_left", "_pipe", "_pipes")
 
@@ -160,27 +160,29 @@ class Waiting:
         return self._left
 
     def write(self, descriptor: int) -> int:
-        """Gives the socket as much as it takes. Raises BlockingIOError, OSError."""
+        """Writes as much as the socket takes. Raises BlockingIOError, OSError."""
         nbytes = os.splice(self._pipe.reading, descriptor, self._left, flags=_NOW)
         self._left -= nbytes
         return nbytes
 
     def end(self) -> None:
-        """All of it was taken, or nobody wants the rest."""
+        """Gives the pipe back, and drops what is left."""
         if self._left:
             self._pipes.drop(self._pipe)
         else:
             self._pipes.give(self._pipe)
 
 
-def pour(pipes: Pipes, descriptor: int, most: int) -> SplicedChunk | None:
-    """What a socket has, at most so many bytes. None: no pipe can be had. Raises BlockingIOError, OSError; no
-    bytes at all: the peer has closed."""
+def splice_in(pipes: Pipes, descriptor: int, most: int) -> SplicedChunk | None:
+    """Moves up to `most` received bytes of a socket into a pipe; None if there is no pipe.
+
+    Without any byte the peer has closed. Raises BlockingIOError, OSError.
+    """
     pipe = pipes.take()
     if pipe is None:
         return None
     try:
-        nbytes = os.splice(descriptor, pipe.writing, min(most, POURED_AT_ONCE), flags=_NOW)
+        nbytes = os.splice(descriptor, pipe.writing, min(most, SPLICED_AT_ONCE), flags=_NOW)
     except BaseException:
         pipes.give(pipe)
         raise
@@ -188,7 +190,7 @@ def pour(pipes: Pipes, descriptor: int, most: int) -> SplicedChunk | None:
 
 
 def pipes_of(pool: Pool) -> Pipes | None:
-    """None: this system cannot do it."""
+    """Makes the pipes of a loop; None if this system has no splice."""
     if sys.platform != "linux" or not hasattr(os, "splice"):
         return None
     try:

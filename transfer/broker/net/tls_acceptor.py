@@ -1,4 +1,4 @@
-"""The TLS handshake of connections that were accepted, on the broker's loop, before a front sees them."""
+"""Performs the TLS handshake of accepted connections, on the broker's loop, before a front gets them."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.broker")
 
-#: said of a peer that closed before its first byte
+#: the error of a peer that closed before its first byte
 _GONE = "the peer closed in the TLS handshake"
 
-#: makes TLS for a descriptor. Raises SecurityError
+#: makes the TLS channel of a descriptor. Raises SecurityError
 Secure = Callable[[int], "TlsChannel"]
 
 
@@ -39,10 +39,10 @@ class _Pending:
 
 
 class TlsAcceptor:
-    """Hands connections to `taker` once TLS is agreed on. On the broker's loop.
+    """Passes connections to `taker` after their TLS handshake. On the broker's loop.
 
     patience: seconds that the handshake may take. most: handshakes at once (see `PendingConnections`).
-    refused: how many did not come in, by word.
+    refused: numbers of refused connections by reason.
     """
 
     def __init__(
@@ -60,95 +60,97 @@ class TlsAcceptor:
         self._throttled = ThrottledLog(_log)
         self._secure = secure
         self._taker = taker
-        self._guests: PendingConnections[_Pending] = PendingConnections(
-            loop, self._put_out, patience=patience, most=most
+        self._unfinished: PendingConnections[_Pending] = PendingConnections(
+            loop, self._evict, patience=patience, most=most
         )
 
     @property
     def unfinished(self) -> int:
-        """Handshakes that go on now."""
-        return len(self._guests)
+        """Number of running handshakes."""
+        return len(self._unfinished)
 
     def accepted(self, connection: socket.socket, peer: str) -> None:
-        """A new connection, in non-blocking mode."""
+        """Takes a new connection, in non-blocking mode."""
         spoken = has_spoken(connection, tls=True)
-        guest = _Pending(connection, peer)
-        if spoken is False:  # in a storm most have gone, and nothing is made for them
-            self._fail(guest, _GONE)
+        pending = _Pending(connection, peer)
+        if spoken is False:  # in a storm most peers have closed already: do not set anything up for them
+            self._fail(pending, _GONE)
             return
-        self._loop.add_reader(connection.fileno(), self._go_on, guest)
-        self._guests.add(guest)
-        if spoken and guest in self._guests:
-            self._go_on(guest)
+        self._loop.add_reader(connection.fileno(), self._continue, pending)
+        self._unfinished.add(pending)
+        if spoken and pending in self._unfinished:
+            self._continue(pending)
 
     def close(self) -> None:
-        """Ends all that are unfinished. Idempotent."""
-        for guest in self._guests:
-            self._let_go(guest)
-            guest.connection.close()
+        """Closes connections with unfinished handshakes. Idempotent."""
+        for pending in self._unfinished:
+            self._release(pending)
+            pending.connection.close()
 
-    def _go_on(self, guest: _Pending) -> None:
-        channel = guest.channel or self._begin(guest)
+    def _continue(self, pending: _Pending) -> None:
+        channel = pending.channel or self._begin(pending)
         if channel is None:
             return
         try:
             done = channel.handshake()
         except OSError as error:
-            self._fail(guest, error.strerror or str(error))
+            self._fail(pending, error.strerror or str(error))
             return
         if not done:
-            self._watch(guest, writes=channel.unsent > 0)
+            self._watch(pending, writes=channel.unsent > 0)
             return
-        self._let_go(guest)
+        self._release(pending)
         channel.ahead()
-        secured = TlsSocket(guest.connection, channel)
+        secured = TlsSocket(pending.connection, channel)
         try:
-            self._taker(secured, guest.peer)
+            self._taker(secured, pending.peer)
         except TransferError as error:
-            self._refuse(guest.peer, error)
+            self._refuse(pending.peer, error)
             secured.close()
-        except Exception:  # noqa: BLE001 - the others are served all the same
-            _log.exception("a connection of %s cannot be served", guest.peer)
+        except Exception:  # noqa: BLE001 - the other connections are still served
+            _log.exception("a connection of %s cannot be served", pending.peer)
             secured.close()
 
-    def _begin(self, guest: _Pending) -> TlsChannel | None:
-        """TLS is made at the first byte: a silent connection costs its descriptor. None: there is none yet,
-        or it has ended."""
-        spoken = has_spoken(guest.connection, tls=True)
+    def _begin(self, pending: _Pending) -> TlsChannel | None:
+        """Sets TLS up at the first byte, so that a silent connection costs only its descriptor.
+
+        Returns None if no byte has arrived, or the connection has ended.
+        """
+        spoken = has_spoken(pending.connection, tls=True)
         if spoken is False:
-            self._fail(guest, _GONE)
+            self._fail(pending, _GONE)
         elif spoken:
             try:
-                guest.channel = self._secure(guest.connection.fileno())
+                pending.channel = self._secure(pending.connection.fileno())
             except TransferError as error:
-                self._refuse(guest.peer, error)
-                self._let_go(guest)
-                guest.connection.close()
-        return guest.channel
+                self._refuse(pending.peer, error)
+                self._release(pending)
+                pending.connection.close()
+        return pending.channel
 
-    def _watch(self, guest: _Pending, *, writes: bool) -> None:
-        if writes == guest.writes:
+    def _watch(self, pending: _Pending, *, writes: bool) -> None:
+        if writes == pending.writes:
             return
-        guest.writes = writes
+        pending.writes = writes
         if writes:
-            self._loop.add_writer(guest.connection.fileno(), self._go_on, guest)
+            self._loop.add_writer(pending.connection.fileno(), self._continue, pending)
         else:
-            self._loop.remove_writer(guest.connection.fileno())
+            self._loop.remove_writer(pending.connection.fileno())
 
     def _refuse(self, peer: str, error: TransferError) -> None:
-        self._throttled.say(logging.WARNING, "refused", "%s could not be let in: %s", peer, error)
+        self._throttled.say(logging.WARNING, "refused", "the connection of %s is refused: %s", peer, error)
 
-    def _fail(self, guest: _Pending, said: str) -> None:
-        word = word_of(said)
-        self._throttled.say(logging.INFO, word, "%s was not let in: %s", guest.peer, said)
-        self._put_out(guest, word)
+    def _fail(self, pending: _Pending, error: str) -> None:
+        reason = word_of(error)
+        self._throttled.say(logging.INFO, reason, "the TLS handshake of %s failed: %s", pending.peer, error)
+        self._evict(pending, reason)
 
-    def _put_out(self, guest: _Pending, word: str) -> None:
-        self.refused[word] += 1
-        self._let_go(guest)
-        guest.connection.close()
+    def _evict(self, pending: _Pending, reason: str) -> None:
+        self.refused[reason] += 1
+        self._release(pending)
+        pending.connection.close()
 
-    def _let_go(self, guest: _Pending) -> None:
-        self._guests.remove(guest)
-        self._loop.remove_reader(guest.connection.fileno())
-        self._watch(guest, writes=False)
+    def _release(self, pending: _Pending) -> None:
+        self._unfinished.remove(pending)
+        self._loop.remove_reader(pending.connection.fileno())
+        self._watch(pending, writes=False)

@@ -1,4 +1,4 @@
-"""A TCP connection with TLS on it, the handshake done."""
+"""A TCP connection with TLS, after its handshake."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from transfer.transports.core.contract import TlsChannel
 
-#: bytes that asyncio reads at once, so that nothing stays in TLS of which the descriptor does not tell
+#: bytes that asyncio reads at once: decrypted bytes that stay in TLS would not make the descriptor readable
 _ROOM = 64 << 10
 
 
 class TlsSocket(socket.socket):
-    """Whoever reads and writes it takes `channel`; the socket below is for descriptors, and its end.
+    """A socket with TLS. Read and write by `channel`; the socket itself is for its descriptor, and to close.
 
     It takes over the descriptor of `connection`.
     """
@@ -21,15 +21,18 @@ class TlsSocket(socket.socket):
     def __init__(self, connection: socket.socket, channel: TlsChannel) -> None:
         super().__init__(fileno=connection.detach())
         self.channel = channel
-        self._owed = 0  # bytes that were sent and not yet told
+        self._owed = 0  # bytes that TLS has taken, and `send` has not reported
 
     def recv(self, size: int, flags: int = 0) -> bytes:
-        """As a plain socket's, for asyncio. Raises BlockingIOError, OSError."""
+        """Receives as a plain socket does, for asyncio. Raises BlockingIOError, OSError."""
         return self.channel.recv(min(size, _ROOM))
 
     def send(self, data: Any, flags: int = 0) -> int:
-        """As a plain socket's, for asyncio, which comes back as long as less than all was taken: so while
-        ciphertext waits for the kernel, the last byte is told later. Raises BlockingIOError, OSError."""
+        """Sends as a plain socket does, for asyncio. Raises BlockingIOError, OSError.
+
+        asyncio calls it again as long as bytes are left. So it reports the last byte only after the kernel
+        has taken all ciphertext.
+        """
         if not self.channel.flush():
             raise BlockingIOError
         owed, self._owed = self._owed, 0
@@ -40,17 +43,17 @@ class TlsSocket(socket.socket):
         return taken - self._owed
 
     def shutdown(self, how: int) -> None:
-        """Tells the peer that nothing follows, before the connection does."""
+        """Sends TLS's close notification before the connection's end."""
         self.channel.close()
         super().shutdown(how)
 
     def close(self) -> None:
-        """Tells the peer that nothing follows, and ends it. Idempotent."""
+        """Sends TLS's close notification, and closes the socket. Idempotent."""
         if self.fileno() >= 0:
             self.channel.close()
         super().close()
 
 
 def channel_of(connection: socket.socket) -> TlsChannel | None:
-    """What a connection is read and written by; None: itself."""
+    """Returns the TLS channel of a connection; None if it has no TLS."""
     return connection.channel if isinstance(connection, TlsSocket) else None

@@ -11,8 +11,10 @@ from transfer.transports.ipc import IpcTransport
 
 
 class UnixListener(Listener):
-    """As Listener, for this user's programs alone (mode 0600), or in the abstract space. endpoint: where that
-    is. Raises AddressInUse, AddressError."""
+    """A Listener at a Unix socket: a file for only this user (mode 0600), or an abstract one.
+
+    endpoint: where it listens. Raises AddressInUse, AddressError.
+    """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, accepted: Accepted) -> None:
         self._local = IpcTransport().listen(address)
@@ -20,7 +22,7 @@ class UnixListener(Listener):
         super().__init__(loop, self.endpoint, 0, accepted, made=socket.socket(fileno=self._local.fileno()))
 
     def close(self) -> None:
-        """See Listener. The file goes, too."""
+        """See Listener. It also removes the file."""
         if self._socket.fileno() >= 0:
             self._loop.remove_reader(self._socket.fileno())
             self._socket.detach()

@@ -1,31 +1,31 @@
 "use strict";
-// The broker's console. It asks /api/ every two seconds for the page that is open, and shows all that comes
-// from the broker as text, never as HTML: names of topics and payloads are strangers' words.
+// The broker's console. It requests /api/ every two seconds for the open page. It shows all that the broker
+// sends as text, never as HTML: any client chooses names of topics and payloads.
 
-const EVERY = 2000; // milliseconds between two looks
+const INTERVAL = 2000; // milliseconds between two updates
 const PAGE = 100; // letters and events of one answer
 const LIVE = { overview: showOverview, topics: showTopics, groups: showGroups, fronts: showFronts };
-const ASKED = { letters: showLetters, audit: showAudit };
+const ON_DEMAND = { letters: showLetters, audit: showAudit };
 
 const at = (id) => document.getElementById(id);
 let token = sessionStorage.getItem("token");
 let before = {}; // page -> its last answer, for rates
-let letter = null; // that the dialog shows
+let letter = null; // the dialog shows it
 let nextLetter = null, nextEvent = null;
 
-// -- asking --------------------------------------------------------------------------------------------
+// -- requests ------------------------------------------------------------------------------------------
 
-class Refused extends Error {
-  constructor(status, told) {
-    super(told.message || `the broker answered ${status}`);
+class ErrorResponse extends Error {
+  constructor(status, body) {
+    super(body.message || `the broker answered ${status}`);
     this.status = status;
-    this.code = told.error;
+    this.code = body.error;
   }
 }
 
-async function ask(path, body) {
+async function request(path, body) {
   const headers = token ? { "X-Admin-Token": token } : {};
-  // To this origin only, and no answer may lead elsewhere: the token is in the headers.
+  // Only to this origin, without redirects: the token is in the headers.
   const options = { headers, cache: "no-store", mode: "same-origin", redirect: "error", credentials: "omit" };
   if (body) {
     options.method = "POST";
@@ -33,9 +33,9 @@ async function ask(path, body) {
     headers["Content-Type"] = "application/json";
   }
   const answer = await fetch(path, options);
-  const told = await answer.json().catch(() => ({}));
-  if (!answer.ok) throw new Refused(answer.status, told);
-  return told;
+  const result = await answer.json().catch(() => ({}));
+  if (!answer.ok) throw new ErrorResponse(answer.status, result);
+  return result;
 }
 
 function query(path, values) {
@@ -45,7 +45,7 @@ function query(path, values) {
 
 const fields = (form) => Object.fromEntries([...new FormData(form)].map(([name, value]) => [name, value.trim()]));
 
-// -- showing -------------------------------------------------------------------------------------------
+// -- display -------------------------------------------------------------------------------------------
 
 function cell(value, kind) {
   const td = document.createElement("td");
@@ -93,7 +93,7 @@ function size(nbytes) {
   return `${nbytes.toPrecision(3)} TB`;
 }
 
-// What grew by how much in a second, since the answer before; nothing is known at the first look.
+// The growth of a field per second since the previous answer; null at the first answer.
 function rate(now, then, field, seconds) {
   if (!then || seconds <= 0) return null;
   return (now[field] - then[field]) / seconds;
@@ -102,10 +102,10 @@ function rate(now, then, field, seconds) {
 const shownRate = (value, show) => (value === null ? "–" : show(value));
 const perSecond = (value) => (Math.abs(value) >= 10 ? count(Math.round(value)) : value.toFixed(1));
 
-// -- pages that are looked at again and again ------------------------------------------------------------
+// -- pages that are updated ----------------------------------------------------------------------------
 
 async function showOverview() {
-  const now = await ask("api/overview"), then = before.overview;
+  const now = await request("api/overview"), then = before.overview;
   const seconds = then ? now.seconds - then.seconds : 0;
   figures("figures", [
     ["Messages", count(now.messages)],
@@ -123,12 +123,12 @@ async function showOverview() {
     ["Version", now.version],
   ]);
   figures("events", Object.entries(now.events).map(([name, value]) => [name.replaceAll("_", " "), count(value)]));
-  tell(now.problems);
+  showState(now.problems);
   before.overview = now;
 }
 
 async function showTopics() {
-  const now = await ask(query("api/topics", { contains: at("topic-filter").value }));
+  const now = await request(query("api/topics", { contains: at("topic-filter").value }));
   const seconds = before.topics ? now.seconds - before.topics.seconds : 0;
   const then = new Map((before.topics ? before.topics.topics : []).map((one) => [one.topic, one]));
   rows("topic-rows", now.topics.map((one) => {
@@ -139,12 +139,12 @@ async function showTopics() {
       one.durable ? count(one.end - one.oldest) : "not kept", count(one.position), count(one.subscribers),
     ];
   }), 8, "no topics");
-  at("topics-more").textContent = now.next === null ? "" : "There are more; write a part of their names.";
+  at("topics-more").textContent = now.next === null ? "" : "There are more topics: filter them by name.";
   before.topics = now;
 }
 
 async function showGroups() {
-  const now = await ask("api/groups");
+  const now = await request("api/groups");
   const seconds = before.groups ? now.seconds - before.groups.seconds : 0;
   const name = (one) => JSON.stringify([one.topic, one.group]);
   const then = new Map((before.groups ? before.groups.groups : []).map((one) => [name(one), one]));
@@ -156,7 +156,7 @@ async function showGroups() {
 }
 
 async function showFronts() {
-  const now = await ask("api/fronts");
+  const now = await request("api/fronts");
   rows("front-rows", now.fronts.map((one) => [
     one.front, one.listens.join(", "), count(one.connections),
     Object.entries(one.events).filter(([, value]) => value)
@@ -164,32 +164,32 @@ async function showFronts() {
   ]), 4, "no fronts");
 }
 
-function tell(problems) {
+function showState(problems) {
   at("state").textContent = problems.length ? problems.join("; ") : "ready";
   at("state").className = problems.length ? "bad" : "good";
 }
 
-// -- pages that are asked for ----------------------------------------------------------------------------
+// -- pages that the user loads -------------------------------------------------------------------------
 
 async function showLetters(more) {
   const wanted = fields(at("letter-filter"));
-  const told = await ask(query("api/admin/dlq/list", { ...wanted, limit: PAGE, after: more ? nextLetter : null }));
+  const result = await request(query("api/admin/dlq/list", { ...wanted, limit: PAGE, after: more ? nextLetter : null }));
   const kept = more ? [...at("letter-rows").children] : [];
-  rows("letter-rows", told.letters.map((one) => {
-    const look = document.createElement("button");
-    look.type = "button";
-    look.textContent = "Inspect";
-    look.addEventListener("click", () => attempt(() => inspect(one.delivery_id)));
-    return [one.message_id, one.topic, one.consumer, one.reason, count(one.attempts), one.last || "", one.state, look];
+  rows("letter-rows", result.letters.map((one) => {
+    const button = document.createElement("button");
+    button.type = "button";
+    button.textContent = "Inspect";
+    button.addEventListener("click", () => attempt(() => inspect(one.delivery_id)));
+    return [one.message_id, one.topic, one.consumer, one.reason, count(one.attempts), one.last || "", one.state, button];
   }), 8, "no dead letters");
   at("letter-rows").prepend(...kept);
-  nextLetter = told.next;
-  at("letters-more").hidden = told.next === null;
+  nextLetter = result.next;
+  at("letters-more").hidden = result.next === null;
 }
 
 async function inspect(id) {
-  const told = await ask(query("api/admin/dlq/inspect", { id }));
-  letter = told.letters[0];
+  const result = await request(query("api/admin/dlq/inspect", { id }));
+  letter = result.letters[0];
   at("letter-title").textContent = letter.message_id;
   const facts = ["delivery_id", "tenant", "topic", "original_topic", "consumer", "reason", "last_error", "attempts",
     "first", "last", "state", "payload_bytes"];
@@ -202,7 +202,7 @@ async function inspect(id) {
       return [dt, dd];
     }));
   at("letter-payload").textContent = shownPayload(letter);
-  at("letter-told").textContent = "";
+  at("letter-result").textContent = "";
   at("letter-act").elements.confirm.value = "";
   if (!at("letter").open) at("letter").showModal();
 }
@@ -219,40 +219,40 @@ async function act() {
   const body = { ids: [letter.delivery_id], actor, reason, confirm };
   const replays = confirm === "REPLAY";
   if (replays) Object.assign(body, { target_consumer: letter.consumer, target_topic: letter.topic });
-  const told = await ask(`api/admin/dlq/${replays ? "replay" : "purge"}`, body);
-  const failed = told.failures.map((one) => one.message).join("; ");
-  at("letter-told").className = failed ? "bad" : "";
-  at("letter-told").textContent = failed || (replays ? "It is published again." : "It is removed.");
+  const result = await request(`api/admin/dlq/${replays ? "replay" : "purge"}`, body);
+  const failed = result.failures.map((one) => one.message).join("; ");
+  at("letter-result").className = failed ? "bad" : "";
+  at("letter-result").textContent = failed || (replays ? "The message is published update." : "The message is deleted.");
   await showLetters();
 }
 
 async function showAudit(more) {
   const wanted = fields(at("audit-filter"));
-  const told = await ask(query("api/admin/audit/events", { ...wanted, limit: PAGE, after: more ? nextEvent : null }));
+  const result = await request(query("api/admin/audit/events", { ...wanted, limit: PAGE, after: more ? nextEvent : null }));
   const kept = more ? [...at("audit-rows").children] : [];
-  rows("audit-rows", told.events.map((one) => [
+  rows("audit-rows", result.events.map((one) => [
     count(one.sequence), one.time, one.actor, one.operation, one.message_ids.join(", ") || place(one.prior_state),
     one.reason,
   ]), 6, "no events");
   at("audit-rows").prepend(...kept);
-  nextEvent = told.next;
-  at("audit-more").hidden = told.next === null;
+  nextEvent = result.next;
+  at("audit-more").hidden = result.next === null;
 }
 
-// The topic, and the group if there is one, that an operator changed.
+// The topic, and the group if there is one, of an operator's change.
 function place(prior) {
   const one = (prior || [])[0] || {};
   return [one.topic, one.group].filter((name) => name !== undefined).join(", ");
 }
 
 async function verify() {
-  const told = await ask("api/admin/audit/verify");
-  at("audit-verdict").className = told.whole ? "" : "bad";
-  at("audit-verdict").textContent = told.whole ? "The chain is whole." : told.problems
+  const result = await request("api/admin/audit/verify");
+  at("audit-verdict").className = result.whole ? "" : "bad";
+  at("audit-verdict").textContent = result.whole ? "The chain is whole." : result.problems
     .map((one) => `${one.file}, line ${one.line}: ${one.problem}`).join("; ");
 }
 
-// -- the page itself -------------------------------------------------------------------------------------
+// -- the page ------------------------------------------------------------------------------------------
 
 async function attempt(work) {
   try {
@@ -261,10 +261,10 @@ async function attempt(work) {
     at("login").hidden = true;
   } catch (error) {
     if (error.code === "token_missing" || error.code === "token_wrong") {
-      at("login-error").textContent = error.code === "token_wrong" ? "That is not the token." : "";
+      at("login-error").textContent = error.code === "token_wrong" ? "The token is wrong." : "";
       at("login").hidden = false;
       at("state").textContent = "locked";
-    } else if (error instanceof Refused) {
+    } else if (error instanceof ErrorResponse) {
       at("problem").textContent = error.message;
     } else {
       at("state").className = "bad";
@@ -273,46 +273,46 @@ async function attempt(work) {
   }
 }
 
-function opened() {
+function openPage() {
   const name = location.hash.slice(1);
-  return name in LIVE || name in ASKED ? name : "overview";
+  return name in LIVE || name in ON_DEMAND ? name : "overview";
 }
 
 async function showPage() {
-  const name = opened();
+  const name = openPage();
   for (const section of document.querySelectorAll("main section")) section.hidden = section.id !== name;
   for (const link of document.querySelectorAll("nav a")) {
     if (link.hash === `#${name}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
-  await attempt(() => (LIVE[name] || ASKED[name])());
-  if (name !== "overview") await attempt(() => ask("api/overview").then((now) => tell(now.problems)));
+  await attempt(() => (LIVE[name] || ON_DEMAND[name])());
+  if (name !== "overview") await attempt(() => request("api/overview").then((now) => showState(now.problems)));
 }
 
-async function again() {
-  const name = opened();
+async function update() {
+  const name = openPage();
   if (!document.hidden && name in LIVE && at("login").hidden) await attempt(LIVE[name]);
-  setTimeout(again, EVERY);
+  setTimeout(update, INTERVAL);
 }
 
-function submitted(id, work) {
+function onSubmit(id, work) {
   at(id).addEventListener("submit", (event) => {
     event.preventDefault();
     attempt(work);
   });
 }
 
-submitted("login", () => {
+onSubmit("login", () => {
   token = fields(at("login")).token;
   sessionStorage.setItem("token", token);
   at("login").reset();
-  return ask("api/overview").then(showPage);
+  return request("api/overview").then(showPage);
 });
-submitted("letter-filter", () => showLetters());
-submitted("audit-filter", () => showAudit());
-submitted("letter-act", () => act().catch((error) => {
-  at("letter-told").className = "bad";
-  at("letter-told").textContent = error.message;
+onSubmit("letter-filter", () => showLetters());
+onSubmit("audit-filter", () => showAudit());
+onSubmit("letter-act", () => act().catch((error) => {
+  at("letter-result").className = "bad";
+  at("letter-result").textContent = error.message;
 }));
 at("letter-close").addEventListener("click", () => at("letter").close());
 at("letters-more").addEventListener("click", () => attempt(() => showLetters(true)));
@@ -323,4 +323,4 @@ at("topic-filter").addEventListener("input", () => {
   attempt(showTopics);
 });
 window.addEventListener("hashchange", showPage);
-showPage().then(() => setTimeout(again, EVERY));
+showPage().then(() => setTimeout(update, INTERVAL));
