@@ -15,35 +15,58 @@ _HEAD = f"""\
 
 <!-- Written by `python -m transfer.zmq.support`; a test fails when it is out of date. -->
 
-`import transfer.zmq as zmq` instead of `import zmq`, and `import transfer.zmq.asyncio` instead of
-`import zmq.asyncio`: a program with sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and
-DEALER runs unchanged. Names, numbers, defaults (linger -1, high-water mark 1000, lazy connect) and errors
-are those of pyzmq {version.pyzmq_version()} over libzmq {version.zmq_version()}. The tests in
-`tests/zmq_compat/` run the same programs on both.
+This page says what a pyzmq program must change to run on transfer, and lists every name of pyzmq with its
+support. Import `transfer.zmq` instead of `zmq`, and `transfer.zmq.asyncio` instead of `zmq.asyncio`.
 
-Good to know:
+```python
+import transfer.zmq as zmq
 
-* Both ends must use this project: the wire protocol is not ZMTP. Endpoints are `tcp://`, `ipc://`
-  and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm` are missing.
-* `except zmq.ZMQError` catches every error raised on purpose. The texts are longer than libzmq's and end
-  with a hint: `Again` names the endpoint that has no peer. `errno` is pyzmq's.
-* A missing function raises `NotSupported` (a `ZMQError` with ENOTSUP) with the reason when it is used;
-  a missing option may still be set to its default.
-* A socket type may be a number of ZeroMQ's, a name ("PUSH"), or the member of that name of any
-  enumeration (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` accepts the same, except for bare
-  numbers: its numbers differ from ZeroMQ's. `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though
-  both are 4.
-* A peer with ZeroMQ's own protocol is recognised by its greeting, and the log has a warning.
-* Sockets may be used from any thread.
-* `close` returns at once and queued messages are delivered in the background, as in libzmq;
-  `Context.term` and `destroy` wait for that. `destroy(linger=...)` bounds the wait for sockets closed
-  before, too. `term` closes open sockets instead of waiting for their owners.
-* `send_pyobj` and `recv_pyobj` refuse unless MOONCAKE_ALLOW_PICKLE=1.
-* A ROUTER refuses a second peer with an identity that another has, and that peer tries again (libzmq
-  leaves it connected without serving it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as
-  in libzmq.
-* `transfer` itself is faster: its `send` and `recv` run no Python code, and `transfer.asyncio`
-  makes no future for a call that need not wait.
+with zmq.Context() as context, context.socket(zmq.PUSH) as push, context.socket(zmq.PULL) as pull:
+    push.bind("tcp://127.0.0.1:5555")
+    pull.connect("tcp://127.0.0.1:5555")
+    push.send_string("hello")
+    assert pull.recv_string() == "hello"
+```
+
+Sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER work. Names, numbers, defaults
+(linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq {version.pyzmq_version()} over
+libzmq {version.zmq_version()}. The tests in `tests/zmq_compat/` run the same programs on both.
+
+## Differences
+
+* Both ends must use this project: the wire is not ZMTP. A warning in the log reports a peer that speaks
+  ZeroMQ's protocol. Endpoints are `tcp://`, `ipc://` and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc`
+  and `norm` are missing.
+* `except zmq.ZMQError` catches every error raised on purpose. `errno` is pyzmq's. Texts say more than
+  libzmq's and end with a hint: `Again` names the endpoint that does not answer.
+* An unsupported name raises `NotSupported` (a `ZMQError` with ENOTSUP) with the reason when it is used. An
+  unsupported option can be set to its default.
+* A socket type can be ZeroMQ's number, a name ("PUSH"), or the member of that name of any enumeration
+  (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except bare numbers, which
+  differ from ZeroMQ's: `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though both are 4.
+* Any thread may use a socket.
+* `close` returns at once and messages are delivered in the background, as in libzmq; `Context.term` and
+  `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before. `term`
+  closes sockets that are still open instead of waiting for their owners.
+* `send_pyobj` and `recv_pyobj` are refused unless MOONCAKE_ALLOW_PICKLE=1.
+* A ROUTER refuses a second peer with an identity in use, and that peer retries (libzmq leaves it connected
+  and ignores it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as in libzmq.
+* `transfer` is faster: `send` and `recv` run no Python, and `transfer.asyncio` makes no future when a call
+  need not wait.
+
+| case | here | in pyzmq |
+|---|---|---|
+| a ROUTER sends only an identity | UsageError | accepts and drops it |
+| a ROUTER answers a REQ without the empty part after the identity | UsageError | accepts it; the REQ \
+drops it |
+| `identity = b""` | accepted: no identity | ZMQError (EINVAL) |
+| an identity that begins with a zero byte | OptionError | accepted |
+| an option of a closed socket, as attribute in lower case (`sock.linger`) | its last value; `get`, `fd`, \
+`events`, `hwm` and upper case raise `Closed` | ZMQError (ENOTSOCK) |
+| `send_multipart([])` | UsageError | IndexError |
+| `Frame(b"a") == Frame(b"a")` | True: frames, and bytes, compare by content; a Frame has no hash | False |
+| `send` of a non-contiguous array | BufferError; with `copy=False` below `copy_threshold` bytes sent in C \
+order | ValueError; with `copy=False` BufferError |
 """
 
 
@@ -66,7 +89,7 @@ def _options() -> Iterator[str]:
     yield "## Socket options\n"
     for effect, heading in (
         (Effect.FORWARDED, "These work, as numbers and as attributes in lower and upper case."),
-        (Effect.IGNORED, "These are stored and have no effect."),
+        (Effect.IGNORED, "These can be set and read, and have no effect."),
         (Effect.REFUSED, "These refuse any value but their default."),
     ):
         by_reason: dict[str, list[str]] = {}
@@ -88,12 +111,8 @@ def _spellings(option: SocketOption) -> list[str]:
 
 def _constants() -> Iterator[str]:
     yield "## Constants\n"
-    yield "All exist with pyzmq's numbers, whether their function works or not.\n"
-    for kind in constants.ENUMS:
-        if kind in (SocketType, SocketOption):
-            continue
-        yield f"* `{kind.__name__}`: {_quoted(constants.names_of(kind))}"
-    yield ""
+    kinds = [kind.__name__ for kind in constants.ENUMS if kind not in (SocketType, SocketOption)]
+    yield f"All constants of pyzmq exist with its numbers, supported or not: {_quoted(kinds)}.\n"
 
 
 def _table(groups: Iterable[Group]) -> Iterator[str]:
