@@ -24,7 +24,7 @@ def uninterrupted(call: Callable[[], T], otherwise: T) -> T:
         return call()
     results: list[T] = []
     done = _thread.allocate_lock()  # no Event: its internal lock stays taken if the wait is interrupted
-    done.acquire()
+    done.acquire(timeout=_PATIENCE)  # it is free
 
     def step() -> None:
         try:

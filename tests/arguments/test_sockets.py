@@ -195,7 +195,7 @@ def test_contexts(core):  # noqa: F811
         ]
         assert_refused(*cases)
         assert not missing(
-            "Context", context, cases, {"check", "start", "term", "instance", "is_shared", "log_once"}
+            "Context", context, cases, {"check", "start", "term", "instance", "is_shared", "log_once", "dump"}
         )
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) <= before

@@ -47,6 +47,7 @@ ALLOWED = {
     ("transfer/asyncio.py", "thing._input().wait()"): "a coroutine, made a task that is cancelled in time",
     ("transfer/broker/bench/processes.py", "self._line.poll()"): _NO_WAIT,
     ("transfer/broker/bench/target.py", "self._member.line.poll()"): _NO_WAIT,
+    ("transfer/broker/bench/roles.py", "self._stage.poll()"): _NO_WAIT,
     ("transfer/broker/offload_pool.py", "future.result()"): _NO_WAIT,
     ("transfer/broker/server.py", "self._thread.join()"): _ENDING,
     ("transfer/broker/server.py", "started.result()"): _STARTING,

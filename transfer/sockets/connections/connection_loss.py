@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import math
-import struct
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from transfer.patterns import Requester
 from transfer.patterns.base import SendMode
 from transfer.sockets import drain as draining
+from transfer.sockets.connections import refusal
 from transfer.sockets.connections.credits import Credits
 from transfer.sockets.connections.state import Orphan
 from transfer.sockets.connections.unread_messages import UnreadMessages
@@ -25,12 +25,9 @@ from transfer.transports.errors import (
     Again,
     Broken,
     Closed,
-    MessageRefused,
     ProtocolError,
-    TransferError,
     without_frames,
 )
-from transfer.transports.handshake.hello import PLACE_TAKEN
 from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -45,15 +42,6 @@ _Left = TypeVar("_Left")
 _READING = 1.0
 #: seconds until messages of a lost peer are offered again after no peer had room
 _RETRY = 0.01
-#: reasons that concern the message that was being received
-_OF_ONE_MESSAGE = frozenset({"too_large", "no_memory"})
-#: what helps where a peer refuses a message
-_HINTS = {
-    "too_large": "its maxmsgsize is smaller: raise it there, or send less",
-    "no_memory": "it has no memory for the message: give it more, or send less",
-}
-#: behind the reason of a refusal: a zero, and the message's number
-_NUMBER = struct.Struct("<BQ")
 _REFUSED = bytes([Control.REFUSED])
 #: bytes that are still read from a connection which the peer has given up
 _MOST_LEFT = 64 << 20
@@ -116,23 +104,10 @@ class ConnectionLoss(Credits):
         return True
 
     def send_refusal(self, stream: Any, error: ProtocolError, *, taken: bool = False) -> None:
-        """Tells a peer why its connection ends, and which of its messages is the reason. taken: the message
-        was counted as received before its content was looked at."""
+        """Tells a peer why its connection ends. taken: its message was counted before it was decoded."""
         peer = self.peers.get(stream)
-        if peer is None or peer.agreement is None or peer.agreement.plain or error.reason == "tls":
-            return
-        number = stream.received + (not taken) if taken or error.reason in _OF_ONE_MESSAGE else 0
-        word = bytes([Control.REFUSED]) + error.reason.encode("ascii", "replace") + _NUMBER.pack(0, number)
-        with suppress(TransferError):
-            stream.send([(Flag.CONTROL, 0, None, None, word)], force=True)
-            stream.flush()
-
-    def refused(self, peer: Peer, data: bytes) -> str:
-        """A peer says why it ends the connection: the reason."""
-        word, _, number = data[1:65].partition(b"\0")
-        reason = word.decode("ascii", "replace")
-        peer.refusal = reason, int.from_bytes(number, "little")
-        return reason
+        if peer is not None and peer.agreement is not None and not peer.agreement.plain:
+            refusal.send(stream, error, taken)
 
     def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
         """Replaces the stream of a lost peer by its unread messages (`UnreadMessages`)."""
@@ -173,8 +148,8 @@ class ConnectionLoss(Credits):
                 received.append(frames)
                 if frames[0].flags & Flag.CONTROL:
                     self._credited(peer, frames[0])
-                    if bytes(frames[0].data[:1]) == _REFUSED:
-                        self.refused(peer, bytes(frames[0].data))
+                    if frames[0].data[:1] == _REFUSED:
+                        peer.refusal = refusal.decode(bytes(frames[0].data))
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
@@ -287,19 +262,13 @@ class ConnectionLoss(Credits):
             record.connector.lost()
 
     def _reason_of(self, peer: Peer, error: BaseException) -> BaseException:
-        """What the peer said of the end of its connection, if it said something."""
-        if peer.refusal is None or isinstance(error, ProtocolError):
+        """The reason that the peer gave for the end of its connection, if it gave one."""
+        found = None if isinstance(error, ProtocolError) else refusal.error_of(peer.refusal)
+        if found is None:
             return error
-        reason, number = peer.refusal
-        if reason in PLACE_TAKEN or reason == "replaced":
-            return error
-        found = Broken(f"the peer ended the connection: {reason}")
-        if number:
-            found = MessageRefused(reason, hint=_HINTS.get(reason, ""))
         found.__cause__ = error
-        self._throttled.say(
-            logging.WARNING, "refused", "%s: %s", peer.endpoint, str(found).replace("\n  hint:", ";")
-        )
+        text = str(found).replace("\n  hint:", ";")
+        self._throttled.say(logging.WARNING, "refused", "%s: %s", peer.endpoint, text)
         return found
 
     def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:

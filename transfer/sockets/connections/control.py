@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
 from transfer.sockets import drain as draining
+from transfer.sockets.connections import refusal
 from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
@@ -125,7 +126,8 @@ class Controls(ConnectionLoss):
         elif kind in _OF_POSITIONS:
             self._on_position_control(peer, kind, data)
         elif kind == Control.REFUSED:
-            reason = self.refused(peer, data)
+            peer.refusal = refusal.decode(data)
+            reason = peer.refusal[0]
             self._count(f"refused:{reason}")
             self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
             if reason == TAKEN:
