@@ -318,7 +318,7 @@ cdef class Outgoing(Connection):
         return first
 
     cdef int let_go_copied(self) except -1:
-        """Before an owner is informed that the memory is free again: the flusher may have had the mutex since,
+        """Before an owner learns that the memory is free again: the flusher may have had the mutex since,
         and with it the segments that hold that memory."""
         self.reap()
         self.flusher.reap()

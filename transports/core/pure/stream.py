@@ -255,7 +255,7 @@ class Stream(Subscribable, Outgoing):
             self._fail(error)
 
     def _fail(self, error: BaseException) -> None:
-        """No more is sent. Of a bad frame the socket calls it, when the peer was told why."""
+        """No more is sent. After a bad frame the socket calls it, when it has sent the reason."""
         with self._lock:
             self._break(error)
         self._settle()
