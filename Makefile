@@ -8,6 +8,8 @@
 #   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer
 #   make check    ruff, mypy, import-linter, cython-lint, codespell
+#   make quick    the fast checks, and tests of patterns, core and sockets: before each commit
+#   make site     the documentation as a website in build/site, strictly, by MkDocs and by Zensical
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
 #   make clean    removes what was built, .venv too
@@ -31,8 +33,11 @@ CORE_SOURCES := $(wildcard transports/core/native/*.pyx transports/core/native/*
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: setup java demo test test-slow test-rdma test-asan test-tsan check format bench build clean
+.PHONY: help quick site setup java demo test test-slow test-rdma test-asan test-tsan check format bench build clean
 .DELETE_ON_ERROR:
+
+help:
+	@sed -n '/^#/!q; s/^# \{0,1\}//p' Makefile
 
 setup: $(SETUP_DONE) $(CORE_DONE)
 
@@ -99,6 +104,29 @@ check: setup
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/core/native
 	$(BIN)/codespell
+
+# What a change breaks most often, in less than 30 s.
+QUICK := tests/patterns tests/core/test_wire.py tests/core/test_receiving.py tests/core/test_sending.py \
+  tests/sockets/test_push_pull.py tests/sockets/test_req_rep.py tests/project/test_style.py tests/project/test_imports.py
+
+quick: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check --quiet .
+	@$(PY) -m pytest -q -m "not slow" -n 2 $(QUICK)
+
+# In an environment of its own: what it needs is used nowhere else.
+SITE := build/site-env
+site: $(SITE)/.done
+	@NO_MKDOCS_2_WARNING=1 $(SITE)/bin/mkdocs build --strict --quiet
+	@rm -rf build/site
+	@$(SITE)/bin/zensical build --strict --clean
+	@echo "build/site/index.html"
+
+$(SITE)/.done: pyproject.toml | $(PY)
+	@$(PYTHON) -m venv $(SITE)
+	@$(SITE)/bin/python -m pip --disable-pip-version-check -qq install \
+	  $$($(PYTHON) -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"])')
+	@touch $@
 
 format: setup
 	$(BIN)/ruff format .

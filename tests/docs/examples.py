@@ -7,12 +7,14 @@ Hidden comments directly before a fence (a blank line may stand between) say wha
     <!-- before: code -->          what the reader has already; same language, may span lines
     <!-- after: code -->           what ends the example
     <!-- prints -->                the next fence is what the example before it prints
+    <!-- file: NAME -->            what the reader saves; it is there when a shell example names it
 
 A fence without a language is a figure or an output and is not run.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -30,7 +32,7 @@ _BLOCK = re.compile(
     r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n+)*)^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
-_NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints)(?::(.*?))?\s*-->", re.DOTALL)
+_NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints|file)(?::(.*?))?\s*-->", re.DOTALL)
 #: ports that examples name, for which the tests take free ones
 _PORTS = re.compile(r"\b(?:5555|5570|5580|9100)\b")
 
@@ -45,13 +47,15 @@ class Example:
     code: str
     notes: dict[str, str]
     output: str = ""
+    files: tuple[tuple[str, str], ...] = ()
 
     def __str__(self) -> str:
         return f"{self.document.relative_to(ROOT)}:{self.line}"
 
     def program(self) -> str:
         """The whole program, on free ports of this machine."""
-        parts = (self.notes.get("before", ""), self.code, self.notes.get("after", ""))
+        saved = (f"cat > {name} <<'SAVED'\n{code.strip(chr(10))}\nSAVED" for name, code in self.files)
+        parts = (self.notes.get("before", ""), *saved, self.code, self.notes.get("after", ""))
         text = "\n".join(textwrap.dedent(part).strip("\n") for part in parts)
         text = re.sub(r"//(trainer|host):", "//127.0.0.1:", text)
         return on_free_ports(text)
@@ -68,17 +72,23 @@ def examples() -> list[Example]:
     """Every fence of README.md and docs/, in their order."""
     found: list[Example] = []
     for document in DOCUMENTS:
-        text = document.read_text()
+        text, files = document.read_text(), dict[str, str]()
         for block in _BLOCK.finditer(text):
             notes = {word: value or "" for word, value in _NOTE.findall(block["notes"])}
             if "prints" in notes:
                 last = found.pop()
                 found.append(
-                    Example(last.document, last.line, last.language, last.code, last.notes, block["code"])
+                    dataclasses.replace(last, output=block["code"])
                 )
                 continue
             line = text.count("\n", 0, block.start("code"))
-            found.append(Example(document, line, block["language"], block["code"], notes))
+            if "file" in notes:
+                files[notes["file"].strip()] = block["code"]
+            named = tuple((name, code) for name, code in files.items() if name in block["code"])
+            shell = block["language"] == "sh"
+            found.append(
+                Example(document, line, block["language"], block["code"], notes, files=named if shell else ())
+            )
     return found
 
 
@@ -88,7 +98,7 @@ def programs(language: str, *, spark: bool) -> list[Example]:
         example
         for example in examples()
         if example.language == language
-        and "not run" not in example.notes
+        and not {"not run", "file"} & example.notes.keys()
         and ("spark" in example.notes) == spark
     ]
 

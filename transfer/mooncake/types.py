@@ -40,9 +40,8 @@ class ZmqConfig:
     """Settings of a `ZmqInterface`, as keyword arguments or attributes. Raises OptionError for other names.
 
     Attributes:
-        thread_count: how many requests of one REP may be in callbacks at the same time. Unless the program
-        sets
-            it, it is one, so that callbacks need no locks.
+        thread_count: how many requests of one REP may be in callbacks at the same time. By default one, so
+            that callbacks need no locks.
         timeout_seconds: how long a request waits for its reply.
         pool_size: how many requests a REQ may have open with each peer; 0: any number.
         enable_rdma: endpoints without a scheme mean rdma://, which falls back to TCP with a warning.

@@ -222,8 +222,7 @@ class TensorMethods:
         Returns:
             (identity, tensors by name, metadata).
 
-        Raises:
-            As `recv_tensors`.
+        Raises as `recv_tensors`.
         """
         return self._sound(receive_bundle_from, self, flags, builder_for(like))
 
