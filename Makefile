@@ -7,7 +7,7 @@
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
 #   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer
-#   make check    ruff, mypy, import-linter, cython-lint, codespell
+#   make check    ruff, mypy, pyright, import-linter, cython-lint, codespell
 #   make quick    the fast checks, and tests of patterns, core and sockets: before each commit
 #   make site     the documentation as a website in build/site, strictly, by MkDocs and by Zensical
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
@@ -101,6 +101,7 @@ check: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/pyright --pythonpath $(PY) examples
 	$(BIN)/lint-imports
 	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint transports/core/native
 	$(BIN)/codespell

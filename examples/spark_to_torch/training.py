@@ -23,7 +23,7 @@ class Trainer:
 
     def train(
         self,
-        batches: Iterable[tuple[Tensor, Tensor, Tensor]],
+        batches: Iterable[tuple[Tensor, ...]],
         rows: int,
         on_batch: Callable[[int, float], None],
     ) -> float:

@@ -77,9 +77,7 @@ def examples() -> list[Example]:
             notes = {word: value or "" for word, value in _NOTE.findall(block["notes"])}
             if "prints" in notes:
                 last = found.pop()
-                found.append(
-                    dataclasses.replace(last, output=block["code"])
-                )
+                found.append(dataclasses.replace(last, output=block["code"]))
                 continue
             line = text.count("\n", 0, block.start("code"))
             if "file" in notes:

@@ -1,4 +1,4 @@
-"""What mypy finds in programs: a misspelt method, a misspelt option, text where bytes are wanted."""
+"""What mypy and pyright find in programs: misspelt methods and options, text where bytes are wanted."""
 
 from __future__ import annotations
 
@@ -51,3 +51,16 @@ def test_mypy_finds_mistakes_and_nothing_else(tmp_path):
     lines = enumerate(PROGRAM.split("\n"), 1)
     wanted = [(str(number), line.split("# ")[1]) for number, line in lines if "  # " in line]
     assert found == wanted, done.stdout + done.stderr
+
+
+@pytest.mark.timeout(200)
+def test_pyright_finds_mistakes_and_nothing_else(tmp_path):
+    file = tmp_path / "program.py"
+    file.write_text(PROGRAM)
+    done = subprocess.run(
+        [sys.executable, "-m", "pyright", "--pythonpath", sys.executable, file],
+        cwd=ROOT, capture_output=True, text=True, timeout=180, check=False,
+    )  # fmt: skip
+    found = re.findall(r"program\.py:(\d+):\d+ - (?:error|warning)", done.stdout)
+    wanted = [number for number, line in enumerate(PROGRAM.split("\n"), 1) if "  # " in line]
+    assert sorted(set(map(int, found))) == wanted, done.stdout + done.stderr

@@ -15,7 +15,7 @@ from transfer.transports.testing.ends import until
 
 pytestmark = pytest.mark.timeout(60)
 
-PROGRAMS = Path(__file__).parents[2] / "docs" / "examples" / "pybroker"
+PROGRAMS = Path(__file__).parents[2] / "examples" / "pybroker"
 
 
 def test_producer_and_consumer(tmp_path):

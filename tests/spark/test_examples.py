@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import subprocess
@@ -28,7 +29,7 @@ def test_spark(example: Example, spark, capsys):
         assert all(float(found) < 0.2 for found in number.findall(printed))
 
 
-ONLINE = "docs/examples/online_training.py"
+ONLINE = "examples/online_training.py"
 
 
 def check_trained(printed: str) -> None:
@@ -40,7 +41,7 @@ def check_trained(printed: str) -> None:
 
 
 def test_online_training(spark, monkeypatch, capsys):
-    """docs/examples/online_training.py, for some seconds, in the session of the test run.
+    """examples/online_training.py, for some seconds, in the session of the test run.
 
     That a program starts a Spark of its own and ends it with its block, `test_the_demo_trains_from_spark`
     proves; the two together: `test_online_training_with_a_spark_of_its_own`.
@@ -71,3 +72,14 @@ def test_online_training_with_a_spark_of_its_own():
     )
     assert done.returncode == 0, done.stderr[-3000:]
     check_trained(done.stdout)
+
+
+def test_notebook(spark, capsys):
+    """examples/inspect_data.ipynb: its cells one after the other, in the session of the test run."""
+    names: dict[str, object] = {}
+    for cell in json.loads((ROOT / "examples" / "inspect_data.ipynb").read_text())["cells"]:
+        if cell["cell_type"] == "code":
+            exec(compile("".join(cell["source"]), "inspect_data.ipynb", "exec"), names)
+    printed = capsys.readouterr().out
+    assert "runs: points" in printed
+    assert "x: 2000 rows, 0 NaN, min 0, mean 999.5, max 1999" in printed

@@ -100,7 +100,7 @@ def test_all_ranks_have_equally_many_steps_to_the_end_of_the_rest(url, tmp_path)
 
 
 def test_the_example_goes_on_with_another_number_of_ranks(url, tmp_path):
-    """docs/examples/ddp.py: two ranks for some steps, then one to the end."""
+    """examples/ddp.py: two ranks for some steps, then one to the end."""
     layouts = (Layout("x", "dense", "float32", (2,)), Layout("y", "dense", "float32"))
 
     def make(ids):
@@ -109,7 +109,7 @@ def test_the_example_goes_on_with_another_number_of_ranks(url, tmp_path):
 
     points = url.replace("/run", "/points")
     send_run(points, [range(ROWS)], frame=100, layouts=layouts, make=make)
-    program = [sys.executable, "docs/examples/ddp.py", points, "--checkpoint", str(tmp_path / "ddp.pt")]
+    program = [sys.executable, "examples/ddp.py", points, "--checkpoint", str(tmp_path / "ddp.pt")]
 
     def run(*options):
         done = subprocess.run(

@@ -1,6 +1,6 @@
 """Structured streaming into an online training loop, with its metrics: a spool, a Spark query and a trainer.
 
-    python docs/examples/online_training.py --seconds 20
+    python examples/online_training.py --seconds 20
 
 A Spark query makes rows without end and writes them with `writeStream.format("transfer")`. Each of its
 batches becomes visible, whole, when Spark commits it. The training loop in this process takes the rows as
@@ -44,7 +44,7 @@ def query(spark: Any, url: str, folder: Path, rows_per_second: int) -> Any:
     )
 
 
-def train(dataset: StreamDataset, seconds: float, on_checkpoint: Any) -> dict[str, float]:
+def train(dataset: StreamDataset[Any], seconds: float, on_checkpoint: Any) -> dict[str, float]:
     """Takes what comes, for so long from the first row on. What it learned, and how far it was behind."""
     torch.manual_seed(0)
     model = nn.Linear(2, 1)

@@ -1,6 +1,6 @@
 """DistributedDataParallel over a run of a spool: two gloo ranks on this machine, with checkpoint and resume.
 
-    python docs/examples/ddp.py run://127.0.0.1:5570/points --checkpoint ddp.pt
+    python examples/ddp.py run://127.0.0.1:5570/points --checkpoint ddp.pt
 
 Reads the columns `x` (float32, any length) and `y` (float32), for instance of
 
@@ -72,7 +72,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     dist.destroy_process_group()
 
 
-def save(path: Path, rank: int, stream: ShardedStream, model: Any, optimizer: Any) -> None:
+def save(path: Path, rank: int, stream: ShardedStream[Any], model: Any, optimizer: Any) -> None:
     """First the checkpoint, then the word to the spool that its rows are done with. One rank does it for
     all."""
     if rank == 0:
@@ -101,7 +101,7 @@ def main() -> None:
     # torch's ranks find each other by a file that must not be there yet.
     arguments.meeting = arguments.checkpoint.resolve().with_suffix(f".{os.getpid()}.meeting")
     try:
-        processes.start_processes(train, (arguments,), nprocs=arguments.ranks, start_method="spawn")
+        processes.spawn(train, (arguments,), nprocs=arguments.ranks)
     finally:
         arguments.meeting.unlink(missing_ok=True)
 
