@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as processes
 from torch import nn
+from torch.multiprocessing.spawn import spawn
 from torch.nn.parallel import DistributedDataParallel
 
 from transfer.torch import ShardedStream
@@ -101,7 +101,7 @@ def main() -> None:
     # torch's ranks find each other by a file that must not be there yet.
     arguments.meeting = arguments.checkpoint.resolve().with_suffix(f".{os.getpid()}.meeting")
     try:
-        processes.spawn(train, (arguments,), nprocs=arguments.ranks)
+        spawn(train, (arguments,), nprocs=arguments.ranks)
     finally:
         arguments.meeting.unlink(missing_ok=True)
 

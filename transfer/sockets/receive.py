@@ -162,7 +162,7 @@ class Receiving(Turns):
         return int(view.nbytes)
 
     @property
-    def newest_stream(self) -> Any:
+    def _newest_stream(self) -> Any:
         """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
         return getattr(self._came, "by", None)
 

@@ -65,7 +65,7 @@ class Backlog:
 
     def _hold(self, identity: bytes) -> None:
         """The connection of the newest message."""
-        stream = self._front.socket.newest_stream
+        stream = self._front.socket._newest_stream
         held = self._held.setdefault(identity, [])
         if stream is not None and stream not in held and self._front.socket._pause_reading(stream):
             held.append(stream)
