@@ -79,7 +79,7 @@ class TransportConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class SocketOptions:
+class DescriptorOptions:
     """Options set on a descriptor before it connects or listens. -1 (or 0 for sizes): the system's default.
 
     send_buffer, receive_buffer: kernel buffers, in bytes.

@@ -41,7 +41,7 @@ IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE = 13, 17
 DMA_BUF_SUPPORTED: Final = 124
 
 
-class Route(Enum):
+class GpuRoute(Enum):
     """The routes in the module's table."""
 
     POINTER = "pointer"
@@ -54,7 +54,7 @@ class Route(Enum):
 class Way(NamedTuple):
     """route: how the bytes go; reason: why, as text; warning: logged once, or empty."""
 
-    route: Route
+    route: GpuRoute
     reason: str
     warning: str = ""
 
@@ -117,23 +117,23 @@ VIRTUAL_WARNING: Final = (
 def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
     """Decides how this memory reaches a transport with these capabilities, on this machine. Never raises."""
     if memory.is_host_readable:
-        return Way(Route.HOST, "the host can read it")
+        return Way(GpuRoute.HOST, "the host can read it")
     if memory.kind not in (CUDA, ROCM):
-        return Way(Route.STAGING, f"nothing is known of devices of kind {memory.kind}")
+        return Way(GpuRoute.STAGING, f"nothing is known of devices of kind {memory.kind}")
     if not (can.device_memory or can.registers_memory):
-        return Way(Route.STAGING, "the transport moves host memory")
+        return Way(GpuRoute.STAGING, "the transport moves host memory")
     if memory.nbytes < DIRECT_FROM:
-        return Way(Route.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
+        return Way(GpuRoute.STAGING, f"{memory.nbytes} bytes: a copy is quicker than what a direct way needs")
     if memory.virtual or (memory.virtual is None and machine.expandable):
         known = "it is" if memory.virtual else "it may be, by PYTORCH_CUDA_ALLOC_CONF,"
-        return Way(Route.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)
+        return Way(GpuRoute.STAGING, f"{known} mapped piece by piece (expandable segments)", VIRTUAL_WARNING)
     if can.device_memory:
-        return Way(Route.POINTER, "the transport takes device pointers")
+        return Way(GpuRoute.POINTER, "the transport takes device pointers")
     if not machine.dmabuf:
-        return Way(Route.DMABUF, "it can be exported as a dma-buf")
+        return Way(GpuRoute.DMABUF, "it can be exported as a dma-buf")
     if not machine.peermem:
-        return Way(Route.PEERMEM, f"a peer-memory module is loaded; no dma-buf: {machine.dmabuf}")
-    return Way(Route.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
+        return Way(GpuRoute.PEERMEM, f"a peer-memory module is loaded; no dma-buf: {machine.dmabuf}")
+    return Way(GpuRoute.STAGING, f"no dma-buf: {machine.dmabuf}; no peermem: {machine.peermem}")
 
 
 # --- parsing what others report --------------------------------------------------------------------

@@ -11,7 +11,7 @@ from typing import Any
 
 from transfer.transports.address import Address
 from transfer.transports.base import Capabilities, Listener
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.connect.backoff import Backoff
 from transfer.transports.connect.connection import (
     Acceptor,
@@ -94,7 +94,7 @@ class InprocTransport(DirectTransport):
     scheme = SCHEME
     capabilities = Capabilities(by_reference=True, same_host=True, has_socket=False)
 
-    def __init__(self, options: SocketOptions | None = None) -> None:
+    def __init__(self, options: DescriptorOptions | None = None) -> None:
         self.options = options  # there is no descriptor to set them on
         self._names = InprocNames()  # for bare streams only
 

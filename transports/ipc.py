@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from transfer.transports.address import Address
 from transfer.transports.base import Capabilities, Listener, Transport
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.errors import AddressError, AddressInUse, TransferError
 from transfer.transports.peercred import peer_credentials
 from transfer.transports.tcp import SocketListener, begin_connect, bind_error, new_socket, tune
@@ -27,8 +27,8 @@ class IpcTransport(Transport):
     scheme = "ipc"
     capabilities = Capabilities(same_host=True)
 
-    def __init__(self, options: SocketOptions | None = None) -> None:
-        self.options = SocketOptions() if options is None else options
+    def __init__(self, options: DescriptorOptions | None = None) -> None:
+        self.options = DescriptorOptions() if options is None else options
 
     def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
         folder = None
@@ -75,7 +75,7 @@ class IpcListener(SocketListener):
         self,
         listener: socket.socket,
         address: Address,
-        options: SocketOptions,
+        options: DescriptorOptions,
         inode: tuple[int, int] | None,
         folder: str | None,
     ) -> None:

@@ -16,7 +16,7 @@ from functools import partial
 from transfer.transports import plugins, probe
 from transfer.transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
 from transfer.transports.base import Transport
-from transfer.transports.config import SocketOptions, TransportConfig
+from transfer.transports.config import DescriptorOptions, TransportConfig
 from transfer.transports.errors import AddressError, OptionError, TransferError
 from transfer.transports.forking import undivided
 from transfer.transports.handshake.choice import BASE, LOCAL, Offer
@@ -57,10 +57,10 @@ def find(scheme: str) -> type[Transport]:
     return _loaded[scheme]
 
 
-def open_transport(scheme: str, options: SocketOptions | None = None) -> Transport:
+def open_transport(scheme: str, options: DescriptorOptions | None = None) -> Transport:
     """A transport for one endpoint. It holds no descriptor and needs no closing."""
     make = find(scheme)
-    return make(SocketOptions() if options is None else options)  # type: ignore[call-arg]
+    return make(DescriptorOptions() if options is None else options)  # type: ignore[call-arg]
 
 
 def schemes() -> tuple[str, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 
 from transfer.transports.address import Address, format_host, is_numeric
 from transfer.transports.base import Capabilities, Listener, Transport
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.descriptors import descriptor_error
 from transfer.transports.errors import (
     AddressError,
@@ -43,8 +43,8 @@ class TcpTransport(Transport):
     scheme = "tcp"
     capabilities = Capabilities(networked=True)
 
-    def __init__(self, options: SocketOptions | None = None) -> None:
-        self.options = SocketOptions() if options is None else options
+    def __init__(self, options: DescriptorOptions | None = None) -> None:
+        self.options = DescriptorOptions() if options is None else options
         self._turn = itertools.count()
 
     def listen(self, address: Address, *, backlog: int = 4096) -> Listener:
@@ -83,7 +83,7 @@ class TcpTransport(Transport):
 class SocketListener(Listener):
     """A listening socket. Its owner closes it; a forgotten one warns as Python's sockets do."""
 
-    def __init__(self, listener: socket.socket, address: Address, options: SocketOptions) -> None:
+    def __init__(self, listener: socket.socket, address: Address, options: DescriptorOptions) -> None:
         self.address = address
         self._socket = listener
         self._options = options
@@ -113,7 +113,7 @@ class SocketListener(Listener):
 # --- shared with ipc --------------------------------------------------------------------------
 
 
-def new_socket(family: int, options: SocketOptions) -> socket.socket:
+def new_socket(family: int, options: DescriptorOptions) -> socket.socket:
     """A non-blocking stream socket with its options set. Raises OutOfDescriptors, AddressNotAvailable."""
     try:
         made = socket.socket(family, socket.SOCK_STREAM)
@@ -130,7 +130,7 @@ def new_socket(family: int, options: SocketOptions) -> socket.socket:
     return made
 
 
-def tune(connection: socket.socket, options: SocketOptions) -> None:
+def tune(connection: socket.socket, options: DescriptorOptions) -> None:
     """Sets sizes and keepalive. No Nagle: frames are gathered already, and have to leave at once."""
     if options.send_buffer > 0:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, options.send_buffer)

@@ -18,12 +18,12 @@ from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST, begin
 from bench.broker.plain import Drain, Source, frame_size
 from bench.work import MIB, Failed
-from transfer.broker.bench.pacing import Pace, Steps
+from transfer.broker.bench.pacing import Pace, PacingSteps
 from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
-from transfer.broker.protocols.ttp import HEADER_SIZE, Kind, encode_head
+from transfer.broker.protocols.ttp import HEADER_SIZE, TtpKind, encode_head
 
 TOPIC = "bench"
 #: frames that a flooding publisher gives to the kernel at once
@@ -110,7 +110,7 @@ def publish(stage: Stage, address: Address, flow: Flow, lines: list[Connection])
 
 def flood(stage: Stage, address: Address, flow: Flow, lines: list[Connection]) -> tuple[float, float]:
     """Publishes by a plain socket, many messages with one call."""
-    frame = encode_head(Kind.PUBLISH, TOPIC.encode(), size=flow.size) + flow.payload
+    frame = encode_head(TtpKind.PUBLISH, TOPIC.encode(), size=flow.size) + flow.payload
     many, pace = memoryview(frame * _AT_ONCE), Pace(lines, flow.in_flight, flow.subscribers)
     with closing(Source(address)) as source:
         begin(stage)
@@ -126,7 +126,7 @@ def flood(stage: Stage, address: Address, flow: Flow, lines: list[Connection]) -
 
 def receive(stage: Stage, address: Address, flow: Flow, line: Connection) -> tuple[float, float]:
     """Receives by the client; returns (time of the first message, time of the last)."""
-    steps = Steps({0: line}, _every(flow))
+    steps = PacingSteps({0: line}, _every(flow))
     first = 0.0
     with TtpClient(*address, name="bench") as client:
         client.subscribe(TOPIC)
@@ -142,7 +142,7 @@ def receive(stage: Stage, address: Address, flow: Flow, line: Connection) -> tup
 
 def drain(stage: Stage, address: Address, flow: Flow, line: Connection) -> tuple[float, float]:
     """Receives by a plain socket, without parsing; returns (time of the first payload byte, end)."""
-    steps, first = Steps({0: line}, _every(flow)), 0.0
+    steps, first = PacingSteps({0: line}, _every(flow)), 0.0
     size, reported = frame_size(TOPIC, flow.size), 0
     with closing(Drain(address, TOPIC)) as one:
         begin(stage)

@@ -16,7 +16,7 @@ from bench.work import KIB
 from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, TtpKind, encode_head
 
 _PROCESSES = 10
 _BATCH = 64
@@ -112,13 +112,13 @@ def _idle(place: Place, kind: str) -> Sample:
 
 def _connect_ttp(stage: Stage, address: tuple[str, int], count: int) -> None:
     _raise_limit()
-    wish = encode_head(Kind.SUBSCRIBE, f"bench/{os.getpid()}".encode(), flags=WANTED, stream_id=1)
+    wish = encode_head(TtpKind.SUBSCRIBE, f"bench/{os.getpid()}".encode(), flags=WANTED, stream_id=1)
     with ExitStack() as stack:
         for _ in range(count):
             one = stack.enter_context(socket.create_connection(address, PATIENCE))
             one.sendall(wish)
             answer = one.recv(HEADER_SIZE, socket.MSG_WAITALL)
-            assert answer[6] == Kind.ACK
+            assert answer[6] == TtpKind.ACK
         stage.send("connected")
         stage.receive()
 

@@ -12,7 +12,7 @@ from bench.broker.case import Place, Sample
 from bench.broker.cycle import LONGEST, begin
 from bench.broker.flow import TOPIC, Flow
 from bench.work import Failed
-from transfer.broker.bench.processes import PATIENCE, Member, Processes, Stage, until_done
+from transfer.broker.bench.processes import PATIENCE, BenchMember, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.protocols.native import Join, Op, decode, encode, encode_deliveries, encode_join
@@ -64,7 +64,7 @@ def kept(place: Place) -> Sample:
     }
 
 
-def _played(target: Started, members: list[Member]) -> float:
+def _played(target: Started, members: list[BenchMember]) -> float:
     """Returns the seconds from the start to the end of the last process."""
     for member in members:
         member.receive(PATIENCE)

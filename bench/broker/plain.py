@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 
 from bench.work import Failed
-from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, encode_head
+from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, TtpKind, encode_head
 
 _BUFFER = 1 << 20
 #: the position of the kind in a header
@@ -19,9 +19,9 @@ _PATIENCE = 60.0
 
 def _asked(connection: socket.socket, topic: str) -> None:
     """Subscribes, and waits for the answer, which must be the first message."""
-    connection.sendall(encode_head(Kind.SUBSCRIBE, topic.encode(), flags=WANTED, stream_id=1))
+    connection.sendall(encode_head(TtpKind.SUBSCRIBE, topic.encode(), flags=WANTED, stream_id=1))
     answer = connection.recv(HEADER_SIZE, socket.MSG_WAITALL)
-    if len(answer) != HEADER_SIZE or answer[_KIND_AT] != Kind.ACK:
+    if len(answer) != HEADER_SIZE or answer[_KIND_AT] != TtpKind.ACK:
         raise Failed(f"no ACK, but {answer!r}")
 
 
@@ -64,7 +64,7 @@ class Drain:
             self.received += got
             if time.monotonic() - self._beat > _BEAT:
                 self._beat = time.monotonic()
-                self._socket.sendall(encode_head(Kind.HEARTBEAT))
+                self._socket.sendall(encode_head(TtpKind.HEARTBEAT))
             yield self.received
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ import numpy as np
 
 from bench.spark.service import Service
 from transfer.spark.options import parse_options
-from transfer.spark.producer import Attempt, SocketSender
+from transfer.spark.producer import SocketSender, TaskAttempt
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse
@@ -51,7 +51,7 @@ def send(url: str, layout: Layout, frame: dict[str, np.ndarray], rows: int) -> N
     endpoint = f"{address.endpoint.rpartition(':')[0]}:{declared['port']}"
     sender = SocketSender(endpoint, parse_options({"endpoint": endpoint, "delivery": "eager"}))
     layouts = json.dumps(row_layouts.to_json([layout]))
-    attempt = Attempt(sender, address.run, "job", 0, 0, columns=layouts)
+    attempt = TaskAttempt(sender, address.run, "job", 0, 0, columns=layouts)
     for _ in range(rows // FRAME):
         attempt.send(frame, FRAME)
     receipt = attempt.finish()

@@ -12,7 +12,7 @@ from tests.broker.running import FREE, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
-from transfer.broker.clients.registry import Registration, look_up
+from transfer.broker.clients.registry import RegisteredName, look_up
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import AbtpEndpoints
@@ -172,8 +172,8 @@ def test_the_rest(tmp_path):
             Case("serve", serve, {"context": context, "port": 0}, ("port: None", "registry: None")),
             Case("look_up", look_up, {"registry": "x"}),
             Case(
-                "Registration",
-                Registration,
+                "RegisteredName",
+                RegisteredName,
                 {"registry": "registry://127.0.0.1:1/x", "endpoint": "tcp://127.0.0.1:5"},
                 ("advertise: text", "metadata: None", "context: None"),
             ),

@@ -19,7 +19,7 @@ from bench.broker.case import Case, Goal, Peer
 from transfer.broker.bench import usage
 from transfer.broker.bench.figures import HEAD, Latency, Result, Samples, percentile, row
 from transfer.broker.bench.measurement import measure
-from transfer.broker.bench.pacing import Pace, Steps
+from transfer.broker.bench.pacing import Pace, PacingSteps
 from transfer.broker.bench.payloads import Opened, Payloads
 from transfer.broker.bench.plan import CLASSES, TRANSIENT, Mode, Plan, matrix
 from transfer.broker.bench.processes import Processes, Stage, until_done
@@ -209,7 +209,7 @@ def test_a_payload_tells_its_age_and_publisher(compress):
 def test_publishers_keep_step_with_receivers():
     with Processes() as crew:
         reading, writing = crew.pipe()
-        pace, steps = Pace([reading], in_flight=4, copies=2), Steps({0: writing}, 3)
+        pace, steps = Pace([reading], in_flight=4, copies=2), PacingSteps({0: writing}, 3)
         for _ in range(4):
             pace.take(0.0)
         for _ in range(5):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 
 from transfer.broker.protocols.abtp import (
-    Limits,
+    AbtpLimits,
     Published,
     Rejected,
     read_frames,
 )
 
 PEER, NOW = b"\x00peer", 1_700_000_000_000
-SMALL = Limits(100_000)
+SMALL = AbtpLimits(100_000)
 ENVELOPE = {
     "spec_version": "abtp/1",
     "message_id": "m-1",

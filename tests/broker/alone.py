@@ -13,9 +13,9 @@ from contextlib import contextmanager, suppress
 
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.hub import Hub
-from transfer.broker.delivery.subscriber import Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber
 from transfer.broker.net.connection_group import ConnectionGroup
-from transfer.broker.net.listener import Listener
+from transfer.broker.net.listener import LoopListener
 from transfer.broker.storage.store import Store
 from transfer.log import Log
 from transfer.transports.core import Pool
@@ -47,7 +47,7 @@ class Alone:
         self.hub = _hub(self._loop, self._log, durable, most)
         self._lines = lines = ConnectionGroup(self._loop, self._pool)
         self.fronts = [make(self.hub, lines) for make in makers]
-        self._listeners = [Listener(self._loop, "127.0.0.1", 0, front.connected) for front in self.fronts]
+        self._listeners = [LoopListener(self._loop, "127.0.0.1", 0, front.connected) for front in self.fronts]
 
     def call(self, function, *arguments):
         """What the function answers when it is called on the loop."""
@@ -115,7 +115,7 @@ def receive(connection: socket.socket, nbytes: int) -> bytes:
     return data
 
 
-class Recorder(Subscriber):
+class Recorder(BrokerSubscriber):
     """Subscribes to everything, and remembers (topic, payload) of what came whole or in pieces."""
 
     def __init__(self):

@@ -9,9 +9,9 @@ from transfer.broker.core.dispatcher import Dispatcher, Rules
 from transfer.broker.core.dispatcher_actions import (
     Admitted,
     Answer,
-    Audit,
-    DeadLetter,
+    AuditAction,
     Dispatch,
+    KeepDeadLetter,
     Now,
     Persist,
 )
@@ -84,9 +84,9 @@ class InMemory:
                         actions += self._given_up(action, sent)
                 case Answer(peer, reply):
                     self._courier.answer(peer, reply)
-                case DeadLetter() as letter:
+                case KeepDeadLetter() as letter:
                     self.letters.append(letter)
-                case Audit() as audit:
+                case AuditAction() as audit:
                     self.audits.append(audit)
 
     def _tick(self):

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.hub import Hub
 from transfer.broker.delivery.message import Front, Message
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.storage.store import Store
 from transfer.log import Log
 
@@ -96,7 +96,7 @@ class Publisher:
         assert self.paused >= 0, "resumed more often than paused"
 
 
-class Ear(Subscriber):
+class Ear(BrokerSubscriber):
     """heard: payloads in the order in which they come, whole ones and those of pieces; or a reason in
     brackets. What it was offered waits until `take`; auto: it takes everything at once."""
 

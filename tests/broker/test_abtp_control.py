@@ -18,10 +18,10 @@ from transfer.broker.core.dispatcher_actions import (
     Nack,
     Register,
 )
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.protocols.abtp import (
-    ControlMessage,
-    Limits,
+    AbtpControl,
+    AbtpLimits,
     encode_control,
     encode_register,
     read_control,
@@ -87,15 +87,15 @@ def test_raw_in_an_envelope_is_base64():
 def test_bombs_are_refused(packed):
     bomb = packed(b"1" * 50_000_000)
     assert len(bomb) < 250_000
-    limits = Limits(1_000_000)
+    limits = AbtpLimits(1_000_000)
     assert code(TOPIC, bomb, limits=limits) == Code.OVERSIZED_PAYLOAD
     assert code(*new({"compression": "lz4"}, bomb), limits=limits) == Code.OVERSIZED_PAYLOAD
     assert decompress(packed(b"1" * 1_000_000), 1_000_000) == b"1" * 1_000_000
 
 
 def test_large_payloads_are_refused():
-    assert code(TOPIC, b"1" * 101, limits=Limits(100)) == Code.OVERSIZED_PAYLOAD
-    assert code(*new({}, b"1" * 101), limits=Limits(100)) == Code.OVERSIZED_PAYLOAD
+    assert code(TOPIC, b"1" * 101, limits=AbtpLimits(100)) == Code.OVERSIZED_PAYLOAD
+    assert code(*new({}, b"1" * 101), limits=AbtpLimits(100)) == Code.OVERSIZED_PAYLOAD
 
 
 @pytest.mark.parametrize("cut", [1, 5, 12])
@@ -131,7 +131,7 @@ def test_what_was_compressed_comes_back(data, times):
 IDS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=20)
 OPTIONAL = st.none() | IDS
 NAMES = st.lists(IDS, max_size=3, unique=True).map(tuple)
-CAPABLE = st.builds(Capabilities, st.booleans(), NAMES, NAMES.filter(bool), st.integers(1, 5000))
+CAPABLE = st.builds(ConsumerCapabilities, st.booleans(), NAMES, NAMES.filter(bool), st.integers(1, 5000))
 PATTERNS = st.lists(IDS, max_size=4, unique=True).map(tuple)
 TENANTS = st.sampled_from(["", "t"])
 
@@ -140,7 +140,7 @@ TENANTS = st.sampled_from(["", "t"])
 @settings(max_examples=100)
 def test_registrations_read_back(ask):
     data = encode_register(ask)
-    assert read(b"", b"_control", data) == read(b"_control", data) == ControlMessage(ask, data, b"")
+    assert read(b"", b"_control", data) == read(b"_control", data) == AbtpControl(ask, data, b"")
 
 
 @given(
@@ -154,20 +154,26 @@ def test_registrations_read_back(ask):
 @settings(max_examples=100)
 def test_requests_read_back(ask):
     data = encode_control(ask, NOW)
-    assert read(b"", b"_control", data, b"signature") == ControlMessage(ask, data, b"signature")
+    assert read(b"", b"_control", data, b"signature") == AbtpControl(ask, data, b"signature")
 
 
 @pytest.mark.parametrize(
     ("said", "meant"),
     [
-        ({"supports_codec": "json"}, Capabilities(supports_codec=("json",))),
-        ({"supports_codec": ["raw"]}, Capabilities(supports_codec=("raw",))),
-        ({"supports_codec": True}, Capabilities()),
-        ({"supports_compression": True}, Capabilities(supports_compression=("lz4",))),
-        ({"supports_compression": ["zstd", "lz4"]}, Capabilities(supports_compression=("zstd", "lz4"))),
-        ({"supports_compression": "lz4"}, Capabilities(supports_compression=("lz4",))),
-        ({"supports_compression": False}, Capabilities()),
-        ({"supports_ack": False, "max_inflight": 2}, Capabilities(supports_ack=False, max_inflight=2)),
+        ({"supports_codec": "json"}, ConsumerCapabilities(supports_codec=("json",))),
+        ({"supports_codec": ["raw"]}, ConsumerCapabilities(supports_codec=("raw",))),
+        ({"supports_codec": True}, ConsumerCapabilities()),
+        ({"supports_compression": True}, ConsumerCapabilities(supports_compression=("lz4",))),
+        (
+            {"supports_compression": ["zstd", "lz4"]},
+            ConsumerCapabilities(supports_compression=("zstd", "lz4")),
+        ),
+        ({"supports_compression": "lz4"}, ConsumerCapabilities(supports_compression=("lz4",))),
+        ({"supports_compression": False}, ConsumerCapabilities()),
+        (
+            {"supports_ack": False, "max_inflight": 2},
+            ConsumerCapabilities(supports_ack=False, max_inflight=2),
+        ),
     ],
 )
 def test_capabilities_as_others_say_them(said, meant):

@@ -22,10 +22,10 @@ from tests.broker.abtp_alone import (
     subscribed,
 )
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
-from transfer.broker.core.admission import Limits
+from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.delivery import RetryPolicy
 from transfer.broker.core.dispatcher import Rules
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.protocols.abtp_words import Code
 from transfer.transports.errors import Again, ProtocolError
 
@@ -230,7 +230,7 @@ def test_a_session_that_the_broker_forgot_begins_anew(broker):
 
 
 def test_a_full_queue_tells_the_producer(tmp_path):
-    rules = Rules(limits=Limits(max_per_topic_queue=2))
+    rules = Rules(limits=AdmissionLimits(max_per_topic_queue=2))
     with running(tmp_path, rules=rules, routes=[("t", "nobody")]) as broker:
         with AbtpProducer(router(broker)) as producer:
             producer.publish("t", 1)
@@ -271,8 +271,12 @@ def test_too_much_that_waits_for_the_disk(tmp_path):
 def test_many_messages_in_order(broker):
     with (
         AbtpProducer(router(broker)) as producer,
-        AbtpConsumer("w", ["t"], router(broker), capabilities=Capabilities(max_inflight=50)) as consumer,
-        AbtpConsumer("v", ["u"], router(broker), capabilities=Capabilities(supports_ack=False)) as careless,
+        AbtpConsumer(
+            "w", ["t"], router(broker), capabilities=ConsumerCapabilities(max_inflight=50)
+        ) as consumer,
+        AbtpConsumer(
+            "v", ["u"], router(broker), capabilities=ConsumerCapabilities(supports_ack=False)
+        ) as careless,
     ):
         for start in range(0, 1000, 200):
             for number in range(start, start + 200):

@@ -12,7 +12,7 @@ from transfer.broker.fronts.abtp_pub import MOST_PREFIXES, PubSubscriber
 from transfer.broker.fronts.abtp_unrouted import _MOST_BYTES, AwaitingRoute
 from transfer.broker.protocols.abtp import (
     MAX_SUBSCRIPTIONS,
-    Limits,
+    AbtpLimits,
     ProtocolError,
     Published,
     read_control,
@@ -47,7 +47,7 @@ def test_an_envelope_without_its_payload(payload):
         said = {"spec_version": "abtp/1", "message_id": "m", "producer_id": "p", "topic": "t",
                 "timestamp_unix_ms": 1, "more": "x" * more, "payload": payload}  # fmt: skip
         text = json.dumps(said).encode()
-        return read_frames([b"peer", b"t", text], 1, "id", Limits()), len(text) - len(json.dumps(payload))
+        return read_frames([b"peer", b"t", text], 1, "id", AbtpLimits()), len(text) - len(json.dumps(payload))
 
     room = MAX_CONTROL - read(0)[1]
     assert isinstance(read(room)[0], Published)
@@ -58,7 +58,7 @@ def test_an_envelope_without_its_payload(payload):
 def test_fields_of_an_envelope_are_not_made_before_they_are_counted():
     fields = b",".join(b'"%d":1' % number for number in range(100_000))
     text = b'{"spec_version":"abtp/1","message_id":"m","payload":1,' + fields + b"}"
-    assert "65,536" in read_frames([b"peer", b"t", text], 1, "id", Limits()).text
+    assert "65,536" in read_frames([b"peer", b"t", text], 1, "id", AbtpLimits()).text
 
 
 @pytest.mark.parametrize(

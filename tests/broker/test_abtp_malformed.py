@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.broker.abtp_alone import plain, pub, router, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
-from transfer.broker.protocols.abtp import CONTROL, Limits, Rejected, read_frames
+from transfer.broker.protocols.abtp import CONTROL, AbtpLimits, Rejected, read_frames
 from transfer.broker.protocols.abtp_delivered import read_delivered
 from transfer.broker.protocols.abtp_envelope import write_envelope
 from transfer.broker.protocols.abtp_words import Code
@@ -78,7 +78,7 @@ FUZZ = settings(
 @FUZZ
 @given(FRAMES)
 def test_reading_never_raises(frames):
-    read_frames([b"peer", b"", *frames], 1, "new", Limits(1 << 20))
+    read_frames([b"peer", b"", *frames], 1, "new", AbtpLimits(1 << 20))
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_reading_never_raises(frames):
     ],
 )
 def test_text_that_is_no_utf_8(frames):
-    answer = read_frames([b"peer", b"", *frames], 1, "new", Limits(1 << 20))
+    answer = read_frames([b"peer", b"", *frames], 1, "new", AbtpLimits(1 << 20))
     if len(frames) == 5:
         assert isinstance(answer, Rejected)
         assert answer.code == Code.MALFORMED_ENVELOPE
@@ -178,7 +178,7 @@ SHAPES = ["old", "old block", "old whole", "new", "new lz4", "headers", "own hea
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("case", UNREADABLE)
 def test_json_that_readers_cannot_decode_is_refused(case, shape):
-    answer = read_frames([b"peer", b"", *frames_with(UNREADABLE[case], shape)], 1, "new", Limits(1 << 20))
+    answer = read_frames([b"peer", b"", *frames_with(UNREADABLE[case], shape)], 1, "new", AbtpLimits(1 << 20))
     assert isinstance(answer, Rejected)
     assert answer.code == Code.MALFORMED_ENVELOPE
 
@@ -186,7 +186,7 @@ def test_json_that_readers_cannot_decode_is_refused(case, shape):
 @pytest.mark.parametrize("shape", ["old", "old block", "new", "new lz4"])
 @pytest.mark.parametrize("case", READABLE)
 def test_json_that_only_looks_unreadable_is_taken(case, shape):
-    answer = read_frames([b"peer", b"", *frames_with(READABLE[case], shape)], 1, "new", Limits(1 << 20))
+    answer = read_frames([b"peer", b"", *frames_with(READABLE[case], shape)], 1, "new", AbtpLimits(1 << 20))
     assert answer.envelope.payload == READABLE[case]
     read_delivered(write_envelope(answer.envelope.head, answer.envelope.payload, "json"), 1 << 20)
 

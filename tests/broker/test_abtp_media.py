@@ -18,11 +18,11 @@ from tests.broker.abtp_alone import direct, plain, registered, router, running, 
 from tests.broker.running import running as whole
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.core.sessions import Capabilities, Session
+from transfer.broker.core.sessions import ConsumerCapabilities, Session
 from transfer.broker.protocols import abtp_media
 from transfer.broker.protocols.abtp_media import (
-    Codec,
     Compressor,
+    MediaCodec,
     codec,
     compressor,
     compressor_of,
@@ -135,7 +135,7 @@ def test_sessions_of_an_earlier_version_are_understood(tmp_path):
     try:
         sessions = Sessions(database)
         for number, said in enumerate((True, False, ("zstd",))):
-            able = Capabilities(supports_compression=said)
+            able = ConsumerCapabilities(supports_compression=said)
             sessions.update({("", f"c{number}"): Session("", f"c{number}", f"s{number}", None, ("t",), able)})
         found = {one.consumer_id: one.capabilities.supports_compression for one in sessions.load()}
     finally:
@@ -151,7 +151,7 @@ VALUE = {"loss": 0.25, "steps": [1, 2, 3], "weights": b"\x00\xff"}
 
 @pytest.mark.parametrize("compress", [False, True, "zstd"])
 def test_messagepack_reaches_a_consumer_and_a_subscriber(broker, compress):
-    able = Capabilities(supports_codec=("msgpack",), supports_compression=("brotli", "zstd", "lz4"))
+    able = ConsumerCapabilities(supports_codec=("msgpack",), supports_compression=("brotli", "zstd", "lz4"))
     endpoint = router(broker)
     with (
         subscribed(broker, "t.") as subscriber,
@@ -178,7 +178,7 @@ def test_a_consumer_is_sent_what_it_asked_for_first_and_we_know(broker):
 def test_what_its_consumer_does_not_read_is_a_dead_letter(broker):
     with (
         AbtpConsumer(
-            "w", ["t"], router(broker), capabilities=Capabilities(supports_codec=("json",))
+            "w", ["t"], router(broker), capabilities=ConsumerCapabilities(supports_codec=("json",))
         ) as worker,
         AbtpProducer(router(broker)) as producer,
     ):
@@ -194,7 +194,7 @@ def test_what_its_consumer_does_not_read_is_a_dead_letter(broker):
 
 @pytest.mark.parametrize("payload", [b"\xa1\xff", b"\x81\x80\x01", b"\xc7\x0c\xff" + b"\xff" * 12])
 def test_what_no_codec_decodes_is_a_dead_letter_and_concerns_nobody_else(broker, payload, caplog):
-    able = Capabilities(supports_codec=("msgpack", "json"), max_inflight=1)
+    able = ConsumerCapabilities(supports_codec=("msgpack", "json"), max_inflight=1)
     with (
         plain(broker) as sockets,
         AbtpConsumer("w", ["t"], router(broker), capabilities=able) as worker,
@@ -265,7 +265,7 @@ def test_the_client_says_what_it_cannot_encode(broker):
 # --- those of others ----------------------------------------------------------------------------------
 
 
-class Csv(Codec):
+class Csv(MediaCodec):
     def encode(self, value):
         return "\n".join(",".join(map(str, row)) for row in value).encode()
 
@@ -313,7 +313,7 @@ def brought(monkeypatch):
 
 def test_a_codec_and_a_compressor_of_another_distribution(brought, tmp_path):
     brought(codec=("csv", "Csv"), compressor=("backwards", "Backwards"))
-    able = Capabilities(supports_codec=("csv",), supports_compression=("backwards",))
+    able = ConsumerCapabilities(supports_codec=("csv",), supports_compression=("backwards",))
     with (
         running(tmp_path) as broker,
         AbtpConsumer("w", ["t"], router(broker), capabilities=able) as worker,
@@ -343,7 +343,7 @@ class Unmarked(Backwards):
 
 def test_a_careless_compressor_costs_its_message(brought, tmp_path):
     brought(compressor=("careless", "Careless"))
-    able = Capabilities(supports_compression=("careless",))
+    able = ConsumerCapabilities(supports_compression=("careless",))
     with (
         running(tmp_path) as broker,
         AbtpConsumer("w", ["t"], router(broker), capabilities=able) as worker,
@@ -372,7 +372,7 @@ def test_a_careless_compressor_costs_its_message(brought, tmp_path):
             {"codec": ("csv", "Nothing")},
             "own_package:Nothing, the entry.* csv.*cannot be loaded.*Nothing",
         ),
-        ({"codec": ("csv", "Codec")}, "Codec, the entry point csv.*cannot be made.*abstract"),
+        ({"codec": ("csv", "MediaCodec")}, "Codec, the entry point csv.*cannot be made.*abstract"),
         ({"compressor": ("odd", "Unmarked")}, "the compressor odd has no magic"),
     ],
 )

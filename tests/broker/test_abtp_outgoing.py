@@ -14,9 +14,9 @@ from tests.broker.asking import until
 from tests.broker.running import running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints, FastPath
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.delivery.delivery_sink import Sent
-from transfer.broker.fronts.abtp_sender import Outgoing
+from transfer.broker.fronts.abtp_sender import AbtpOutgoing
 from transfer.broker.offload_pool import OffloadPool
 from transfer.broker.protocols.abtp_media import Lz4
 
@@ -46,7 +46,7 @@ def played(scene, **settings):
 
     async def run():
         pool = OffloadPool(asyncio.get_running_loop(), FastPath(cutover=CUTOVER, **settings), Counter())
-        outgoing = Outgoing(peers.send, pool)
+        outgoing = AbtpOutgoing(peers.send, pool)
         scene(peers, outgoing)
         peers.ready.set()
         while outgoing._waiting:  # noqa: ASYNC110 - it tells nobody
@@ -85,7 +85,7 @@ def test_what_cannot_be_sent_later_is_told():
 
 
 def packing(broker):
-    able = Capabilities(supports_ack=True, max_inflight=100, supports_compression=("lz4",))
+    able = ConsumerCapabilities(supports_ack=True, max_inflight=100, supports_compression=("lz4",))
     return AbtpConsumer("worker", ["t.*"], broker.endpoints["abtp router"], capabilities=able)
 
 

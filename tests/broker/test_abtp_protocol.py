@@ -22,7 +22,7 @@ from transfer.broker.core.dispatcher_actions import (
     Registered,
     Taken,
 )
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.protocols.abtp import (
     Published,
     Rejected,
@@ -212,7 +212,7 @@ def test_the_documents_requests():
     envelope_frames = found.pop("old producer, whole envelope")
     assert published(*envelope_frames).message_id == "m-1"
     asks = {
-        "register": Register("w", "", "direct", ("a.*",), Capabilities(max_inflight=8)),
+        "register": Register("w", "", "direct", ("a.*",), ConsumerCapabilities(max_inflight=8)),
         "heartbeat": Heartbeat("w", "s-1"),
         "deregister": Deregister("w", "s-1"),
         "ack": Ack("m-1", "w"),

@@ -15,7 +15,7 @@ from tests.core.raw import eventually
 from tests.fuzz.serving import Held, Process
 from transfer.broker.clients.abtp import AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.fronts.abtp_peer_names import Names
+from transfer.broker.fronts.abtp_peer_names import NameTable
 from transfer.broker.protocols.zmtp import GREETING
 
 WHOLE = b"\xff" + bytes(8) + b"\x7f\x03\x00" + b"NULL".ljust(20, b"\0") + bytes(32)
@@ -134,7 +134,7 @@ def test_what_cannot_be_followed_is_refused(tmp_path, caplog, said, why):
 
 
 def test_names_of_one_identity():
-    names = Names()
+    names = NameTable()
     first, before = names.enter(b"me", 1)
     assert before is None and names.newest(b"me") is first
     second, before = names.enter(b"me", 2)
@@ -147,7 +147,7 @@ def test_names_of_one_identity():
 
 
 def test_peers_without_an_identity_have_names_too():
-    names = Names()
+    names = NameTable()
     first, second = (names.enter(b"", number)[0] for number in (1, 2))
     assert first.name != second.name
     assert [names.newest(names.identity(one.name)) for one in (first, second)] == [first, second]
@@ -156,7 +156,7 @@ def test_peers_without_an_identity_have_names_too():
 
 
 def test_bytes_that_wait_for_a_peer():
-    named, _ = Names().enter(b"", 1)
+    named, _ = NameTable().enter(b"", 1)
     named.forwarded += 40  # the handshake's
     assert named.queued_bytes() == 0
     named.sent += 100

@@ -9,7 +9,7 @@ import json
 import pytest
 
 from transfer.broker.http import admin
-from transfer.broker.http.health import Problem
+from transfer.broker.http.health import HealthProblem
 from transfer.broker.http.request_params import RequestParams
 from transfer.broker.storage.audit_chain import check_export
 from transfer.broker.storage.dead_letter import Reference
@@ -257,7 +257,7 @@ def test_health_and_metrics_need_no_token(desk):
         client = Client(port)
         assert client.ask("GET", "/livez")[0] == 200
         assert json.loads(client.ask("GET", "/readyz")[2]) == {"status": "ok"}
-        problems.append(Problem("the log is full", "group 'g' holds it"))
+        problems.append(HealthProblem("the log is full", "group 'g' holds it"))
         for named, wanted in ((client, "the log is full"), (Client(port, TOKEN.encode()), str(problems[0]))):
             status, _, body = named.ask("GET", "/readyz")
             assert (status, json.loads(body)) == (503, {"status": "failing", "problems": [wanted]})

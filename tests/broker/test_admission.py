@@ -5,12 +5,19 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.core.admission import MOST_TENANTS, OTHER, Admission, Limit, Limits, Outcome
+from transfer.broker.core.admission import (
+    MOST_TENANTS,
+    OTHER,
+    Admission,
+    AdmissionLimits,
+    AdmissionOutcome,
+    Limit,
+)
 from transfer.transports.errors import OptionError
 
 
 def test_defaults():
-    limits = Limits()
+    limits = AdmissionLimits()
     assert limits.max_inflight_per_consumer == 1024
     assert limits.max_per_topic_queue == 256
     assert limits.max_queued_direct == 4096
@@ -20,15 +27,15 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("limits", "limit", "outcome"),
     [
-        ({"max_global_ingress": 2}, Limit.GLOBAL_INGRESS, Outcome.THROTTLED),
-        ({"tenant_quota": 2}, Limit.TENANT, Outcome.THROTTLED),
-        ({"tenant_quotas": {"a": 2}}, Limit.TENANT, Outcome.THROTTLED),
-        ({"max_queued_direct": 2}, Limit.QUEUED_DIRECT, Outcome.DROPPED),
-        ({"max_per_topic_queue": 2}, Limit.TOPIC_QUEUE, Outcome.DROPPED),
+        ({"max_global_ingress": 2}, Limit.GLOBAL_INGRESS, AdmissionOutcome.THROTTLED),
+        ({"tenant_quota": 2}, Limit.TENANT, AdmissionOutcome.THROTTLED),
+        ({"tenant_quotas": {"a": 2}}, Limit.TENANT, AdmissionOutcome.THROTTLED),
+        ({"max_queued_direct": 2}, Limit.QUEUED_DIRECT, AdmissionOutcome.DROPPED),
+        ({"max_per_topic_queue": 2}, Limit.TOPIC_QUEUE, AdmissionOutcome.DROPPED),
     ],
 )
 def test_each_limit_has_its_name(limits, limit, outcome):
-    admission = Admission(Limits(**limits))
+    admission = Admission(AdmissionLimits(**limits))
     for _ in range(2):
         assert admission.refuses("a", "c", "t") is None
         admission.began("a")
@@ -42,7 +49,7 @@ def test_each_limit_has_its_name(limits, limit, outcome):
 
 
 def test_others_are_not_refused():
-    admission = Admission(Limits(max_per_topic_queue=1, tenant_quota=2))
+    admission = Admission(AdmissionLimits(max_per_topic_queue=1, tenant_quota=2))
     admission.began("a")
     admission.waits("a", "c", "t")
     assert admission.refuses("a", "c", "t") is Limit.TOPIC_QUEUE
@@ -55,12 +62,12 @@ def test_others_are_not_refused():
 
 
 def test_what_is_for_another_day_leaves_room_for_today():
-    admission = Admission(Limits(max_queued_direct=5, longest_delay=10.0))
+    admission = Admission(AdmissionLimits(max_queued_direct=5, longest_delay=10.0))
     for _ in range(3):
         assert admission.refuses("a", "c", "t", 10.0) is None
         admission.waits("a", "c", "t", later=True)
     assert admission.refuses("b", "d", "u", 0.1) is Limit.LATER_QUEUE
-    assert admission.counts == {Outcome.DROPPED: 1}
+    assert admission.counts == {AdmissionOutcome.DROPPED: 1}
     assert admission.refuses("b", "d", "u") is None
     admission.waited("a", "c", "t", later=True)
     admission.waits("a", "c", "t")  # its time has come
@@ -69,7 +76,7 @@ def test_what_is_for_another_day_leaves_room_for_today():
 
 
 def test_a_quota_of_nothing():
-    admission = Admission(Limits(tenant_quotas={"blocked": 0}))
+    admission = Admission(AdmissionLimits(tenant_quotas={"blocked": 0}))
     assert admission.refuses("blocked", "c", "t") is Limit.TENANT
 
 
@@ -77,14 +84,16 @@ def test_deferred_is_counted():
     admission = Admission()
     admission.defer()
     admission.count(Limit.INFLIGHT)
-    assert admission.counts == {Outcome.DEFERRED: 2}
+    assert admission.counts == {AdmissionOutcome.DEFERRED: 2}
     assert admission.reached == {Limit.INFLIGHT: 1}
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("cd"), st.sampled_from("tu")), max_size=60))
 @settings(max_examples=100)
 def test_limits_hold_whatever_comes(wishes):
-    limits = Limits(max_per_topic_queue=3, max_queued_direct=9, max_global_ingress=12, tenant_quota=7)
+    limits = AdmissionLimits(
+        max_per_topic_queue=3, max_queued_direct=9, max_global_ingress=12, tenant_quota=7
+    )
     admission, taken = Admission(limits), []
     for wish in wishes:
         if admission.refuses(*wish) is None:
@@ -108,11 +117,11 @@ def test_limits_hold_whatever_comes(wishes):
 )
 def test_limits_that_make_no_sense(wrong):
     with pytest.raises(OptionError):
-        Limits(**wrong)
+        AdmissionLimits(**wrong)
 
 
 def test_messages_are_counted_by_tenant():
-    admission = Admission(Limits(tenant_quota=2))
+    admission = Admission(AdmissionLimits(tenant_quota=2))
     for tenant in ("a", "a", "b"):
         assert admission.refuses(tenant, "d", "t") is None
         admission.began(tenant)
@@ -140,10 +149,10 @@ def test_tenants_without_end_take_no_memory_without_end():
 @pytest.mark.parametrize(
     ("limits", "tenants", "share"),
     [
-        (Limits(), [], 0.0),
-        (Limits(max_global_ingress=10, tenant_quota=10), ["a", "b"], 0.2),
-        (Limits(max_global_ingress=10, tenant_quota=4), ["a", "a", "b"], 0.5),
-        (Limits(max_global_ingress=10, tenant_quotas={"a": 0}), ["a"], 1.0),
+        (AdmissionLimits(), [], 0.0),
+        (AdmissionLimits(max_global_ingress=10, tenant_quota=10), ["a", "b"], 0.2),
+        (AdmissionLimits(max_global_ingress=10, tenant_quota=4), ["a", "a", "b"], 0.5),
+        (AdmissionLimits(max_global_ingress=10, tenant_quotas={"a": 0}), ["a"], 1.0),
     ],
 )
 def test_the_share_of_what_may_be_unfinished(limits, tenants, share):

@@ -20,14 +20,14 @@ from transfer.broker.storage.audit_chain import (
     GENESIS,
     SEGMENT,
     Action,
-    Window,
+    AuditWindow,
     check_export,
     decode,
     encode,
     parse_time,
     time_text,
 )
-from transfer.broker.storage.audit_verification import HEAD, Head, examine
+from transfer.broker.storage.audit_verification import HEAD, AuditHead, examine
 from transfer.transports.errors import Closed, LogDamaged, LogFull, LogInUse, UsageError
 
 NOW = 1_774_051_200_000  # 2026-03-21
@@ -130,7 +130,7 @@ def test_events_stay_and_follow_each_other(tmp_path):
     with Audit(tmp_path, NOW) as audit:
         assert list(audit.events()) == events
         assert audit.found.whole and audit.found.events == 5
-        assert audit.head == Head(1, 5, (tmp_path / "audit.log").stat().st_size, events[-1].hash)
+        assert audit.head == AuditHead(1, 5, (tmp_path / "audit.log").stat().st_size, events[-1].hash)
 
 
 def test_events_are_found_by_what_they_say(tmp_path):
@@ -140,7 +140,7 @@ def test_events_are_found_by_what_they_say(tmp_path):
         audit.append(action(1, operation="replay"), NOW + 2 * DAY)
 
         def found(limit=None, **asked):
-            return [event.sequence for event in audit.events(Window(**asked), limit=limit)]
+            return [event.sequence for event in audit.events(AuditWindow(**asked), limit=limit)]
 
         assert found() == [1, 2, 3]
         assert found(actor="eve") == [2]
@@ -239,7 +239,7 @@ def test_a_tail_that_lost_sectors_is_removed(tmp_path, zeros):
     """Its end is there: sectors reach the disk in any order."""
     write(tmp_path, 2)
     _, line = encode(3, time_text(NOW + 9), action(9), "0" * 64)
-    head = Head(1, 3, 999, "0" * 64).encode()
+    head = AuditHead(1, 3, 999, "0" * 64).encode()
     for name, data in (("audit.log", line), (HEAD, head)):
         torn = bytearray(data)
         torn[zeros] = bytes(len(torn[zeros]))

@@ -15,8 +15,8 @@ from transfer.broker.storage.audit import Audit, export
 from transfer.broker.storage.audit_chain import (
     GENESIS,
     SEGMENT,
+    AuditWindow,
     Chain,
-    Window,
     check_export,
     encode,
     time_text,
@@ -53,7 +53,7 @@ def goes_on(folder, count):
         assert problems and not any(problem.known for problem in problems)
         assert audit.append(action(99), NOW + DAY).sequence == audit.head.sequence
         assert ids(audit.events())[-1] == ("msg-99",)
-        first = next(audit.events(Window(operation=SEGMENT)))
+        first = next(audit.events(AuditWindow(operation=SEGMENT)))
         said = {(one["file"], one["line"]) for one in first.action.prior_state["problems"]}
         assert said == {(problem.file, problem.line) for problem in problems}
     for name, data in before.items():

@@ -14,7 +14,7 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from tests.broker.running import running
-from transfer.broker.core.routes import Route, RouteTable, RouteType, Source
+from transfer.broker.core.routes import Route, RouteSource, RouteTable, RouteType
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.storage.catalog import Catalog
 from transfer.broker.storage.catalog_file import read_file
@@ -22,12 +22,12 @@ from transfer.broker.storage.database import Database
 from transfer.transports.errors import TransferError, UsageError
 
 
-def route(id, text="a.*", *, source=Source.DYNAMIC, to="worker", **more):
+def route(id, text="a.*", *, source=RouteSource.DYNAMIC, to="worker", **more):
     return Route(id, "red", pattern(Kind.DOTS, text), RouteType.DIRECT, to, source=source, **more)
 
 
 def static(id, text="a.*", **more):
-    return route(id, text, source=Source.STATIC, **more)
+    return route(id, text, source=RouteSource.STATIC, **more)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ class Machine(RuleBasedStateMachine):
     @rule(ids=st.lists(st.sampled_from("abcd"), unique=True), text=st.sampled_from(["a", "b"]))
     def replace_static(self, ids, text):
         routes = [static(id, text) for id in ids]
-        there = {one.id: one for one in self.table if one.source is Source.STATIC}
+        there = {one.id: one for one in self.table if one.source is RouteSource.STATIC}
         replaced = self.catalog.replace_static(routes)
         assert replaced.put == [one for one in routes if there.get(one.id) != one]
         assert sorted(replaced.removed) == sorted(set(there) - set(ids))
@@ -127,7 +127,7 @@ def _fields(one):
 
 def test_a_route_of_a_session_is_not_kept(catalog):
     with pytest.raises(UsageError, match="session"):
-        catalog.put(route("s", source=Source.SESSION, session="somebody"))
+        catalog.put(route("s", source=RouteSource.SESSION, session="somebody"))
     assert catalog.load() == (0, [])
 
 
@@ -255,7 +255,7 @@ ROUTES = [
         RouteType.DIRECT,
         "worker-1",
         metadata={},
-        source=Source.STATIC,
+        source=RouteSource.STATIC,
     ),
     Route(
         "grads",
@@ -266,7 +266,7 @@ ROUTES = [
         -3,
         {"weight": 2, "tags": ["a"]},
         False,
-        Source.STATIC,
+        RouteSource.STATIC,
     ),
 ]
 GOOD = {"id": "a", "pattern": "a", "destination": "d"}

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transfer.broker.core.refusal_reasons import WORDS, word_of
-from transfer.transports.handshake.client_hello import Offer, offered
+from transfer.transports.handshake.client_hello import ClientOffer, offered
 from transfer.transports.handshake.first_record import HEAD, LARGEST_HELLO
 
 
@@ -54,23 +54,23 @@ WHOLE = hello("ttp/2", "http/1.1")
 
 @pytest.mark.parametrize("protocols", [(), ("ttp/2",), ("h2", "http/1.1"), ("transfer/1", "transfer/1/PUSH")])
 def test_what_openssl_says_is_understood(protocols):
-    assert offered(hello(*protocols)) == Offer(tuple(name.encode() for name in protocols))
+    assert offered(hello(*protocols)) == ClientOffer(tuple(name.encode() for name in protocols))
 
 
 @given(NAMES, st.binary(max_size=40))
 def test_anything_may_stand_behind_it(names, behind):
-    assert offered(made(alpn(*names)) + behind) == Offer(tuple(names))
+    assert offered(made(alpn(*names)) + behind) == ClientOffer(tuple(names))
 
 
 @given(st.lists(st.integers(1, 300), min_size=1))
 def test_it_has_to_be_one_record(sizes):
     cut = in_records(WHOLE[5:], iter([*sizes, *[1 << 14] * 500]))
-    assert offered(cut) == (offered(WHOLE) if cut == WHOLE else Offer(None, True))
+    assert offered(cut) == (offered(WHOLE) if cut == WHOLE else ClientOffer(None, True))
 
 
 def test_a_part_says_how_many_bytes_are_needed():
     for size in range(len(WHOLE)):
-        assert offered(WHOLE[:size]) == Offer(None, wanted=9 if size < 9 else len(WHOLE))
+        assert offered(WHOLE[:size]) == ClientOffer(None, wanted=9 if size < 9 else len(WHOLE))
 
 
 @given(st.binary(max_size=400))
@@ -108,7 +108,7 @@ def test_a_changed_byte_is_never_too_much(at, byte):
     ],
 )
 def test_what_is_no_client_hello_is_foreign(data):
-    assert offered(data) == Offer(None, True)
+    assert offered(data) == ClientOffer(None, True)
 
 
 def padded(count):
@@ -118,13 +118,13 @@ def padded(count):
 
 def test_the_largest_one():
     whole = padded(LARGEST_HELLO - 51)
-    assert len(whole) == HEAD + LARGEST_HELLO and offered(whole) == Offer(())
+    assert len(whole) == HEAD + LARGEST_HELLO and offered(whole) == ClientOffer(())
     assert offered(padded(LARGEST_HELLO - 50)).foreign
 
 
 def test_as_many_names_and_extensions_as_are_read():
-    assert offered(made(alpn(*[b"x"] * 64))) == Offer((b"x",) * 64)
-    assert offered(made(bytes(4) * 64)) == Offer(())
+    assert offered(made(alpn(*[b"x"] * 64))) == ClientOffer((b"x",) * 64)
+    assert offered(made(bytes(4) * 64)) == ClientOffer(())
 
 
 def test_each_refusal_has_a_known_word():

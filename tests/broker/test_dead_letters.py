@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from transfer.broker.storage.database import Database
-from transfer.broker.storage.dead_letter import DeadLetter, Filter, Reference, State
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState, Reference
 from transfer.broker.storage.dead_letters import DeadLetters, insert
 from transfer.transports.errors import StateError, TransferError, UsageError
 
@@ -81,7 +81,7 @@ def test_letters_come_back_as_they_were_and_once(tmp_path_factory, given):
                 one.last_error,
             )
             assert got.original_topic == (one.original_topic or one.topic)
-            assert not got.damaged and got.state is State.DEAD
+            assert not got.damaged and got.state is LetterState.DEAD
     finally:
         database.close()
 
@@ -114,7 +114,7 @@ def test_pages_go_on_where_the_last_one_ended(letters):
         ({"tenant": "acme"}, [2]),
         ({"topic": "orders.created", "reason": "ttl"}, [1]),
         ({"message_id": "msg-2"}, [2]),
-        ({"state": State.IN_DOUBT}, []),
+        ({"state": LetterState.IN_DOUBT}, []),
         ({"consumer": "worker-1' OR 1 --"}, []),
     ],
 )
@@ -141,15 +141,17 @@ def test_a_replay_holds_its_letters(letters):
     for number in range(3):
         letters.add(letter(number))
     letters.begin_replay(["delivery-0", "delivery-1"], "who")
-    assert letters.get("delivery-0").state is State.REPLAYING and letters.get("delivery-0").replay == "who"
+    assert (
+        letters.get("delivery-0").state is LetterState.REPLAYING and letters.get("delivery-0").replay == "who"
+    )
     with pytest.raises(StateError, match="delivery-1"):
         letters.begin_replay(["delivery-2", "delivery-1"], "who else")
-    assert letters.get("delivery-2").state is State.DEAD, "all or nothing"
+    assert letters.get("delivery-2").state is LetterState.DEAD, "all or nothing"
     with pytest.raises(StateError):
         letters.remove(["delivery-2", "delivery-0"], "note")
-    letters.end_replay(["delivery-0"], {"delivery-1": State.IN_DOUBT}, "what was done")
+    letters.end_replay(["delivery-0"], {"delivery-1": LetterState.IN_DOUBT}, "what was done")
     assert numbered(letters.page(Filter())) == [1, 2]
-    assert letters.get("delivery-1").state is State.IN_DOUBT and not letters.get("delivery-1").replay
+    assert letters.get("delivery-1").state is LetterState.IN_DOUBT and not letters.get("delivery-1").replay
     (note,) = letters.notes()
     assert note.content == "what was done"
     letters.forget(note)

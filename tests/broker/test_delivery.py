@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.core.delivery import TRANSITIONS, Delivery, RetryPolicy, Status
+from transfer.broker.core.delivery import TRANSITIONS, DirectDelivery, RetryPolicy, Status
 from transfer.broker.core.timers import Timers
 from transfer.transports.errors import InternalError, OptionError
 
 
 def delivery(status=Status.DISPATCHED):
-    return Delivery(7, "m", "c", "s", "t", 2, 1.0, 31.0, status)
+    return DirectDelivery(7, "m", "c", "s", "t", 2, 1.0, 31.0, status)
 
 
 @pytest.mark.parametrize("before", Status)
@@ -34,7 +34,7 @@ def test_what_is_over_stays_over():
 
 def test_an_id_names_the_try():
     one = delivery()
-    other = Delivery(7, "m", "c", "s", "t", 3, 1.0, 31.0)
+    other = DirectDelivery(7, "m", "c", "s", "t", 3, 1.0, 31.0)
     assert one.delivery_id != other.delivery_id
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.direct_shop import Shop
-from transfer.broker.core.admission import Limit, Limits, Outcome
+from transfer.broker.core.admission import AdmissionLimits, AdmissionOutcome, Limit
 from transfer.broker.core.delivery import Status
 from transfer.broker.core.departed_consumers import DepartedConsumers
 from transfer.broker.core.dispatcher import Rules
@@ -13,7 +13,7 @@ from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
     Answer,
-    Audit,
+    AuditAction,
     Deregister,
     Dispatch,
     Fault,
@@ -29,8 +29,8 @@ from transfer.broker.core.dispatcher_events import (
     Finished,
     MessageInfo,
 )
-from transfer.broker.core.sessions import Capabilities, Session
-from transfer.broker.core.topic_patterns import Pattern
+from transfer.broker.core.sessions import ConsumerCapabilities, Session
+from transfer.broker.core.topic_patterns import TopicPattern
 
 # --- delivering ---------------------------------------------------------------------------------------------
 
@@ -55,7 +55,7 @@ def test_no_route_is_not_no_consumer():
     assert shop.desk.counts["unroutable"] == 1
     verdict = shop.publish("t")
     assert isinstance(verdict, Admitted) and not verdict.live
-    assert shop.desk.admission.counts[Outcome.DEFERRED] == 1
+    assert shop.desk.admission.counts[AdmissionOutcome.DEFERRED] == 1
     shop.register(subscriptions=())
     assert shop.sent == [("w", "m", 1)]
 
@@ -76,18 +76,18 @@ def test_the_first_live_destination_by_precedence():
 
 
 def test_order_is_kept_for_a_destination():
-    shop = Shop(Rules(limits=Limits(max_inflight_per_consumer=1)), [("t", "w")])
+    shop = Shop(Rules(limits=AdmissionLimits(max_inflight_per_consumer=1)), [("t", "w")])
     for number in range(6):
         shop.publish(message_id=f"m{number}")
     shop.register(subscriptions=())
     for number in range(6):
         shop.ask(Ack(f"m{number}", "w"))
     assert [message for _, message, _ in shop.sent] == [f"m{number}" for number in range(6)]
-    assert shop.desk.admission.counts[Outcome.DEFERRED] == 6
+    assert shop.desk.admission.counts[AdmissionOutcome.DEFERRED] == 6
 
 
 def test_urgent_messages_go_first_and_others_are_not_forgotten():
-    shop = Shop(Rules(limits=Limits(max_inflight_per_consumer=1)), [("t", "w")])
+    shop = Shop(Rules(limits=AdmissionLimits(max_inflight_per_consumer=1)), [("t", "w")])
     for number in range(20):
         shop.publish(message_id=f"b{number}", priority="bulk")
         shop.publish(message_id=f"o{number}", priority="operator")
@@ -99,8 +99,8 @@ def test_urgent_messages_go_first_and_others_are_not_forgotten():
 
 
 def test_the_window_is_the_smaller_one():
-    shop = Shop(Rules(limits=Limits(max_inflight_per_consumer=3)))
-    shop.register(capabilities=Capabilities(max_inflight=2))
+    shop = Shop(Rules(limits=AdmissionLimits(max_inflight_per_consumer=3)))
+    shop.register(capabilities=ConsumerCapabilities(max_inflight=2))
     for number in range(4):
         shop.publish(message_id=f"m{number}")
     assert len(shop.sent) == 2 and shop.desk.slow_consumers == 1
@@ -110,7 +110,7 @@ def test_the_window_is_the_smaller_one():
 
 
 def test_the_window_is_one_of_bytes_too():
-    shop = Shop(Rules(limits=Limits(max_inflight_bytes=100)))
+    shop = Shop(Rules(limits=AdmissionLimits(max_inflight_bytes=100)))
     shop.register()
     for number in range(4):
         shop.publish(message_id=f"m{number}", nbytes=60)
@@ -125,7 +125,7 @@ def test_the_window_is_one_of_bytes_too():
 
 def test_without_acks_a_message_is_done_when_it_is_sent():
     shop = Shop()
-    shop.register(capabilities=Capabilities(supports_ack=False))
+    shop.register(capabilities=ConsumerCapabilities(supports_ack=False))
     shop.publish()
     assert shop.events()[-1] == Finished(1, End.SENT)
     assert isinstance(shop.done[-1], Dispatch) and shop.desk.state.messages == {}
@@ -152,10 +152,10 @@ def test_one_call_sends_a_batch_at_most():
 @pytest.mark.parametrize(
     ("limits", "limit"),
     [
-        (Limits(max_per_topic_queue=2), Limit.TOPIC_QUEUE),
-        (Limits(max_queued_direct=2), Limit.QUEUED_DIRECT),
-        (Limits(max_global_ingress=2), Limit.GLOBAL_INGRESS),
-        (Limits(tenant_quota=2), Limit.TENANT),
+        (AdmissionLimits(max_per_topic_queue=2), Limit.TOPIC_QUEUE),
+        (AdmissionLimits(max_queued_direct=2), Limit.QUEUED_DIRECT),
+        (AdmissionLimits(max_global_ingress=2), Limit.GLOBAL_INGRESS),
+        (AdmissionLimits(tenant_quota=2), Limit.TENANT),
     ],
 )
 def test_a_full_queue_refuses(limits, limit):
@@ -185,7 +185,7 @@ def test_an_ack_after_the_timeout_is_stale_and_audited():
     first = shop.last
     shop.wait(30)
     actions = shop.ask(Ack("m", "w", delivery_id=first.delivery_id))
-    assert [type(action) for action in actions] == [Audit, Answer]
+    assert [type(action) for action in actions] == [AuditAction, Answer]
     assert actions[1].reply.fault is Fault.STALE_ACK and actions[1].reply.message_id == "m"
     shop.wait(0.1)
     assert shop.last.attempt == 2
@@ -235,7 +235,7 @@ def test_subscriptions_of_those_who_went_are_looked_up_and_the_newest_are_rememb
     def session(tenant, *subscriptions):
         return Session(tenant, "w", "s", None, subscriptions)
 
-    monkeypatch.setattr(Pattern, "matches", None)  # each of them is not asked
+    monkeypatch.setattr(TopicPattern, "matches", None)  # each of them is not asked
     gone = DepartedConsumers(5)
     for number in range(300):
         gone.add(session("t", *(f"a.{number}.{one}.*" for one in range(100))), now=number / 1000)

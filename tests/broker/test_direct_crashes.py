@@ -8,16 +8,16 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from tests.broker.direct_shop import Shop
-from transfer.broker.core.admission import Limits
+from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
     Answer,
-    DeadLetter,
     Deregister,
     Dispatch,
     Heartbeat,
+    KeepDeadLetter,
     Nack,
     Persist,
     Register,
@@ -38,7 +38,7 @@ class Crashes(RuleBasedStateMachine):
     """Anything in any order; the broker may end after any action. Checked from outside, by what was done."""
 
     RULES = Rules(
-        limits=Limits(max_inflight_per_consumer=3, max_per_topic_queue=8, max_queued_direct=12),
+        limits=AdmissionLimits(max_inflight_per_consumer=3, max_per_topic_queue=8, max_queued_direct=12),
         heartbeat_timeout=20,
         ack_timeout=5,
         batch=4,
@@ -66,7 +66,7 @@ class Crashes(RuleBasedStateMachine):
                     self.accepted.add(accepted)
                 case Persist(Finished(number=number)):
                     pass
-                case DeadLetter(number=dead):
+                case KeepDeadLetter(number=dead):
                     assert dead not in self.confirmed
                     self.buried.add(dead)
                 case Answer(_, Taken("ack", _, _, "processed")):

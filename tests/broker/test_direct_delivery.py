@@ -17,7 +17,7 @@ from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.core.admission import Limits
+from transfer.broker.core.admission import AdmissionLimits
 from transfer.transports.errors import Again, ProtocolError
 
 ANYWHERE = AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0")
@@ -263,7 +263,7 @@ def test_a_worker_that_does_not_come_back_is_waited_for_no_longer(tmp_path):
 
 
 def test_no_more_wait_for_a_worker_than_may_be_queued(tmp_path):
-    limits = Limits(max_per_topic_queue=2, max_queued_direct=3)
+    limits = AdmissionLimits(max_per_topic_queue=2, max_queued_direct=3)
     with abtp(tmp_path, route_grace=30.0, direct=limits) as broker, producer(broker) as maker:
         departed(broker, "orders.*", "bills")
         for topic in ("orders.a", "orders.a", "orders.a", "bills", "bills"):

@@ -7,18 +7,18 @@ import random
 import pytest
 
 from tests.broker.direct_shop import START_MS, Shop
-from transfer.broker.core.admission import Limits
+from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.delivery import RetryPolicy, Status
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
-    DeadLetter,
     Deregister,
     Deregistered,
     Dispatch,
     DropSession,
     Fault,
     Heartbeat,
+    KeepDeadLetter,
     Nack,
     NoRoute,
     Persist,
@@ -33,7 +33,7 @@ from transfer.broker.core.dispatcher_events import (
     replay,
 )
 from transfer.broker.core.routes import RouteType
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.transports.errors import UsageError
 
 # --- trying again -------------------------------------------------------------------------------------------
@@ -54,7 +54,7 @@ def test_a_nack_is_tried_again_with_growing_pauses_then_given_up():
     assert len(shop.sent) == 2
     shop.wait(0.02)
     actions = shop.ask(Nack("m", "w", False, "still busy", reply=True))
-    letter = next(action for action in actions if isinstance(action, DeadLetter))
+    letter = next(action for action in actions if isinstance(action, KeepDeadLetter))
     assert (letter.reason, letter.attempts, letter.error) == ("exhausted", 3, "still busy")
     assert letter.queued.consumer_id == "w" and letter.queued.facts.topic == "t"
     assert actions[-1].reply.status == "dead_lettered"
@@ -67,7 +67,7 @@ def test_a_terminal_error_is_not_tried_again():
     shop.register()
     shop.publish()
     shop.ask(Nack("m", "w", True, "cannot be read"))
-    [letter] = shop.of(DeadLetter)
+    [letter] = shop.of(KeepDeadLetter)
     assert (letter.reason, letter.attempts, letter.error) == ("terminal", 1, "cannot be read")
     assert shop.last.status is Status.DEAD_LETTERED
 
@@ -93,7 +93,7 @@ def test_an_expired_message_is_a_dead_letter_wherever_it_is():
     shop.wait(1)
     assert len(shop.desk.inflight) == 1  # whoever has it may still finish it
     shop.ask(Nack("in hands", "w", False))
-    letters = [(letter.queued.facts.message_id, letter.reason) for letter in shop.of(DeadLetter)]
+    letters = [(letter.queued.facts.message_id, letter.reason) for letter in shop.of(KeepDeadLetter)]
     assert letters == [("waiting", "expired"), ("late", "expired"), ("in hands", "expired")]
 
 
@@ -114,11 +114,11 @@ def test_what_could_not_be_sent_was_no_try():
     shop.register()
     shop.publish()
     shop.do(shop.desk.unsent(shop.last, b"w", shop.now, gone=False))
-    assert shop.desk.counts["unsent"] == 1 and shop.of(DeadLetter) == []
+    assert shop.desk.counts["unsent"] == 1 and shop.of(KeepDeadLetter) == []
     shop.wait(0.1)
     assert shop.sent == [("w", "m", 1), ("w", "m", 1)]
     shop.do(shop.desk.unsent(shop.last, b"w", shop.now, gone=True))
-    assert shop.of(DropSession) and shop.of(DeadLetter) == []
+    assert shop.of(DropSession) and shop.of(KeepDeadLetter) == []
     shop.register(peer=b"again")
     assert shop.sent[-1] == ("w", "m", 1) and len(shop.sent) == 3
 
@@ -141,7 +141,7 @@ def test_a_batch_for_a_peer_that_is_gone():
 
 def test_what_needed_no_ack_is_lost_if_it_cannot_be_sent():
     shop = Shop()
-    shop.register(capabilities=Capabilities(supports_ack=False))
+    shop.register(capabilities=ConsumerCapabilities(supports_ack=False))
     shop.publish()
     shop.do(shop.desk.unsent(shop.last, b"w", shop.now, gone=False))
     assert shop.desk.counts["lost"] == 1 and shop.desk.state.messages == {}
@@ -253,7 +253,7 @@ def test_operators_take_messages_away():
     shop.publish(message_id="b", due_ms=START_MS + 1000)
     shop.do(shop.desk.remove(1))
     shop.do(shop.desk.remove(2, "quarantined"))
-    assert [letter.reason for letter in shop.of(DeadLetter)] == ["quarantined"]
+    assert [letter.reason for letter in shop.of(KeepDeadLetter)] == ["quarantined"]
     assert shop.desk.state.messages == {} and shop.desk.admission.unfinished == 0
     with pytest.raises(UsageError):
         shop.desk.remove(1)
@@ -262,7 +262,7 @@ def test_operators_take_messages_away():
 def test_many_messages_among_workers_that_fail():
     """A thousand messages, three workers that fail at random: each is processed or a dead letter, once."""
     chance = random.Random(4)
-    shop = Shop(Rules(limits=Limits(max_per_topic_queue=2000), batch=64))
+    shop = Shop(Rules(limits=AdmissionLimits(max_per_topic_queue=2000), batch=64))
     for worker in "wxy":
         shop.register(worker, worker.encode())
     for number in range(1000):
@@ -281,6 +281,6 @@ def test_many_messages_among_workers_that_fail():
         shop.wait(0.1)
         for session in shop.desk.sessions:
             shop.desk.sessions.heartbeat(session.peer, session.consumer_id, session.session_id, shop.seconds)
-    dead = [letter.queued.facts.message_id for letter in shop.of(DeadLetter)]
+    dead = [letter.queued.facts.message_id for letter in shop.of(KeepDeadLetter)]
     assert len(processed) == len(set(processed)) and not set(processed) & set(dead)
     assert len(processed) + len(dead) == 1000

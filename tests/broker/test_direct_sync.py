@@ -16,7 +16,7 @@ from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import Admitted, Register
 from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.core.routes import RouteTable
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.delivery.delivery_sink import Sent
 from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
 from transfer.broker.delivery.message import Front, Message
@@ -99,7 +99,8 @@ def driver(tmp_path):
 @pytest.mark.parametrize("acknowledges", [True, False])
 def test_nothing_is_sent_before_its_record_and_its_acceptance_are_synced(driver, acknowledges):
     driver.direct.request(
-        b"w", Register("w", subscriptions=("t",), capabilities=Capabilities(supports_ack=acknowledges))
+        b"w",
+        Register("w", subscriptions=("t",), capabilities=ConsumerCapabilities(supports_ack=acknowledges)),
     )
     driver.publish("first")
     kept = driver.disk.waiting[-1][0]  # the message's own record
@@ -117,7 +118,7 @@ def test_nothing_is_sent_before_its_record_and_its_acceptance_are_synced(driver,
 
 
 def test_what_its_session_lost_meanwhile_goes_to_the_next_one_alone(driver):
-    ask = Register("w", subscriptions=("t",), capabilities=Capabilities(supports_ack=True))
+    ask = Register("w", subscriptions=("t",), capabilities=ConsumerCapabilities(supports_ack=True))
     driver.direct.request(b"old", ask)
     driver.publish("m")
     driver.direct.request(b"new", ask)  # the old session ends, and the message is tried again

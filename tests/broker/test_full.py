@@ -24,7 +24,14 @@ from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.fronts import native_plain as own_plain, native_waiting as own_waiting
 from transfer.broker.protocols.native import HELD_UP, Op, decode, decode_words, encode
-from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, Kind, decode_error, decode_header, encode_head
+from transfer.broker.protocols.ttp import (
+    HEADER_SIZE,
+    WANTED,
+    TtpKind,
+    decode_error,
+    decode_header,
+    encode_head,
+)
 from transfer.transports.errors import Again, LogFull
 
 PAYLOAD = b"x" * 30_000
@@ -206,16 +213,16 @@ def test_what_a_ttp_publisher_is_told_is_an_error_about_no_frame(tmp_path, disk)
         full_log(tmp_path, disk) as (broker, *_),
         socket.create_connection((HERE, broker.ports["ttp"]), 20) as raw,
     ):
-        raw.sendall(encode_head(Kind.PUBLISH, b"t", b"", 3, WANTED, 7) + b"one")
+        raw.sendall(encode_head(TtpKind.PUBLISH, b"t", b"", 3, WANTED, 7) + b"one")
         reader = raw.makefile("rb")
         header = decode_header(reader.read(HEADER_SIZE))
-        assert (header.kind, header.stream_id) == (Kind.ERROR, 0)
+        assert (header.kind, header.stream_id) == (TtpKind.ERROR, 0)
         assert decode_error(reader.read(header.data_size))[0] == "full"
         disk.clear()
-        while header.kind is Kind.ERROR:
+        while header.kind is TtpKind.ERROR:
             header = decode_header(reader.read(HEADER_SIZE))
             reader.read(header.data_size)
-        assert (header.kind, header.stream_id) == (Kind.ACK, 7)
+        assert (header.kind, header.stream_id) == (TtpKind.ACK, 7)
 
 
 @pytest.mark.parametrize("nbytes", [10, 2 << 20])

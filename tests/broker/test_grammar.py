@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, Pattern, Rank, check_topic, pattern
+from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, Rank, TopicPattern, check_topic, pattern
 from transfer.transports.errors import UsageError
 
 REFUSED = [
@@ -138,5 +138,5 @@ def test_what_a_publisher_may_say_a_subscriber_may_ask_for(text, kind):
 
 
 def test_patterns_are_equal_by_kind_and_text():
-    assert pattern(Kind.DOTS, "a") == Pattern(Kind.DOTS, "a") != pattern(Kind.EXACT, "a")
-    assert len({pattern(Kind.DOTS, "a"), Pattern(Kind.DOTS, "a"), pattern(Kind.PATHS, "a")}) == 2
+    assert pattern(Kind.DOTS, "a") == TopicPattern(Kind.DOTS, "a") != pattern(Kind.EXACT, "a")
+    assert len({pattern(Kind.DOTS, "a"), TopicPattern(Kind.DOTS, "a"), pattern(Kind.PATHS, "a")}) == 2

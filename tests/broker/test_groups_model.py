@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from transfer.broker.core.groups import MOST_LOST, Change, Delivery, Group, Kind, Outcome
+from transfer.broker.core.groups import MOST_LOST, Change, Delivery, DeliveryOutcome, Group, GroupEventKind
 from transfer.broker.core.offsets import Offsets
 
 NAMES = st.sampled_from("abc")
@@ -56,7 +56,7 @@ class GroupMachine(RuleBasedStateMachine):
         held = {offset: hold for offset, hold in self.holds.items() if hold[0] == name}
         returned = self.group.leave(name, self.now)
         assert {one.offset: one.attempt for one, _ in returned} == {o: h[1] for o, h in held.items()}
-        assert all(outcome is Outcome.AGAIN for _, outcome in returned)  # MOST_LOST is far away here
+        assert all(outcome is DeliveryOutcome.AGAIN for _, outcome in returned)  # MOST_LOST is far away here
         for offset in held:
             self._gone(offset, self.now)
         self.windows.pop(name, None)
@@ -109,11 +109,11 @@ class GroupMachine(RuleBasedStateMachine):
         consumer = name or consumer
         outcome = self.group.ack(consumer, offset, attempt)
         if self.holds.get(offset, ())[:2] == (consumer, attempt):
-            assert outcome is Outcome.DONE
+            assert outcome is DeliveryOutcome.DONE
             del self.holds[offset]
             self.done.add(offset)
         else:
-            assert outcome is (Outcome.REPEATED if offset in self.done else Outcome.STALE)
+            assert outcome is (DeliveryOutcome.REPEATED if offset in self.done else DeliveryOutcome.STALE)
 
     @precondition(lambda self: self.old)
     @rule(data=st.data(), name=NAMES)
@@ -134,7 +134,7 @@ class GroupMachine(RuleBasedStateMachine):
         consumer, offset, attempt = data.draw(st.sampled_from(self.old))
         outcome = self.group.nack(consumer, offset, attempt, self.now, retry=retry)
         if self.holds.get(offset, ())[:2] != (consumer, attempt):
-            assert outcome is (Outcome.REPEATED if offset in self.done else Outcome.STALE)
+            assert outcome is (DeliveryOutcome.REPEATED if offset in self.done else DeliveryOutcome.STALE)
             return
         self._given_back(offset, attempt, outcome, retry=retry)
 
@@ -192,7 +192,7 @@ class GroupMachine(RuleBasedStateMachine):
 
     def _given_back(self, offset, attempt, outcome, *, retry=True):
         pause = delay(attempt) if retry else None
-        assert outcome is (Outcome.DEAD if pause is None else Outcome.AGAIN)
+        assert outcome is (DeliveryOutcome.DEAD if pause is None else DeliveryOutcome.AGAIN)
         if pause is None:
             del self.holds[offset]
             self.dead.add(offset)
@@ -270,7 +270,7 @@ def test_single_consumer_has_them_in_order():
     while len(seen) < 100:
         for delivery in group.take(100, 0.0):
             seen.append(delivery.offset)
-            assert group.ack("a", delivery.offset, delivery.attempt) is Outcome.DONE
+            assert group.ack("a", delivery.offset, delivery.attempt) is DeliveryOutcome.DONE
     assert seen == list(range(100))
     assert group.cursor == 100
 
@@ -300,10 +300,10 @@ def test_memory_stays_small_behind_one_that_is_held():
             group.ack(consumer, offset, attempt)
         group.changes.clear()
     assert (group.cursor, group.lag(end)) == (0, 1)
-    assert group.summary() == [Change(Kind.DONE, 1, end), Change(Kind.SENT, 0, 1, 1)]
+    assert group.summary() == [Change(GroupEventKind.DONE, 1, end), Change(GroupEventKind.SENT, 0, 1, 1)]
     assert len(group._deadlines) < 1000
     assert len(group._attempts) == 1
-    assert group.ack("slow", first.offset, first.attempt) is Outcome.DONE
+    assert group.ack("slow", first.offset, first.attempt) is DeliveryOutcome.DONE
     assert (group.cursor, group.summary()) == (end, [])
 
 
@@ -312,7 +312,7 @@ def test_neighbours_are_one_change(step):
     group = Group(0, delay)
     group.join("a", 30)
     taken = group.take(30, 0.0)
-    assert group.changes == [Change(Kind.SENT, 0, 30, 1)]
+    assert group.changes == [Change(GroupEventKind.SENT, 0, 30, 1)]
     for delivery in taken[::step]:
         group.ack("a", delivery.offset, 1)
     assert len(group.changes) == 1 + (1 if step == 1 else len(taken[::step]))
@@ -327,7 +327,7 @@ def test_what_makes_consumers_go_is_given_up():
     for attempt in range(1, MOST_LOST + 1):
         group.join("a", 1)
         assert group.take(1, 0.0) == [Delivery("a", 0, attempt)]
-        outcome = Outcome.DEAD if attempt == MOST_LOST else Outcome.AGAIN
+        outcome = DeliveryOutcome.DEAD if attempt == MOST_LOST else DeliveryOutcome.AGAIN
         assert group.leave("a", 0.0) == [(Delivery("a", 0, attempt), outcome)]
     group.bury(0)
     assert group.cursor == 1

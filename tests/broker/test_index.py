@@ -1,4 +1,4 @@
-"""The index finds what `Pattern.matches` says, whatever came and went, in steps that do not grow."""
+"""The index finds what `TopicPattern.matches` says, whatever came and went, in steps that do not grow."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from transfer.broker.core.pattern_index import PatternIndex
-from transfer.broker.core.subscriptions import Most, Subscriptions
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.subscriptions import Most, TopicSubscriptions
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.transports.errors import UsageError
 
 TOPICS = st.text(alphabet="ab.*>/", min_size=1, max_size=7)
 
 
-def _pattern(kind: Kind, text: str) -> Pattern | None:
+def _pattern(kind: Kind, text: str) -> TopicPattern | None:
     try:
         return pattern(kind, text)
     except UsageError:
@@ -171,7 +171,7 @@ def test_a_subscriber_may_have_so_many_shapes_and_all_together_so_many():
         index.add(wanted, value)
 
     most = Most(patterns=5, shapes=2, shapes_together=3)
-    first, second = Subscriptions(most), Subscriptions(most)
+    first, second = TopicSubscriptions(most), TopicSubscriptions(most)
     for text in ("a/*", "b/*", "*/a"):
         subscribe(first, text, 1)
     with pytest.raises(UsageError, match="the 2 that a subscriber may have") as told:

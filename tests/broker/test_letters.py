@@ -333,7 +333,7 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
 
     monkeypatch.setattr(payloads, "_write", sometimes)
     with pytest.raises(LogFull):
-        payloads.Payloads(tmp_path / "letters").write(whole, len(LARGE))
+        payloads.LetterPayloads(tmp_path / "letters").write(whole, len(LARGE))
     assert files(tmp_path) == []
     with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
         billing = client.consume("orders", "billing", begin="old")

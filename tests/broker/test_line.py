@@ -15,7 +15,7 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.broker.net.connection import LARGEST_FRAME, Connection
 from transfer.broker.net.connection_group import ConnectionGroup
-from transfer.broker.net.listener import Listener
+from transfer.broker.net.listener import LoopListener
 from transfer.transports.core import Pool
 from transfer.transports.errors import ProtocolError
 
@@ -371,7 +371,7 @@ def test_a_front_that_fails_leaves_the_listener_alive(turns, caplog):
             raise KeyError("a mistake of ours")
         taken.append(connection)
 
-    listener = Listener(turns.loop, "127.0.0.1", 0, accepted)
+    listener = LoopListener(turns.loop, "127.0.0.1", 0, accepted)
     with socket.create_connection(("127.0.0.1", listener.port)) as first:
         turns.until(lambda: taken)
         assert first.recv(1) == b"", "it is ended"

@@ -10,7 +10,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from transfer.broker.net.listener import Listener
+from transfer.broker.net.listener import LoopListener
 from transfer.broker.net.tls_acceptor import TlsAcceptor
 from transfer.transports.errors import SecurityError
 
@@ -45,7 +45,7 @@ def test_a_storm_is_accepted_without_a_pause(loop, monkeypatch):
         seen.append(len(taken))
         loop.call_soon(all_else if len(taken) < MANY else loop.stop)
 
-    listener = Listener(loop, "127.0.0.1", 0, accepted)
+    listener = LoopListener(loop, "127.0.0.1", 0, accepted)
     remove = loop.remove_reader
     with ExitStack() as stack:
         for _ in range(MANY):

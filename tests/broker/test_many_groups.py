@@ -110,13 +110,13 @@ def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave
 def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
     turns = []
-    take = own_requests.Requests._take_words
+    take = own_requests.NativeRequests._take_words
 
     def note(requests, identity, words, begin=0):
         turns.append((begin, len(words)))
         take(requests, identity, words, begin)
 
-    monkeypatch.setattr(own_requests.Requests, "_take_words", note)
+    monkeypatch.setattr(own_requests.NativeRequests, "_take_words", note)
     with running(tmp_path) as broker, program(broker.endpoints["requests"]) as one:
         joins = [encode(Op.JOIN, number, encode_join(Join("t", f"g{number}"))) for number in range(5)]
         publish, leave = encode(Op.PUBLISH, 9, b"t"), encode(Op.LEAVE, 2)

@@ -9,9 +9,9 @@ import sys
 import pytest
 
 from transfer.broker.storage.audit import Audit
-from transfer.broker.storage.audit_chain import Window
+from transfer.broker.storage.audit_chain import AuditWindow
 from transfer.broker.storage.database import Database
-from transfer.broker.storage.dead_letter import Filter, State
+from transfer.broker.storage.dead_letter import Filter, LetterState
 from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.broker.storage.dead_letter_requests import MAX_IDS
 from transfer.broker.storage.dead_letters import DeadLetters
@@ -140,7 +140,7 @@ def test_each_id_is_told_why_it_failed(desk):
         "msg-9": "not_found",
     }
     assert outcome.requested == 5 and outcome.done == ("delivery-0",)
-    assert desk.letters.get("delivery-2").state is State.DEAD
+    assert desk.letters.get("delivery-2").state is LetterState.DEAD
     assert desk.purge("msg-2", tenant="").failures[0].code == "not_found"
     assert desk.purge("msg-2", "one", tenant=None).done == ("delivery-2", "one")
 
@@ -269,10 +269,10 @@ def test_killed_while_publishing(tmp_path, step):
     try:
         assert len(out) == (1 if step == "before publishing" else 2)
         found, _ = desk.operator.browse(Filter())
-        assert [one.state for one in found] == [State.IN_DOUBT] * 3, "nothing is lost"
+        assert [one.state for one in found] == [LetterState.IN_DOUBT] * 3, "nothing is lost"
         assert {one.code for one in desk.replay("msg-0", "msg-1", "msg-2").failures} == {"in_doubt"}
         assert [one[0] for one in desk.told()] == ["replay_interrupted"] * 3
-        assert next(desk.audit.events(Window())).action.actor == WHO["actor"]
+        assert next(desk.audit.events(AuditWindow())).action.actor == WHO["actor"]
     finally:
         desk.close()
 
@@ -282,7 +282,7 @@ def test_killed_while_publishing_where_the_log_can_be_asked(tmp_path):
     desk = Desk(tmp_path, published=lambda replay_id: replay_id in out)
     try:
         found, _ = desk.operator.browse(Filter())
-        assert [(one.message_id, one.state) for one in found] == [("msg-2", State.DEAD)]
+        assert [(one.message_id, one.state) for one in found] == [("msg-2", LetterState.DEAD)]
         assert sorted(told[2][0] for told in desk.told()) == ["dead", "replayed", "replayed"]
     finally:
         desk.close()

@@ -9,7 +9,7 @@ import pytest
 
 from tests.broker.heart import heart
 from transfer.broker.core.groups import Delivery
-from transfer.broker.fronts.native_downloads import Offers, Reader
+from transfer.broker.fronts.native_downloads import Offers, RangeReader
 from transfer.broker.protocols.native import Op
 from transfer.broker.protocols.native_pieces import PIECE, Place
 
@@ -41,7 +41,7 @@ class Taker:
 def beating(tmp_path):
     with heart(tmp_path) as beating:
         beating.kept("t", PAYLOAD)
-        beating.reader = Reader(beating.loop, beating.store, beating.hub.counts)
+        beating.reader = RangeReader(beating.loop, beating.store, beating.hub.counts)
         yield beating
         beating.reader.close()
 
@@ -119,7 +119,7 @@ def test_one_that_is_gone(beating):
 
 def test_nobody_is_told_when_the_loop_has_ended(tmp_path):
     with heart(tmp_path) as beating:
-        reader = Reader(beating.loop, beating.store, Counter())
+        reader = RangeReader(beating.loop, beating.store, Counter())
     began, told = threading.Event(), []
 
     def read():

@@ -14,7 +14,7 @@ from tests.broker.alone import PATIENCE
 from tests.broker.ttp_peers import MIB, listening, serving
 from transfer.broker.fronts.ttp_connection import TtpConnection
 from transfer.broker.net import splice as pipes_module
-from transfer.broker.protocols.ttp import EOF, WANTED, Kind, encode_head
+from transfer.broker.protocols.ttp import EOF, WANTED, TtpKind, encode_head
 from transfer.transports.connect.pacing import unpace
 
 TOPIC = b"large"
@@ -67,21 +67,21 @@ class Sending(threading.Thread):
 
 
 def publish(data, **options):
-    return Kind.PUBLISH, {"topic": TOPIC, "data": data, **options}
+    return TtpKind.PUBLISH, {"topic": TOPIC, "data": data, **options}
 
 
 def read_publish(peer):
     kind, _, _, topic, _, data = peer.read()
-    assert (kind, topic) == (Kind.PUBLISH, TOPIC)
+    assert (kind, topic) == (TtpKind.PUBLISH, TOPIC)
     return data
 
 
 def read_stream(peer):
-    assert peer.read()[0] == Kind.META
+    assert peer.read()[0] == TtpKind.META
     data, ended = b"", False
     while not ended:
         kind, flags, _, _, _, piece = peer.read()
-        assert kind == Kind.CHUNK
+        assert kind == TtpKind.CHUNK
         data += piece
         ended = bool(flags & EOF)
     return data
@@ -111,9 +111,9 @@ def test_a_stream_of_large_chunks_comes_in_chunks(tmp_path, way):
         meta = b'{"nbytes": %d}' % len(data)
         with Sending(
             publisher,
-            (Kind.META, {"topic": TOPIC, "meta": meta, "number": 5}),
-            (Kind.CHUNK, {"data": data[: 5 * MIB], "number": 5}),
-            (Kind.CHUNK, {"data": data[5 * MIB :], "number": 5, "flags": EOF}),
+            (TtpKind.META, {"topic": TOPIC, "meta": meta, "number": 5}),
+            (TtpKind.CHUNK, {"data": data[: 5 * MIB], "number": 5}),
+            (TtpKind.CHUNK, {"data": data[5 * MIB :], "number": 5, "flags": EOF}),
         ):
             assert read_stream(one) == data
             assert read_stream(other) == data
@@ -178,12 +178,12 @@ def test_a_publisher_that_goes_in_the_middle_ends_those_who_wait_for_the_rest(tm
     with serving(tmp_path, 3) as (broker, publisher, one, other):
         one.subscribe(TOPIC)
         other.subscribe(b"else")
-        publisher.send(Kind.PUBLISH, TOPIC, data=b"")
+        publisher.send(TtpKind.PUBLISH, TOPIC, data=b"")
         assert read_publish(one) == b""
         with Sending(publisher, publish(data)):
             if reads:
                 assert read_publish(one) == data
-        head = encode_head(Kind.PUBLISH, TOPIC, size=len(data))
+        head = encode_head(TtpKind.PUBLISH, TOPIC, size=len(data))
         publisher.socket.sendall(head + data[: 3 * MIB])
         broker.until(lambda: broker._lines.busy or reads)
         publisher.socket.close()
@@ -195,8 +195,8 @@ def test_a_publisher_that_goes_in_the_middle_ends_those_who_wait_for_the_rest(tm
 def test_nobody_listens_and_it_is_acknowledged_all_the_same(tmp_path, way):
     with serving(tmp_path, 1) as (broker, publisher):
         for number in (1, 2):
-            publisher.send(Kind.PUBLISH, TOPIC, data=payload(3 * MIB), flags=WANTED, number=number)
-            assert publisher.read()[:3] == (Kind.ACK, 0, number)
+            publisher.send(TtpKind.PUBLISH, TOPIC, data=payload(3 * MIB), flags=WANTED, number=number)
+            assert publisher.read()[:3] == (TtpKind.ACK, 0, number)
         check_pipes(broker, way)
 
 

@@ -14,7 +14,7 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
-from transfer.broker.storage.dead_letter_payloads import Payloads
+from transfer.broker.storage.dead_letter_payloads import LetterPayloads
 from transfer.log import Log
 from transfer.log.quarantine import save_tail
 from transfer.transports import ipc
@@ -59,7 +59,7 @@ def test_a_brokers_folder(tmp_path, careless):
 
 
 def test_large_dead_letters_and_what_is_put_aside(tmp_path, careless):
-    Payloads(tmp_path / "letters").write(lambda: iter([bytes(100)]), 100)
+    LetterPayloads(tmp_path / "letters").write(lambda: iter([bytes(100)]), 100)
     (tmp_path / "log").mkdir(0o700)
     save_tail(tmp_path / "log", tmp_path / "log" / "segment", 7, b"torn")
     for part in ("letters", "log"):

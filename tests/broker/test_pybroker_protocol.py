@@ -9,8 +9,8 @@ from tests.broker.vectors import vectors
 from transfer.broker.protocols.pybroker import (
     GONE,
     MAX_ANSWER,
-    Fetch,
     Publish,
+    PyBrokerFetch,
     encode_fetch,
     encode_gone,
     encode_length,
@@ -24,7 +24,7 @@ from transfer.transports.errors import ProtocolError, UsageError
 TOPICS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), min_size=1, max_size=60)
 
 
-def read(data: bytes) -> Publish | Fetch | None:
+def read(data: bytes) -> Publish | PyBrokerFetch | None:
     return read_request(memoryview(data))
 
 
@@ -50,13 +50,13 @@ def test_publish_is_read_as_it_was_written(topic, nbytes):
 @given(TOPICS, st.integers(0, 2**64 - 1))
 def test_fetch_is_read_as_it_was_written(topic, offset):
     request = encode_fetch(topic, offset)
-    assert read(request) == Fetch(topic, len(request), offset)
+    assert read(request) == PyBrokerFetch(topic, len(request), offset)
     assert all(read(request[:end]) is None for end in range(len(request)))
 
 
 def test_a_request_is_read_where_it_stands():
     data = memoryview(b"...." + encode_fetch("a", 7))
-    assert read_request(data, 4) == Fetch("a", len(data) - 4, 7)
+    assert read_request(data, 4) == PyBrokerFetch("a", len(data) - 4, 7)
 
 
 @given(st.binary(max_size=40))

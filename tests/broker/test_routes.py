@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.core.routes import Route, RouteTable, RouteType, Source
+from transfer.broker.core.routes import Route, RouteSource, RouteTable, RouteType
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.transports.errors import UsageError
 
@@ -48,7 +48,7 @@ class Machine(RuleBasedStateMachine):
         session=st.sampled_from(["", "s", "t"]),
     )
     def add(self, id, tenant, wanted, type, destination, priority, enabled, session):
-        source = Source.SESSION if session else Source.DYNAMIC
+        source = RouteSource.SESSION if session else RouteSource.DYNAMIC
         new = Route(id, tenant, wanted, type, destination, priority, {}, enabled, source, session)
         self.table.add(new)
         self.put(new)
@@ -160,8 +160,8 @@ def test_a_route_that_is_replaced_keeps_its_place():
 def test_a_session_takes_its_routes_along():
     table = RouteTable()
     for number in range(3):
-        table.add(route(f"s{number}", source=Source.SESSION, session="s"))
-    table.add(route("t", source=Source.SESSION, session="t"))
+        table.add(route(f"s{number}", source=RouteSource.SESSION, session="s"))
+    table.add(route("t", source=RouteSource.SESSION, session="t"))
     table.add(route("kept"))
     assert [one.id for one in table.remove_session("s")] == ["s0", "s1", "s2"]
     assert table.remove_session("s") == []
@@ -178,7 +178,7 @@ def test_a_session_takes_its_routes_along():
         ({"tenant": "t" * 256}, "tenant"),
         ({"priority": 1 << 31}, "priority"),
         ({"session": "s"}, "session"),
-        ({"source": Source.SESSION}, "session"),
+        ({"source": RouteSource.SESSION}, "session"),
     ],
 )
 def test_a_wrong_route_is_refused(wrong, why):

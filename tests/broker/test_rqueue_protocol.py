@@ -8,7 +8,7 @@ from hypothesis import given, settings, strategies as st
 from tests.broker.vectors import vectors
 from transfer.broker.protocols.rqueue import (
     MAX_CONTENT,
-    Head,
+    RqueueHead,
     Type,
     encode_deregister,
     encode_notification,
@@ -25,7 +25,7 @@ TOPICS = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0
 def test_the_document_says_what_the_codec_does():
     found = vectors("rqueue")
     as_remove = found.pop("DEREGISTER, as REMOVE of nothing")
-    assert read_head(as_remove) == Head(Type.DEREGISTER, "", 5, 0) == read_head(encode_deregister())
+    assert read_head(as_remove) == RqueueHead(Type.DEREGISTER, "", 5, 0) == read_head(encode_deregister())
     assert found == {
         "PUBLISH `hello` to `news`": encode_publish("news", 5) + b"hello",
         "PUBLISH nothing to `a`": encode_publish("a", 0),
@@ -47,12 +47,12 @@ def test_what_was_written_is_read(topic, nbytes):
         Type.REMOVE: (encode_remove(topic), 0),
     }
     for kind, (data, content) in heads.items():
-        assert read_head(data) == Head(kind, topic, len(data), content)
+        assert read_head(data) == RqueueHead(kind, topic, len(data), content)
         assert all(read_head(data[:end]) is None for end in range(len(data)))
 
 
 def test_a_message_is_read_where_it_stands():
-    assert read_head(memoryview(b"..." + encode_remove("a")), 3) == Head(Type.REMOVE, "a", 7, 0)
+    assert read_head(memoryview(b"..." + encode_remove("a")), 3) == RqueueHead(Type.REMOVE, "a", 7, 0)
 
 
 def test_publish_is_a_notification_behind_a_preamble():
@@ -114,7 +114,7 @@ def test_a_topic_that_cannot_be_is_the_callers_mistake(topic, encode):
 
 def test_the_largest_content():
     head = encode_publish("a", MAX_CONTENT)
-    assert read_head(head) == Head(Type.PUBLISH, "a", len(head), MAX_CONTENT)
+    assert read_head(head) == RqueueHead(Type.PUBLISH, "a", len(head), MAX_CONTENT)
     for encode, most in ((encode_publish, MAX_CONTENT), (encode_notification, MAX_CONTENT + 5)):
         encode("a", most)
         with pytest.raises(UsageError):

@@ -22,7 +22,7 @@ from tests.broker.secure_peers import (
 )
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
-from transfer.broker.delivery.subscriber import Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber
 from transfer.transports.errors import Broken
 
 MANY = 2000
@@ -128,7 +128,7 @@ def three(broker, identities):
 def test_large_payloads_pass_whole_and_a_slow_subscriber_with_room_holds_nobody_up(tmp_path, identities):
     count = 6
     # all of them fit, whatever the system takes itself
-    payload = bytes(range(256)) * (Subscriber.limit // 256 // (count + 1))
+    payload = bytes(range(256)) * (BrokerSubscriber.limit // 256 // (count + 1))
     with secure(tmp_path, identities, own=None, http=None) as broker:
         with three(broker, identities) as (slow, quick, trainer):
             got = []
@@ -145,7 +145,7 @@ def test_large_payloads_pass_whole_and_a_slow_subscriber_with_room_holds_nobody_
 
 
 def test_who_takes_nothing_of_what_does_not_fit_is_put_out_and_the_others_get_it_whole(tmp_path, identities):
-    payload = bytes(range(256)) * (Subscriber.limit // 128)  # more than waits for it and in the system
+    payload = bytes(range(256)) * (BrokerSubscriber.limit // 128)  # more than waits for it and in the system
     with secure(tmp_path, identities, own=None, http=None, patience=0.5) as broker:
         with three(broker, identities) as (slow, quick, trainer):
             got = []

@@ -24,7 +24,7 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
-from transfer.broker.protocols.ttp import HEADER_SIZE, Kind, encode_head
+from transfer.broker.protocols.ttp import HEADER_SIZE, TtpKind, encode_head
 from transfer.transports.errors import Again, Broken, HandshakeError, TransferError
 from transfer.transports.security.settings import Security
 
@@ -188,7 +188,7 @@ def test_a_client_hello_that_comes_byte_by_byte_is_waited_for(broker, identities
             except ssl.SSLWantReadError:
                 theirs.write(slow.recv(1 << 16))
         # what comes then is shorter than the ClientHello was
-        tls.write(encode_head(Kind.HEARTBEAT, stream_id=7))
+        tls.write(encode_head(TtpKind.HEARTBEAT, stream_id=7))
         slow.sendall(ours.read())
         while True:
             try:

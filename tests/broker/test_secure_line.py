@@ -11,10 +11,10 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 
 from tests.broker.secure_peers import HERE
 from tests.broker.test_line import ENDS, PIECES, WHOLE, Peer, Turns, frame
-from transfer.broker.clients.connection import Connection
+from transfer.broker.clients.connection import ClientConnection
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.net.tls_socket import TlsSocket
-from transfer.broker.protocols.ttp import Kind, encode_head
+from transfer.broker.protocols.ttp import TtpKind, encode_head
 from transfer.certificates import Authority
 from transfer.transports import core
 from transfer.transports.core import pure as twin
@@ -168,8 +168,8 @@ def test_a_client_reads_all_that_tls_holds_back(contexts, monkeypatch, tmp_path)
         shaking.start()
         with TtpClient(HERE, 1, timeout=20, security=security) as client:
             shaking.join()
-            large = encode_head(Kind.PUBLISH, b"t", b"", 50_000) + bytes(50_000)
-            channel.sendmsg((large, encode_head(Kind.PUBLISH, b"t", b"", 5) + b"small"))
+            large = encode_head(TtpKind.PUBLISH, b"t", b"", 50_000) + bytes(50_000)
+            channel.sendmsg((large, encode_head(TtpKind.PUBLISH, b"t", b"", 5) + b"small"))
             assert len(client.recv().data) == 50_000
             assert bytes(client.recv().data) == b"small"
             channel.close()
@@ -187,7 +187,7 @@ def test_a_client_sends_to_the_last_byte(contexts, tmp_path):
         made = []
         port = listener.getsockname()[1]
         connecting = threading.Thread(
-            target=lambda: made.append(Connection(HERE, port, timeout=20, security=security))
+            target=lambda: made.append(ClientConnection(HERE, port, timeout=20, security=security))
         )
         connecting.start()
         accepted, _ = listener.accept()

@@ -6,10 +6,10 @@ import itertools
 
 from hypothesis import given, settings, strategies as st
 
-from transfer.broker.core.sessions import Capabilities, SessionTable
+from transfer.broker.core.sessions import ConsumerCapabilities, SessionTable
 
 KEY = ("tenant", "worker")
-CAN = Capabilities()
+CAN = ConsumerCapabilities()
 
 
 def table(timeout=10.0):

@@ -10,7 +10,7 @@ from tests.broker.heart import Ear, heart
 from transfer.broker.delivery.message import Front, Message, Written
 from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
-from transfer.log import Log, Message as Kept, Retention
+from transfer.log import Log, LogMessage, Retention
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 JSON = st.recursive(
@@ -61,7 +61,7 @@ def flat(parts):
 def test_a_record_is_read_as_it_was_written(front, parts, head, headers, position):
     message = Message("t", tuple(parts), front, head, headers)
     body = record_of(message, position, blob=False)
-    read = message_of("t", Kept(7, 0, memoryview(body), None))
+    read = message_of("t", LogMessage(7, 0, memoryview(body), None))
     assert bytes(read.payload) == b"".join(parts)
     assert (read.front, read.head, read.headers, read.offset) == (front, head, headers, 7)
 
@@ -83,13 +83,13 @@ def test_all_sizes_come_back(tmp_path, size):
 )
 def test_what_is_none_of_the_brokers_is_told(body):
     with pytest.raises(LogDamaged, match="message 3 of topic 't'"):
-        message_of("t", Kept(3, 0, memoryview(body), None))
+        message_of("t", LogMessage(3, 0, memoryview(body), None))
 
 
 def test_a_payload_that_retention_took_is_not_an_empty_one():
     body = record_of(Message("t", (bytes(BLOB_FROM),), Front.OWN), 0, blob=True)
     with pytest.raises(LogDamaged, match="no longer in the log"):
-        message_of("t", Kept(3, 0, memoryview(body), None, True))
+        message_of("t", LogMessage(3, 0, memoryview(body), None, True))
 
 
 STEPS = st.lists(

@@ -16,7 +16,7 @@ import pytest
 from tests.broker.alone import alone
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.broker.protocols.ttp import EOF, LZ4, WANTED, Kind, encode_error, encode_head
+from transfer.broker.protocols.ttp import EOF, LZ4, WANTED, TtpKind, encode_error, encode_head
 from transfer.transports.errors import (
     Again,
     ArgumentError,
@@ -128,9 +128,9 @@ def test_a_streams_frames_can_be_had_one_by_one(tmp_path):
         client.stream("t", [b"one", b"two"], flags=LZ4, wait=True)
         frames = [client.recv_frame() for _ in range(3)]
         assert [(one.kind, bytes(one.data), one.flags) for one in frames] == [
-            (Kind.META, b"", WANTED),
-            (Kind.CHUNK, b"one", LZ4),
-            (Kind.CHUNK, b"two", LZ4 | EOF),
+            (TtpKind.META, b"", WANTED),
+            (TtpKind.CHUNK, b"one", LZ4),
+            (TtpKind.CHUNK, b"two", LZ4 | EOF),
         ]
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.vectors import vectors
-from transfer.broker.clients.ttp_reader import Assembly, Frame
+from transfer.broker.clients.ttp_reader import Assembly, TtpFrame
 from transfer.broker.delivery.message import Front, Message
 from transfer.broker.fronts.ttp_frames import Meta, cut, frames_of, publish_head, stream_head
 from transfer.broker.protocols.ttp import (
@@ -18,8 +18,8 @@ from transfer.broker.protocols.ttp import (
     MOST_NUMBER,
     WANTED,
     Header,
-    Kind,
-    Limits,
+    TtpKind,
+    TtpLimits,
     decode_error,
     decode_header,
     decode_meta,
@@ -29,7 +29,7 @@ from transfer.broker.protocols.ttp import (
     encode_meta,
 )
 from transfer.broker.storage.stored_message import message_of, record_of
-from transfer.log.message import Message as Logged
+from transfer.log.message import LogMessage as Logged
 from transfer.transports.errors import OptionError, ProtocolError
 
 #: (type, flags, stream id, topic, metadata, data)
@@ -82,7 +82,7 @@ def test_errors_are_read_as_they_were_written():
 
 
 @settings(max_examples=50, deadline=None)
-@given(st.sampled_from(Kind), st.integers(0, 255), numbers, small, small, st.integers(0, 1 << 36))
+@given(st.sampled_from(TtpKind), st.integers(0, 255), numbers, small, small, st.integers(0, 1 << 36))
 def test_headers_are_read_as_they_were_written(kind, flags, number, topic, meta, size):
     data = b"??" + encode_head(kind, topic, meta, size, flags, number)
     header = decode_header(data, 2)
@@ -106,7 +106,7 @@ def test_headers_are_read_as_they_were_written(kind, flags, number, topic, meta,
 )
 def test_headers_that_cannot_be_are_refused_by_a_word(fields, word):
     with pytest.raises(ProtocolError) as caught:
-        decode_header(HEADER.pack(*fields), 0, Limits(meta=100))
+        decode_header(HEADER.pack(*fields), 0, TtpLimits(meta=100))
     assert caught.value.reason == word
 
 
@@ -183,20 +183,20 @@ def test_an_empty_stream_is_one_frame():
 
 
 def frame(kind, number, data=b"", flags=0, meta=b""):
-    return Frame(kind, "t", meta, memoryview(data), flags, number)
+    return TtpFrame(kind, "t", meta, memoryview(data), flags, number)
 
 
 def test_interleaved_streams_are_put_together_each_by_its_id():
     assembly = Assembly(100)
     steps = [
-        frame(Kind.META, 1, meta=b'{"a":1}'),
-        frame(Kind.META, 2),
-        frame(Kind.CHUNK, 1, b"one"),
-        frame(Kind.CHUNK, 2, b"two"),
-        frame(Kind.PUBLISH, 1, b"whole", meta=b"?"),
-        frame(Kind.CHUNK, 1, b"!", EOF | LZ4),
-        frame(Kind.CHUNK, 2, b"", EOF),
-        frame(Kind.META, 3, flags=EOF),
+        frame(TtpKind.META, 1, meta=b'{"a":1}'),
+        frame(TtpKind.META, 2),
+        frame(TtpKind.CHUNK, 1, b"one"),
+        frame(TtpKind.CHUNK, 2, b"two"),
+        frame(TtpKind.PUBLISH, 1, b"whole", meta=b"?"),
+        frame(TtpKind.CHUNK, 1, b"!", EOF | LZ4),
+        frame(TtpKind.CHUNK, 2, b"", EOF),
+        frame(TtpKind.META, 3, flags=EOF),
     ]
     found = [assembly.add(step) for step in steps]
     told = [(one.stream_id, bytes(one.data), one.meta, one.flags) for one in found if one is not None]
@@ -210,12 +210,12 @@ def test_interleaved_streams_are_put_together_each_by_its_id():
 
 def test_a_receiver_leaves_out_half_streams_and_refuses_those_that_are_too_large():
     assembly = Assembly(10)
-    assert assembly.add(frame(Kind.CHUNK, 1, b"x")) is None
-    assert assembly.add(frame(Kind.CHUNK, 1, b"x", EOF)) is None
-    assembly.add(frame(Kind.META, 1, b"12345678"))
-    assembly.add(frame(Kind.ERROR, 1, b'{"code":"broken_off","message":""}'))
-    assert assembly.add(frame(Kind.CHUNK, 1, b"x", EOF)) is None
-    assembly.add(frame(Kind.META, 1))
-    assembly.add(frame(Kind.CHUNK, 1, b"123456"))
+    assert assembly.add(frame(TtpKind.CHUNK, 1, b"x")) is None
+    assert assembly.add(frame(TtpKind.CHUNK, 1, b"x", EOF)) is None
+    assembly.add(frame(TtpKind.META, 1, b"12345678"))
+    assembly.add(frame(TtpKind.ERROR, 1, b'{"code":"broken_off","message":""}'))
+    assert assembly.add(frame(TtpKind.CHUNK, 1, b"x", EOF)) is None
+    assembly.add(frame(TtpKind.META, 1))
+    assembly.add(frame(TtpKind.CHUNK, 1, b"123456"))
     with pytest.raises(ProtocolError, match="more than 10"):
-        assembly.add(frame(Kind.CHUNK, 1, b"78901"))
+        assembly.add(frame(TtpKind.CHUNK, 1, b"78901"))

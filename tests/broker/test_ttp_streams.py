@@ -14,7 +14,7 @@ from transfer.broker.protocols.ttp import (
     HEADER_SIZE,
     LZ4,
     WANTED,
-    Kind,
+    TtpKind,
     encode_head,
 )
 
@@ -127,7 +127,7 @@ def test_a_stream_that_cannot_be_is_refused_once_and_the_rest_of_it_passed_over(
         for kind, topic, meta, data, flags in frames:
             peer.send(kind, topic, meta, data, flags, 6)
         assert peer.refused() == (6, code)
-        if frames[0][0] == Kind.META and not frames[-1][4] & EOF:
+        if frames[0][0] == TtpKind.META and not frames[-1][4] & EOF:
             peer.send(5, data=bytes(70_000), number=6)
             peer.send(5, flags=EOF, number=6)
         assert peer.alive()
@@ -215,7 +215,7 @@ def test_an_open_stream_costs_memory_though_nothing_comes_of_it(tmp_path, durabl
     with serving(tmp_path, 2, durable=durable, settings=settings) as (broker, one, other):
         one.socket.sendall(b"".join(encode_head(4, b"t", stream_id=n) for n in range(100)))
         assert one.refused()[1] == "no_memory"
-        assert other.ask(4, b"t", number=1)[0] == Kind.ERROR
+        assert other.ask(4, b"t", number=1)[0] == TtpKind.ERROR
         one.socket.close()
         broker.until(lambda: not broker.front.shared.gathered)
         other.send(4, b"t", number=2)

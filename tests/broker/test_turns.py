@@ -9,7 +9,7 @@ import pytest
 from tests.broker.alone import Turns
 from tests.broker.heart import Ear, heart
 from tests.broker.ttp_peers import serving
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery import fanout
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
@@ -139,8 +139,10 @@ def test_who_goes_with_many_subscriptions_is_told_nothing_more_and_is_cleared_aw
 
 def test_who_is_slow_with_many_subscriptions_is_looked_up_and_not_searched(tmp_path, monkeypatch):
     looked = []
-    matches = Pattern.matches
-    monkeypatch.setattr(Pattern, "matches", lambda one, topic: looked.append(topic) or matches(one, topic))
+    matches = TopicPattern.matches
+    monkeypatch.setattr(
+        TopicPattern, "matches", lambda one, topic: looked.append(topic) or matches(one, topic)
+    )
     with heart(tmp_path) as beating:
         ear = Ear(limit=1)
         for number in range(1000):

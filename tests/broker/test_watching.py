@@ -15,9 +15,9 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.config.settings import AbtpEndpoints
-from transfer.broker.core.admission import Limits
+from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.topic_patterns import Kind, pattern
-from transfer.broker.status import EVENTS, FAMILIES, Names
+from transfer.broker.status import EVENTS, FAMILIES, FrontNames
 from transfer.transports.errors import Again
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
@@ -151,7 +151,7 @@ def test_a_token_closes_the_api_and_leaves_health_open(tmp_path):
 
 
 def test_only_the_first_names_are_labels():
-    names = Names(2)
+    names = FrontNames(2)
     known = {name: name for name in "abc"}
     assert sorted(names.topics(known)) == ["a", "b"]
     assert sorted(names.topics({"c": "c", "b": "b"})) == ["b"]
@@ -219,7 +219,7 @@ def test_the_page_of_each_protocol_tells_its_events(front):
 def test_tenants_and_pressure_are_seen(tmp_path):
     ends, limits = (
         AbtpEndpoints(FREE, FREE),
-        Limits(max_inflight_per_consumer=1, max_per_topic_queue=2, max_queued_direct=4),
+        AdmissionLimits(max_inflight_per_consumer=1, max_per_topic_queue=2, max_queued_direct=4),
     )
     with running(tmp_path, http=0, abtp=ends, direct=limits) as broker:
         http, router = broker.ports["http"], broker.endpoints["abtp router"]

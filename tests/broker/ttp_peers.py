@@ -10,7 +10,7 @@ from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import (
     HEADER_SIZE,
     WANTED,
-    Kind,
+    TtpKind,
     decode_error,
     decode_header,
     encode_head,
@@ -44,7 +44,7 @@ class Peer:
     def refused(self):
         """(stream id, code) of the ERROR that comes next."""
         kind, _, number, _, _, data = self.read()
-        assert kind == Kind.ERROR
+        assert kind == TtpKind.ERROR
         return number, decode_error(data)[0]
 
     def subscribe(self, text):

@@ -11,7 +11,7 @@ import pytest
 from tests.chart.rendering import CHART, ROOT, Values, render
 from transfer.transports.errors import DeviceError
 from transfer.transports.rdma import device_selection as choosing, failures, probe
-from transfer.transports.rdma.device_selection import Device, Port, Wishes
+from transfer.transports.rdma.device_selection import Device, DevicePort, Wishes
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
 WORDS = " ".join(PAGE.split())
@@ -33,8 +33,10 @@ def test_what_helm_says(values: Values, words: str) -> None:
     assert words in WORDS
 
 
-def _port(**changes: object) -> Port:
-    return Port(**{"number": 1, "active": True, "link": "Ethernet", "rate": 100.0, "gids": (), **changes})  # type: ignore[arg-type]
+def _port(**changes: object) -> DevicePort:
+    return DevicePort(
+        **{"number": 1, "active": True, "link": "Ethernet", "rate": 100.0, "gids": (), **changes}
+    )  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -67,7 +69,7 @@ def test_why_a_driver_cannot_be_used() -> None:
 
 def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card is what this machine has not: one in a folder like /sys/class/infiniband."""
-    route = choosing.Route("mlx5_0", 1, 0, "fe80::1", 4096, why="the only one")
+    route = choosing.DeviceRoute("mlx5_0", 1, 0, "fe80::1", 4096, why="the only one")
     monkeypatch.setattr(choosing, "choose_route", lambda **_: route)
     monkeypatch.setattr(failures, "may_lock", lambda: False)
     monkeypatch.setattr(probe.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))

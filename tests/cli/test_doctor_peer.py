@@ -14,7 +14,7 @@ import pytest
 
 from transfer import cli
 from transfer.doctor.finding import Check
-from transfer.doctor.throughput import Result, as_checks, endpoint_of
+from transfer.doctor.throughput import ThroughputResult, as_checks, endpoint_of
 from transfer.transports.errors import HandshakeError, UsageError
 
 
@@ -67,9 +67,9 @@ def test_what_the_environment_requires_has_to_be_had(serving, capsys, monkeypatc
 
 def test_tcp_may_be_refused_where_another_transport_is_required(capsys, monkeypatch):
     """A device is what this machine has not: the measurements are made up, the decision is not."""
-    made_up = Result("auto", "rdma", "asked for", "mlx5_0", 1e-6, 1e-5, 1e9)
+    made_up = ThroughputResult("auto", "rdma", "asked for", "mlx5_0", 1e-6, 1e-5, 1e9)
 
-    def measured(way: str, *_: object) -> Result:
+    def measured(way: str, *_: object) -> ThroughputResult:
         if way != "auto":
             raise HandshakeError("policy", f"{way} is not what the peer requires")
         return made_up
@@ -116,8 +116,8 @@ def test_no_peer_at_all():
 
 
 def test_the_floor_is_for_what_is_chosen_by_itself():
-    def result(way: str) -> Result:
-        return Result(way, "tcp", "the best that both have: tcp", "", 1e-4, 2e-4, 1e9 / 8)
+    def result(way: str) -> ThroughputResult:
+        return ThroughputResult(way, "tcp", "the best that both have: tcp", "", 1e-4, 2e-4, 1e9 / 8)
 
     absent = Check("peer", "rdma", "off", "no device")
     checks = list(as_checks(iter([result("auto"), absent, result("tcp")]), 2.0))

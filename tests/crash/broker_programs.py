@@ -25,7 +25,7 @@ from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.broker.storage.dead_letters import DeadLetters
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Again
 
 #: beyond what a letter keeps in the database
@@ -217,7 +217,7 @@ def _behind(consumer: Consumer) -> list[bytes]:
     return found
 
 
-def _rows(store: Store) -> dict[str, list[int]]:
+def _rows(store: SpoolStore) -> dict[str, list[int]]:
     """Ids of the rows of all runs."""
     found = {}
     for name, entry in store.entries.items():

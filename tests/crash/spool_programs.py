@@ -18,7 +18,7 @@ from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, DeleteRun
 from transfer.spool.format.row_source import SEALED
 from transfer.spool.server import store as stores
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 
 _SEGMENT = 1 << 16
 
@@ -76,7 +76,7 @@ class Model:
         }
 
 
-def look(store: Store, model: Model) -> str:
+def look(store: SpoolStore, model: Model) -> str:
     """The first difference between a store and a model, or nothing."""
     for name, run in model.runs.items():
         entry = store.entries.get(name)
@@ -116,7 +116,7 @@ def look(store: Store, model: Model) -> str:
     return ""
 
 
-def _matching(store: Store, steps: list[tuple[Any, ...]], acknowledged: int) -> int:
+def _matching(store: SpoolStore, steps: list[tuple[Any, ...]], acknowledged: int) -> int:
     """Of how many steps the store has what they leave; of all acknowledged ones at least."""
     model, first = Model(), ""
     found = -1
@@ -216,7 +216,7 @@ class SpoolProgram(Program):
     def check(self, folder: Path, marks: list[Any], mark: Mark) -> None:
         steps, acknowledged = steps_of(marks)
         with small_segments():
-            store = Store(folder / "spool")
+            store = SpoolStore(folder / "spool")
             try:
                 count = _matching(store, steps, acknowledged)
                 mark(("seen", count))
@@ -224,7 +224,7 @@ class SpoolProgram(Program):
                 self._go_on(store, steps, mark)
             finally:
                 store.close()
-            store = Store(folder / "spool")
+            store = SpoolStore(folder / "spool")
             try:
                 _matching(store, steps, len(steps))
                 found = store.log.verify()
@@ -233,7 +233,7 @@ class SpoolProgram(Program):
                 store.close()
 
     @staticmethod
-    def _go_on(store: Store, steps: list[tuple[Any, ...]], mark: Mark) -> None:
+    def _go_on(store: SpoolStore, steps: list[tuple[Any, ...]], mark: Mark) -> None:
         """Open jobs that were acknowledged are committed, and another run is written."""
         model = Model()
         for step in steps:
@@ -269,7 +269,7 @@ class SpoolProgram(Program):
         mark(("ack",))
 
 
-def _keep(store: Store, sequence: int) -> None:
+def _keep(store: SpoolStore, sequence: int) -> None:
     """As the spool's committer does."""
     store.log.commit(sequence)
     store.kept(sequence)

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from transfer.transports.address import Address
 from transfer.transports.discovery.directory import Listing
 from transfer.transports.discovery.liveness import is_silent
-from transfer.transports.discovery.membership import MOST, Membership, Polling, State
+from transfer.transports.discovery.membership import MOST, Membership, MemberState, Polling
 
 MEMBERS = [Address("tcp", f"10.0.0.{number}", 5590) for number in range(1, 6)]
 SETS = st.frozensets(st.sampled_from(MEMBERS))
@@ -23,7 +23,7 @@ def test_who_comes_and_who_goes():
     assert membership.update(listing(0, 1)).added == MEMBERS[:2]
     changes = membership.update(listing(1, 2))
     assert (changes.added, changes.retired) == ([MEMBERS[2]], [MEMBERS[0]])
-    assert membership.state(MEMBERS[0]) is State.RETIRED
+    assert membership.state(MEMBERS[0]) is MemberState.RETIRED
     assert membership.update(listing(0, 1, 2)).restored == [MEMBERS[0]]
 
 

@@ -16,7 +16,7 @@ from tests.ports import free_port
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.processes import Program
 from transfer import PULL, PUSH
-from transfer.broker.clients.registry import Registration, look_up, reachable
+from transfer.broker.clients.registry import RegisteredName, look_up, reachable
 from transfer.broker.clients.registry_connection import RegistryConnection
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, encode
@@ -196,9 +196,9 @@ def test_two_who_follow_one_name_and_two_names_of_one_program(context, service):
 
 def test_of_two_programs_the_later_has_the_endpoint(service):
     endpoint = "tcp://10.0.0.7:5590"
-    with Registration(service.name, endpoint, lease=1.0) as old:
+    with RegisteredName(service.name, endpoint, lease=1.0) as old:
         old.wait(PATIENCE)
-        with Registration(service.name, endpoint, lease=1.0, metadata={"gpu": "h100"}) as new:
+        with RegisteredName(service.name, endpoint, lease=1.0, metadata={"gpu": "h100"}) as new:
             new.wait(PATIENCE)
             until(lambda: old.failure)
             with pytest.raises(UsageError, match="began later"):
@@ -212,7 +212,7 @@ def test_of_two_programs_the_later_has_the_endpoint(service):
 def test_a_broker_that_comes_later(context, tmp_path):
     port = free_port()
     name = f"registry://127.0.0.1:{port}/trainers"
-    registration = Registration(name, "tcp://10.0.0.7:5590", context=context)
+    registration = RegisteredName(name, "tcp://10.0.0.7:5590", context=context)
     with pytest.raises(Again, match="not registered"):
         registration.wait(0.2)
     push = context.socket(PUSH)

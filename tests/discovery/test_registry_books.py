@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from transfer.broker.core.registry import SETTLING, Limits, Registry
+from transfer.broker.core.registry import SETTLING, Registry, RegistryLimits
 from transfer.broker.protocols.native import Op, decode, encode
 from transfer.broker.protocols.native_registry import (
     Listed,
@@ -97,8 +97,9 @@ def test_a_start_settles():
 
 @pytest.mark.parametrize(
     ("limits", "error"),
-    [(Limits(names=1), "names"), (Limits(members=1), "members"), (Limits(all=1), "registrations"),
-     (Limits(each=1), "one program")],
+    [(RegistryLimits(names=1), "names"), (RegistryLimits(members=1), "members"),
+     (RegistryLimits(all=1), "registrations"),
+     (RegistryLimits(each=1), "one program")],
 )  # fmt: skip
 def test_there_is_a_limit_to_everything(limits, error):
     books = Registry("r", 0.0, limits)
@@ -111,7 +112,7 @@ def test_there_is_a_limit_to_everything(limits, error):
 
 
 def test_there_is_a_limit_to_watchers():
-    books = Registry("r", 0.0, Limits(watchers=1))
+    books = Registry("r", 0.0, RegistryLimits(watchers=1))
     books.look_up((b"w", 1), LookUp("a", True), 0.0)
     books.look_up((b"w", 1), LookUp("b", True), 0.0)
     with pytest.raises(UsageError, match="watchers"):

@@ -19,7 +19,7 @@ from transfer.broker.protocols.native import Join, Op, encode, encode_deliveries
 from transfer.broker.protocols.native_batch import encode_several
 from transfer.broker.protocols.native_pieces import Begin, Part, Place, encode_begin, encode_place, pack_parts
 from transfer.spool.format import protocol as spool
-from transfer.spool.format.run_messages import Begin as BeginRun, Commit, End, Rows, to_meta
+from transfer.spool.format.run_messages import Commit, RowsFrame, TaskBegin as BeginRun, TaskEnd, to_meta
 from transfer.tensors.bundle import _IN_DATA, _INLINE, _first_data, _header
 from transfer.transports.core.wire import SocketType
 
@@ -285,7 +285,7 @@ _ASKED = (
     spool.DeleteRun(run="fuzz", force=True),
     spool.ForgetGroup(run="fuzz", group="g"),
     spool.Explain(run="fuzz", epoch=0, seed=None, begin=0, end=1),
-    spool.Lineage(run="fuzz", group="g"),
+    spool.LineageRequest(run="fuzz", group="g"),
 )
 
 
@@ -313,7 +313,12 @@ def spool_requests(rng: random.Random) -> Talk:
 def spool_rows(rng: random.Random) -> Talk:
     """Attempts that send rows of a run."""
     columns = json.dumps([{"name": "id", "kind": "dense", "dtype": "int64", "shape": []}])
-    said = (BeginRun(*_KEY, 0, columns), Rows(*_KEY, 0, 1, 0), End(*_KEY, 1, 1, 0), Commit("fuzz", "job"))
+    said = (
+        BeginRun(*_KEY, 0, columns),
+        RowsFrame(*_KEY, 0, 1, 0),
+        TaskEnd(*_KEY, 1, 1, 0),
+        Commit("fuzz", "job"),
+    )
     words = [frames.hello(rng, SocketType.PUSH)]
     for _ in range(rng.randrange(1, 10)):
         words.append(_bundle(rng, SocketType.PUSH, to_meta(rng.choice(said))))

@@ -310,7 +310,7 @@ def test_the_end_of_a_message_is_told_after_its_last_part(ends, core):
 
 def test_the_first_error_of_a_message_counts_and_is_told_once():
     told = Told()
-    parts = lending.Parts(told)
+    parts = lending.BlockParts(told)
     parts.add()
     parts.add()
     error = Broken("first")

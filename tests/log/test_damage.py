@@ -10,7 +10,7 @@ import pytest
 from transfer.log import Log, Retention
 from transfer.log.damage import repair_bit
 from transfer.log.format import NAME
-from transfer.log.record import Flag, Kind, encode, scan, state_of
+from transfer.log.record import RecordFlag, RecordKind, encode, scan, state_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
 from transfer.log.state import topic_key
 from transfer.transports.errors import LogDamaged, LogFull, NotSupported
@@ -72,7 +72,7 @@ def test_one_wrong_bit_of_any_record_is_put_right(tmp_path, closed):
     if not closed:  # as after a kill
         only(tmp_path / "log", INDEX).unlink()
     path = only(tmp_path / "log")
-    every = [one for one in records(path) if one.kind != Kind.OPENED]
+    every = [one for one in records(path) if one.kind != RecordKind.OPENED]
     chance = random.Random(3)
     for one in every[: None if closed else -2]:  # nothing else says that the last ones were synced
         copy = shutil.copytree(tmp_path / "log", tmp_path / "copy")
@@ -86,7 +86,7 @@ def test_one_wrong_bit_of_any_record_is_put_right(tmp_path, closed):
 
 
 def test_more_than_one_wrong_bit_is_not_guessed():
-    data = bytearray(b"".join(encode(Kind.MESSAGE, 0, 1, 5, 3, 0, 0, b"body" * 20)))
+    data = bytearray(b"".join(encode(RecordKind.MESSAGE, 0, 1, 5, 3, 0, 0, b"body" * 20)))
     for bit in (3, 77, 400):
         wrong = data.copy()
         wrong[bit // 8] ^= 1 << bit % 8
@@ -101,7 +101,7 @@ def test_more_than_one_wrong_bit_is_not_guessed():
 def test_a_damaged_message_with_a_blob_is_told_and_the_rest_is_served(tmp_path, part):
     write(tmp_path)
     path = only(tmp_path)
-    one = next(one for one in records(path) if one.flags == Flag.HAS_BLOB and one.offset == 21)
+    one = next(one for one in records(path) if one.flags == RecordFlag.HAS_BLOB and one.offset == 21)
     overwrite(path, one.end - 50 if part == "body" else one.position + 60, b"damaged")
     with Log(tmp_path, segment_bytes=1 << 20) as log:
         assert [(damage.topic, damage.begin, damage.end) for damage in log.damage] == [("a", 21, 22)]
@@ -171,7 +171,7 @@ def test_of_a_damaged_head_the_message_is_lost_when_nothing_else_can_be(tmp_path
 def test_state_that_nothing_tells_of_again_is_not_guessed(tmp_path):
     write(tmp_path)
     path = only(tmp_path)
-    one = next(one for one in records(path) if one.kind == Kind.STATE and b"key20" in bytes(one.body))
+    one = next(one for one in records(path) if one.kind == RecordKind.STATE and b"key20" in bytes(one.body))
     overwrite(path, one.end - 2, b"XX")
     before = path.read_bytes()
     for how in ("refuse", "serve"):
@@ -184,7 +184,7 @@ def test_a_group_whose_topic_is_lost_is_named(tmp_path):
     write(tmp_path)
     path = only(tmp_path)
     one = next(
-        one for one in records(path) if one.kind == Kind.STATE and state_of(one.body)[0] == topic_key(1)
+        one for one in records(path) if one.kind == RecordKind.STATE and state_of(one.body)[0] == topic_key(1)
     )
     overwrite(path, one.position + 8, bytes(one.end - one.position - 8))
     before = path.read_bytes()
@@ -210,8 +210,8 @@ def many_segments(folder):
 def test_the_state_of_a_new_segment_is_found_in_the_one_before(tmp_path):
     paths = many_segments(tmp_path)
     (*_, one), opened = (
-        [one for one in records(paths[-1]) if one.flags & Flag.SNAPSHOT],
-        next(one for one in records(paths[-1]) if one.kind == Kind.OPENED),
+        [one for one in records(paths[-1]) if one.flags & RecordFlag.SNAPSHOT],
+        next(one for one in records(paths[-1]) if one.kind == RecordKind.OPENED),
     )
     assert opened.position > one.position
     overwrite(paths[-1], one.position + 8, bytes(one.end - one.position - 8))
@@ -223,7 +223,7 @@ def test_the_state_of_a_new_segment_is_found_in_the_one_before(tmp_path):
 def test_a_missing_segment_is_named_and_the_rest_is_served(tmp_path, caplog):
     paths = many_segments(tmp_path)
     at = next(at for at, path in enumerate(paths) if b"030" * 30 in path.read_bytes())
-    lost = [one.offset for one in records(paths[at]) if one.kind == Kind.MESSAGE]
+    lost = [one.offset for one in records(paths[at]) if one.kind == RecordKind.MESSAGE]
     blobs = paths[at].with_suffix(BLOBS)
     kept = blobs.read_bytes()
     paths[at].unlink()

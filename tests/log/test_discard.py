@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from transfer.log import Log, Retention, holes
 from transfer.log.ranges import Ranges
-from transfer.log.record import BLOB, Flag, scan
+from transfer.log.record import BLOB, RecordFlag, scan
 from transfer.log.segment_files import BLOBS, SUFFIX
 from transfer.transports.errors import UsageError
 
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
             assert segment.first == first
             records = [one for one in scan(segment.memory, first) if one.sequence >= synced]
             end = segment.end
-        places = [BLOB.unpack_from(one.body) for one in records if one.flags & Flag.HAS_BLOB]
+        places = [BLOB.unpack_from(one.body) for one in records if one.flags & RecordFlag.HAS_BLOB]
         crashed = Path(tempfile.mkdtemp(prefix="log"))
         shutil.copytree(self.folder, crashed, dirs_exist_ok=True)
         for first_, begin, nbytes, _ in places:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.broker.running import running
 from transfer.log import Log
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def synced(monkeypatch):
 
 
 def spool(folder):
-    Store(folder).close()
+    SpoolStore(folder).close()
 
 
 def log(folder):

@@ -9,7 +9,7 @@ import pytest
 
 from transfer.log import Log
 from transfer.log.read_only import inspect
-from transfer.log.record import Kind, scan
+from transfer.log.record import RecordKind, scan
 from transfer.log.segment_files import REMOVED, SUFFIX, path_of, segments_in
 from transfer.transports.errors import LogDamaged, LogInUse
 
@@ -86,7 +86,9 @@ def test_damage_is_told_and_stays(tmp_path, bits):
     fill(tmp_path)
     path = path_of(tmp_path, segments_in(tmp_path)[-1])
     data = bytearray(path.read_bytes())
-    record = next(one for one in scan(memoryview(bytes(data)), int(path.stem)) if one.kind == Kind.MESSAGE)
+    record = next(
+        one for one in scan(memoryview(bytes(data)), int(path.stem)) if one.kind == RecordKind.MESSAGE
+    )
     data[record.position + 40] ^= (1 << bits) - 1
     path.write_bytes(data)
     found = look_at(tmp_path)

@@ -16,7 +16,7 @@ from tests.broker.running import running
 from transfer.log import Log
 from transfer.log.private import claim
 from transfer.log.quarantine import save_tail
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import SecurityError
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="files of another user are made by root")
@@ -81,7 +81,7 @@ def begin_log(folder: Path) -> None:
 
 
 def begin_spool(folder: Path) -> None:
-    Store(folder).close()
+    SpoolStore(folder).close()
 
 
 def begin_broker(folder: Path) -> None:

@@ -10,7 +10,7 @@ from hypothesis import given, strategies as st
 from transfer.log.record import (
     HEADER_SIZE,
     MAX_LAG,
-    Kind,
+    RecordKind,
     decode,
     encode as parts_of,
     encode_messages,
@@ -28,7 +28,7 @@ WORDS = st.integers(0, (1 << 64) - 1)
 
 
 @given(
-    st.sampled_from(Kind), st.integers(0, 255), st.integers(0, (1 << 32) - 1), WORDS, WORDS, WORDS,
+    st.sampled_from(RecordKind), st.integers(0, 255), st.integers(0, (1 << 32) - 1), WORDS, WORDS, WORDS,
     st.integers(0, 1 << 40), st.binary(max_size=200), st.binary(max_size=50),
 )  # fmt: skip
 def test_what_was_written_is_read(kind, flags, topic, sequence, offset, time, lag, body, before):
@@ -41,7 +41,7 @@ def test_what_was_written_is_read(kind, flags, topic, sequence, offset, time, la
 
 @given(st.binary(min_size=1, max_size=60), st.data())
 def test_one_byte_that_is_cut_or_changed_is_found(body, data):
-    whole = encode(Kind.MESSAGE, 0, 1, 5, 7, 9, 0, body)
+    whole = encode(RecordKind.MESSAGE, 0, 1, 5, 7, 9, 0, body)
     cut = data.draw(st.integers(0, len(whole) - 1))
     assert decode(memoryview(whole)[:cut], 0) is None
     at = data.draw(st.integers(0, len(whole) - 1))
@@ -51,7 +51,7 @@ def test_one_byte_that_is_cut_or_changed_is_found(body, data):
 
 
 def test_lengths_are_checked_before_anything_is_read():
-    header = bytearray(encode(Kind.MESSAGE, 0, 1, 5, 7, 9, 0, b""))
+    header = bytearray(encode(RecordKind.MESSAGE, 0, 1, 5, 7, 9, 0, b""))
     for length in (1, 1 << 30, (1 << 30) + 1, (1 << 32) - 1):
         struct.pack_into("<I", header, 8, length)
         assert decode(memoryview(header), 0) is None
@@ -59,7 +59,7 @@ def test_lengths_are_checked_before_anything_is_read():
 
 
 def test_records_of_another_sequence_are_not_those_that_follow():
-    records = [encode(Kind.MESSAGE, 0, 1, number, number, 0, 0, b"x" * number) for number in range(10)]
+    records = [encode(RecordKind.MESSAGE, 0, 1, number, number, 0, 0, b"x" * number) for number in range(10)]
     memory = memoryview(b"".join(records) + bytes(100))
     assert [record.sequence for record in scan(memory, 0)] == list(range(10))
     assert list(scan(memory, 1)) == []
@@ -84,7 +84,7 @@ def test_many_messages_are_as_if_each_was_written_alone(messages, time):
     for lag in (0, 5, MAX_LAG - 2):
         chunks, positions = encode_messages(messages, 7, time, lag)
         alone = [
-            encode(Kind.MESSAGE, 0, topic, 7 + at, offset, time, lag + at, body)
+            encode(RecordKind.MESSAGE, 0, topic, 7 + at, offset, time, lag + at, body)
             for at, (topic, offset, body) in enumerate(messages)
         ]
         assert b"".join(chunks) == b"".join(alone)

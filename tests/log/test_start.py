@@ -13,8 +13,8 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.log import Log, Retention, recovery
 from transfer.log.contents import Contents, decode_index, encode, follow, read_headers
-from transfer.log.index import Run, Topic, Use
-from transfer.log.record import Flag, Kind, encode as parts_of
+from transfer.log.index import LogTopic, OffsetRun, Use
+from transfer.log.record import RecordFlag, RecordKind, encode as parts_of
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX
 from transfer.transports.errors import LogDamaged
 
@@ -83,7 +83,7 @@ def all_of(log: Log) -> object:
 
 
 runs = st.builds(
-    lambda topic, first, positions: Run(topic, 7, first, array("I", positions)),
+    lambda topic, first, positions: OffsetRun(topic, 7, first, array("I", positions)),
     NUMBERS, WORDS, st.lists(NUMBERS, min_size=1, max_size=20),
 )  # fmt: skip
 
@@ -112,12 +112,12 @@ def test_an_index_says_what_was_written_or_nothing(runs, uses, words, carried, d
 @given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 40), st.integers(1, 20)), max_size=12))
 def test_of_an_offset_that_several_runs_have_the_last_one_counts(said):
     places: dict[int, dict[int, tuple[int, int]]] = {1: {}, 2: {}, 3: {}}
-    runs: dict[int, list[Run]] = {1: [], 2: [], 3: []}
+    runs: dict[int, list[OffsetRun]] = {1: [], 2: [], 3: []}
     for segment, (number, first, count) in enumerate(said):
-        runs[number].append(Run(number, segment, first, array("I", range(count))))
+        runs[number].append(OffsetRun(number, segment, first, array("I", range(count))))
         places[number].update({first + at: (segment, at) for at in range(count)})
     for number, where in places.items():
-        topic = Topic("t", number)
+        topic = LogTopic("t", number)
         topic.place(runs[number])
         end = max(where, default=-1) + 1
         begin = end
@@ -334,10 +334,10 @@ def test_with_and_without_any_of_the_index_files_the_same_is_found(messages, dat
 
 def test_headers_of_carried_messages_and_what_does_not_follow():
     records = [
-        record_of(Kind.MESSAGE, 0, 1, 5, 10, 70, 0, b"own"),
-        record_of(Kind.MESSAGE, Flag.CARRIED, 1, 6, 3, 50, 0, b"carried"),
-        record_of(Kind.MESSAGE, Flag.CARRIED, 1, 7, 4, 60, 0, b"carried"),
-        record_of(Kind.MESSAGE, 0, 1, 8, 11, 80, 0, b"own"),
+        record_of(RecordKind.MESSAGE, 0, 1, 5, 10, 70, 0, b"own"),
+        record_of(RecordKind.MESSAGE, RecordFlag.CARRIED, 1, 6, 3, 50, 0, b"carried"),
+        record_of(RecordKind.MESSAGE, RecordFlag.CARRIED, 1, 7, 4, 60, 0, b"carried"),
+        record_of(RecordKind.MESSAGE, 0, 1, 8, 11, 80, 0, b"own"),
     ]
     memory = memoryview(b"".join(records) + bytes(100))
     found = read_headers(memory, 5)

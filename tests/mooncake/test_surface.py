@@ -10,7 +10,7 @@ import pytest
 import transfer
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
 from transfer.mooncake.dispatch import choose
-from transfer.mooncake.message import Form, Incoming
+from transfer.mooncake.message import Form, IncomingMessage
 from transfer.transports.errors import (
     AddressError,
     AddressInUse,
@@ -238,7 +238,7 @@ def test_callbacks_come_and_go(zi, link):
 
 def test_which_callback_gets_a_message():
     def message(*parts, **how):
-        return Incoming("", "", parts, **how)
+        return IncomingMessage("", "", parts, **how)
 
     both = {Form.DATA: print, Form.JSON: len}
     assert choose(message(b"{}"), both) == (len, Form.JSON)

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.verbs.ends import devices
-from transfer.sockets.connections.admission import Admission
+from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.transports.rdma.upgrade import VerbsUpgrade
 
 #: patterns, tensors, faults
@@ -59,7 +59,7 @@ _over: set[str] = set()
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    made, explain = VerbsUpgrade.made, Admission._explain_choice
+    made, explain = VerbsUpgrade.made, ConnectionAdmission._explain_choice
 
     def counted(self: Any, fd: int, channel: Any = None) -> Any:
         _made[0] += 1
@@ -71,7 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         explain(self, peer)
 
     VerbsUpgrade.made = counted  # type: ignore[method-assign]
-    Admission._explain_choice = noted  # type: ignore[method-assign]
+    ConnectionAdmission._explain_choice = noted  # type: ignore[method-assign]
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -18,7 +18,7 @@ from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
 from tests.security.conftest import TOKEN
 from transfer.broker.config.settings import Settings
-from transfer.broker.core.registry import Limits as RegistryLimits
+from transfer.broker.core.registry import RegistryLimits as RegistryLimits
 from transfer.broker.delivery.announced import AnnouncedLimits
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts import (

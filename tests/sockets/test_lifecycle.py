@@ -15,7 +15,7 @@ import pytest
 
 import transfer
 from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
-from transfer.sockets.connections.admission import Admission
+from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.peer import Endpoint
 from transfer.transports.address import parse
 from transfer.transports.connect.connection import Connected
@@ -516,7 +516,7 @@ def test_daemons_that_wait_end_with_the_interpreter_in_silence(core, arguments):
 def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, caplog):
     """Its descriptor is closed before the reactor watches it: no traceback."""
     push = context.socket(transfer.PUSH)
-    watch, closed = Admission._watch, threading.Event()
+    watch, closed = ConnectionAdmission._watch, threading.Event()
 
     def closing(links, peer):
         if links is push._links:
@@ -527,7 +527,7 @@ def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, capl
             closed.set()
         watch(links, peer)
 
-    monkeypatch.setattr(Admission, "_watch", closing)
+    monkeypatch.setattr(ConnectionAdmission, "_watch", closing)
     pull = context.socket(transfer.PULL)
     pull.bind("tcp://127.0.0.1:0")
     push.connect(pull.last_endpoint)
@@ -537,7 +537,7 @@ def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, capl
 
 def test_a_connection_of_which_no_stream_can_be_made_is_dropped(context, monkeypatch, caplog):
     """More came by TLS than the handshake's part: no traceback, and the next one is served."""
-    make, failed = Admission._new_stream, []
+    make, failed = ConnectionAdmission._new_stream, []
 
     def fails_once(links, *arguments):
         if not failed:
@@ -545,7 +545,7 @@ def test_a_connection_of_which_no_stream_can_be_made_is_dropped(context, monkeyp
             raise OSError(errno.EPROTO, "the peer sent more than its part of the handshake")
         return make(links, *arguments)
 
-    monkeypatch.setattr(Admission, "_new_stream", fails_once)
+    monkeypatch.setattr(ConnectionAdmission, "_new_stream", fails_once)
     pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH)
     pull.bind("tcp://127.0.0.1:0")
     push.connect(pull.last_endpoint)

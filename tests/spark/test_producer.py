@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from transfer.spark import producer
-from transfer.spark.producer import Attempt
+from transfer.spark.producer import TaskAttempt
 from transfer.spark.session import parse_java_version
 from transfer.transports.errors import Again, Broken, NotSupported
 
@@ -42,7 +42,7 @@ class Line:
 
 def test_an_attempt_is_done_when_all_of_it_is_confirmed():
     line = Line()
-    attempt = Attempt(line, "run", "job", 2, 7, timeout=0.01)
+    attempt = TaskAttempt(line, "run", "job", 2, 7, timeout=0.01)
     attempt.send({"x": np.zeros((3, 2), np.float32)}, 3)
     with pytest.raises(Again, match="longer option 'ack_timeout'"):
         attempt.finish()
@@ -56,7 +56,7 @@ def test_an_attempt_is_done_when_all_of_it_is_confirmed():
 def test_a_slow_receiver_holds_no_more_than_a_share_of_the_hosts_memory(monkeypatch):
     monkeypatch.setattr(producer, "window", lambda: 1000)
     line = Line()
-    attempt = Attempt(line, "run", "job", 2, 7, timeout=0.01)
+    attempt = TaskAttempt(line, "run", "job", 2, 7, timeout=0.01)
     attempt.send({"x": np.zeros(300)}, 300)  # larger than the window, and alone
     line.trackers[0].answer = None
     for _ in range(2):
@@ -86,7 +86,7 @@ def test_the_receipt_tells_what_was_sent():
             super().send(arrays, meta).answer = None
             return self.trackers[-1]
 
-    attempt = Attempt(Confirming(), "run", "job", 2, 7)
+    attempt = TaskAttempt(Confirming(), "run", "job", 2, 7)
     attempt.send({"x": np.zeros((3, 2), np.float32), "y": np.zeros(3, np.int64)}, 3)
     attempt.send({"x": np.ones((1, 2), np.float32), "y": np.ones(1, np.int64)}, 1)
     receipt = attempt.finish()
@@ -98,7 +98,7 @@ def test_the_receipt_tells_what_was_sent():
 
 def test_a_dead_trainer_ends_the_attempt_at_the_next_frame():
     line = Line()
-    attempt = Attempt(line, "run", "job", 0, 1)
+    attempt = TaskAttempt(line, "run", "job", 0, 1)
     line.trackers[0].answer = Broken("gone")
     with pytest.raises(Broken, match="receiver went away while partition 0 of run run"):
         attempt.send({"x": np.zeros(3)}, 3)
@@ -106,7 +106,7 @@ def test_a_dead_trainer_ends_the_attempt_at_the_next_frame():
 
 def test_a_trainer_that_dies_before_the_last_confirmation_fails_the_attempt():
     line = Line()
-    attempt = Attempt(line, "run", "job", 0, 1)
+    attempt = TaskAttempt(line, "run", "job", 0, 1)
     attempt.send({"x": np.zeros(3)}, 3)
     line.trackers[0].answer = None
     line.trackers[1].answer = Broken("gone")
@@ -128,14 +128,14 @@ class Full(Line):
 
 def test_a_trainer_that_dies_while_a_task_waits_for_room_ends_the_attempt():
     line = Full()
-    attempt = Attempt(line, "run", "job", 0, 1, timeout=600)
+    attempt = TaskAttempt(line, "run", "job", 0, 1, timeout=600)
     line.trackers[0].answer = Broken("gone")
     with pytest.raises(Broken, match="receiver went away"):
         attempt.send({"x": np.zeros(3)}, 3)
 
 
 def test_a_trainer_that_stays_behind_ends_the_attempt_in_time():
-    attempt = Attempt(Full(), "run", "job", 0, 1, timeout=0.01)
+    attempt = TaskAttempt(Full(), "run", "job", 0, 1, timeout=0.01)
     with pytest.raises(Again, match="full"):
         attempt.send({"x": np.zeros(3)}, 3)
 

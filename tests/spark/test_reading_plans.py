@@ -15,7 +15,7 @@ from pyspark.sql.types import StructType
 from tests.spark.pushing import SCHEMA, job, push, send
 from transfer.spark import run_reader as reading
 from transfer.spark.options import ReadOptions, parse_read_options
-from transfer.spark.run_reader import PlannedRun, RunReader, RunStream, ranges, read_schema
+from transfer.spark.run_reader import PlannedRun, RunStream, SparkRunReader, ranges, read_schema
 from transfer.spool import Spool
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.client.run_client import RunClient
@@ -139,7 +139,7 @@ def test_ranges_are_whole_even_and_none_is_empty(begin, end, partitions, row_byt
 def test_a_run_is_read_whole_and_nobody_holds_it(spool):
     push(spool, "run", 0, 1234, kind="batch")
     assert read_schema(options(spool)) == SCHEMA
-    reader = RunReader(options(spool, partitions="3"), SCHEMA)
+    reader = SparkRunReader(options(spool, partitions="3"), SCHEMA)
     parts = pickle.loads(pickle.dumps(reader.partitions()))
     assert len(parts) == 3
     assert ids(pickle.loads(pickle.dumps(reader)), parts) == list(range(1234))
@@ -149,7 +149,7 @@ def test_a_run_is_read_whole_and_nobody_holds_it(spool):
 def test_rows_are_asked_for_in_pieces_by_their_length(spool, monkeypatch):
     push(spool, "run", 0, 3000, kind="batch")
     monkeypatch.setattr(reading, "FETCH_BYTES", 4000)
-    reader = RunReader(options(spool), SCHEMA)
+    reader = SparkRunReader(options(spool), SCHEMA)
     (part,) = reader.partitions()
     sent = [batch.num_rows for batch in reader.read(part)]
     assert sum(sent) == 3000 and sent[0] == 64
@@ -163,7 +163,7 @@ def test_an_empty_run_has_no_rows_and_no_columns(spool):
     plan.commit([])
     with pytest.raises(UsageError, match="run run is sealed without rows, and so without columns"):
         read_schema(options(spool))
-    reader = RunReader(options(spool), SCHEMA)
+    reader = SparkRunReader(options(spool), SCHEMA)
     (part,) = reader.partitions()
     assert ids(reader, [part]) == []
 
@@ -184,16 +184,16 @@ def test_a_run_that_is_not_complete_is_refused_unless_that_is_meant(spool):
     job(spool, "failed", "one", "batch").abort()
     for run, text in (("grows", "a stream, which is never"), ("open", "is open"), ("failed", "is failed")):
         with pytest.raises(UsageError, match=text) as caught:
-            RunReader(options(spool, run), SCHEMA).partitions()
+            SparkRunReader(options(spool, run), SCHEMA).partitions()
         assert "open=true" in str(caught.value)
     for run, there in (("grows", 20), ("open", 0), ("failed", 0)):
-        reader = RunReader(options(spool, run, open="true"), SCHEMA)
+        reader = SparkRunReader(options(spool, run, open="true"), SCHEMA)
         assert ids(reader, reader.partitions()) == list(range(there))
 
 
 def test_runs_and_spools_that_are_not_there(spool):
     push(spool, "run", 0, 20)
-    for ask in (lambda o: read_schema(o), lambda o: RunReader(o, SCHEMA).partitions()):
+    for ask in (lambda o: read_schema(o), lambda o: SparkRunReader(o, SCHEMA).partitions()):
         with pytest.raises(OptionError, match="there is no run 'other'"):
             ask(options(spool, "other"))
         nobody = parse_read_options({"endpoint": "run://127.0.0.1:9/x", "connect_timeout": "0.2"})
@@ -203,7 +203,7 @@ def test_runs_and_spools_that_are_not_there(spool):
 
 def test_a_run_that_is_written_again_meanwhile_is_not_mixed(spool):
     push(spool, "run", 0, 20, kind="batch")
-    reader = RunReader(options(spool), SCHEMA)
+    reader = SparkRunReader(options(spool), SCHEMA)
     parts = reader.partitions()
     drop(spool)
     push(spool, "run", 100, 120, kind="batch")
@@ -214,7 +214,7 @@ def test_a_run_that_is_written_again_meanwhile_is_not_mixed(spool):
 def test_rows_that_went_meanwhile_are_told_at_once(spool):
     push(spool, "run", 0, 20)
     push(spool, "run", 20, 40)
-    reader = RunReader(options(spool, open="true"), SCHEMA)
+    reader = SparkRunReader(options(spool, open="true"), SCHEMA)
     parts = reader.partitions()
     acknowledge(spool, "trainer", 20)
     with pytest.raises(Broken, match="are not kept any more"):

@@ -17,12 +17,12 @@ from transfer.peer_faults import PeerFaults
 from transfer.spool.client import prefetcher as prefetch, run_client as client
 from transfer.spool.client.connection import check
 from transfer.spool.format.protocol import Fetch, refusal
-from transfer.spool.format.run_messages import Begin, End
+from transfer.spool.format.run_messages import TaskBegin, TaskEnd
 from transfer.spool.server.answers import Answers
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.max_ages import Ages
 from transfer.spool.server.request_handler import RequestHandler
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Again, Broken, TransferError
 
 
@@ -64,7 +64,7 @@ class DirectSpool:
 
     def _start(self, folder):
         self.lives += 1
-        self.store = Store(folder)
+        self.store = SpoolStore(folder)
         self.committer = Committer(self.store)
         self.inboxes = {}
         faults = PeerFaults(logging.getLogger("transfer.spool"))
@@ -136,9 +136,9 @@ class DirectSpool:
         except TransferError as error:
             self.desk.attempts.failed(message, error)
             return
-        if isinstance(message, Begin) and sequence is not None:
+        if isinstance(message, TaskBegin) and sequence is not None:
             self.desk.attempts.began(message)
-        if isinstance(message, End):
+        if isinstance(message, TaskEnd):
             if sequence is None:
                 self.desk.attempts.dropped(message)
             else:

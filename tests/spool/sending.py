@@ -7,12 +7,20 @@ import json
 import numpy as np
 
 from transfer.spark.options import WriteOptions
-from transfer.spark.producer import Attempt, SocketSender
+from transfer.spark.producer import SocketSender, TaskAttempt
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as tables
 from transfer.spool.format.protocol import CommitJob, Declare, Ended
 from transfer.spool.format.rows import Layout
-from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain, checksum, to_table
+from transfer.spool.format.run_messages import (
+    RowsFrame,
+    TaskBegin,
+    TaskEnd,
+    Winner,
+    chain,
+    checksum,
+    to_table,
+)
 
 SMALL = (Layout("id", "dense", "int64"),)
 #: 8 KiB a row: frames of eight rows are large enough to be blobs
@@ -57,17 +65,17 @@ class Task:
 
     def __init__(self, run, job, partition, attempt, first, sizes, layouts=SMALL):
         self.key = run, job, partition, attempt
-        self.messages = [(Begin(*self.key, 0, json.dumps(tables.to_json(layouts))), {})]
+        self.messages = [(TaskBegin(*self.key, 0, json.dumps(tables.to_json(layouts))), {})]
         crc = nbytes = 0
         self.ids = list(range(first, first + sum(sizes)))
         for sequence, rows in enumerate(sizes):
             arrays = frame(first, rows, layouts)
-            message = Rows(*self.key, sequence, rows, checksum(arrays))
+            message = RowsFrame(*self.key, sequence, rows, checksum(arrays))
             self.messages.append((message, arrays))
             crc = chain(crc, sequence, rows, message.crc)
             nbytes += sum(array.nbytes for array in arrays.values())
             first += rows
-        self.messages.append((End(*self.key, len(sizes), sum(sizes), crc), {}))
+        self.messages.append((TaskEnd(*self.key, len(sizes), sum(sizes), crc), {}))
         self.winner = Winner(partition, attempt, len(sizes), sum(sizes), nbytes, crc)
 
 
@@ -99,7 +107,7 @@ def push(
         sender = SocketSender(f"{host}:{answer['port']}", WriteOptions(endpoint=("",)), timeout)
         try:
             columns = json.dumps(tables.to_json(layouts))
-            task = Attempt(sender, run, job, partition, attempt, columns=columns, timeout=timeout)
+            task = TaskAttempt(sender, run, job, partition, attempt, columns=columns, timeout=timeout)
             for rows in sizes:
                 task.send(make(first, rows, layouts), rows)
                 first += rows

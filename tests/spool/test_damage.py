@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from transfer.cli.runs import app
-from transfer.log.record import Kind, scan
+from transfer.log.record import RecordKind, scan
 from transfer.log.segment_files import BLOBS, SUFFIX
 from transfer.spool import Spool
 from transfer.spool.client.admin import SpoolAdmin
@@ -41,7 +41,7 @@ def damage(folder, what):
     (path,) = folder.glob(f"*{SUFFIX}")
     with path.open("rb") as file:
         records = list(scan(memoryview(file.read()), int(path.stem)))
-    frames = [one for one in records if one.kind == Kind.MESSAGE and b'"two"' in bytes(one.body)]
+    frames = [one for one in records if one.kind == RecordKind.MESSAGE and b'"two"' in bytes(one.body)]
     frames = [one for one in frames if one.flags] if what != "beginning" else frames
     if what == "rows":
         (blobs,) = folder.glob(f"*{BLOBS}")
@@ -142,7 +142,9 @@ def test_what_cannot_be_opened_is_salvaged_up_to_the_damage(folder, tmp_path, ca
     """Here the word that "three" is sealed."""
     (path,) = folder.glob(f"*{SUFFIX}")
     records = list(scan(memoryview(path.read_bytes()), int(path.stem)))
-    last = next(one for one in reversed(records) if one.kind == Kind.STATE and b'"three"' in bytes(one.body))
+    last = next(
+        one for one in reversed(records) if one.kind == RecordKind.STATE and b'"three"' in bytes(one.body)
+    )
     overwrite(path, last.position + 60, b"damaged")
     before = path.read_bytes()
     with pytest.raises(LogDamaged, match="its content is unknown"):
@@ -219,7 +221,7 @@ def test_a_run_whose_staged_rows_are_damaged_is_left_out(folder, tmp_path):
 def test_a_copy_that_a_killed_salvage_left_is_named(folder, tmp_path):
     (path,) = folder.glob(f"*{SUFFIX}")
     records = list(scan(memoryview(path.read_bytes()), int(path.stem)))
-    overwrite(path, [one for one in records if one.kind == Kind.STATE][-1].position + 60, b"damaged")
+    overwrite(path, [one for one in records if one.kind == RecordKind.STATE][-1].position + 60, b"damaged")
     (tmp_path / "new.copy").mkdir()
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
     assert isinstance(found.exception, UsageError) and "new.copy is there" in str(found.exception)

@@ -15,7 +15,7 @@ from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
 from transfer.spool.server.max_ages import Ages
 from transfer.spool.server.run_record import RunRecord
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, OptionError
 
 from .direct import DirectSpool
@@ -33,7 +33,7 @@ class Stores:
         self.time = 1e9
         self.removed = []
         self.number = 0
-        self.store = Store(folder / "0")
+        self.store = SpoolStore(folder / "0")
         self._start()
 
     def _start(self):
@@ -45,7 +45,7 @@ class Stores:
         self.store.close()
         self.number += 1
         folder = shutil.copytree(self.folder / str(self.number - 1), self.folder / str(self.number))
-        self.store = Store(folder)
+        self.store = SpoolStore(folder)
         self._start()
 
     def after(self, seconds, reading=(), restarts=0):
@@ -159,7 +159,7 @@ def test_a_job_that_sends_now_and_then_keeps_its_rows(stores):
 def test_a_small_age_leaves_the_others_their_grace(tmp_path):
     """A spool that was away for long starts: who reads for a group has more time to come back than a job."""
     removed, time = [], [1e9]
-    store = Store(tmp_path / "spool")
+    store = SpoolStore(tmp_path / "spool")
     make(store, "run", 1)
     store.group(store.entry("run"), "group").used = time[0]
     store.declare("other", "job", "committed", "batch")
@@ -272,7 +272,7 @@ def test_a_folder_of_a_release_that_noted_no_activity(stores, monkeypatch):
 
 
 def test_ages_without_end(tmp_path):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     expiry = Expiry(store, Ages(None, None, None, None, None))
     make(store, "run", 1)
     began = store.now()

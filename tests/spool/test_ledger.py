@@ -10,7 +10,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invar
 
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
 from transfer.spool.format.rows import Layout
-from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd, Winner, chain
 from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
 from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
@@ -84,7 +84,7 @@ class Machine(RuleBasedStateMachine):
     @rule(target=attempts, job=st.sampled_from("abcd"), partition=st.integers(0, 2), number=st.integers(0, 2))
     def begin(self, job, partition, number):
         known = self.open.get(job)
-        message = Begin("run", job, partition, number)
+        message = TaskBegin("run", job, partition, number)
         if known is not None and (partition, number) in known:
             with pytest.raises(ProtocolError):
                 self.books.run.begin(message, LAYOUTS)
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
     def rows(self, key, rows, skip):
         one = self._try(key)
         sequence = len(one.frames) + skip if one else 0
-        message = Rows("run", *key, sequence, rows, crc=10 * key[1] + key[2] // 2)
+        message = RowsFrame("run", *key, sequence, rows, crc=10 * key[1] + key[2] // 2)
         if one is None:
             assert not self.books.run.wants(message)
             # It was wanted when it was written, and its job ended meanwhile.
@@ -125,10 +125,10 @@ class Machine(RuleBasedStateMachine):
         facts = {"frames": 0, "rows": 0, "crc": 0}
         if one is not None:
             facts = {"frames": len(one.frames), "rows": sum(rows for _, rows in one.frames), "crc": one.crc}
-        message = End("run", *key, **facts)
+        message = TaskEnd("run", *key, **facts)
         if one is not None and wrong:
             with pytest.raises(ProtocolError):
-                self.books.run.check_end(End("run", *key, **{**facts, wrong: facts[wrong] + 1}))
+                self.books.run.check_end(TaskEnd("run", *key, **{**facts, wrong: facts[wrong] + 1}))
         place = (key[0] if self.kind == "stream" else "", key[1])
         cut = message.rows, message.crc if message.rows else 0
         if one is not None and self.taken.get(place, cut) != cut:
@@ -303,14 +303,14 @@ test_the_books = Machine.TestCase
 
 def _send(run, key, frames, offsets, layouts=LAYOUTS):
     """An attempt from its beginning to its end; the Winner, and what `end` told."""
-    run.begin(Begin("run", *key), layouts)
+    run.begin(TaskBegin("run", *key), layouts)
     crc = 0
     for sequence, rows in enumerate(frames):
-        message = Rows("run", *key, sequence, rows, 5)
+        message = RowsFrame("run", *key, sequence, rows, 5)
         assert run.wants(message)
         run.rows(message, next(offsets))
         crc = chain(crc, sequence, rows, 5)
-    end = End("run", *key, len(frames), sum(frames), crc)
+    end = TaskEnd("run", *key, len(frames), sum(frames), crc)
     assert run.check_end(end)
     unneeded = run.end(end)
     return Winner(key[1], key[2], len(frames), sum(frames), 0, crc), unneeded
@@ -319,13 +319,13 @@ def _send(run, key, frames, offsets, layouts=LAYOUTS):
 def test_other_columns_are_refused_once_an_attempt_has_ended():
     run, offsets = Run("run", "committed", "batch"), itertools.count()
     run.declare("a", "committed", "batch")
-    run.begin(Begin("run", "a", 5, 5), OTHERS)  # nobody has ended yet
+    run.begin(TaskBegin("run", "a", 5, 5), OTHERS)  # nobody has ended yet
     _send(run, ("a", 0, 0), [], offsets, ())  # without rows it has no columns either
     _send(run, ("a", 1, 1), [2], offsets)
     with pytest.raises(NotATensor, match="int32"):
-        run.begin(Begin("run", "a", 2, 2), OTHERS)
+        run.begin(TaskBegin("run", "a", 2, 2), OTHERS)
     with pytest.raises(NotATensor, match="int32"):
-        run.check_end(End("run", "a", 5, 5, 0, 0, 0))
+        run.check_end(TaskEnd("run", "a", 5, 5, 0, 0, 0))
     _send(run, ("a", 3, 3), [2], offsets)
 
 
@@ -336,7 +336,7 @@ def test_a_streams_later_jobs_have_the_columns_of_the_first():
     run.commit("a", [winner])
     run.declare("b", "committed", "stream")
     with pytest.raises(NotATensor):
-        run.begin(Begin("run", "b", 0, 0), OTHERS)
+        run.begin(TaskBegin("run", "b", 0, 0), OTHERS)
 
 
 def test_a_stream_remembers_its_last_jobs():
@@ -357,5 +357,5 @@ def test_attempts_of_the_same_columns_share_their_description():
     run = Run("run", "committed", "batch")
     run.declare("a", "committed", "batch")
     for partition in range(3):
-        run.begin(Begin("run", "a", partition, 0), (Layout("id", "dense", "int64"),))
+        run.begin(TaskBegin("run", "a", partition, 0), (Layout("id", "dense", "int64"),))
     assert len({id(attempt.layouts) for attempt in run.jobs["a"].attempts.values()}) == 1

@@ -27,7 +27,7 @@ from transfer.spool.format.protocol import (
     Read,
     to_meta as asked,
 )
-from transfer.spool.format.run_messages import Begin, End, Rows, to_meta
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd, to_meta
 from transfer.tensors.bundle import _INLINE, _first_data, _header
 from transfer.tensors.header import EXTENDED_FLAGS
 from transfer.transports.errors import Again, Broken
@@ -37,7 +37,10 @@ from .sending import Task, ask, push, write
 KEY = ("run", "job", 0, 0)
 #: what a task or reader sends, to be changed in one place
 SOUND = [
-    *(to_meta(message) for message in (Begin(*KEY, 0, "[]"), Rows(*KEY, 0, 1, 0), End(*KEY, 1, 1, 0))),
+    *(
+        to_meta(message)
+        for message in (TaskBegin(*KEY, 0, "[]"), RowsFrame(*KEY, 0, 1, 0), TaskEnd(*KEY, 1, 1, 0))
+    ),
     *(
         asked(request)
         for request in (
@@ -173,7 +176,7 @@ def test_a_column_s_name_that_is_no_text_is_refused(tmp_path):
         socket = context.socket(transfer.PUSH)
         socket.connect(spool.rows_endpoint)
         socket.wait_for_peers(1, timeout=10)
-        send_raw(socket, json.dumps(to_meta(Begin(*KEY, 0, columns))).encode())
+        send_raw(socket, json.dumps(to_meta(TaskBegin(*KEY, 0, columns))).encode())
         assert push(spool.endpoint, "run", "job", 1, 1, 0, [1]).rows == 1
         assert not [key for key in spool.store.entry("run").run.jobs["job"].attempts if key[0] == 0]
 

@@ -36,10 +36,10 @@ from transfer.spool.format.protocol import (
 )
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
 from transfer.spool.format.rows import to_json
-from transfer.spool.format.run_messages import Begin, End, Rows, checksum, to_meta
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd, checksum, to_meta
 from transfer.spool.server.answers import Answers
 from transfer.spool.server.attempt_ends import AttemptEnds
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import (
     Again,
@@ -374,7 +374,7 @@ def test_an_end_that_came_for_nobody_is_told_at_once(spool, monkeypatch):
     monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 1000.0)
     port = ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))[1]["port"]
     with pushing(port) as socket:
-        socket.send_tensors({}, meta=to_meta(End("run", "job", 3, 3, 1, 4, 5)))
+        socket.send_tensors({}, meta=to_meta(TaskEnd("run", "job", 3, 3, 1, 4, 5)))
         with pytest.raises(Broken, match="partition 3"):
             ask(spool.endpoint, Ended(run="run", job="job", partition=3, attempt=3))
     winner = push(spool.endpoint, "run", "job", 3, 3, 0, [4])  # it is no reason to refuse one that is whole
@@ -422,11 +422,11 @@ def test_rows_that_cannot_be_kept_fail_their_attempt_and_no_other(spool):
 def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
     """A slow disk is no reason to send the attempt again."""
     monkeypatch.setattr("transfer.spool.server.attempt_ends._MISSING", 0.0)
-    looked, receive = threading.Event(), Store.receive
+    looked, receive = threading.Event(), SpoolStore.receive
     look = AttemptEnds.refuse_missing
 
     def receive_late(self, message, arrays):
-        if isinstance(message, End):
+        if isinstance(message, TaskEnd):
             looked.clear()
             assert looked.wait(20.0)
         return receive(self, message, arrays)
@@ -437,7 +437,7 @@ def test_an_end_that_is_being_written_is_waited_for(spool, monkeypatch):
         if asked:
             looked.set()
 
-    monkeypatch.setattr(Store, "receive", receive_late)
+    monkeypatch.setattr(SpoolStore, "receive", receive_late)
     monkeypatch.setattr(AttemptEnds, "refuse_missing", look_and_tell)
     assert push(spool.endpoint, "run", "job", 0, 0, 0, [4]).rows == 4
 
@@ -456,11 +456,11 @@ def test_an_attempt_whose_messages_do_not_agree(spool, change):
     elif change == "dtype":
         arrays = {"id": frame(0, 4)["id"].astype(np.float64)}
         crc = checksum(arrays)
-    rows = Rows(*key, int(change == "sequence"), 4 + (change == "rows"), crc + (change == "crc"))
+    rows = RowsFrame(*key, int(change == "sequence"), 4 + (change == "rows"), crc + (change == "crc"))
     with pushing(port) as socket:
-        socket.send_tensors({}, meta=to_meta(Begin(*key, 0, json.dumps(to_json(SMALL)))))
+        socket.send_tensors({}, meta=to_meta(TaskBegin(*key, 0, json.dumps(to_json(SMALL)))))
         socket.send_tensors(arrays, meta=to_meta(rows))
-        socket.send_tensors({}, meta=to_meta(End(*key, 1, 4, 5)), track=True).wait_confirmed(10.0)
+        socket.send_tensors({}, meta=to_meta(TaskEnd(*key, 1, 4, 5)), track=True).wait_confirmed(10.0)
         with pytest.raises(ProtocolError):
             ask(spool.endpoint, Ended(run="run", job="job", partition=0, attempt=0))
     write(spool.endpoint, "other", [[3]])
@@ -604,7 +604,7 @@ def test_messages_that_are_none_do_no_harm(spool, lines, caplog):
     port = ask(endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))[1]["port"]
     line = lines()
     columns = json.dumps(to_json(SMALL))
-    begin = to_meta(Begin("run", "job", 7, 7, 0, columns))
+    begin = to_meta(TaskBegin("run", "job", 7, 7, 0, columns))
     with pushing(port) as push_socket:
         for socket in (line._socket, push_socket):
             socket.send(b"hello")
@@ -626,12 +626,12 @@ def test_messages_that_are_none_do_no_harm(spool, lines, caplog):
         push_socket.send_tensors({}, meta=begin | {"columns": json.dumps(described)})
         for sequence in range(3):
             arrays = {"id": np.empty((1 << 56, 0), np.int64)}
-            meta = to_meta(Rows("run", "job", 7, 7, sequence, 1 << 56, checksum(arrays)))
+            meta = to_meta(RowsFrame("run", "job", 7, 7, sequence, 1 << 56, checksum(arrays)))
             with suppress(NotATensor):
                 push_socket.send_tensors(arrays, meta=meta)
             push_socket.send_tensors({}, meta=meta)
         push_socket.send_tensors(
-            {}, meta=to_meta(End("run", "job", 7, 7, 0, 0, 0)), track=True
+            {}, meta=to_meta(TaskEnd("run", "job", 7, 7, 0, 0, 0)), track=True
         ).wait_confirmed(10.0)
         winner = push(endpoint, "run", "job", 0, 0, 0, [4])
     assert commit(endpoint, "run", "job", [winner])["rows"] == 4

@@ -10,7 +10,14 @@ import pytest
 
 from transfer.spool import RowStream, Spool
 from transfer.spool.format.protocol import Acknowledge, Fetch, OpenRun
-from transfer.spool.server.group import MAX_SHARDS, Group, Shard, group_from_json, group_to_json, reached
+from transfer.spool.server.group import (
+    MAX_SHARDS,
+    ReaderGroup,
+    Shard,
+    group_from_json,
+    group_to_json,
+    reached,
+)
 from transfer.transports.errors import LogDamaged, UsageError
 
 from .sending import ask, commit, push, write
@@ -264,7 +271,7 @@ def test_what_a_shard_has_when_it_was_given_three_steps(visible, over, expected)
 
 
 def test_a_group_is_the_same_when_it_is_found_again():
-    group = Group((0, 3))
+    group = ReaderGroup((0, 3))
     assert group.join(1, 3, alone=True)
     group.acknowledge((0, 8), 1, 1, 3)
     group.leave(1, None)
@@ -301,7 +308,7 @@ def fetched(end):
 @pytest.mark.parametrize("restarted", [False, True])
 def test_what_a_lost_reader_had_is_not_done_with_when_the_group_has_gone_back(restarted):
     """The checkpoint that another rank goes back to is older than what the lost one had acknowledged."""
-    group = Group()
+    group = ReaderGroup()
     for shard in range(2):
         group.join(shard, 2, alone=not shard)
         group.deliver(shard, fetched(100), ROWS, over=False)
@@ -317,7 +324,7 @@ def test_what_a_lost_reader_had_is_not_done_with_when_the_group_has_gone_back(re
 
 
 def test_a_shard_that_acknowledges_keeps_what_it_was_sent_behind_that():
-    group = Group()
+    group = ReaderGroup()
     for shard in range(2):
         group.join(shard, 2, alone=not shard)
         group.deliver(shard, fetched(100), ROWS, over=False)
@@ -328,7 +335,7 @@ def test_a_shard_that_acknowledges_keeps_what_it_was_sent_behind_that():
 
 
 def test_a_shard_that_goes_back_has_not_what_it_was_sent_behind_that():
-    group = Group()
+    group = ReaderGroup()
     for shard in range(2):
         group.join(shard, 2, alone=not shard)
         group.deliver(shard, fetched(100), ROWS, over=False)

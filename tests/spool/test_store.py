@@ -16,11 +16,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from transfer.log import Log
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
 from transfer.spool.format.rows import cut, join
-from transfer.spool.format.run_messages import Commit, End, Rows, from_meta
+from transfer.spool.format.run_messages import Commit, RowsFrame, TaskEnd, from_meta
 from transfer.spool.format.stored_arrays import metadata
 from transfer.spool.server import store as stores
 from transfer.spool.server.run_log import RunLog
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import LogFull, OptionError, ProtocolError, UsageError
 
 from .sending import SMALL, WIDE, Task, agrees
@@ -42,7 +42,7 @@ def sync(store):
 def crashed(store, folder):
     """A store on a copy of the folder, as it is on the disk now."""
     shutil.copytree(store.log.folder, folder)
-    return Store(folder)
+    return SpoolStore(folder)
 
 
 def told(store):
@@ -91,7 +91,7 @@ def check_rows(store, sent):
             assert agrees(store.frame(entry, number), WIDE) == wanted["id"].tolist()
         for message in store._runs.messages(entry.topic):
             meta = metadata(message.body)
-            if meta.get("kind") == "rows" and isinstance(from_meta(meta), Rows):
+            if meta.get("kind") == "rows" and isinstance(from_meta(meta), RowsFrame):
                 assert message.discarded == (message.offset not in needed(entry))
 
 
@@ -102,7 +102,7 @@ class Machine(RuleBasedStateMachine):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp())
         self.count = 0
-        self.store = Store(self.folder / "0")
+        self.store = SpoolStore(self.folder / "0")
         self.tasks = {}  # (number of the run, job, partition, attempt) -> the messages that are left
         self.sent = {}
         self.winners = {}
@@ -163,7 +163,7 @@ class Machine(RuleBasedStateMachine):
             with self.another_cut():
                 kept = False
                 kept = self.store.receive(message, arrays) is not None
-            if isinstance(message, End) and kept:
+            if isinstance(message, TaskEnd) and kept:
                 self.winners[key] = task.winner
             if not whole:
                 break
@@ -259,7 +259,7 @@ def ids(store, entry):
 
 
 def test_a_sealed_index_says_what_all_events_say(tmp_path):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "lost", "committed", "batch")
     send(store, Task("run", "lost", 0, 9, 1000, [8], WIDE))
     make(store, "run", 3)
@@ -280,7 +280,7 @@ def test_a_sealed_index_says_what_all_events_say(tmp_path):
 
 def test_an_index_whose_word_was_not_kept_is_no_event(tmp_path, monkeypatch):
     """The log syncs for somebody else between the index and the state that names it; then the spool ends."""
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     keep = RunLog.keep_index
 
     def keep_and_copy(self, entry):
@@ -291,7 +291,7 @@ def test_an_index_whose_word_was_not_kept_is_no_event(tmp_path, monkeypatch):
     monkeypatch.setattr(RunLog, "keep_index", keep_and_copy)
     make(store, "run", 2)
     monkeypatch.setattr(RunLog, "keep_index", keep)
-    found = Store(tmp_path / "b")
+    found = SpoolStore(tmp_path / "b")
     assert found.entries["run"].state == SEALED
     assert ids(found, found.entries["run"]) == list(range(32))
     found.close()
@@ -299,7 +299,7 @@ def test_an_index_whose_word_was_not_kept_is_no_event(tmp_path, monkeypatch):
 
 
 def test_what_is_not_on_the_disk_is_not_visible(tmp_path):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     store.declare("run", "job", "partition", "batch")
     entry = store.entry("run")
     task = Task("run", "job", 0, 0, 0, [8], WIDE)
@@ -322,7 +322,7 @@ def test_what_is_not_on_the_disk_is_not_visible(tmp_path):
 
 
 def test_a_commit_that_is_repeated_waits_for_the_same_record(tmp_path):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     store.declare("run", "job", "committed", "batch")
     winner = send(store, Task("run", "job", 0, 0, 0, [8], WIDE))
     sequence, _ = store.commit("run", "job", [winner])
@@ -337,7 +337,7 @@ def disk(store):
 
 
 def test_what_nobody_needs_gives_its_room_back(tmp_path):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "copy", "committed", "batch")
     empty = disk(store)
     send(store, Task("run", "copy", 0, 0, 0, [64] * 8, WIDE))
@@ -358,7 +358,7 @@ def test_what_nobody_needs_gives_its_room_back(tmp_path):
 
 
 def test_a_crash_before_room_was_given_back_gives_it_back_later(tmp_path):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "copy", "committed", "batch")
     send(store, Task("run", "copy", 0, 0, 0, [8] * 4, WIDE))
     store.declare("run", "job", "committed", "batch")
@@ -376,7 +376,7 @@ def test_a_crash_before_room_was_given_back_gives_it_back_later(tmp_path):
 
 
 def test_a_streams_frames_go_when_all_groups_have_them(tmp_path):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     for job in "abc":
         make(store, "run", 2, kind="stream", job=job)
     entry = store.entry("run")
@@ -400,7 +400,7 @@ def test_a_streams_frames_go_when_all_groups_have_them(tmp_path):
 
 
 def test_a_name_can_be_used_again(tmp_path):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     old = make(store, "run", 2)
     store.acknowledge("run", "group", (0, 5), [[1]])
     ids(store, old)  # its frames are at hand
@@ -421,7 +421,7 @@ def test_a_name_can_be_used_again(tmp_path):
 @pytest.mark.parametrize("again", [False, True])
 def test_a_frame_for_a_run_that_is_deleted_meanwhile(tmp_path, monkeypatch, again):
     """While it is written, the run goes, and maybe another one of its name comes."""
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "job", "committed", "batch")
     task = Task("run", "job", 0, 0, 0, [8, 8], WIDE)
     for message, arrays in task.messages[:2]:
@@ -429,7 +429,7 @@ def test_a_frame_for_a_run_that_is_deleted_meanwhile(tmp_path, monkeypatch, agai
     append = RunLog.append_rows
 
     def append_late(self, entry, message, arrays):
-        if isinstance(message, Rows):
+        if isinstance(message, RowsFrame):
             monkeypatch.setattr(RunLog, "append_rows", append)
             store.delete("run")
             if again:
@@ -452,7 +452,7 @@ def test_a_frame_for_a_run_that_is_deleted_meanwhile(tmp_path, monkeypatch, agai
 @pytest.mark.parametrize("how", ["commit", "abort"])
 def test_a_frame_whose_job_ends_meanwhile(tmp_path, monkeypatch, how):
     """It stands in the log behind the job's end, behind the index even."""
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "job", "committed", "batch")
     winner = send(store, Task("run", "job", 0, 0, 0, [8], WIDE))
     task = Task("run", "job", 0, 1, 0, [8, 8], WIDE)
@@ -460,7 +460,7 @@ def test_a_frame_whose_job_ends_meanwhile(tmp_path, monkeypatch, how):
     append = RunLog.append_rows
 
     def append_late(self, entry, message, arrays):
-        if isinstance(message, Rows):
+        if isinstance(message, RowsFrame):
             monkeypatch.setattr(RunLog, "append_rows", append)
             if how == "commit":
                 store.commit("run", "job", [winner])
@@ -481,7 +481,7 @@ def test_a_frame_whose_job_ends_meanwhile(tmp_path, monkeypatch, how):
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_job_that_fails_before_a_task_begins_fails_the_run_after_a_crash_too(tmp_path, monkeypatch, full):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     for run, jobs in (("one", "j"), ("two", "jk"), ("again", "j")):
         for job in jobs:
             store.declare(run, job, "committed", "batch")
@@ -501,13 +501,13 @@ def test_a_job_that_fails_before_a_task_begins_fails_the_run_after_a_crash_too(t
 
 
 def test_a_crash_while_a_run_is_made_leaves_nothing(tmp_path, monkeypatch):
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     monkeypatch.setattr(RunLog, "put", lambda self, entry: None)
     store.declare("run", "job", "committed", "batch")
     monkeypatch.undo()
     sync(store)
     assert store.log.topics
-    found = Store(shutil.copytree(tmp_path / "a", tmp_path / "b"))
+    found = SpoolStore(shutil.copytree(tmp_path / "a", tmp_path / "b"))
     assert not found.entries
     assert not found.log.topics
     found.close()
@@ -533,7 +533,7 @@ class Full:
 
 
 def test_a_full_disk_changes_nothing_and_can_be_tried_again(tmp_path, monkeypatch):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     store.declare("run", "job", "partition", "batch")
     task = Task("run", "job", 0, 0, 0, [8], WIDE)
     for message, arrays in task.messages:
@@ -552,7 +552,7 @@ def test_a_full_disk_changes_nothing_and_can_be_tried_again(tmp_path, monkeypatc
 
 def test_a_full_disk_takes_an_abort_and_an_acknowledgement(tmp_path, monkeypatch):
     """Both make room: who could not tell them could never make any."""
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     make(store, "stream", 1, kind="stream")
     store.declare("run", "job", "committed", "batch")
     send(store, Task("run", "job", 0, 0, 0, [8, 8], WIDE))
@@ -579,7 +579,7 @@ def test_a_full_disk_takes_an_abort_and_an_acknowledgement(tmp_path, monkeypatch
 
 
 def test_frames_that_no_run_or_attempt_waits_for_are_dropped(tmp_path):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     task = Task("run", "job", 0, 0, 0, [8], WIDE)
     assert [store.receive(*message) for message in task.messages] == [None] * 3
     store.declare("run", "other", "committed", "batch")
@@ -598,7 +598,7 @@ def test_frames_that_no_run_or_attempt_waits_for_are_dropped(tmp_path):
 def test_what_a_spool_keeps_is_limited(tmp_path, monkeypatch):
     for limit in ("MAX_RUNS", "MAX_JOBS", "MAX_GROUPS"):
         monkeypatch.setattr(stores, limit, 2)
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     for job in "ab":
         store.declare("run", job, "committed", "batch")
         store.acknowledge("run", job, (0, 0), [])
@@ -618,7 +618,7 @@ def test_readers_may_look_while_rows_come(tmp_path):
     from transfer.spool.server.answer_queue import whole
     from transfer.spool.server.answers import Answers
 
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     store.declare("run", "job", "partition", "batch")
     entry = store.entry("run")
     answers = Answers(store, None)
@@ -649,7 +649,7 @@ def test_readers_may_look_while_rows_come(tmp_path):
 
 
 def test_a_cut_of_a_frame_is_a_view(tmp_path):
-    store = Store(tmp_path)
+    store = SpoolStore(tmp_path)
     entry = make(store, "run", 1)
     arrays = store.frame(entry, 1)
     assert store.frame(entry, 1) is arrays
@@ -662,7 +662,7 @@ def test_a_cut_of_a_frame_is_a_view(tmp_path):
 def test_the_commits_table_is_read_again_however_large(tmp_path, monkeypatch):
     """A table of many partitions is a blob."""
     monkeypatch.setattr("transfer.tensors.bundle.PACK_BELOW", 1024)
-    store = Store(tmp_path / "a")
+    store = SpoolStore(tmp_path / "a")
     store.declare("run", "job", "committed", "stream")
     winners = []
     for partition in range(200):

@@ -16,7 +16,7 @@ import pytest
 
 from transfer.tensors import device as devices
 from transfer.tensors.build import recipe_for
-from transfer.tensors.device import CupyDevice, Stage, TorchDevice
+from transfer.tensors.device import CupyDevice, StagingBuffer, TorchDevice
 from transfer.tensors.export import export
 from transfer.tensors.target import CupyTarget, TorchTarget, target_for
 from transfer.transports.errors import TensorMismatch
@@ -107,7 +107,7 @@ def send(made, nbytes=1000):
     flat, data = np.zeros(nbytes, "u1"), pattern(nbytes)
     made.now.enqueue(lambda: flat.__setitem__(slice(None), data))
     host = bytearray(nbytes)
-    Stage(made, slab=64, slabs=3).to_host(flat, memoryview(host))
+    StagingBuffer(made, slab=64, slabs=3).to_host(flat, memoryview(host))
     return bytes(host) == data.tobytes()
 
 
@@ -117,7 +117,7 @@ def receive(made, nbytes=1000):
     seen = {}
     made.now.enqueue(lambda: seen.setdefault("before", flat.copy()))
     source = bytearray(data.tobytes())
-    Stage(made, slab=64, slabs=3).to_device(memoryview(source), flat)
+    StagingBuffer(made, slab=64, slabs=3).to_device(memoryview(source), flat)
     source[:] = bytes(nbytes)  # the caller may use it again
     made.now.enqueue(lambda: seen.setdefault("after", flat.copy()))
     made.now.run(len(made.now.todo))
@@ -141,7 +141,7 @@ def test_the_stand_in_notices_a_wait_that_is_missing():
 
 def test_slabs_are_few_and_used_again():
     made = FakeDevice()
-    stage = Stage(made, slab=64, slabs=3)
+    stage = StagingBuffer(made, slab=64, slabs=3)
     flat = pattern(10_000)
     for _ in range(3):
         host = bytearray(10_000)
@@ -159,7 +159,7 @@ def test_chunks_overlap():
     made = FakeDevice()
     drained = []
     made.synchronize = lambda event: (drained.append(len(made.log)), event[0].run(event[1]))
-    Stage(made, slab=64, slabs=3).to_host(pattern(640), memoryview(bytearray(640)))
+    StagingBuffer(made, slab=64, slabs=3).to_host(pattern(640), memoryview(bytearray(640)))
     assert made.log[:4] == ["before", "out 0", "out 64", "out 128"] and drained[0] == 4
 
 
@@ -246,7 +246,9 @@ def cupy(monkeypatch):
         runtime=SimpleNamespace(memcpyAsync=copy, memcpyDeviceToHost=2, memcpyHostToDevice=1),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(devices, "_stages", {("cupy", 0, os.getpid()): Stage(CupyDevice(module, 0), 4096, 3)})
+    monkeypatch.setattr(
+        devices, "_stages", {("cupy", 0, os.getpid()): StagingBuffer(CupyDevice(module, 0), 4096, 3)}
+    )
     module.now = current
     return module
 
@@ -312,7 +314,7 @@ def cuda(monkeypatch):
         ),
     )
     made = TorchDevice(library, FakeCudaTensor.device)
-    monkeypatch.setattr(devices, "_stages", {("torch", 0, os.getpid()): Stage(made, 4096, 3)})
+    monkeypatch.setattr(devices, "_stages", {("torch", 0, os.getpid()): StagingBuffer(made, 4096, 3)})
     return SimpleNamespace(now=current, device=made)
 
 

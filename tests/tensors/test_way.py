@@ -119,5 +119,5 @@ def test_the_warning_of_virtual_memory_comes_once(monkeypatch, caplog):
     with caplog.at_level(logging.WARNING, "transfer"):
         for _ in range(2):
             found = way.way_of(Pointer(1 << 20), Capabilities(device_memory=True))
-            assert found.route is gpu.Route.STAGING
+            assert found.route is gpu.GpuRoute.STAGING
     assert len(caplog.records) == 1

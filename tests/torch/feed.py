@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from transfer.spark.producer import Attempt, send_commit
+from transfer.spark.producer import TaskAttempt, send_commit
 from transfer.spool.format.run_messages import Commit, Winner
 from transfer.transports.errors import Again
 
@@ -58,7 +58,7 @@ def frames_of(start: int, rows: int, frame: int):
 
 def feed_partition(feed, run, partition, attempt, frames, job="job", number=0):
     """One whole attempt; its winner."""
-    sending = Attempt(feed, run, job, partition, attempt, number)
+    sending = TaskAttempt(feed, run, job, partition, attempt, number)
     for frame in frames:
         sending.send(frame, len(frame["id"]))
     return sending.finish().winner

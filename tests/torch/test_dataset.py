@@ -8,8 +8,8 @@ import torch
 from torch.utils.data import DataLoader
 
 from tests.torch.feed import Feed, feed_partition, feed_run, frames_of
-from transfer.spark.producer import Attempt, send_commit
-from transfer.spool.format.run_messages import Abort, Begin, Commit, Rows, to_meta
+from transfer.spark.producer import TaskAttempt, send_commit
+from transfer.spool.format.run_messages import Abort, Commit, RowsFrame, TaskBegin, to_meta
 from transfer.torch import StreamDataset
 from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
@@ -104,7 +104,7 @@ def test_tensors_are_writable_and_not_copied(feed):
 
 def cut_off(feed, frames, attempt=1):
     """An attempt that dies after some frames."""
-    sending = Attempt(feed, "run", "job", 0, attempt)
+    sending = TaskAttempt(feed, "run", "job", 0, attempt)
     for frame in frames:
         sending.send(frame, len(frame["id"]))
 
@@ -121,7 +121,7 @@ def test_a_retry_gives_no_row_twice(feed):
 
 def test_a_speculative_copy_gives_no_row_twice(feed):
     frames = list(frames_of(0, 8, 2))
-    one, two = (Attempt(feed, "run", "job", 0, n) for n in (1, 2))
+    one, two = (TaskAttempt(feed, "run", "job", 0, n) for n in (1, 2))
     for number, frame in enumerate(frames):
         for sending in (one, two) if number % 2 else (two, one):
             sending.send(frame, len(frame["id"]))
@@ -245,7 +245,7 @@ def test_other_rows_under_a_complete_name_are_said_between_two_runs(feed):
     feed_run(feed, partitions=2, rows=4)
     assert ids_of(dataset) == list(range(8))
     feed_run(feed, partitions=2, rows=4, job="answer lost")  # the same rows
-    sending = Attempt(feed, "next", "next", 0, 1)
+    sending = TaskAttempt(feed, "next", "next", 0, 1)
     for rows in frames_of(0, 4, 2):
         sending.send(rows, 2)
     feed_run(feed, partitions=2, rows=5, job="other rows")
@@ -261,7 +261,7 @@ def test_other_rows_under_a_complete_name_are_said_between_two_runs(feed):
 
 def test_silence_is_again_and_keeps_the_run(feed):
     frames = list(frames_of(0, 8, 4))
-    sending = Attempt(feed, "run", "job", 0, 1)
+    sending = TaskAttempt(feed, "run", "job", 0, 1)
     sending.send(frames[0], len(frames[0]["id"]))
     dataset = StreamDataset(source=feed, batch_size=5, timeout=0.01)
     with pytest.raises(Again, match="no rows arrived"):
@@ -278,7 +278,7 @@ def test_somebody_elses_message_is_dropped_and_the_run_goes_on(feed):
 
 
 def test_columns_that_change_in_mid_run_are_an_error(feed):
-    sending = Attempt(feed, "run", "job", 0, 1)
+    sending = TaskAttempt(feed, "run", "job", 0, 1)
     sending.send({"x": np.zeros((3, 2))}, 3)
     sending.send({"x": np.zeros((3, 4))}, 3)
     with pytest.raises(ProtocolError, match="another type or shape"):
@@ -286,8 +286,8 @@ def test_columns_that_change_in_mid_run_are_an_error(feed):
 
 
 def test_a_frame_that_lies_about_its_rows_is_an_error(feed):
-    feed.send({}, to_meta(Begin("run", "job", 0, 1)))
-    feed.send({"x": np.zeros(3)}, to_meta(Rows("run", "job", 0, 1, 0, 4, 0)))
+    feed.send({}, to_meta(TaskBegin("run", "job", 0, 1)))
+    feed.send({"x": np.zeros(3)}, to_meta(RowsFrame("run", "job", 0, 1, 0, 4, 0)))
     with pytest.raises(ProtocolError, match="do not have the rows"):
         list(StreamDataset(source=feed))
 

@@ -9,11 +9,11 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.spool.format.run_messages import (
     Abort,
-    Begin,
     Commit,
-    End,
-    Rows,
+    RowsFrame,
     RunLedger,
+    TaskBegin,
+    TaskEnd,
     Winner,
     chain,
     from_meta,
@@ -24,9 +24,9 @@ from transfer.spool.format.run_messages import (
 from transfer.transports.errors import ProtocolError
 
 MESSAGES = [
-    Begin("run", "job", 3, 17, 1),
-    Rows("run", "job", 3, 17, 0, 10, 0xFFFFFFFF),
-    End("run", "job", 3, 17, 1, 10, 5),
+    TaskBegin("run", "job", 3, 17, 1),
+    RowsFrame("run", "job", 3, 17, 0, 10, 0xFFFFFFFF),
+    TaskEnd("run", "job", 3, 17, 1, 10, 5),
     Commit("run", "job", 0, 2, "tcp"),
     Abort("run", "job"),
 ]
@@ -89,14 +89,14 @@ def test_tables_of_winners():
 
 def script_of(partition: int, attempt: int, frames: list[int], upto: int | None):
     """What one attempt sends; it dies before frame `upto`, None: it ends well."""
-    yield Begin("run", "job", partition, attempt)
+    yield TaskBegin("run", "job", partition, attempt)
     crc = 0
     for sequence, rows in enumerate(frames[:upto]):
         frame_crc = hash((partition, sequence)) & 0xFFFFFFFF
         crc = chain(crc, sequence, rows, frame_crc)
-        yield Rows("run", "job", partition, attempt, sequence, rows, frame_crc)
+        yield RowsFrame("run", "job", partition, attempt, sequence, rows, frame_crc)
     if upto is None:
-        yield End("run", "job", partition, attempt, len(frames), sum(frames), crc)
+        yield TaskEnd("run", "job", partition, attempt, len(frames), sum(frames), crc)
 
 
 @settings(deadline=None)
@@ -119,9 +119,9 @@ def test_any_interleaving_of_retries_and_copies_hands_each_frame_on_once(partiti
         message = next(script, None)
         if message is None:
             waiting.remove(script)
-        elif isinstance(message, Begin):
+        elif isinstance(message, TaskBegin):
             ledger.begin(message)
-        elif isinstance(message, Rows):
+        elif isinstance(message, RowsFrame):
             if ledger.rows(message):
                 taken.append((message.partition, message.sequence))
         else:
@@ -165,7 +165,7 @@ def test_an_end_that_announces_other_counts(frames, rows, reason):
     ledger.rows(first)
     ledger.rows(second)
     with pytest.raises(ProtocolError) as caught:
-        ledger.end(End("run", "job", 0, 1, frames, rows, end.crc))
+        ledger.end(TaskEnd("run", "job", 0, 1, frames, rows, end.crc))
     assert caught.value.reason == reason
 
 

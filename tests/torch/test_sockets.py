@@ -11,7 +11,7 @@ import pytest
 import transfer
 from tests.torch.feed import frames_of
 from transfer.spark.options import parse_options
-from transfer.spark.producer import Attempt, SocketSender, send_commit
+from transfer.spark.producer import SocketSender, TaskAttempt, send_commit
 from transfer.spool.format.run_messages import Commit
 from transfer.torch import StreamDataset
 from transfer.transports.errors import Again, Broken, Closed
@@ -56,7 +56,7 @@ def send_run(endpoint, partitions, rows, frame, **more):
     for number in range(partitions):
         sender = SocketSender(endpoint, options)
         try:
-            attempt = Attempt(sender, "run", "job", number, number, timeout=20)
+            attempt = TaskAttempt(sender, "run", "job", number, number, timeout=20)
             for columns in frames_of(number * rows, rows, frame):
                 attempt.send(columns, len(columns["id"]))
             winners.append(attempt.finish().winner)
@@ -99,7 +99,7 @@ def test_a_trainer_that_goes_away_breaks_the_task(dataset):
     def send():
         sender = SocketSender(dataset.endpoint, options_for(dataset.endpoint))
         try:
-            attempt = Attempt(sender, "run", "job", 0, 0)
+            attempt = TaskAttempt(sender, "run", "job", 0, 0)
             with pytest.raises(Broken, match="receiver went away"):
                 for columns in frames_of(0, 10_000_000, 1000):
                     attempt.send(columns, len(columns["id"]))

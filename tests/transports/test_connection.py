@@ -13,7 +13,7 @@ import pytest
 
 from transfer.transports import core, tcp
 from transfer.transports.address import Address, parse
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.connect.connection import ConnectOptions, reach, serve
 from transfer.transports.core.wire import HEADER, MAGIC, SocketType
 from transfer.transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
@@ -193,7 +193,7 @@ def test_a_hello_byte_by_byte(reactor, server, monkeypatch):
 
 def test_large_hellos_through_tiny_buffers(reactor):
     extra = {"much": "x" * 15_000}
-    tiny = SocketOptions(send_buffer=1, receive_buffer=1)
+    tiny = DescriptorOptions(send_buffer=1, receive_buffer=1)
     with (
         serving(reactor, options=tiny, extra=extra) as (side, address),
         reaching(reactor, address, transport=TcpTransport(tiny), extra=extra) as (client, _),

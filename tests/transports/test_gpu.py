@@ -18,8 +18,8 @@ from transfer.transports.gpu import (
     DIRECT_FROM,
     ROCM,
     DeviceMemory,
+    GpuRoute,
     Machine,
-    Route,
 )
 
 TCP, UCX = Capabilities(), Capabilities(device_memory=True)
@@ -36,20 +36,20 @@ def memory(kind=CUDA, nbytes=LARGE, virtual=False):
 @pytest.mark.parametrize(
     ("what", "can", "machine", "route"),
     [
-        (memory(), UCX, BARE, Route.POINTER),
-        (memory(ROCM), UCX, BARE, Route.POINTER),
-        (memory(), RDMA, BOTH, Route.DMABUF),
-        (memory(), RDMA, Machine(dmabuf="", peermem="no module"), Route.DMABUF),
-        (memory(), RDMA, Machine(dmabuf="no", peermem=""), Route.PEERMEM),
-        (memory(), RDMA, BARE, Route.STAGING),
-        (memory(), TCP, BOTH, Route.STAGING),
-        (memory(nbytes=DIRECT_FROM - 1), UCX, BOTH, Route.STAGING),
-        (memory(nbytes=DIRECT_FROM - 1), RDMA, BOTH, Route.STAGING),
-        (memory(nbytes=DIRECT_FROM), UCX, BOTH, Route.POINTER),
-        (memory(kind=8), UCX, BOTH, Route.STAGING),
-        (memory(CPU), UCX, BOTH, Route.HOST),
-        (memory(CUDA_HOST), RDMA, BOTH, Route.HOST),
-        (memory(CUDA_MANAGED), TCP, BARE, Route.HOST),
+        (memory(), UCX, BARE, GpuRoute.POINTER),
+        (memory(ROCM), UCX, BARE, GpuRoute.POINTER),
+        (memory(), RDMA, BOTH, GpuRoute.DMABUF),
+        (memory(), RDMA, Machine(dmabuf="", peermem="no module"), GpuRoute.DMABUF),
+        (memory(), RDMA, Machine(dmabuf="no", peermem=""), GpuRoute.PEERMEM),
+        (memory(), RDMA, BARE, GpuRoute.STAGING),
+        (memory(), TCP, BOTH, GpuRoute.STAGING),
+        (memory(nbytes=DIRECT_FROM - 1), UCX, BOTH, GpuRoute.STAGING),
+        (memory(nbytes=DIRECT_FROM - 1), RDMA, BOTH, GpuRoute.STAGING),
+        (memory(nbytes=DIRECT_FROM), UCX, BOTH, GpuRoute.POINTER),
+        (memory(kind=8), UCX, BOTH, GpuRoute.STAGING),
+        (memory(CPU), UCX, BOTH, GpuRoute.HOST),
+        (memory(CUDA_HOST), RDMA, BOTH, GpuRoute.HOST),
+        (memory(CUDA_MANAGED), TCP, BARE, GpuRoute.HOST),
     ],
 )
 def test_the_way(what, can, machine, route):
@@ -61,11 +61,11 @@ def test_the_way(what, can, machine, route):
 def test_expandable_segments_are_staged_with_a_warning(can):
     """Trap 17: they work, hundreds of times slower."""
     way = gpu.decide(memory(virtual=True), can, BOTH)
-    assert way.route is Route.STAGING and "PYTORCH_CUDA_ALLOC_CONF" in way.warning
+    assert way.route is GpuRoute.STAGING and "PYTORCH_CUDA_ALLOC_CONF" in way.warning
     told = Machine(dmabuf="", peermem="", expandable=True)
     assert gpu.decide(memory(virtual=None), can, told).warning
     # asked, the driver knows better than the environment
-    assert gpu.decide(memory(virtual=False), can, told).route is not Route.STAGING
+    assert gpu.decide(memory(virtual=False), can, told).route is not GpuRoute.STAGING
     assert gpu.decide(memory(virtual=True), TCP, BOTH).warning == "", "there is nothing to register"
 
 

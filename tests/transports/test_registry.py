@@ -10,7 +10,7 @@ from importlib import metadata
 import pytest
 
 from transfer.transports import plugins, registry
-from transfer.transports.config import SocketOptions, TransportConfig
+from transfer.transports.config import DescriptorOptions, TransportConfig
 from transfer.transports.errors import AddressError
 from transfer.transports.tcp import TcpTransport
 
@@ -18,7 +18,7 @@ from transfer.transports.tcp import TcpTransport
 def test_builtin():
     assert {"tcp", "ipc", "inproc", "rdma", "ucx"} <= set(registry.schemes())
     assert registry.find("tcp") is registry.find("rdma") is TcpTransport
-    options = SocketOptions(send_buffer=1)
+    options = DescriptorOptions(send_buffer=1)
     assert registry.open_transport("tcp", options).options is options
     assert "tcp" in registry.offer(TransportConfig()).transports
 

@@ -8,7 +8,7 @@ import socket
 import pytest
 
 from transfer.transports.address import parse
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.descriptors import descriptor_error
 from transfer.transports.errors import AddressError, AddressInUse, AddressNotAvailable, OutOfDescriptors
 from transfer.transports.tcp import TcpTransport, bind_error
@@ -16,7 +16,7 @@ from transfer.transports.testing.ends import until
 
 
 def test_options_reach_both_ends():
-    options = SocketOptions(
+    options = DescriptorOptions(
         send_buffer=50_000, receive_buffer=60_000, keepalive=1, keepalive_idle=11, keepalive_interval=7,
         keepalive_count=3,
     )  # fmt: skip

@@ -56,7 +56,7 @@ class FakePort:
 @pytest.fixture
 def side(monkeypatch):
     monkeypatch.setattr(ucx.driver, "fabric", lambda: SimpleNamespace(version="1.21.3"))
-    monkeypatch.setattr(ucx, "Port", FakePort)
+    monkeypatch.setattr(ucx, "UcxPort", FakePort)
     return ucx.UcxUpgrade(
         SimpleNamespace(own={}, reactor=None, socket_type=SocketType.PAIR), None, connecting=True
     )

@@ -14,7 +14,7 @@ from collections import deque
 from typing import Any
 
 from transfer.transports.errors import Broken, DeviceError, RegistrationError
-from transfer.transports.rdma.device_selection import Route
+from transfer.transports.rdma.device_selection import DeviceRoute
 from transfer.transports.rdma.driver import (
     Completion,
     CompletionQueue,
@@ -28,7 +28,7 @@ from transfer.transports.rdma.driver import (
     SharedReceiveQueue,
 )
 
-ROUTE = Route("fake0", 1, 1, "::ffff:10.77.0.1", 4096)
+ROUTE = DeviceRoute("fake0", 1, 1, "::ffff:10.77.0.1", 4096)
 LIMITS = DeviceLimits(
     queue_pairs=1024, completions=32767, requests=1024, shared_requests=32767, regions=1000, reads=16
 )

@@ -10,8 +10,8 @@ from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
 from transfer.transports.rdma import eager
 from transfer.transports.rdma.driver import Destination
 from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.port import GRANT, Port
-from transfer.transports.rdma.rendezvous import Announcement
+from transfer.transports.rdma.port import GRANT, RdmaPort
+from transfer.transports.rdma.rendezvous import RendezvousAnnouncement
 from transfer.transports.rdma.upgrade import VerbsUpgrade
 
 
@@ -21,7 +21,7 @@ class Stranger:
     def __init__(self, made: World, around: Any = None, said: dict[str, Any] | None = None) -> None:
         own = made.socket()
         self.domain = own.shared["rdma.domains"].get()
-        self.port = Port(self.domain)
+        self.port = RdmaPort(self.domain)
         self.pair = self.port.queue_pair()
         self.block = self.domain.staging.take(BUFFER)
         self.announced = 0
@@ -59,7 +59,7 @@ class Stranger:
 
     def announce(self, address: int, rkey: int, length: int, number: int | None = None) -> None:
         self.announced = self.announced + 1 if number is None else number
-        said = Announcement(rkey, self.announced, address, length).encode()
+        said = RendezvousAnnouncement(rkey, self.announced, address, length).encode()
         self.post(eager.encode(SocketType.PAIR, 0, 1, None, None, said, True))
 
     def say(self, data: bytes) -> None:

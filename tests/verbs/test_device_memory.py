@@ -20,7 +20,7 @@ from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
 from transfer.transports.rdma.domain import Domains
-from transfer.transports.rdma.memory import DeviceMemory
+from transfer.transports.rdma.memory import RegisteredDeviceMemory
 from transfer.transports.testing.ends import receive, until
 
 SIZE = (2 << 20) + 12_345
@@ -129,7 +129,7 @@ def test_a_region_of_the_users_is_found_again(fake, driver):
     domain = domains.get()
     payload = way.registrable(Flat(driver.BASE + 8192))
     handle = domain.regions.add(payload)
-    flat = DeviceMemory.of(way.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
+    flat = RegisteredDeviceMemory.of(way.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
     part = domain.sources.place(flat, kept=True)
     region = fake.driver.regions[part.rkey]
     assert os.pread(region.dmabuf, 5000, part.address) == BYTES[1000:6000]
@@ -156,19 +156,19 @@ def module(tmp_path, monkeypatch):
 def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
     tensor = Flat(driver.BASE)
     monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
-    assert way.way_of(tensor, RDMA).route is gpu.Route.DMABUF
+    assert way.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
     monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
-    assert way.way_of(tensor, RDMA).route is gpu.Route.PEERMEM
+    assert way.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
     module.write_text("")
     found = way.way_of(tensor, RDMA)
-    assert found.route is gpu.Route.STAGING and "5.12" in found.reason and "modprobe" in found.reason
+    assert found.route is gpu.GpuRoute.STAGING and "5.12" in found.reason and "modprobe" in found.reason
 
 
 def test_memory_that_is_mapped_piece_by_piece_is_staged(driver, monkeypatch, caplog):
     driver.virtual = True
     monkeypatch.setattr(way, "_warned", set())
     monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
-    assert way.way_of(Flat(driver.BASE), RDMA).route is gpu.Route.STAGING
+    assert way.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
     assert caplog.text.count("expandable segments") == 1
 
 

@@ -19,8 +19,8 @@ from transfer.transports.rdma import control_messages, eager, failures
 from transfer.transports.rdma.credits import ReceivingCredits, SendingCredits
 from transfer.transports.rdma.device_selection import (
     Device,
+    DevicePort,
     Gid,
-    Port,
     Wishes,
     choose,
     choose_gid,
@@ -29,7 +29,13 @@ from transfer.transports.rdma.device_selection import (
 )
 from transfer.transports.rdma.failures import Circumstances, mapping_of, registration_cause
 from transfer.transports.rdma.memory import choose_way
-from transfer.transports.rdma.rendezvous import MAX_OPEN, Announced, Announcement, Reading, Window
+from transfer.transports.rdma.rendezvous import (
+    MAX_OPEN,
+    Reading,
+    RendezvousAnnouncement,
+    RendezvousOffer,
+    Window,
+)
 
 # --- credits -----------------------------------------------------------------------------------
 
@@ -108,11 +114,11 @@ def announced(rkey: int = 1, number: int = 1, address: int = 4096, length: int =
 )
 def test_announcements_that_make_no_sense(reference: bytes) -> None:
     with pytest.raises(ProtocolError):
-        Announced(1000).take(reference)
+        RendezvousOffer(1000).take(reference)
 
 
 def test_announcements_are_counted_and_limited() -> None:
-    book = Announced(1000)
+    book = RendezvousOffer(1000)
     for number in range(1, MAX_OPEN + 1):
         book.take(announced(number=number))
     with pytest.raises(ProtocolError, match="open"):
@@ -133,7 +139,8 @@ def test_announcements_are_counted_and_limited() -> None:
 def test_the_window_reads_everything_once_and_in_order(lengths, chunk, limit, random) -> None:
     window = Window(limit, chunk)
     readings = [
-        Reading(Announcement(1, index + 1, 4096, length), None) for index, length in enumerate(lengths)
+        Reading(RendezvousAnnouncement(1, index + 1, 4096, length), None)
+        for index, length in enumerate(lengths)
     ]
     for reading in readings:
         window.add(reading)
@@ -168,7 +175,7 @@ FRAMES = st.tuples(
 
 @given(st.lists(FRAMES, max_size=20), st.integers(1, 5))
 def test_frames_pass_through_buffers_of_any_fill(frames, at_once) -> None:
-    waiting, splitter = eager.Waiting(), eager.Splitter(1 << 20)
+    waiting, splitter = eager.WaitingSend(), eager.Splitter(1 << 20)
     out: list[eager.Unit] = []
     buffer = memoryview(bytearray(eager.BUFFER))
     gone = []
@@ -190,7 +197,7 @@ def test_frames_pass_through_buffers_of_any_fill(frames, at_once) -> None:
 
 
 def test_frames_that_fit_are_not_cut() -> None:
-    waiting = eager.Waiting()
+    waiting = eager.WaitingSend()
     for size in (5000, 5000, 3000):
         waiting.add(b"x" * size)
     buffer = memoryview(bytearray(eager.BUFFER))
@@ -325,20 +332,22 @@ V6, LINK = gid(5, "2001:db8::1"), gid(1, "fe80::1")
 
 
 def test_gids_by_default() -> None:
-    roce = Port(1, True, "Ethernet", 100, (V4_OLD, LINK, V6, V4))
+    roce = DevicePort(1, True, "Ethernet", 100, (V4_OLD, LINK, V6, V4))
     assert choose_gid(roce) == V4
-    assert choose_gid(Port(1, True, "Ethernet", 100, (V4_OLD, LINK, V6))) == V6
-    assert choose_gid(Port(1, True, "Ethernet", 100, (V4_OLD, LINK))) == LINK
+    assert choose_gid(DevicePort(1, True, "Ethernet", 100, (V4_OLD, LINK, V6))) == V6
+    assert choose_gid(DevicePort(1, True, "Ethernet", 100, (V4_OLD, LINK))) == LINK
     assert choose_gid(roce, 2) == V4_OLD
     assert choose_gid(roce, 9) is None
-    ib = Port(1, True, "InfiniBand", 100, (gid(0, "fe80::5", ""), gid(1, "::ffff:1.2.3.4", "")))
+    ib = DevicePort(1, True, "InfiniBand", 100, (gid(0, "fe80::5", ""), gid(1, "::ffff:1.2.3.4", "")))
     assert choose_gid(ib).index == 0
 
 
 def test_devices_by_default_and_by_name() -> None:
-    slow = Device("a", (Port(1, True, "Ethernet", 25, (V4,)),))
-    fast = Device("b", (Port(1, False, "Ethernet", 400, (V4,)), Port(2, True, "Ethernet", 200, (V6,))))
-    down = Device("c", (Port(1, False, "InfiniBand", 400, (LINK,)),))
+    slow = Device("a", (DevicePort(1, True, "Ethernet", 25, (V4,)),))
+    fast = Device(
+        "b", (DevicePort(1, False, "Ethernet", 400, (V4,)), DevicePort(2, True, "Ethernet", 200, (V6,)))
+    )
+    down = Device("c", (DevicePort(1, False, "InfiniBand", 400, (LINK,)),))
     every = [slow, fast, down]
     assert (choose(every, Wishes()).device, choose(every, Wishes()).port) == ("b", 2)
     assert choose(every, Wishes(devices=("nope", "a", "b"))).device == "a"

@@ -13,7 +13,7 @@ import pytest
 import transfer.zmq as ours
 from transfer.transports.errors import NotSupported
 from transfer.zmq import support
-from transfer.zmq._support import GROUPS, SOCKET_TYPES, Verdict
+from transfer.zmq._support import GROUPS, SOCKET_TYPES, SupportVerdict
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.options import RULES, Effect
 
@@ -72,7 +72,7 @@ def test_the_verdicts_are_true(group):
     thing = place(ours, group.where) if group.where != "utils" else ours.utils
     for name in group.names:
         there = hasattr(thing, name) or _is_module(thing, name) or name in _made_in_init(group.where)
-        assert there == (group.verdict is not Verdict.ABSENT), name
+        assert there == (group.verdict is not SupportVerdict.ABSENT), name
     assert group.reason
 
 
@@ -103,7 +103,7 @@ def test_every_socket_type_is_in_the_table():
 def test_socket_types_do_what_the_table_says(group):
     with ours.Context() as context:
         for name in group.names:
-            if group.verdict is Verdict.WORKS:
+            if group.verdict is SupportVerdict.WORKS:
                 with context.socket(getattr(ours, name)) as sock:
                     assert sock.type.name in (name, {"XREQ": "DEALER", "XREP": "ROUTER"}.get(name))
             else:

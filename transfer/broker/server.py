@@ -74,7 +74,7 @@ _TICK = 1.0
 _DRAIN_INTERVAL = 0.05
 
 
-class Front(Protocol):
+class FrontServer(Protocol):
     """A protocol's server in the broker. counters: its events by name."""
 
     @property
@@ -85,7 +85,7 @@ class Front(Protocol):
     def close(self) -> None: ...
 
 
-_F = TypeVar("_F", bound=Front)
+_F = TypeVar("_F", bound=FrontServer)
 
 
 class Broker:
@@ -104,7 +104,7 @@ class Broker:
         self.settings = settings or Settings()
         self.ports: dict[str, int] = {}
         self.endpoints: dict[str, str] = {}
-        self.fronts: dict[str, Front] = {}
+        self.fronts: dict[str, FrontServer] = {}
         self.draining = False
         self.drained = threading.Event()
         self.late = 0.0
@@ -292,7 +292,6 @@ class Broker:
         """Opens the front for AetherBus's protocol, over ZeroMQ."""
         try:
             from transfer.broker.fronts.abtp import AbtpFront
-            from transfer.broker.fronts.abtp_peer_names import Names
             from transfer.broker.fronts.abtp_relay import PeerNames, PrivateFolder, relayed
             from transfer.broker.fronts.abtp_sockets import AbtpSettings
             from transfer.broker.protocols.abtp_signing import Signatures
@@ -312,7 +311,7 @@ class Broker:
         folder = PrivateFolder(self.folder)
         self._owned.callback(folder.close)
         inside = {name: folder.endpoint(name) for name in outside}
-        names: PeerNames = Names()
+        names: PeerNames = PeerNames()
         relays = relayed(self.listeners, self._lines, outside, inside, names)
         self._owned.callback(relays.close)  # after libzmq has closed its ends
         pool = OffloadPool(self._loop, self.settings.fast_path, self.hub.counts, self.threads)
@@ -404,7 +403,7 @@ class Broker:
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
         self.ports[name] = self.listeners.listen(name, self.settings.host, port, connected).port
 
-    def _acceptor(self, name: str, front: Front, connected: OnConnection, *protocols: str) -> Accepted:
+    def _acceptor(self, name: str, front: FrontServer, connected: OnConnection, *protocols: str) -> Accepted:
         return self.listeners.acceptor(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:

@@ -9,7 +9,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from transfer import __version__
-from transfer.broker.core.admission import Outcome
+from transfer.broker.core.admission import AdmissionOutcome
 from transfer.broker.fronts.native import NativeFront
 from transfer.broker.pressure import pressure_of
 from transfer.metrics.families import Family
@@ -113,7 +113,7 @@ _OF_DIRECT: Final = {
 }
 
 
-class Names:
+class FrontNames:
     """The topics, groups and tenants that metrics name: the first ones, for as long as the broker runs."""
 
     def __init__(self, most: int = MOST_NAMES) -> None:
@@ -147,7 +147,7 @@ class Names:
         return name
 
 
-def numbers_of(broker: Broker, names: Names, *, ready: bool, dead_letters: int) -> dict[Key, float]:
+def numbers_of(broker: Broker, names: FrontNames, *, ready: bool, dead_letters: int) -> dict[Key, float]:
     """Returns the current numbers of all FAMILIES."""
     found: dict[Key, float] = defaultdict(float)
     for name, labels, value in _numbers(broker, names):
@@ -163,7 +163,7 @@ def published(broker: Broker) -> tuple[int, int]:
     return store.messages, store.nbytes
 
 
-def _numbers(broker: Broker, names: Names) -> Iterator[tuple[str, tuple[str, ...], float]]:
+def _numbers(broker: Broker, names: FrontNames) -> Iterator[tuple[str, tuple[str, ...], float]]:
     hub = broker.hub
     messages, nbytes = published(broker)
     for topic in names.topics(hub.store.topics):
@@ -249,7 +249,7 @@ def _events(broker: Broker) -> dict[str, int]:
     events = {event: counts[event] for event in {*EVENTS, *counts}}
     for event, name in _OF_DIRECT.items():
         events[event] += direct[name]
-    events["deferred"] += broker.direct.dispatcher.admission.counts[Outcome.DEFERRED]
+    events["deferred"] += broker.direct.dispatcher.admission.counts[AdmissionOutcome.DEFERRED]
     return events
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 from transfer.cli.health import WITHOUT_TLS, ended_without_answer, target, trust
-from transfer.http.client import Answer, Bounds, TooLarge, request
+from transfer.http.client import Bounds, HttpResponse, TooLarge, request
 from transfer.transports.errors import AddressError, Again, Broken, Fatal, InternalError, UsageError
 from transfer.transports.security.settings import Security
 
@@ -82,7 +82,7 @@ class Admin:
             yield from answer.lines()
 
     @contextmanager
-    def _open(self, path: str, body: bytes | None, under: str = "admin/") -> Iterator[Answer]:
+    def _open(self, path: str, body: bytes | None, under: str = "admin/") -> Iterator[HttpResponse]:
         headers = self._headers | ({"Content-Type": "application/json"} if body is not None else {})
         bounds = Bounds(self._timeout)
         where = f"{self._root}/api/{under}{path}"
@@ -117,7 +117,7 @@ class Admin:
         hint = "is the broker running? --url names its HTTP address"
         return Broken(f"no answer from {self._url}: {error}", hint=hint)
 
-    def _refusal(self, answer: Answer) -> UsageError | Fatal | InternalError | Broken:
+    def _refusal(self, answer: HttpResponse) -> UsageError | Fatal | InternalError | Broken:
         try:
             body = json.loads(answer.whole())
             code, message = str(body["error"]), str(body["message"])

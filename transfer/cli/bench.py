@@ -69,7 +69,7 @@ class Load:
 
 
 @dataclass(frozen=True)
-class Broker:
+class BenchBroker:
     """Options that choose the measured broker."""
 
     requests: Annotated[
@@ -111,7 +111,7 @@ def broker(
     payload_class: PayloadClass = "small",
     compress: Truth = "false",
     load: Load,
-    measured: Broker,
+    measured: BenchBroker,
     shown: options.Shown,
 ) -> None:
     """Load a broker from processes of this machine, and measure it.
@@ -132,7 +132,7 @@ def matrix(
     *,
     compress: Truth = "false",
     load: Load,
-    measured: Broker,
+    measured: BenchBroker,
     shown: options.Shown,
 ) -> None:
     """Measure every mode with every payload class."""

@@ -35,7 +35,7 @@ WITHOUT_TLS = "does it require TLS? then use https://, with TRANSFER_TLS_CA and 
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class HealthTarget:
     """The URL of a request. path: with its slash."""
 
     host: str
@@ -65,7 +65,7 @@ def check(url: str | None, *, live: bool, timeout: float) -> int:
     return EXIT_ERROR
 
 
-def target(url: str | None, options: Mapping[str, str], security: Security, *, live: bool) -> Target:
+def target(url: str | None, options: Mapping[str, str], security: Security, *, live: bool) -> HealthTarget:
     """Returns the URL of the request. options: of the broker. Raises AddressError, UsageError."""
     path = "/livez" if live else "/readyz"
     if url is None:
@@ -73,7 +73,9 @@ def target(url: str | None, options: Mapping[str, str], security: Security, *, l
         if not port.isdecimal() or port == "0":
             raise UsageError(f"http.port is {port!r}, so its address is unknown", hint="give the URL")
         host = options.get("http.host") or options.get("broker.host", "")
-        return Target("127.0.0.1" if host in _ANYWHERE else host, int(port), path, bool(security.certificate))
+        return HealthTarget(
+            "127.0.0.1" if host in _ANYWHERE else host, int(port), path, bool(security.certificate)
+        )
     parts = urlsplit(url)
     try:
         port_number = parts.port
@@ -86,10 +88,10 @@ def target(url: str | None, options: Mapping[str, str], security: Security, *, l
         )
     secure = parts.scheme == "https"
     own = parts.path if parts.path not in ("", "/") else path
-    return Target(parts.hostname, port_number or (443 if secure else 80), own, secure)
+    return HealthTarget(parts.hostname, port_number or (443 if secure else 80), own, secure)
 
 
-def trust(place: Target, security: Security, *, secret: bool) -> Trust:
+def trust(place: HealthTarget, security: Security, *, secret: bool) -> Trust:
     """Returns the checks of the broker's certificate.
 
     secret: the request contains a secret, so the certificate's name is checked on loopback too. Raises
@@ -136,7 +138,7 @@ def _first(file: str) -> str:
     return first + end
 
 
-def _answer(place: Target, security: Security, timeout: float) -> tuple[int, bytes]:
+def _answer(place: HealthTarget, security: Security, timeout: float) -> tuple[int, bytes]:
     secured = trust(place, security, secret=False) if place.secure else None
     bounds = Bounds(timeout, _MOST)
     try:

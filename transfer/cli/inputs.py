@@ -14,7 +14,7 @@ STDIN = Path("-")
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class InputMessage:
     """A message to send: bytes-like, a tensor, or a dict of tensors with small metadata."""
 
     payload: Any
@@ -58,15 +58,15 @@ class Inputs:
         )
         return size * self.repeat
 
-    def __iter__(self) -> Iterator[Outgoing]:
+    def __iter__(self) -> Iterator[InputMessage]:
         for _ in range(self.repeat):
             for text in self.texts:
                 data = text.encode()
-                yield Outgoing(data, len(data))
+                yield InputMessage(data, len(data))
             for path in self._sources:
                 yield from self._read(path)
 
-    def _read(self, path: Path) -> Iterator[Outgoing]:
+    def _read(self, path: Path) -> Iterator[InputMessage]:
         if path == STDIN:
             yield from self._split(sys.stdin.buffer, lines=not self.whole)
         elif self.lines or self.chunk is not None:
@@ -76,27 +76,27 @@ class Inputs:
             yield _read_tensors(path)
         else:
             data = path.read_bytes()
-            yield Outgoing(data, len(data))
+            yield InputMessage(data, len(data))
 
-    def _split(self, file: BinaryIO, *, lines: bool) -> Iterator[Outgoing]:
+    def _split(self, file: BinaryIO, *, lines: bool) -> Iterator[InputMessage]:
         if self.chunk is not None:
             while data := file.read(self.chunk):
-                yield Outgoing(data, len(data))
+                yield InputMessage(data, len(data))
         elif lines:
             for line in file:
                 data = line.rstrip(b"\r\n")
-                yield Outgoing(data, len(data))
+                yield InputMessage(data, len(data))
         else:
             data = file.read()
-            yield Outgoing(data, len(data))
+            yield InputMessage(data, len(data))
 
 
-def _read_tensors(path: Path) -> Outgoing:
+def _read_tensors(path: Path) -> InputMessage:
     """Maps the tensors of a file into memory. It never unpickles."""
     from transfer.tensors import load
 
     tensors, meta = load(path)
     size = path.stat().st_size
     if path.suffix == ".npy":
-        return Outgoing(tensors[""], size, "tensor")
-    return Outgoing(tensors, size, "tensors", meta or None)
+        return InputMessage(tensors[""], size, "tensor")
+    return InputMessage(tensors, size, "tensors", meta or None)

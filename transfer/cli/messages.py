@@ -8,8 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from transfer.cli.inputs import Inputs, Outgoing
-from transfer.cli.outputs import Incoming, Writer
+from transfer.cli.inputs import InputMessage, Inputs
+from transfer.cli.outputs import ReceivedMessage, Writer
 from transfer.cli.progress import Progress
 from transfer.tensors import TensorMethods
 from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
@@ -24,7 +24,7 @@ CONFIRM_POLL = 0.01
 
 
 @dataclass(frozen=True, slots=True)
-class Ends:
+class SocketEnds:
     """A socket's endpoints. timeout: seconds; None: endless. announce: registries for its bound endpoints."""
 
     bind: list[str] = field(default_factory=list)
@@ -44,7 +44,7 @@ class Ends:
 
 
 @contextmanager
-def open_socket(kind: str, ends: Ends, report: Any = None, **options: Any) -> Iterator[Socket]:
+def open_socket(kind: str, ends: SocketEnds, report: Any = None, **options: Any) -> Iterator[Socket]:
     """Opens a socket of this type with its endpoints, and closes it at the end with its context.
 
     report: called with each bound endpoint, which has the real port. After an error or Ctrl-C it does not
@@ -73,7 +73,7 @@ def open_socket(kind: str, ends: Ends, report: Any = None, **options: Any) -> It
 
 def send_all(
     kind: str,
-    ends: Ends,
+    ends: SocketEnds,
     inputs: Inputs,
     progress: Progress,
     *,
@@ -106,7 +106,7 @@ def send_all(
             )
 
 
-def send(socket: Socket, message: Outgoing, topic: str | None = None) -> None:
+def send(socket: Socket, message: InputMessage, topic: str | None = None) -> None:
     """Sends one message as its kind requires. Bytes with a topic become two parts, as in pyzmq."""
     if message.kind == "tensor":
         socket.send_tensor(message.payload, topic=topic)
@@ -120,7 +120,7 @@ def send(socket: Socket, message: Outgoing, topic: str | None = None) -> None:
 
 def receive_all(
     kind: str,
-    ends: Ends,
+    ends: SocketEnds,
     writer: Writer,
     progress: Progress,
     *,
@@ -139,7 +139,7 @@ def receive_all(
 
 
 def ask_all(
-    ends: Ends, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
+    ends: SocketEnds, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
 ) -> None:
     """REQ: sends each input, and writes its reply."""
     with open_socket("REQ", ends) as socket:
@@ -151,8 +151,8 @@ def ask_all(
 
 
 def answer_all(
-    ends: Ends,
-    replies: list[Outgoing],
+    ends: SocketEnds,
+    replies: list[InputMessage],
     writer: Writer | None,
     progress: Progress,
     *,
@@ -174,7 +174,7 @@ def answer_all(
         socket.close(linger=round(LINGER * 1000))
 
 
-def receive(socket: Socket) -> Incoming:
+def receive(socket: Socket) -> ReceivedMessage:
     """Returns the next message, of any kind. Raises Again after the socket's time-out.
 
     It tries to receive a tensor first: a message that is none stays unread. The topic of bytes is their first
@@ -183,17 +183,17 @@ def receive(socket: Socket) -> Incoming:
     seen = _Topics(socket)
     try:
         tensor = seen.recv_tensor()
-        return Incoming("tensor", tensor, tensor.nbytes, seen.topic)
+        return ReceivedMessage("tensor", tensor, tensor.nbytes, seen.topic)
     except TensorMismatch:
         pass
     try:
         tensors, meta = seen.recv_tensors()
         nbytes = sum(tensor.nbytes for tensor in tensors.values())
-        return Incoming("tensors", tensors, nbytes, seen.topic, meta)
+        return ReceivedMessage("tensors", tensors, nbytes, seen.topic, meta)
     except TensorMismatch:
         pass
     parts = socket.recv_multipart()
-    return Incoming("bytes", parts, sum(len(part) for part in parts))
+    return ReceivedMessage("bytes", parts, sum(len(part) for part in parts))
 
 
 class _Topics(TensorMethods):
@@ -215,7 +215,7 @@ class _Topics(TensorMethods):
         self._socket._unreceive(frames)
 
 
-def _echo(socket: Socket, request: Incoming) -> None:
+def _echo(socket: Socket, request: ReceivedMessage) -> None:
     if request.kind == "tensor":
         socket.send_tensor(request.payload)
     elif request.kind == "tensors":
@@ -224,7 +224,7 @@ def _echo(socket: Socket, request: Incoming) -> None:
         socket.send_multipart(request.payload)
 
 
-def _limited(inputs: Inputs, count: int | None) -> Iterator[Outgoing]:
+def _limited(inputs: Inputs, count: int | None) -> Iterator[InputMessage]:
     for number, message in enumerate(inputs):
         if number == count:
             return

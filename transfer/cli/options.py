@@ -14,7 +14,7 @@ import typer
 
 if TYPE_CHECKING:
     from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import Ends
+    from transfer.cli.messages import SocketEnds
     from transfer.cli.outputs import Writer
 
 _UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
@@ -156,11 +156,11 @@ class Where:
     timeout: Timeout = None
     announce: Announce = None
 
-    def ends(self) -> Ends:
+    def ends(self) -> SocketEnds:
         """Returns the endpoints. Raises UsageError."""
-        from transfer.cli.messages import Ends
+        from transfer.cli.messages import SocketEnds
 
-        return Ends(self.bind or [], self.connect or [], self.timeout, self.announce or [])
+        return SocketEnds(self.bind or [], self.connect or [], self.timeout, self.announce or [])
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ JSON_PAYLOAD = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Incoming:
+class ReceivedMessage:
     """A received message: byte parts, a tensor, or a dict of tensors with metadata."""
 
     kind: str  # bytes, tensor, tensors
@@ -44,7 +44,7 @@ class Writer:
         self._raw = raw
         self._number = 0
 
-    def write(self, message: Incoming) -> None:
+    def write(self, message: ReceivedMessage) -> None:
         """Writes a message. Raises OSError if the disk is full, or the reader of a pipe has gone."""
         self._number += 1
         file = None if self._folder is None else self._save(message, self._folder)
@@ -57,7 +57,7 @@ class Writer:
         elif file is None:
             print(self._line(message), flush=True)
 
-    def _save(self, message: Incoming, folder: Path) -> Path:
+    def _save(self, message: ReceivedMessage, folder: Path) -> Path:
         stem = folder / f"message-{self._number:06d}"
         if message.kind == "bytes":
             path = stem.with_suffix(".bin")
@@ -77,7 +77,7 @@ class Writer:
         save(stem.with_suffix(".safetensors"), tensors, meta)
         return stem.with_suffix(".safetensors")
 
-    def _describe(self, message: Incoming, file: Path | None) -> dict[str, Any]:
+    def _describe(self, message: ReceivedMessage, file: Path | None) -> dict[str, Any]:
         description: dict[str, Any] = {"number": self._number, "kind": message.kind, "bytes": message.nbytes}
         if message.topic is not None:
             description["topic"] = message.topic.decode(errors="replace")
@@ -94,7 +94,7 @@ class Writer:
             description["file"] = str(file)
         return description
 
-    def _line(self, message: Incoming) -> str:
+    def _line(self, message: ReceivedMessage) -> str:
         topic = "" if message.topic is None else message.topic.decode(errors="replace") + "\t"
         if message.kind == "tensor":
             return topic + _show_tensor(message.payload)
@@ -105,7 +105,7 @@ class Writer:
         return topic + "\t".join(bytes(part).decode(errors="replace") for part in message.payload)
 
 
-def raw_parts(message: Incoming) -> list[Any]:
+def raw_parts(message: ReceivedMessage) -> list[Any]:
     """Returns the payload as bytes-like parts; tensors are in row-major order."""
     if message.kind == "tensor":
         return [message.payload.tobytes()]

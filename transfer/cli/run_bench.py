@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Self
 from transfer.broker.bench.figures import HEAD, Result, row
 from transfer.broker.bench.measurement import measure
 from transfer.broker.bench.processes import Processes
-from transfer.broker.bench.target import REQUESTS, TTP, Running, Started, Target, started, temporary
+from transfer.broker.bench.target import REQUESTS, TTP, BenchTarget, Running, Started, started, temporary
 from transfer.cli import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json, show_table
 from transfer.transports.errors import OptionError
@@ -46,7 +46,7 @@ class Measured:
         return any(option is not None for option in (self.requests, self.ttp, self.pid, self.url))
 
     @contextmanager
-    def target(self) -> Iterator[Target]:
+    def target(self) -> Iterator[BenchTarget]:
         """Yields the broker, ready to be measured."""
         if self.runs:
             yield Running(self.requests or REQUESTS, self.ttp or TTP, pid=self.pid, url=self.url)

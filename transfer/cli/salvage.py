@@ -12,7 +12,7 @@ from transfer.cli import EXIT_ERROR
 from transfer.cli.run_view import connected
 from transfer.cli.tables import print_json, show_table
 from transfer.log.read_only import is_log
-from transfer.spool.server.salvage import Found, opened, salvage, salvaged, verify
+from transfer.spool.server.salvage import SalvagedRun, opened, salvage, salvaged, verify
 from transfer.transports.errors import LogInUse, UsageError
 
 
@@ -27,7 +27,7 @@ def verify_runs(what: str, timeout: float, *, as_json: bool) -> int:
         return _show(found, as_json) or (EXIT_ERROR if logged else 0)
     with connected(what, timeout, named=False) as (spool, only):
         runs = spool.overview()["runs"] if not only else [spool.inspect(only)]
-        found = [Found(run["name"], run["state"], run["rows"], spool.verify(run)) for run in runs]
+        found = [SalvagedRun(run["name"], run["state"], run["rows"], spool.verify(run)) for run in runs]
     return _show(found, as_json)
 
 
@@ -61,7 +61,7 @@ def _unused(folder: Path) -> Iterator[Path]:
         ) from error
 
 
-def _show(found: Sequence[Found], as_json: bool) -> int:
+def _show(found: Sequence[SalvagedRun], as_json: bool) -> int:
     if as_json:
         for one in found:
             print_json(one._asdict())

@@ -31,7 +31,7 @@ _WAYS = ("auto", "rdma", "ucx", "tcp")
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class ThroughputResult:
     """The result of one protocol.
 
     Latencies are of a round trip of 64 B, in seconds; rate: bytes per second.
@@ -92,7 +92,7 @@ def _answer(router: object, received: dict[bytes, int]) -> None:
 # --- the side that measures -------------------------------------------------------------------------
 
 
-def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Iterator[Result | Check]:
+def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Iterator[ThroughputResult | Check]:
     """Yields a Result for the automatic transport and for each other one, or a Check with the reason.
 
     The automatic transport is what any program here gets by TRANSFER_PROTOCOL, MC_RPC_PROTOCOL and
@@ -112,7 +112,7 @@ def measure(endpoint: str, seconds: float, done: Callable[[str], None]) -> Itera
                 return  # the other protocols fail for the same reason
 
 
-def _measure(way: str, endpoint: str, seconds: float) -> Result:
+def _measure(way: str, endpoint: str, seconds: float) -> ThroughputResult:
     milliseconds = round(PATIENCE * 1000)
     with (
         Context() if way == "auto" else Context(protocol=way, policy="require") as context,
@@ -126,7 +126,9 @@ def _measure(way: str, endpoint: str, seconds: float) -> Result:
         (peer,) = dealer.peers()
     trips.sort()
     slowest = trips[min(len(trips) - 1, int(len(trips) * 0.99))]
-    return Result(way, peer.transport, peer.reason, peer.device, statistics.median(trips), slowest, rate)
+    return ThroughputResult(
+        way, peer.transport, peer.reason, peer.device, statistics.median(trips), slowest, rate
+    )
 
 
 def _round_trips(dealer: object, seconds: float) -> list[float]:
@@ -156,7 +158,7 @@ def _stream(dealer: object, seconds: float) -> float:
             return total / spent
 
 
-def as_checks(results: Iterator[Result | Check], floor: float) -> Iterator[Check]:
+def as_checks(results: Iterator[ThroughputResult | Check], floor: float) -> Iterator[Check]:
     """Converts results to findings. floor: gigabits per second that the automatic transport has to reach."""
     for result in results:
         if isinstance(result, Check):

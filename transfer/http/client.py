@@ -58,7 +58,7 @@ class Bounds:
             raise TooLarge(f"more than {self._most} bytes")
 
 
-class Answer(http.client.HTTPResponse):
+class HttpResponse(http.client.HTTPResponse):
     """An answer that is read within bounds, including its headers."""
 
     def __init__(self, sock: socket.socket, bounds: Bounds, method: str) -> None:
@@ -93,7 +93,7 @@ def request(
     trust: Trust | None = None,
     body: bytes | None = None,
     headers: Mapping[str, str] | None = None,
-) -> Iterator[Answer]:
+) -> Iterator[HttpResponse]:
     """Sends a GET, or a POST if there is a body, and yields the answer.
 
     It follows no redirect, uses no proxy.
@@ -105,7 +105,7 @@ def request(
         connection.sock = _connected(host, port, bounds, trust)
         method = "GET" if body is None else "POST"
         connection.request(method, path, body, {"Connection": "close", **(headers or {})})
-        with Answer(connection.sock, bounds, method) as answer:
+        with HttpResponse(connection.sock, bounds, method) as answer:
             answer.begin()
             yield answer
 

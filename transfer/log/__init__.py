@@ -37,10 +37,10 @@ log              the log: append, commit, read, groups, discard, drop
 from transfer.log.blob_writer import BlobWriter
 from transfer.log.damage import Damage
 from transfer.log.log import Log
-from transfer.log.message import Message
+from transfer.log.message import LogMessage
 from transfer.log.recovery import gc_paused
 from transfer.log.retention import Retention
 from transfer.log.topics import HOLDS
 from transfer.log.verify import VerifyResult
 
-__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "Message", "Retention", "VerifyResult", "gc_paused"]
+__all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "LogMessage", "Retention", "VerifyResult", "gc_paused"]

@@ -9,15 +9,15 @@ from typing import Any
 from transfer.log.contents import use
 from transfer.log.disk import disk_errors
 from transfer.log.holes import Hole
-from transfer.log.index import Topic
+from transfer.log.index import LogTopic
 from transfer.log.journal import Journal
-from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, Flag, Kind
+from transfer.log.record import BLOB, HEADER_SIZE, MAX_BODY, RecordFlag, RecordKind
 from transfer.log.segment import Segment
 from transfer.log.topics import Topics
 from transfer.transports.core import crc32c
 from transfer.transports.errors import TransferError, UsageError
 
-_MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
+_MESSAGE, _HAS_BLOB = int(RecordKind.MESSAGE), int(RecordFlag.HAS_BLOB)
 
 
 class Appender:
@@ -135,7 +135,7 @@ class Appender:
             self._topics.holes.keep([hole])
             journal.free_discarded()
 
-    def _place(self, topic: Topic, body: bytes, flags: int) -> tuple[int, int]:
+    def _place(self, topic: LogTopic, body: bytes, flags: int) -> tuple[int, int]:
         """Appends a message for which there is room. Does not release the lock."""
         offset, now = topic.end, self.now()
         sequence, segment, position = self.journal.append(_MESSAGE, flags, topic.number, offset, now, body)

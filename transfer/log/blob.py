@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-from transfer.log.index import Topic
+from transfer.log.index import LogTopic
 from transfer.log.message import record_at
-from transfer.log.record import BLOB, Flag
+from transfer.log.record import BLOB, RecordFlag
 from transfer.log.segment import Segment
 
-_HAS_BLOB = int(Flag.HAS_BLOB)
+_HAS_BLOB = int(RecordFlag.HAS_BLOB)
 
 
 class BlobPlace(NamedTuple):
     """The place of a message's blob. begin: offset in the segment's blob file."""
 
-    topic: Topic
+    topic: LogTopic
     offset: int
     segment: Segment
     begin: int
@@ -59,7 +59,7 @@ def _view(place: BlobPlace, begin: int, end: int) -> memoryview | None:
 
 
 def blob_place(
-    topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int]
+    topic: LogTopic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int]
 ) -> BlobPlace | None:
     """Returns the blob of the message at a place: (memory, position, offset). None: it has no blob.
     Needs no lock. Raises LogDamaged."""

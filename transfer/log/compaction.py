@@ -15,15 +15,15 @@ from transfer.log.appender import Appender
 from transfer.log.contents import use
 from transfer.log.disk import disk_errors
 from transfer.log.holes import Hole
-from transfer.log.index import Run, Topic
+from transfer.log.index import LogTopic, OffsetRun
 from transfer.log.journal import Journal
-from transfer.log.record import BLOB, HEADER_SIZE, Flag, Kind, Record, decode
+from transfer.log.record import BLOB, HEADER_SIZE, Record, RecordFlag, RecordKind, decode
 from transfer.log.segment import Segment
 from transfer.log.topics import DROPPED, Topics
 from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
-_MESSAGE, _HAS_BLOB, _CARRIED = int(Kind.MESSAGE), int(Flag.HAS_BLOB), int(Flag.CARRIED)
+_MESSAGE, _HAS_BLOB, _CARRIED = int(RecordKind.MESSAGE), int(RecordFlag.HAS_BLOB), int(RecordFlag.CARRIED)
 #: bytes of a blob in one copy
 _PIECE = 16 << 20
 #: most runs of messages that are examined with the lock held
@@ -43,8 +43,8 @@ class _Plan:
     segment: Segment
     needed_from: Callable[[int], int]
     needed: dict[int, int]
-    places: list[tuple[Topic, memoryview, Run]]
-    moved: list[tuple[Topic, Run]] = field(default_factory=list)
+    places: list[tuple[LogTopic, memoryview, OffsetRun]]
+    moved: list[tuple[LogTopic, OffsetRun]] = field(default_factory=list)
     positions: array[int] = field(default_factory=lambda: array("I"))
     last: int = -1
 
@@ -188,7 +188,7 @@ class Compaction:
             raise
         return self._move(plan)
 
-    def _carry(self, plan: _Plan, topic: Topic, offset: int, memory: memoryview, position: int) -> None:
+    def _carry(self, plan: _Plan, topic: LogTopic, offset: int, memory: memoryview, position: int) -> None:
         record = decode(memory, position)
         if record is None or record.offset != offset:
             raise LogDamaged(f"message {offset} at byte {position} is damaged")
@@ -206,7 +206,7 @@ class Compaction:
                 self._appender.give_back(hole)
             self._journal.unpin(hole.segment)
 
-    def _append(self, plan: _Plan, topic: Topic, record: Record, body: bytes, hole: Hole | None) -> bool:
+    def _append(self, plan: _Plan, topic: LogTopic, record: Record, body: bytes, hole: Hole | None) -> bool:
         """Appends the copy of a message. Returns False if the topic was dropped."""
         with self._journal as journal:
             journal.make_room(len(body), limited=False)
@@ -226,17 +226,17 @@ class Compaction:
                 hole.segment.note_blob(topic.number, record.offset, record.time)
             return True
 
-    def _note(self, plan: _Plan, topic: Topic, home: Segment, offset: int, position: int) -> None:
+    def _note(self, plan: _Plan, topic: LogTopic, home: Segment, offset: int, position: int) -> None:
         """Notes a message's new place, in the same run as the message before it if that is adjacent."""
         last, run = plan.moved[-1] if plan.moved else (None, None)
         if last is not topic or run is None or run.segment != home.first or run.end != offset:
             plan.positions = array("I")
-            run = Run(topic.number, home.first, offset, plan.positions)
+            run = OffsetRun(topic.number, home.first, offset, plan.positions)
             home.runs.append(run)
             plan.moved.append((topic, run))
         plan.positions.append(position)
 
-    def _copy_blob(self, segment: Segment, topic: Topic, record: Record) -> tuple[Hole, bytes] | None:
+    def _copy_blob(self, segment: Segment, topic: LogTopic, record: Record) -> tuple[Hole, bytes] | None:
         """Copies the message's blob into the last segment, which it pins; returns the copy and its reference.
         None: the message has no blob, the blob is in another segment, or it is discarded."""
         if not record.flags & _HAS_BLOB or record.offset in topic.discarded:
@@ -277,7 +277,7 @@ class Compaction:
             return True
 
 
-def _with_blob_in(segment: Segment, home: Segment, run: Run) -> Iterator[Run]:
+def _with_blob_in(segment: Segment, home: Segment, run: OffsetRun) -> Iterator[OffsetRun]:
     """Yields the messages of a run in a later segment whose blobs are in this one."""
     for offset, position in enumerate(run.positions, run.first):
         record = decode(home.memory, position, verify=False)

@@ -20,9 +20,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.log.damage import Damage, Gap
-from transfer.log.index import LostPositions, Run, Use, Uses
+from transfer.log.index import LostPositions, OffsetRun, Use, Uses
 from transfer.log.private import open_file, write_private
-from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Flag, Kind, Record, decode
+from transfer.log.record import BLOB, HEADER_SIZE, MAGIC, Record, RecordFlag, RecordKind, decode
 from transfer.log.segment import Segment
 from transfer.log.segment_files import INDEX, SUFFIX, path_of
 from transfer.transports.core import Mapping
@@ -34,8 +34,8 @@ _MAGIC = 0x315845444E494C54
 _CHECKED = 12  # the first byte that the CRC covers
 #: a record's header without its CRC and lag; see `record`
 _MESSAGE = struct.Struct("<I4xIIQQQ4xBB")
-_A_MESSAGE, _STATE = int(Kind.MESSAGE), int(Kind.STATE)
-_HAS_BLOB, _CARRIED = int(Flag.HAS_BLOB), int(Flag.CARRIED)
+_A_MESSAGE, _STATE = int(RecordKind.MESSAGE), int(RecordKind.STATE)
+_HAS_BLOB, _CARRIED = int(RecordFlag.HAS_BLOB), int(RecordFlag.CARRIED)
 
 
 @dataclass
@@ -53,7 +53,7 @@ class Contents:
     last: int = 0
     newest: int = 0
     carried: int = 0
-    runs: list[Run] = field(default_factory=list)
+    runs: list[OffsetRun] = field(default_factory=list)
     uses: Uses = field(default_factory=dict)
 
 
@@ -79,7 +79,7 @@ class _Reader:
     def __init__(self, first: int) -> None:
         self.found = Contents(first, first)
         #: of each topic: its last run, and the run's positions
-        self._open: dict[int, tuple[Run, array[int]]] = {}
+        self._open: dict[int, tuple[OffsetRun, array[int]]] = {}
 
     def take(self, topic: int, offset: int, position: int) -> None:
         run, positions = self._open.get(topic) or self._begin(topic, offset)
@@ -87,9 +87,9 @@ class _Reader:
             run, positions = self._begin(topic, offset)
         positions.append(position)
 
-    def _begin(self, topic: int, offset: int) -> tuple[Run, array[int]]:
+    def _begin(self, topic: int, offset: int) -> tuple[OffsetRun, array[int]]:
         positions = array("I")
-        run = Run(topic, self.found.first, offset, positions)
+        run = OffsetRun(topic, self.found.first, offset, positions)
         self.found.runs.append(run)
         self._open[topic] = run, positions
         return run, positions
@@ -198,7 +198,7 @@ def decode_index(data: memoryview) -> Contents | None:
     begin = 0
     for number in range(runs):
         topic, count, offset = _RUN.unpack_from(data, _HEAD.size + number * _RUN.size)
-        found.runs.append(Run(topic, first, offset, positions[begin : begin + count]))
+        found.runs.append(OffsetRun(topic, first, offset, positions[begin : begin + count]))
         begin += count
     return found
 
@@ -239,9 +239,9 @@ def store(folder: Path, contents: Contents) -> int:
     return len(data)
 
 
-def follow(segments: Iterable[Contents]) -> tuple[dict[int, list[Run]], list[Damage]]:
+def follow(segments: Iterable[Contents]) -> tuple[dict[int, list[OffsetRun]], list[Damage]]:
     """Returns all segments' runs by topic, oldest segment first, and the records missing between segments."""
-    runs: dict[int, list[Run]] = {}
+    runs: dict[int, list[OffsetRun]] = {}
     missing: list[Damage] = []
     following = -1
     for contents in segments:

@@ -8,11 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from transfer.log.record import HEADER_SIZE, MAGIC_BYTES, Flag, Kind, Record, decode, scan, state_of
+from transfer.log.record import (
+    HEADER_SIZE,
+    MAGIC_BYTES,
+    Record,
+    RecordFlag,
+    RecordKind,
+    decode,
+    scan,
+    state_of,
+)
 from transfer.log.state import TOPIC, number_of
 
-_MESSAGE, _STATE, _OPENED = int(Kind.MESSAGE), int(Kind.STATE), int(Kind.OPENED)
-_SNAPSHOT, _CARRIED = int(Flag.SNAPSHOT), int(Flag.CARRIED)
+_MESSAGE, _STATE, _OPENED = int(RecordKind.MESSAGE), int(RecordKind.STATE), int(RecordKind.OPENED)
+_SNAPSHOT, _CARRIED = int(RecordFlag.SNAPSHOT), int(RecordFlag.CARRIED)
 #: most bytes for which CRC-32C distinguishes one wrong bit from two to four (its distance is 6 up to there)
 _REPAIRABLE = 655
 #: returns where these bytes occur next after a position, or -1
@@ -121,7 +130,7 @@ def _with_header(memory: memoryview, first: int, gap: Gap) -> Gap:
     if (
         header is None
         or (header.sequence, header.end, header.kind) != (gap.sequence, gap.end, _MESSAGE)
-        or header.flags & ~(Flag.HAS_BLOB | Flag.CARRIED)
+        or header.flags & ~(RecordFlag.HAS_BLOB | RecordFlag.CARRIED)
     ):
         return gap
     following = _next_offset(memory, first, gap.position, header.topic)

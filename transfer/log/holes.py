@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from typing import Any, NamedTuple
 
-from transfer.log.index import Topic
-from transfer.log.record import BLOB, Flag, decode
+from transfer.log.index import LogTopic
+from transfer.log.record import BLOB, RecordFlag, decode
 from transfer.log.segment import PAGE, Segment, aligned
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
@@ -26,7 +26,7 @@ class Hole(NamedTuple):
     nbytes: int
 
 
-class Place(NamedTuple):
+class HolePlace(NamedTuple):
     """The place of a message's record whose blob, if it has one, can be freed."""
 
     memory: memoryview
@@ -36,7 +36,7 @@ class Place(NamedTuple):
 class Due(NamedTuple):
     """The room that can be freed now; see `Holes.due`."""
 
-    places: list[Place]
+    places: list[HolePlace]
     segments: Mapping[int, Segment]
     holes: list[Hole]
 
@@ -49,7 +49,7 @@ class Holes:
     """
 
     def __init__(self) -> None:
-        self._pending: deque[tuple[int, Topic, int, int]] = deque()
+        self._pending: deque[tuple[int, LogTopic, int, int]] = deque()
         self._viewed: list[Hole] = []
 
     @property
@@ -57,7 +57,7 @@ class Holes:
         """Whether blobs wait for the sync of their record."""
         return bool(self._pending)
 
-    def add(self, sequence: int, topic: Topic, begin: int, end: int) -> None:
+    def add(self, sequence: int, topic: LogTopic, begin: int, end: int) -> None:
         """Frees the blobs of these messages when record `sequence` is synced."""
         self._pending.append((sequence, topic, begin, end))
 
@@ -73,7 +73,7 @@ class Holes:
             for run in topic.parts(begin, end):
                 segment = due.segments.get(run.segment)
                 if segment is not None and segment.has_blobs_of(topic.number):
-                    due.places.extend(Place(segment.memory, position) for position in run.positions)
+                    due.places.extend(HolePlace(segment.memory, position) for position in run.positions)
         if again:
             due.holes.extend(self._viewed)
             self._viewed.clear()
@@ -89,7 +89,7 @@ def give_back(due: Due) -> list[Hole]:
     holes = due.holes
     for memory, position in due.places:
         record = decode(memory, position, verify=False)
-        if record is not None and record.flags & Flag.HAS_BLOB:
+        if record is not None and record.flags & RecordFlag.HAS_BLOB:
             first, begin, nbytes, _ = BLOB.unpack_from(record.body)
             if nbytes and first in due.segments:
                 holes.append(Hole(due.segments[first], begin, nbytes))

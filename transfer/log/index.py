@@ -35,7 +35,7 @@ class LostPositions(Sequence[int]):
         return 1
 
 
-class Run:
+class OffsetRun:
     """Messages of one topic with consecutive offsets, in one segment. It only grows at the end.
 
     topic: its number. segment: the first sequence of the segment. first: the first message's offset.
@@ -54,11 +54,13 @@ class Run:
     def end(self) -> int:
         return self.first + len(self.positions)
 
-    def part(self, begin: int, end: int) -> Run:
+    def part(self, begin: int, end: int) -> OffsetRun:
         """Returns the messages from offset `begin` to `end`; for all, the run itself, which may grow."""
         if (begin, end) == (self.first, self.end):
             return self
-        return Run(self.topic, self.segment, begin, self.positions[begin - self.first : end - self.first])
+        return OffsetRun(
+            self.topic, self.segment, begin, self.positions[begin - self.first : end - self.first]
+        )
 
 
 class Use(NamedTuple):
@@ -81,10 +83,10 @@ class Home(Protocol):
     """A segment that takes records; see `segment.Segment`."""
 
     first: int
-    runs: list[Run]
+    runs: list[OffsetRun]
 
 
-class Topic:
+class LogTopic:
     """A topic of the log. Not thread-safe, except for reading `discarded`.
 
     begin: the offset of its oldest message. end: that of the next new one. groups: the offset before which
@@ -110,7 +112,7 @@ class Topic:
         self.groups: dict[str, int] = {}
         self.discarded = Ranges()
         #: by offset, without gaps; and the offset that each begins with
-        self._runs: list[Run] = []
+        self._runs: list[OffsetRun] = []
         self._firsts: list[int] = []
         #: the positions of the last run, as long as the segment `_home` takes records
         self._growing: array[int] = array("I")
@@ -121,7 +123,7 @@ class Topic:
         return self._firsts[0] if self._firsts else self.end
 
     @property
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[OffsetRun]:
         """The runs of its messages, by offset, without gaps."""
         return self._runs
 
@@ -141,19 +143,19 @@ class Topic:
 
     def _grow_in(self, home: Home) -> None:
         self._growing, self._home = array("I"), home.first
-        run = Run(self.number, home.first, self.end, self._growing)
+        run = OffsetRun(self.number, home.first, self.end, self._growing)
         home.runs.append(run)
         self._runs.append(run)
         self._firsts.append(self.end)
 
-    def place(self, runs: Iterable[Run], end: int = 0, *, last: int | None = None) -> list[Run]:
+    def place(self, runs: Iterable[OffsetRun], end: int = 0, *, last: int | None = None) -> list[OffsetRun]:
         """Sets the places of its messages. If several runs have an offset, the last of these counts.
 
         end: the offset of the next message, if it is higher than the last run's end.
         last: the last segment, if missing messages in the middle or at the end are lost: they are placed as
         lost, and returned. None: messages before missing ones are dropped.
         """
-        kept: list[Run] = []
+        kept: list[OffsetRun] = []
         covered = Ranges()
         for run in reversed(list(runs)):
             kept += [run.part(low, high) for low, high in covered.missing(run.first, run.end)]
@@ -169,32 +171,32 @@ class Topic:
         self._set(kept[whole:])
         return lost
 
-    def _missing(self, kept: Sequence[Run], last: int) -> list[Run]:
+    def _missing(self, kept: Sequence[OffsetRun], last: int) -> list[OffsetRun]:
         """Returns the messages missing after the first run, each with the segment of the next run."""
-        lost: list[Run] = []
+        lost: list[OffsetRun] = []
         for at, run in enumerate(kept):
             end, segment = (
                 (kept[at + 1].first, kept[at + 1].segment) if at + 1 < len(kept) else (self.end, last)
             )
             if run.end < end:
-                lost.append(Run(self.number, segment, run.end, LostPositions(end - run.end)))
+                lost.append(OffsetRun(self.number, segment, run.end, LostPositions(end - run.end)))
         return lost
 
-    def move(self, runs: Sequence[Run]) -> None:
+    def move(self, runs: Sequence[OffsetRun]) -> None:
         """Changes the places of these runs' messages, if they still exist."""
         self.place([*self._runs, *(one for run in runs for one in self._still_there(run))])
 
-    def _still_there(self, run: Run) -> list[Run]:
+    def _still_there(self, run: OffsetRun) -> list[OffsetRun]:
         begin = max(run.first, self.begin)
         return [run.part(begin, run.end)] if begin < run.end else []
 
-    def grow_on(self, home: Home, its: Collection[Run]) -> None:
+    def grow_on(self, home: Home, its: Collection[OffsetRun]) -> None:
         """Continues the last run if it is one of the segment's (`its`, a set, as they may be very many)."""
         last = self._runs[-1] if self._runs else None
         if last is not None and isinstance(last.positions, array) and last in its:
             self._growing, self._home = last.positions, home.first
 
-    def _set(self, runs: list[Run]) -> None:
+    def _set(self, runs: list[OffsetRun]) -> None:
         self._runs = runs
         self._firsts = [run.first for run in runs]
         if not runs or runs[-1].positions is not self._growing:
@@ -226,7 +228,7 @@ class Topic:
                 break
         return end
 
-    def parts(self, begin: int, end: int) -> Iterator[Run]:
+    def parts(self, begin: int, end: int) -> Iterator[OffsetRun]:
         """Yields the existing messages with these offsets, as runs."""
         for at in range(max(0, bisect_right(self._firsts, begin) - 1), len(self._runs)):
             run = self._runs[at]

@@ -20,7 +20,7 @@ from transfer.log.compaction import Compaction
 from transfer.log.format import check as check_format, write as write_format
 from transfer.log.holes import give_back
 from transfer.log.journal import Journal
-from transfer.log.message import Message, body_of, first_that, messages_at
+from transfer.log.message import LogMessage, body_of, first_that, messages_at
 from transfer.log.quarantine import quarantined
 from transfer.log.record import Record, state_body
 from transfer.log.recovery import recover
@@ -218,7 +218,7 @@ class Log:
 
     def read(
         self, topic: str, offset: int, *, limit: int = 1000, nbytes: int = 1 << 20, verify: bool | int = True
-    ) -> list[Message]:
+    ) -> list[LogMessage]:
         """Reads kept messages from `offset`, or from the oldest one: at most `limit`.
 
         nbytes: limit of their bytes; the first message may exceed it. verify: checks blobs too; a number:

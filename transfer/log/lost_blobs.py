@@ -6,9 +6,9 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 from transfer.log.damage import Damage
-from transfer.log.index import Topic
+from transfer.log.index import LogTopic
 from transfer.log.ranges import consecutive
-from transfer.log.record import BLOB, Flag, decode
+from transfer.log.record import BLOB, RecordFlag, decode
 from transfer.log.segment import Segment
 from transfer.log.segment_files import BLOBS
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("transfer.log")
 _MAX_LOGGED = 10
 
 
-def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list[Damage]:
+def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, LogTopic]) -> list[Damage]:
     """Returns the lost blobs. Reads records only if an index shows that a blob file is too short."""
     sizes = {segment.first: segment.blob_size for segment in segments}
     short: dict[int, set[int]] = {}  # by topic: the segments whose messages have such blobs
@@ -41,7 +41,7 @@ def lost_blobs(segments: Sequence[Segment], topics: Mapping[int, Topic]) -> list
 
 
 def _lost(
-    topic: Topic, segments: Mapping[int, Segment], sizes: Mapping[int, int]
+    topic: LogTopic, segments: Mapping[int, Segment], sizes: Mapping[int, int]
 ) -> Iterator[tuple[int, int]]:
     """Yields (offset, segment of the blob) of a topic's lost blobs, by offset."""
     for run in topic.runs:
@@ -50,7 +50,7 @@ def _lost(
         memory = segments[run.segment].memory
         for offset, position in enumerate(run.positions, run.first):
             record = decode(memory, position, verify=False)
-            if record is None or not record.flags & Flag.HAS_BLOB or offset in topic.discarded:
+            if record is None or not record.flags & RecordFlag.HAS_BLOB or offset in topic.discarded:
                 continue
             first, begin, nbytes, _ = BLOB.unpack_from(record.body)
             if nbytes and begin + nbytes > sizes.get(first, begin + nbytes):

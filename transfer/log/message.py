@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from transfer.log.index import Topic
-from transfer.log.record import BLOB, Flag, Record, decode
+from transfer.log.index import LogTopic
+from transfer.log.record import BLOB, Record, RecordFlag, decode
 from transfer.log.segment import Segment
 from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
-_HAS_BLOB = int(Flag.HAS_BLOB)
+_HAS_BLOB = int(RecordFlag.HAS_BLOB)
 
 
-class Message(NamedTuple):
+class LogMessage(NamedTuple):
     """A message of a topic. time: nanoseconds since 1970, when it was appended.
 
     body, blob: read-only views of the log's files, which stay valid when the log is closed, or the message is
@@ -30,14 +30,14 @@ class Message(NamedTuple):
 
 
 def messages_at(
-    topic: Topic,
+    topic: LogTopic,
     segments: Mapping[int, Segment],
     places: Iterable[tuple[memoryview, int, int]],
     nbytes: int,
     verify: bool | int,
-) -> list[Message]:
+) -> list[LogMessage]:
     """Returns the messages at these places, up to `nbytes`, which the first may exceed. Raises LogDamaged."""
-    messages: list[Message] = []
+    messages: list[LogMessage] = []
     size = 0
     for place in places:
         message = message_at(topic, segments, place, verify)
@@ -60,27 +60,27 @@ def record_at(place: tuple[memoryview, int, int]) -> Record:
 
 
 def message_at(
-    topic: Topic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
-) -> Message | None:
+    topic: LogTopic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
+) -> LogMessage | None:
     """Returns the message at a place: (memory, position, offset). None: the log was closed meanwhile.
 
     Needs no lock. Raises LogDamaged.
     """
     record, offset = record_at(place), place[2]
     if not record.flags & _HAS_BLOB:
-        return Message(record.offset, record.time, record.body, None)
+        return LogMessage(record.offset, record.time, record.body, None)
     first, begin, nbytes, crc = BLOB.unpack_from(record.body)
     segment = segments.get(first)
     blob = segment.blob(begin, nbytes) if segment is not None else None
     # Check after making the view: from now on the view keeps the blob unchanged.
     if offset in topic.discarded or segment is None or segment.removed:
-        return Message(record.offset, record.time, record.body[BLOB.size :], None, True)
+        return LogMessage(record.offset, record.time, record.body[BLOB.size :], None, True)
     if segment.closed:
         return None
     checked = verify if type(verify) is bool else nbytes < verify
     if blob is None or (checked and crc32c(blob) != crc):
         raise LogDamaged(f"the blob of message {offset} is damaged")
-    return Message(record.offset, record.time, record.body[BLOB.size :], blob)
+    return LogMessage(record.offset, record.time, record.body[BLOB.size :], blob)
 
 
 def first_that(

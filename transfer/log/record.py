@@ -32,7 +32,7 @@ _CHECKED = 8  # the CRC's first byte
 BLOB = struct.Struct("<QQQI")
 
 
-class Kind(IntEnum):
+class RecordKind(IntEnum):
     """The kind of a record.
 
     MESSAGE: a topic's message. STATE: a key with its value, or its removal. OPENED: the state before it is
@@ -44,7 +44,7 @@ class Kind(IntEnum):
     OPENED = 3
 
 
-class Flag(IntFlag):
+class RecordFlag(IntFlag):
     """Flags of a record.
 
     HAS_BLOB: the body begins with BLOB. REMOVED: a key is removed. SNAPSHOT: repeated state. CARRIED: a
@@ -90,7 +90,7 @@ def encode_messages(
 ) -> tuple[list[bytes], list[int]]:
     """Encodes messages (topic, offset, body) without blobs, from this sequence and lag on.
     Returns their bytes in parts, and the position of each message in them."""
-    pack, pack_first, kind = _REST.pack, _FIRST.pack, int(Kind.MESSAGE)
+    pack, pack_first, kind = _REST.pack, _FIRST.pack, int(RecordKind.MESSAGE)
     chunks: list[bytes] = []
     positions: list[int] = []
     position = 0
@@ -153,7 +153,7 @@ class Opening(NamedTuple):
 
 def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> Opening:
     """Encodes the records that a segment begins with: all state, then OPENED."""
-    pack, pack_first, kind, flags = _REST.pack, _FIRST.pack, int(Kind.STATE), int(Flag.SNAPSHOT)
+    pack, pack_first, kind, flags = _REST.pack, _FIRST.pack, int(RecordKind.STATE), int(RecordFlag.SNAPSHOT)
     data = bytearray()
     sequence = first
     for key, value in state:  # there may be millions, and other threads wait
@@ -162,5 +162,5 @@ def opening(state: Iterable[tuple[bytes, bytes]], first: int) -> Opening:
         data += b"".join((pack_first(MAGIC, crc32c(body, crc32c(rest))), rest, body))
         sequence += 1
     last = len(data)
-    data += b"".join(encode(Kind.OPENED, 0, 0, sequence, 0, 0, 0, b""))
+    data += b"".join(encode(RecordKind.OPENED, 0, 0, sequence, 0, 0, 0, b""))
     return Opening(data, last, sequence)

@@ -19,10 +19,10 @@ from pathlib import Path
 from transfer.log.contents import Contents, follow, is_of, load, read_headers, store
 from transfer.log.damage import Damage, Gap, Known, walk
 from transfer.log.disk import disk_errors, sync_folder
-from transfer.log.index import LostPositions, Run, Topic
+from transfer.log.index import LogTopic, LostPositions, OffsetRun
 from transfer.log.lost_blobs import lost_blobs
 from transfer.log.quarantine import quarantine, quarantine_segment, save_tail, without_segment
-from transfer.log.record import Kind, scan
+from transfer.log.record import RecordKind, scan
 from transfer.log.segment import Segment
 from transfer.log.segment_files import BLOBS, INDEX, REMOVED, SUFFIX, finish_removals, path_of, segments_in
 from transfer.log.segment_walk import describe, walk_repaired
@@ -49,8 +49,8 @@ class Recovery:
     """
 
     segments: list[Segment] = field(default_factory=list)
-    topics: dict[int, Topic] = field(default_factory=dict)
-    dropped: list[Topic] = field(default_factory=list)
+    topics: dict[int, LogTopic] = field(default_factory=dict)
+    dropped: list[LogTopic] = field(default_factory=list)
     state: dict[bytes, bytes] = field(default_factory=dict)
     sequence: int = 0
     cut: int = 0
@@ -236,7 +236,7 @@ def _take_messages(found: Recovery, contents: list[Contents], repair: bool) -> N
     for number, runs in following.items():
         topic = found.topics.get(number)
         if topic is None:
-            dropped = Topic("", number)
+            dropped = LogTopic("", number)
             dropped.place(runs)
             found.dropped.append(dropped)
             continue
@@ -251,7 +251,7 @@ def _take_messages(found: Recovery, contents: list[Contents], repair: bool) -> N
         raise LogDamaged(found.damage[0].text + ", and its content is unknown", hint=RESTORE)
 
 
-def _lost_messages(topic: Topic, run: Run) -> Damage:
+def _lost_messages(topic: LogTopic, run: OffsetRun) -> Damage:
     text = f"messages {run.first} to {run.end - 1} of topic {topic.name!r} are lost"
     return Damage(text, topic.name, run.first, run.end)
 
@@ -272,7 +272,7 @@ def _unbegun(folder: Path, first: int, kind: type[Segment], *, repair: bool) -> 
     segment = kind.open(folder, first)
     try:
         for found in walk(segment.memory, segment.find, first, _known(segment)):
-            if isinstance(found, Gap) or found.kind == Kind.OPENED:
+            if isinstance(found, Gap) or found.kind == RecordKind.OPENED:
                 return False
     finally:
         segment.close()
@@ -350,7 +350,7 @@ def _take_older_state(found: Recovery) -> bool:
     records, sequence = [], before.first
     for record in scan(before.memory, before.first):
         sequence = record.sequence + 1
-        if record.kind == Kind.STATE:
+        if record.kind == RecordKind.STATE:
             records.append(record)
     if sequence != last.first:
         return False

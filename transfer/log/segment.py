@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from transfer.log.disk import disk_errors, reserve, sync_folder
-from transfer.log.index import Run, Uses
+from transfer.log.index import OffsetRun, Uses
 from transfer.log.private import open_file
 from transfer.log.segment_files import BLOBS, REMOVED, finish_removals, path_of
 from transfer.transports import core
@@ -60,7 +60,7 @@ class Segment:
         self.end = 0
         self.newest = 0
         self.last = 0
-        self.runs: list[Run] = []
+        self.runs: list[OffsetRun] = []
         self.uses: Uses = {}
         self.carried = 0
         self.blob_ends: dict[int, int] = {}

@@ -5,14 +5,14 @@ Its keys begin with a zero; users' keys do not.
 
 from __future__ import annotations
 
-from transfer.log.index import Topic
-from transfer.log.record import Flag, Record, state_of
+from transfer.log.index import LogTopic
+from transfer.log.record import Record, RecordFlag, state_of
 from transfer.transports.errors import LogDamaged
 
 #: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
 #: discarded by number and begin
 TOPIC, GROUP, DISCARDED = b"\0t", b"\0g", b"\0d"
-_REMOVED = int(Flag.REMOVED)  # members of an enumeration are slow, and there may be millions of records
+_REMOVED = int(RecordFlag.REMOVED)  # members of an enumeration are slow, and there may be millions of records
 #: the highest number of any topic, as of the last drop
 HIGHEST = b"\0n"
 
@@ -22,7 +22,7 @@ def topic_key(number: int) -> bytes:
     return TOPIC + number.to_bytes(4, "little")
 
 
-def topic_value(topic: Topic) -> bytes:
+def topic_value(topic: LogTopic) -> bytes:
     """Returns the value of a topic's state: the next offset and the name."""
     return topic.end.to_bytes(8, "little") + topic.name.encode()
 
@@ -52,14 +52,14 @@ def number_of(key: bytes) -> int:
 def discard_of(record: Record) -> tuple[int, int, int] | None:
     """Returns (topic, begin, end) of the blobs that a record of state discards; None: it discards none."""
     key, value = state_of(record.body)
-    if record.flags & Flag.REMOVED:
+    if record.flags & RecordFlag.REMOVED:
         return (number_of(key), 0, 1 << 64) if key.startswith(TOPIC) else None
     if not key.startswith(DISCARDED):
         return None
     return number_of(key), int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
 
 
-def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
+def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, LogTopic]) -> None:
     """Applies a record to the state and the topics during recovery. Raises LogDamaged."""
     key, value = state_of(record.body)
     removed = record.flags & _REMOVED
@@ -71,7 +71,7 @@ def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topi
         else:
             topic = topics.get(number)
             if topic is None:
-                topic = topics[number] = Topic(value[8:].decode(), number)
+                topic = topics[number] = LogTopic(value[8:].decode(), number)
             topic.end = max(topic.end, end)
         return
     if removed:
@@ -87,7 +87,7 @@ def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, Topi
             groups[group] = int.from_bytes(value, "little")
 
 
-def _topic_of(key: bytes, topics: dict[int, Topic], what: str) -> Topic:
+def _topic_of(key: bytes, topics: dict[int, LogTopic], what: str) -> LogTopic:
     topic = topics.get(number_of(key))
     if topic is None:
         raise LogDamaged(
@@ -97,7 +97,7 @@ def _topic_of(key: bytes, topics: dict[int, Topic], what: str) -> Topic:
     return topic
 
 
-def take_discarded(state: dict[bytes, bytes], topics: dict[int, Topic]) -> None:
+def take_discarded(state: dict[bytes, bytes], topics: dict[int, LogTopic]) -> None:
     """Merges the ranges of discarded blobs: a crash may have left ranges within others. Raises LogDamaged."""
     ranges = {key: value for key, value in state.items() if key.startswith(DISCARDED)}
     for key, value in ranges.items():

@@ -6,7 +6,7 @@ from collections import deque
 
 from transfer.log.damage import Gap, Known, claim, walk
 from transfer.log.holes import Due, Hole, give_back
-from transfer.log.record import BLOB, MAGIC_BYTES, Flag, Kind, Record, decode, scan
+from transfer.log.record import BLOB, MAGIC_BYTES, Record, RecordFlag, RecordKind, decode, scan
 from transfer.log.segment import Segment
 from transfer.log.segment_walk import walk_repaired
 from transfer.log.state import discard_of
@@ -15,7 +15,7 @@ from transfer.transports.errors import LogDamaged
 
 #: hint for damage with which the log cannot be served
 RESTORE = "restore the file; opening with repair=True cuts it off with all that follows, into quarantine"
-_HAS_BLOB = int(Flag.HAS_BLOB)
+_HAS_BLOB = int(RecordFlag.HAS_BLOB)
 #: bytes of one write
 _PIECE = 16 << 20
 
@@ -50,7 +50,7 @@ class TailScan:
                 self.unproven.popleft()
             if one.flags & _HAS_BLOB:
                 self.blobs.append(one)
-            if one.kind == Kind.OPENED:
+            if one.kind == RecordKind.OPENED:
                 self.opened = one.sequence
 
 
@@ -85,7 +85,7 @@ def _discards(read: TailScan) -> list[tuple[int, int, int, int]]:
         (record.sequence, *discard)
         for record in walk(segment.memory, segment.find, segment.first, known)
         if isinstance(record, Record)
-        and record.kind == Kind.STATE
+        and record.kind == RecordKind.STATE
         and (discard := discard_of(record)) is not None
     ]
 

@@ -6,16 +6,16 @@ from collections.abc import Iterable, Iterator
 
 from transfer.log.checks import MAX_NAME, check_name
 from transfer.log.holes import Holes, give_back
-from transfer.log.index import Topic
+from transfer.log.index import LogTopic
 from transfer.log.journal import Journal
-from transfer.log.record import HEADER_SIZE, Flag, Kind, state_body
+from transfer.log.record import HEADER_SIZE, RecordFlag, RecordKind, state_body
 from transfer.log.recovery import Recovery
 from transfer.log.segment import Segment
 from transfer.log.state import HIGHEST, discarded_key, forget_topic, group_key, topic_key, topic_value
 
 #: bytes of the body of a discard record; that of a topic's removal is shorter
 _RANGE_BODY = len(state_body(discarded_key(0, 0), bytes(8)))
-_STATE, _REMOVED = int(Kind.STATE), int(Flag.REMOVED)
+_STATE, _REMOVED = int(RecordKind.STATE), int(RecordFlag.REMOVED)
 #: room for the records of `discard` and `drop`
 ENOUGH = 2 * HEADER_SIZE + 2 * _RANGE_BODY
 #: prefix of the names of groups that only keep messages from retention, and read none
@@ -46,7 +46,7 @@ class Topics:
 
     # -- topics ------------------------------------------------------------------------------------------
 
-    def need(self, name: str) -> Topic:
+    def need(self, name: str) -> LogTopic:
         """Returns the topic, and makes it if it is new. May release the lock. Raises UsageError, LogFull."""
         topic = self.named.get(name)
         if topic is not None:
@@ -66,15 +66,15 @@ class Topics:
         self._make(name, end)
         return True
 
-    def _make(self, name: str, end: int = 0) -> Topic:
+    def _make(self, name: str, end: int = 0) -> LogTopic:
         """Makes a topic; there must be room for its record."""
         self._highest += 1
-        topic = Topic(name, self._highest, end)
+        topic = LogTopic(name, self._highest, end)
         self.journal.append(_STATE, 0, 0, 0, 0, state_body(topic_key(topic.number), topic_value(topic)))
         self.named[name] = self.numbered[topic.number] = topic
         return topic
 
-    def with_room(self, name: str, size: int, *, limited: bool = True) -> Topic:
+    def with_room(self, name: str, size: int, *, limited: bool = True) -> LogTopic:
         """Returns the topic, after making it and room for a record with a body of `size` bytes."""
         while True:
             topic = self.need(name)
@@ -82,7 +82,7 @@ class Topics:
             if self.named.get(name) is topic:
                 return topic
 
-    def all_with_room(self, names: Iterable[str], size: int) -> dict[str, Topic]:
+    def all_with_room(self, names: Iterable[str], size: int) -> dict[str, LogTopic]:
         """Returns the topics, after making them and room for records; `size`: without the first header."""
         while True:
             topics = {name: self.need(name) for name in names}
@@ -109,7 +109,7 @@ class Topics:
         self.journal.make_room(ENOUGH, limited=False)
         return self._end(before)
 
-    def _end(self, found: Topic) -> int:
+    def _end(self, found: LogTopic) -> int:
         """Removes a topic, which has no name any more; there must be room for the records."""
         del self.numbered[found.number]
         forget_topic(self.state, found.number)
@@ -120,7 +120,7 @@ class Topics:
         found.discarded = found.discarded.joined(0, found.end)
         return sequence
 
-    def discard(self, topic: Topic, begin: int, end: int) -> int | None:
+    def discard(self, topic: LogTopic, begin: int, end: int) -> int | None:
         """Discards blobs; there must be room for the records. See `Log.discard`."""
         missing = topic.discarded.missing(begin, end)
         if not missing:
@@ -189,7 +189,7 @@ class Topics:
         topic = self.numbered.get(number)
         return topic is not None and offset >= topic.begin and offset not in topic.discarded
 
-    def free_blobs(self, topic: Topic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
+    def free_blobs(self, topic: LogTopic, ranges: Iterable[tuple[int, int]], sequence: int = -1) -> None:
         """Frees the blobs of these messages when the record is synced."""
         for begin, end in ranges:
             self.holes.add(sequence, topic, begin, end)

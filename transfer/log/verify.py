@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from transfer.log.contents import Contents, load, read_headers
-from transfer.log.record import BLOB, Flag, Kind, Record, decode
+from transfer.log.record import BLOB, Record, RecordFlag, RecordKind, decode
 from transfer.log.segment import Segment
 from transfer.transports.core import crc32c
 
-_A_MESSAGE, _HAS_BLOB = int(Kind.MESSAGE), int(Flag.HAS_BLOB)
+_A_MESSAGE, _HAS_BLOB = int(RecordKind.MESSAGE), int(RecordFlag.HAS_BLOB)
 #: bytes of one read of a blob, so that few of its pages are in memory
 _PIECE = 16 << 20
 #: (topic's number, offset): returns whether the message's blob must be complete
@@ -33,7 +33,7 @@ class VerifyResult:
 
 
 @dataclass(frozen=True)
-class Part:
+class LogPart:
     """A segment to verify: its records up to sequence `following`."""
 
     segment: Segment
@@ -42,16 +42,16 @@ class Part:
     sealed: bool
 
 
-def to_verify(segments: Sequence[Segment], written: int) -> list[Part]:
+def to_verify(segments: Sequence[Segment], written: int) -> list[LogPart]:
     """Returns the segments to verify, with all records before `written`. Needs the journal's lock."""
     if not segments:
         return []
-    parts = [Part(one, one.memory, next_.first, sealed=True) for one, next_ in pairwise(segments)]
-    return [*parts, Part(segments[-1], segments[-1].memory, written, sealed=False)]
+    parts = [LogPart(one, one.memory, next_.first, sealed=True) for one, next_ in pairwise(segments)]
+    return [*parts, LogPart(segments[-1], segments[-1].memory, written, sealed=False)]
 
 
 def verify(
-    parts: Iterable[Part],
+    parts: Iterable[LogPart],
     segments: Mapping[int, Segment],
     wanted: Wanted,
     progress: Callable[[int], object] | None = None,
@@ -71,7 +71,7 @@ def verify(
 
 
 def _verify_records(
-    verified: VerifyResult, part: Part, segments: Mapping[int, Segment], wanted: Wanted
+    verified: VerifyResult, part: LogPart, segments: Mapping[int, Segment], wanted: Wanted
 ) -> None:
     position, name = 0, part.segment.path.name
     for sequence in range(part.segment.first, part.following):
@@ -114,7 +114,7 @@ def _verify_blob(
         )
 
 
-def _verify_index(verified: VerifyResult, part: Part) -> None:
+def _verify_index(verified: VerifyResult, part: LogPart) -> None:
     """Compares an index with its records. A missing index is no damage: the next start makes it."""
     segment = part.segment
     index = load(segment.folder, segment.first)

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from transfer.mooncake.message import Incoming, Message
+from transfer.mooncake.message import IncomingMessage, Message
 from transfer.sockets.compression import decompressed
 from transfer.tensors.build import NUMPY
 from transfer.tensors.header import KIND_BUNDLE, kind_of
@@ -76,7 +76,7 @@ class Channel:
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def receive(self, timeout: float) -> Incoming:
+    def receive(self, timeout: float) -> IncomingMessage:
         """Returns the next valid message. `timeout` in seconds, negative without limit. Not for REQ and REP.
 
         Raises Again, Broken, Closed. An invalid message ends its connection, as for any socket.
@@ -129,26 +129,26 @@ class Channel:
             self._pending_error = unreadable
         return found
 
-    def understand(self, stream: Any, frames: Sequence[Any]) -> Incoming:
+    def understand(self, stream: Any, frames: Sequence[Any]) -> IncomingMessage:
         """Decodes frames. Raises ProtocolError for an invalid message, other errors of tensors."""
         self.socket._links.record_position(stream, frames)
         source = source_of(stream)
         first = frames[0]
         topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)
         if not first.flags and len(frames) == 1:
-            return Incoming(source, topic, (first.bytes,))
+            return IncomingMessage(source, topic, (first.bytes,))
         if first.flags & _TENSOR:
             if kind_of(bytes(first.meta)) == KIND_BUNDLE:
                 tensors, _ = receive_bundle(_Held(frames), 0, NUMPY, None)
-                return Incoming(source, topic, (), tensors, True)
+                return IncomingMessage(source, topic, (), tensors, True)
             if len(frames) == 1:
-                return Incoming(source, topic, (), receive_one(_Held(frames), 0, NUMPY), True)
+                return IncomingMessage(source, topic, (), receive_one(_Held(frames), 0, NUMPY), True)
         limit = self.socket.largest_message
         parts = [decompressed(frame, type(frame), limit).bytes for frame in frames]
         if first.topic is None and len(parts) > 1 and self.socket.type is SocketType.SUB:
             # The publisher's topic is the first part, as in ZeroMQ programs.
-            return Incoming(source, parts[0].decode("utf-8", _ERRORS), parts, split=1)
-        return Incoming(source, topic, parts)
+            return IncomingMessage(source, parts[0].decode("utf-8", _ERRORS), parts, split=1)
+        return IncomingMessage(source, topic, parts)
 
 
 def source_of(stream: Any) -> str:

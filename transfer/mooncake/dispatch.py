@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any, Protocol
 
-from transfer.mooncake.message import Form, Incoming, Message, as_incoming, plainly, read
+from transfer.mooncake.message import Form, IncomingMessage, Message, as_incoming, plainly, read
 from transfer.transports.errors import Again, Broken, Closed, TransferError
 
 logger = logging.getLogger("transfer.mooncake")
@@ -21,7 +21,7 @@ BatchCallback = Callable[[list[dict[str, Any]]], object]
 TICK = 0.2
 
 
-class Source(Protocol):
+class MessageSource(Protocol):
     """The source of messages, which also handles those of a failed callback."""
 
     def next_message(self, timeout: float) -> Message:
@@ -30,14 +30,14 @@ class Source(Protocol):
     def next_messages(self, timeout: float, most: int) -> list[Message]:
         """As `next_message`, for all available messages, at least one and at most `most`."""
 
-    def give_back(self, messages: list[Incoming]) -> None:
+    def give_back(self, messages: list[IncomingMessage]) -> None:
         """Puts messages without a callback back: the next receive returns them."""
 
     def abandon(self, request: int) -> None:
         """Gives up a request whose callback failed: a REP must not wait for its reply for ever."""
 
 
-class Dispatcher:
+class CallbackDispatcher:
     """The threads of one socket that receive and call: `at_once` of them, by default one, which keeps the
     order of messages. They run while there are callbacks.
 
@@ -45,7 +45,7 @@ class Dispatcher:
     Thread-safe. A callback may call `stop`, which then returns before the thread has ended.
     """
 
-    def __init__(self, source: Source, name: str, at_once: int = 1) -> None:
+    def __init__(self, source: MessageSource, name: str, at_once: int = 1) -> None:
         self.errors = 0
         self._source = source
         self._name = name
@@ -188,7 +188,7 @@ class Dispatcher:
                 self._source.give_back(list(map(as_incoming, messages[number:])))
                 return
 
-    def _deliver(self, message: Incoming, callbacks: dict[Form, Callback]) -> None:
+    def _deliver(self, message: IncomingMessage, callbacks: dict[Form, Callback]) -> None:
         chosen = choose(message, callbacks)
         if chosen is None:
             self._failed("%s: no callback for a message from %s; dropped", self._name, message.source)
@@ -215,10 +215,10 @@ class Dispatcher:
 
 
 def _as_given(message: Message) -> dict[str, Any]:
-    return plainly(message) if isinstance(message, Incoming) else message
+    return plainly(message) if isinstance(message, IncomingMessage) else message
 
 
-def choose(message: Incoming, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
+def choose(message: IncomingMessage, callbacks: dict[Form, Callback]) -> tuple[Callback, Form] | None:
     """Returns the callback for a message and its form; None if no callback can take it.
 
     Tensors go to the tensor callback, or else to that of data; messages of several parts to the multipart
@@ -247,7 +247,7 @@ def _one(callbacks: dict[Form, Callback], form: Form) -> tuple[Callback, Form] |
     return None if callback is None else (callback, form)
 
 
-def _readable(message: Incoming, form: Form) -> bool:
+def _readable(message: IncomingMessage, form: Form) -> bool:
     if form is Form.PYOBJ:  # not unpickled for this check: protocol 2 and later begin and end so
         data = message.data
         return data[:1] == b"\x80" and data[-1:] == b"."

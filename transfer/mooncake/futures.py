@@ -13,7 +13,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple
 
-from transfer.mooncake.requests import Request, Requests, Send
+from transfer.mooncake.requests import PendingRequests, Request, Send
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import Again, Closed
 
@@ -28,7 +28,7 @@ _GRAIN = 0.005
 Loop = AbstractEventLoop | None
 
 
-class Waiting(NamedTuple):
+class WaitingReply(NamedTuple):
     """A call that waits for room. late: makes its result after the timeout; None: an error."""
 
     future: Future[Any]
@@ -40,11 +40,11 @@ class Waiting(NamedTuple):
 class Lane:
     """The calls of one event loop on one socket, in order. Used only in the loop's thread once it is made."""
 
-    def __init__(self, loop: AbstractEventLoop, requests: Requests | None, fd: int) -> None:
+    def __init__(self, loop: AbstractEventLoop, requests: PendingRequests | None, fd: int) -> None:
         self.loop = loop
         self._requests = requests
         self._fd = fd
-        self._waiting: deque[Waiting] = deque()
+        self._waiting: deque[WaitingReply] = deque()
         self._retry: asyncio.TimerHandle | None = None
         self._pause = _SOON
         self._going = False
@@ -55,7 +55,7 @@ class Lane:
         self._timer: asyncio.TimerHandle | None = None
         self._watched = False
 
-    def call(self, waiting: Waiting) -> None:
+    def call(self, waiting: WaitingReply) -> None:
         """Makes the call after those that wait."""
         self._waiting.append(waiting)
         if len(self._waiting) == 1:
@@ -171,7 +171,7 @@ class Lane:
 class Futures:
     """Makes the calls of one socket for any number of event loops. Thread-safe."""
 
-    def __init__(self, socket: Any, requests: Requests | None) -> None:
+    def __init__(self, socket: Any, requests: PendingRequests | None) -> None:
         self._socket, self._requests = socket, requests
         self._lanes: dict[AbstractEventLoop, Lane] = {}
         self._lock = threading.Lock()
@@ -196,7 +196,7 @@ class Futures:
         lane = self._lanes.get(loop) or self._new(loop)
         future = loop.create_future()
         until = float("inf") if seconds < 0 else time.monotonic() + seconds
-        waiting = Waiting(future, lambda future: attempt(lane, future), until, late)
+        waiting = WaitingReply(future, lambda future: attempt(lane, future), until, late)
         if loop is running:
             lane.call(waiting)
         else:

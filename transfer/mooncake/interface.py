@@ -9,7 +9,7 @@ from typing import Any
 
 from transfer.mooncake.dispatch import BatchCallback, Callback
 from transfer.mooncake.futures import Loop
-from transfer.mooncake.message import Codec
+from transfer.mooncake.message import CallbackCodec
 from transfer.mooncake.settings import Topic
 from transfer.mooncake.socket import ZmqSocket
 from transfer.mooncake.types import (
@@ -155,7 +155,7 @@ class ZmqInterface:
     def set_polling_mode(self, socket_id: int, enabled: bool) -> bool:
         return self._of(socket_id).set_polling_mode(enabled)
 
-    def set_codec(self, socket_id: int, codec: Codec | None) -> bool:
+    def set_codec(self, socket_id: int, codec: CallbackCodec | None) -> bool:
         return self._of(socket_id).set_codec(codec)
 
     # -- sending -------------------------------------------------------------------------------

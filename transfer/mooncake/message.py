@@ -18,7 +18,7 @@ from transfer.transports.arguments import octets, text, wrong
 from transfer.transports.errors import ArgumentError, NotATensor, PickleRefused, UsageError
 
 
-class Codec(Protocol):
+class CallbackCodec(Protocol):
     """Converts the program's values to bytes and back, for instance with Protocol Buffers."""
 
     def encode(self, value: Any) -> Any:
@@ -40,7 +40,7 @@ class Form(StrEnum):
 
 
 @dataclass(slots=True)
-class Incoming:
+class IncomingMessage:
     """One message as it arrived.
 
     source: the peer's address. topic: empty if there is none. parts: bytes, without a topic of the header.
@@ -68,14 +68,14 @@ class Incoming:
 
 
 #: an arrived message, or for a plain one the callback's dict: {source, data, topic, and maybe request}
-Message = Incoming | dict[str, Any]
+Message = IncomingMessage | dict[str, Any]
 
 
-def as_incoming(message: Message) -> Incoming:
-    if isinstance(message, Incoming):
+def as_incoming(message: Message) -> IncomingMessage:
+    if isinstance(message, IncomingMessage):
         return message
     request = message.get("request", 0)
-    return Incoming(message["source"], message["topic"], (message["data"],), request=request)
+    return IncomingMessage(message["source"], message["topic"], (message["data"],), request=request)
 
 
 # --- sending ----------------------------------------------------------------------------------
@@ -132,28 +132,28 @@ def require_pickle() -> None:
 # --- receiving --------------------------------------------------------------------------------
 
 
-def as_data(message: Incoming) -> dict[str, Any]:
+def as_data(message: IncomingMessage) -> dict[str, Any]:
     return {"source": message.source, "data": message.data, "topic": message.topic}
 
 
-def as_string(message: Incoming) -> dict[str, Any]:
+def as_string(message: IncomingMessage) -> dict[str, Any]:
     return {"string": message.data.decode(), "topic": message.topic}
 
 
-def as_json(message: Incoming) -> dict[str, Any]:
+def as_json(message: IncomingMessage) -> dict[str, Any]:
     return {"obj": json.loads(message.data), "topic": message.topic}
 
 
-def as_pyobj(message: Incoming) -> dict[str, Any]:
+def as_pyobj(message: IncomingMessage) -> dict[str, Any]:
     require_pickle()
     return {"obj": pickle.loads(message.data), "topic": message.topic}
 
 
-def as_multipart(message: Incoming) -> dict[str, Any]:
+def as_multipart(message: IncomingMessage) -> dict[str, Any]:
     return {"frames": list(message.parts)}
 
 
-def as_tensor(message: Incoming) -> dict[str, Any]:
+def as_tensor(message: IncomingMessage) -> dict[str, Any]:
     if not message.is_tensor:
         raise NotATensor(
             f"a message of {len(message.data)} bytes arrived, which is no tensor",
@@ -162,7 +162,7 @@ def as_tensor(message: Incoming) -> dict[str, Any]:
     return {"source": message.source, "tensor": message.tensor, "topic": message.topic}
 
 
-READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
+READERS: dict[Form, Callable[[IncomingMessage], dict[str, Any]]] = {
     Form.DATA: as_data,
     Form.STRING: as_string,
     Form.JSON: as_json,
@@ -172,17 +172,17 @@ READERS: dict[Form, Callable[[Incoming], dict[str, Any]]] = {
 }
 
 
-def decoded(message: dict[str, Any], codec: Codec) -> dict[str, Any]:
+def decoded(message: dict[str, Any], codec: CallbackCodec) -> dict[str, Any]:
     """Returns the message with the codec's value as its data; tensors stay. Raises as the codec."""
     return {**message, "data": codec.decode(message["data"])} if "data" in message else message
 
 
-def plainly(message: Incoming) -> dict[str, Any]:
+def plainly(message: IncomingMessage) -> dict[str, Any]:
     """Returns {source, data, topic}, or {source, tensor, topic} for a tensor."""
     return as_tensor(message) if message.is_tensor else as_data(message)
 
 
-def read(message: Incoming, form: Form) -> dict[str, Any]:
+def read(message: IncomingMessage, form: Form) -> dict[str, Any]:
     """Returns the message as a dict in the requested form.
 
     A tensor whose receiver wants data is {source, tensor, topic}, so that a program needs one callback.

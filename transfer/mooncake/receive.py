@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from transfer.constants import DONTWAIT
-from transfer.mooncake.dispatch import BatchCallback, Callback, Dispatcher
+from transfer.mooncake.dispatch import BatchCallback, Callback, CallbackDispatcher
 from transfer.mooncake.message import (
-    Codec,
+    CallbackCodec,
     Form,
-    Incoming,
+    IncomingMessage,
     Message,
     as_incoming,
     decoded,
@@ -20,8 +20,8 @@ from transfer.mooncake.message import (
     require_pickle,
 )
 from transfer.mooncake.replies import Replies
-from transfer.mooncake.requests import Requests
-from transfer.mooncake.settings import Settings
+from transfer.mooncake.requests import PendingRequests
+from transfer.mooncake.settings import InterfaceSettings
 from transfer.mooncake.types import ZmqSocketType
 from transfer.transports.arguments import callable_or_none, flags_of, whole, wrong
 from transfer.transports.errors import NotSupported, StateError
@@ -29,22 +29,22 @@ from transfer.transports.errors import NotSupported, StateError
 _ONLY_SEND = frozenset({ZmqSocketType.PUB, ZmqSocketType.PUSH})
 
 
-class Receiving(Settings):
+class InterfaceReceiving(InterfaceSettings):
     """Callbacks run in a thread of the socket while polling mode is off; `recv...` returns messages while it
     is on."""
 
-    _dispatcher: Dispatcher
+    _dispatcher: CallbackDispatcher
     #: held by one call of `recv...` at a time
     _receiving: threading.Lock
     #: received and not delivered (wrong form for `recv...`, or the callback was removed), the oldest
     #: first
-    _unread: deque[Incoming]
+    _unread: deque[IncomingMessage]
     #: of a REQ
-    _requests: Requests | None
+    _requests: PendingRequests | None
     #: of a REP
     _replies: Replies | None
 
-    def set_codec(self, codec: Codec | None) -> bool:
+    def set_codec(self, codec: CallbackCodec | None) -> bool:
         """Sets a codec for all further messages. Returns True.
 
         `request`, `reply`, `publish`, `push`, `send` and their `_async` forms then send
@@ -185,12 +185,12 @@ class Receiving(Settings):
             self._unread.popleft()
             return got
 
-    def _take_unread(self, most: int = 1) -> list[Incoming]:
+    def _take_unread(self, most: int = 1) -> list[IncomingMessage]:
         """Takes messages that were received and not delivered, the oldest first."""
         with self._receiving:
             return [self._unread.popleft() for _ in range(min(most, len(self._unread)))]
 
-    def give_back(self, messages: list[Incoming]) -> None:
+    def give_back(self, messages: list[IncomingMessage]) -> None:
         """Puts messages without a callback back: the next receive returns them."""
         with self._receiving:
             self._unread.extendleft(reversed(messages))  # they are older than the others
@@ -227,9 +227,11 @@ class Receiving(Settings):
             self._replies.give_up(request)
 
 
-def _called_decoded(callback: Callback, codec: Codec, message: dict[str, Any]) -> object:
+def _called_decoded(callback: Callback, codec: CallbackCodec, message: dict[str, Any]) -> object:
     return callback(decoded(message, codec))
 
 
-def _called_all_decoded(callback: BatchCallback, codec: Codec, messages: list[dict[str, Any]]) -> object:
+def _called_all_decoded(
+    callback: BatchCallback, codec: CallbackCodec, messages: list[dict[str, Any]]
+) -> object:
     return callback([decoded(message, codec) for message in messages])

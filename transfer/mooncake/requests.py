@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from transfer.constants import DONTWAIT, POLLOUT
 from transfer.mooncake.channel import Channel
-from transfer.mooncake.message import Incoming
+from transfer.mooncake.message import IncomingMessage
 from transfer.mooncake.pool import Pool
 from transfer.patterns import PipelinedRequester
 from transfer.transports.errors import Again, Broken, Closed, TransferError
@@ -65,13 +65,13 @@ class Request:
         self.on_done = on_done
         self.done = False
         self.number = self.asked = 0
-        self.reply: Incoming | None = None
+        self.reply: IncomingMessage | None = None
         self.error: TransferError | None = None
 
     def is_over(self) -> bool:
         return self.done or self.deadline <= time.monotonic() or (self.gone is not None and self.gone())
 
-    def outcome(self) -> Incoming:
+    def outcome(self) -> IncomingMessage:
         """Returns the reply. Raises its error instead."""
         if self.error is not None:
             raise self.error
@@ -79,7 +79,7 @@ class Request:
         return self.reply
 
 
-class Requests:
+class PendingRequests:
     """Sends requests and matches replies, for threads and event loops at the same time. Thread-safe.
 
     most: requests open at one time for each peer; 0: without limit. One of the waiting threads reads for all;
@@ -102,7 +102,7 @@ class Requests:
 
     # -- sending -------------------------------------------------------------------------------
 
-    def ask(self, send: Send, patience: Patience) -> Incoming:
+    def ask(self, send: Send, patience: Patience) -> IncomingMessage:
         """Sends a request and waits for its reply. Raises Again, Broken, Closed, and as `send`."""
         request = Request(patience)
         self._begin(request, send)
@@ -218,7 +218,7 @@ class Requests:
 
     # -- receiving -----------------------------------------------------------------------------
 
-    def claim(self, timeout: float) -> Incoming:
+    def claim(self, timeout: float) -> IncomingMessage:
         """Returns the next reply to a request of `begin`, in the order of arrival. Raises Again, Closed, and
         Broken for a failed request."""
         claimed = self._claimed
@@ -271,7 +271,7 @@ class Requests:
                 self._finish(request, error=Closed("the socket is closed"))
         self._wake()
 
-    def _reply_to(self, request: Request) -> Incoming:
+    def _reply_to(self, request: Request) -> IncomingMessage:
         try:
             if not self._until(lambda: request.done, request.deadline) and self.give_up(request):
                 raise self._no_reply(request.patience.seconds)

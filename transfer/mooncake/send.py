@@ -9,11 +9,11 @@ from functools import partial
 from typing import Any
 
 from transfer.constants import DONTWAIT
-from transfer.mooncake.dispatch import Dispatcher
+from transfer.mooncake.dispatch import CallbackDispatcher
 from transfer.mooncake.futures import Futures, Lane, Loop
 from transfer.mooncake.message import (
     Form,
-    Incoming,
+    IncomingMessage,
     encode_data,
     encode_json,
     encode_pyobj,
@@ -22,8 +22,8 @@ from transfer.mooncake.message import (
     read,
 )
 from transfer.mooncake.replies import Replies
-from transfer.mooncake.requests import Request, Requests, Send
-from transfer.mooncake.settings import Settings, Topic
+from transfer.mooncake.requests import PendingRequests, Request, Send
+from transfer.mooncake.settings import InterfaceSettings, Topic
 from transfer.mooncake.types import ZmqSocketType
 from transfer.transports.arguments import sequence, whole
 from transfer.transports.errors import EFSM, Again, Broken, PeerError, TransferError
@@ -35,16 +35,16 @@ _REQ, _REP, _PUSH = ZmqSocketType.REQ, ZmqSocketType.REP, ZmqSocketType.PUSH
 _NOT_SENT = (Again, Broken, PeerError)
 
 
-class Sending(Settings):
+class InterfaceSending(InterfaceSettings):
     """Sending calls return 0, or a negative error number if the message could not be sent (timeout, lost
     peer). On a REQ without callbacks and without polling mode they wait for the reply and return it, in the
     form of the request. Mistakes of the caller raise.
     """
 
-    _dispatcher: Dispatcher
+    _dispatcher: CallbackDispatcher
     _futures: Futures
     #: of a REQ
-    _requests: Requests | None
+    _requests: PendingRequests | None
     #: of a REP
     _replies: Replies | None
 
@@ -246,7 +246,7 @@ class Sending(Settings):
             send(DONTWAIT)
         return 0
 
-    def _result(self, reply: Incoming, form: Form) -> Any:
+    def _result(self, reply: IncomingMessage, form: Form) -> Any:
         """Returns a request's result, in the form of the request."""
         if self._codec is not None and form in (Form.DATA, Form.TENSOR) and not reply.is_tensor:
             return self._codec.decode(reply.data)

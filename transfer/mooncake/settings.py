@@ -6,7 +6,7 @@ from typing import Any
 
 from transfer.mooncake.channel import Channel
 from transfer.mooncake.endpoints import complete
-from transfer.mooncake.message import Codec
+from transfer.mooncake.message import CallbackCodec
 from transfer.mooncake.requests import Patience
 from transfer.mooncake.types import ZmqConfig, ZmqSocketOption, ZmqSocketType, as_option
 from transfer.transports.errors import NotSupported, StateError
@@ -25,7 +25,7 @@ _OPTIONS = {
 }
 
 
-class Settings:
+class InterfaceSettings:
     """The type, endpoints and options of a socket. Thread-safe."""
 
     def __init__(self, number: int, kind: ZmqSocketType, socket: Any, config: ZmqConfig) -> None:
@@ -35,7 +35,7 @@ class Settings:
         self._channel = Channel(socket)
         self._config = config
         self._polling = False
-        self._codec: Codec | None = None
+        self._codec: CallbackCodec | None = None
         #: the program's text of an endpoint, and the complete endpoint
         self._bound: dict[str, str] = {}
         self._connected: dict[str, str] = {}

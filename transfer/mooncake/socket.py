@@ -6,16 +6,16 @@ import threading
 from collections import deque
 from typing import Any
 
-from transfer.mooncake.dispatch import Dispatcher
+from transfer.mooncake.dispatch import CallbackDispatcher
 from transfer.mooncake.futures import Futures
-from transfer.mooncake.receive import Receiving
+from transfer.mooncake.receive import InterfaceReceiving
 from transfer.mooncake.replies import Replies
-from transfer.mooncake.requests import Requests
-from transfer.mooncake.send import Sending
+from transfer.mooncake.requests import PendingRequests
+from transfer.mooncake.send import InterfaceSending
 from transfer.mooncake.types import ZmqConfig, ZmqSocketType
 
 
-class ZmqSocket(Sending, Receiving):
+class ZmqSocket(InterfaceSending, InterfaceReceiving):
     """A socket made by `ZmqInterface.socket(type)`, or behind an id of `create_socket`.
 
     Thread-safe. `close`, its interface's `shutdown`, or a with-statement closes it.
@@ -26,12 +26,14 @@ class ZmqSocket(Sending, Receiving):
         self._receiving = threading.Lock()
         self._unread = deque()
         at_once = config.callbacks_at_once if kind is ZmqSocketType.REP else 1
-        self._requests = Requests(self._channel, config.pool_size) if kind is ZmqSocketType.REQ else None
+        self._requests = (
+            PendingRequests(self._channel, config.pool_size) if kind is ZmqSocketType.REQ else None
+        )
         self._replies = (
             Replies(self._channel, at_once, config.timeout_seconds) if kind is ZmqSocketType.REP else None
         )
         self._futures = Futures(socket, self._requests)
-        self._dispatcher = Dispatcher(self, f"transfer-{kind.name.lower()}-{number}", at_once)
+        self._dispatcher = CallbackDispatcher(self, f"transfer-{kind.name.lower()}-{number}", at_once)
 
     def close(self) -> bool:
         """Ends the callbacks, flushes queued messages within the linger, closes. Idempotent. Returns True."""

@@ -9,7 +9,7 @@ from transfer.transports.errors import UsageError
 from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
-    from transfer.broker.clients.registry import Registration
+    from transfer.broker.clients.registry import RegisteredName
     from transfer.sockets.connections import Connections
     from transfer.sockets.context import Context
 
@@ -20,7 +20,7 @@ class Announcing:
     if TYPE_CHECKING:
         context: Context
         _links: Connections
-        _announced: list[Registration]
+        _announced: list[RegisteredName]
 
         def _check_usable(self) -> None: ...
 
@@ -32,7 +32,7 @@ class Announcing:
         lease: float | None = None,
         advertise: str = "",
         metadata: Mapping[str, str] | None = None,
-    ) -> Registration:
+    ) -> RegisteredName:
         """Announces a bound endpoint under a name of a broker's registry, until the socket closes.
 
         It returns at once; `wait()` of the result blocks until the broker has the announcement, and `close()`
@@ -52,7 +52,7 @@ class Announcing:
             OptionError: a value is not valid.
         """
         with undivided():
-            from transfer.broker.clients.registry import LEASE, Registration
+            from transfer.broker.clients.registry import LEASE, RegisteredName
 
         self._check_usable()
         if endpoint is None:
@@ -60,7 +60,7 @@ class Announcing:
             if not bound:
                 raise UsageError("nothing is bound that could be announced", hint="bind first")
             endpoint = bound[0]
-        registration = Registration(
+        registration = RegisteredName(
             registry,
             endpoint,
             lease=LEASE if lease is None else lease,

@@ -84,7 +84,7 @@ class Weights(Balance):
         return self._weights.get(peer.endpoint, 1)
 
 
-class Load(Balance):
+class PeerLoad(Balance):
     """Prefers the peers with the fewest unfinished messages; of several, the one that has waited longest.
 
     A PULL confirms what it has consumed. For other peers, only messages that are still queued here count.
@@ -105,7 +105,7 @@ def made(chosen: Any) -> Balance | None:
     """Makes the Balance that the option's value names."""
     if chosen is None:
         return None
-    return Load() if chosen == LOAD else Weights(chosen)
+    return PeerLoad() if chosen == LOAD else Weights(chosen)
 
 
 def _in_hand(peer: Peer) -> int:

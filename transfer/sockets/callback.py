@@ -20,7 +20,7 @@ logger = logging.getLogger("transfer")
 _LOOK = 200
 
 
-class Dispatcher:
+class SocketDispatcher:
     """The thread that receives messages and calls the function. The socket owns it; `close` ends it.
 
     It is not the reactor's thread, since the function may block as long as it likes.

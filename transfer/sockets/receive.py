@@ -35,13 +35,13 @@ _LOOK = 50
 _TRIES = range(100)
 
 
-class Parts(deque[Any]):
+class UnreadParts(deque[Any]):
     """Parts that `recv` has not returned to one thread yet; freed with that thread."""
 
     __hash__ = object.__hash__  # type: ignore[assignment]  # compared by identity
 
 
-_NONE_LEFT = Parts()
+_NONE_LEFT = UnreadParts()
 
 
 class Receiving(Turns):
@@ -66,7 +66,7 @@ class Receiving(Turns):
         #: of a message that it receives part by part
         _came: threading.local
         #: the `rest` of every live thread
-        _rests: weakref.WeakSet[Parts]
+        _rests: weakref.WeakSet[UnreadParts]
         #: held while deciding which calls the core may do alone
         _deciding: threading.RLock
         _lockstep: bool
@@ -167,7 +167,7 @@ class Receiving(Turns):
         return getattr(self._came, "by", None)
 
     @property
-    def _rest(self) -> Parts:
+    def _rest(self) -> UnreadParts:
         """The remaining parts of the message that this thread receives part by part."""
         return getattr(self._came, "rest", _NONE_LEFT)
 
@@ -176,7 +176,7 @@ class Receiving(Turns):
         with self._deciding:
             rest = self._rest
             if rest is _NONE_LEFT:
-                rest = self._came.rest = Parts()
+                rest = self._came.rest = UnreadParts()
                 self._rests.add(rest)
             rest.extend(parts)
             self._general_recv = True
@@ -264,7 +264,7 @@ class Receiving(Turns):
         gives it. The core calls it too. Again until `given` is empty."""
         uninterrupted(partial(self._take_back_once, given, self._rest), None)
 
-    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: Parts) -> None:
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: UnreadParts) -> None:
         with self._deciding:
             if given:
                 stream, frames = given[0]

@@ -25,7 +25,7 @@ from transfer.sockets.endpoints import SocketEndpoints
 from transfer.sockets.forward import Forwarding
 from transfer.sockets.monitor import Monitor
 from transfer.sockets.options import SocketOptions
-from transfer.sockets.receive import Parts, Receiving
+from transfer.sockets.receive import Receiving, UnreadParts
 from transfer.sockets.send import Sending
 from transfer.sockets.unclosed import end_dropped
 from transfer.tensors import TensorMethods
@@ -40,7 +40,7 @@ from transfer.transports.errors import Closed, ForkedError, NotSupported, Protoc
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.callback import Dispatcher
+    from transfer.sockets.callback import SocketDispatcher
     from transfer.sockets.context import Context
     from transfer.sockets.tracker import Tracker
     from transfer.transports.core.contract import Buffer, Frame, SocketBase
@@ -145,11 +145,11 @@ class SocketMethods(
             self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
         #: parts sent with SNDMORE whose message is not complete, by thread
         self._partial: dict[int, list[OutFrame]] = {}
-        self._rests: weakref.WeakSet[Parts] = weakref.WeakSet()
+        self._rests: weakref.WeakSet[UnreadParts] = weakref.WeakSet()
         self._deciding = threading.RLock()
         #: messages that were received as another kind than the caller wanted; the next call returns them
         self._returned: deque[tuple[Any, list[Any], Any]] = deque()
-        self._dispatcher: Dispatcher | None = None
+        self._dispatcher: SocketDispatcher | None = None
         self._announced = []
         self._ending = threading.Lock()
         self._inherited = False
@@ -300,9 +300,9 @@ class SocketMethods(
         if running is not None:
             running.close()
         if callback is not None:
-            from transfer.sockets.callback import Dispatcher
+            from transfer.sockets.callback import SocketDispatcher
 
-            self._dispatcher = Dispatcher(self, callback)
+            self._dispatcher = SocketDispatcher(self, callback)
 
     def get_monitor(self) -> Monitor:
         """Returns a new Monitor, which receives every event from now on until it or the socket is closed."""

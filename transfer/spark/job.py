@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.spark.columns import ColumnReader, split
 from transfer.spark.options import WriteOptions
-from transfer.spark.producer import Attempt, Receipt, Sender, SocketSender, send_commit
+from transfer.spark.producer import Receipt, Sender, SocketSender, TaskAttempt, send_commit
 from transfer.spark.schema import Column
 from transfer.spool.client.connection import ReconnectingClient
 from transfer.spool.format import rows as row_layouts
@@ -275,11 +275,11 @@ def _send(sender: Sender, write: Write, iterator: Iterator[RecordBatch], task: T
     """Sends the rows of one task, in frames."""
     reader = ColumnReader(write.columns, task.partition)
     timeout = write.options.ack_timeout
-    attempt: Attempt | None = None
+    attempt: TaskAttempt | None = None
 
-    def begin(columns: str) -> Attempt:
+    def begin(columns: str) -> TaskAttempt:
         names = write.run, write.job, task.partition, task.attempt, task.number
-        return Attempt(sender, *names, columns=columns, timeout=timeout)
+        return TaskAttempt(sender, *names, columns=columns, timeout=timeout)
 
     for batch in iterator:
         for part in split(batch, write.options.frame_rows):

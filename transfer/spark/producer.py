@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer.spool.client.connection import refused
 from transfer.spool.format.run_messages import (
-    Begin,
     Commit,
-    End,
     Message,
-    Rows,
+    RowsFrame,
+    TaskBegin,
+    TaskEnd,
     Winner,
     chain,
     checksum,
@@ -44,7 +44,7 @@ def window() -> int:
     return max(_LEAST_WINDOW, _HOST_WINDOW // (os.cpu_count() or 1))
 
 
-class Tracker(Protocol):
+class FrameTracker(Protocol):
     """The part of the result of `send(…, track=True)` that is used here."""
 
     def wait_confirmed(self, timeout: float | None = None) -> Any: ...
@@ -56,7 +56,7 @@ class Sender(Protocol):
 
     transport: str
 
-    def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker: ...
+    def send(self, arrays: Arrays, meta: dict[str, Any]) -> FrameTracker: ...
     def alive(self) -> bool: ...
     def close(self, linger: float = 0.0) -> None: ...
 
@@ -84,8 +84,8 @@ class SocketSender:
             self._context.destroy(0)
             raise
 
-    def send(self, arrays: Arrays, meta: dict[str, Any]) -> Tracker:
-        tracker: Tracker = self._socket.send_tensors(arrays, meta=meta, track=True)
+    def send(self, arrays: Arrays, meta: dict[str, Any]) -> FrameTracker:
+        tracker: FrameTracker = self._socket.send_tensors(arrays, meta=meta, track=True)
         return tracker
 
     def alive(self) -> bool:
@@ -110,7 +110,7 @@ class SocketSender:
             ) from error
 
 
-class Delivery:
+class TaskDelivery:
     """Messages to one receiver, each tracked until the receiver has consumed it.
 
     `timeout`: seconds that the receiver may be behind, for each call. Unconsumed messages have at most
@@ -122,7 +122,7 @@ class Delivery:
         self._sender = sender
         self._timeout = timeout
         self._window = window()
-        self._waiting: deque[tuple[Tracker, int]] = deque()
+        self._waiting: deque[tuple[FrameTracker, int]] = deque()
         self._unconfirmed = 0
 
     def send(self, arrays: Arrays, message: Message) -> None:
@@ -197,7 +197,7 @@ class Receipt:
     seconds: float
 
 
-class Attempt:
+class TaskAttempt:
     """One attempt at one partition. The caller closes the sender."""
 
     def __init__(
@@ -213,16 +213,16 @@ class Attempt:
         timeout: float = 600.0,
     ) -> None:
         self._key = (run, job, partition, attempt)
-        self._delivery = Delivery(sender, timeout)
+        self._delivery = TaskDelivery(sender, timeout)
         self._transport = sender.transport
         self._frames = self._rows = self._bytes = self._crc = 0
         self._began = time.monotonic()
-        self._send({}, Begin(*self._key, number, columns))
+        self._send({}, TaskBegin(*self._key, number, columns))
 
     def send(self, arrays: Arrays, rows: int) -> None:
         """Sends one frame of rows; blocks while the receiver is behind. Raises Broken when it died."""
         crc = checksum(arrays)
-        self._send(arrays, Rows(*self._key, self._frames, rows, crc))
+        self._send(arrays, RowsFrame(*self._key, self._frames, rows, crc))
         self._crc = chain(self._crc, self._frames, rows, crc)
         self._frames += 1
         self._rows += rows
@@ -231,7 +231,7 @@ class Attempt:
     def finish(self) -> Receipt:
         """Sends the end; returns when the receiver has consumed everything."""
         run, _, partition, attempt = self._key
-        self._send({}, End(*self._key, self._frames, self._rows, self._crc))
+        self._send({}, TaskEnd(*self._key, self._frames, self._rows, self._crc))
         with self._explained():
             self._delivery.wait(f"partition {partition} of run {run}, {self._rows:,} rows")
         winner = Winner(partition, attempt, self._frames, self._rows, self._bytes, self._crc)
@@ -258,6 +258,6 @@ def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout:
     import numpy as np
 
     table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}
-    delivery = Delivery(sender, timeout)
+    delivery = TaskDelivery(sender, timeout)
     delivery.send(table, message)
     delivery.wait(f"the commit of run {message.run}")

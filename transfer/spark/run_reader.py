@@ -72,7 +72,7 @@ class PlannedRun:
     groups: frozenset[str]
 
 
-class RunReader(DataSourceReader):
+class SparkRunReader(DataSourceReader):
     """Reads all rows of a sealed run, or with the option `open` those visible at planning."""
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:

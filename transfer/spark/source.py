@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
 from transfer.spark.options import WriteOptions, parse_options, parse_read_options
 from transfer.spark.producer import Receipt
-from transfer.spark.run_reader import RunReader, RunStream, read_schema
+from transfer.spark.run_reader import RunStream, SparkRunReader, read_schema
 from transfer.spool.format.protocol import raised, refusal
 from transfer.transports.errors import NotATensor, NotSupported, OptionError, UsageError, comes_with
 
@@ -108,8 +108,8 @@ class TransferDataSource(DataSource):
         """Returns the schema of the run to read, if the user gave none."""
         return read_schema(parse_read_options(self.options))
 
-    def reader(self, schema: StructType) -> RunReader:
-        return RunReader(parse_read_options(self.options), schema)
+    def reader(self, schema: StructType) -> SparkRunReader:
+        return SparkRunReader(parse_read_options(self.options), schema)
 
     def streamReader(self, schema: StructType) -> RunStream:  # noqa: N802 - Spark's name
         return RunStream(parse_read_options(self.options), schema)

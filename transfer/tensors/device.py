@@ -16,7 +16,7 @@ from transfer.transports.forking import undivided
 from transfer.transports.gpu import SLAB, SLABS, Chunk, staging_plan
 
 
-class Device(Protocol):
+class GpuDevice(Protocol):
     """One GPU, as a library offers it, with the library's streams and events.
 
     `flat` is a tensor's memory as the library's contiguous array of bytes. Copies are asynchronous: they run
@@ -54,10 +54,10 @@ class Device(Protocol):
         """Keeps the tensor's memory allocated until the stream is done, even if the tensor is freed."""
 
 
-class Stage:
+class StagingBuffer:
     """The slabs of one device, and the copies through them. Thread-safe: one copy at a time."""
 
-    def __init__(self, device: Device, slab: int = SLAB, slabs: int = SLABS) -> None:
+    def __init__(self, device: GpuDevice, slab: int = SLAB, slabs: int = SLABS) -> None:
         self._device = device
         self._size = slab
         self._count = slabs
@@ -220,30 +220,30 @@ class CupyDevice(_Streams):
 
 
 #: by library, device and process: slabs that a forked child inherits belong to its parent
-_stages: Final[dict[tuple[str, int, int], Stage]] = {}
+_stages: Final[dict[tuple[str, int, int], StagingBuffer]] = {}
 _lock = threading.Lock()
 
 
-def torch_stage(tensor: Any) -> Stage:
+def torch_stage(tensor: Any) -> StagingBuffer:
     """Returns the slabs for the device of a torch tensor; made once for each device."""
     torch = sys.modules["torch"]
     device = tensor.device
     return _stage("torch", int(device.index or 0), lambda: TorchDevice(torch, device))
 
 
-def cupy_stage(array: Any) -> Stage:
+def cupy_stage(array: Any) -> StagingBuffer:
     """Returns the slabs for the device of a CuPy array."""
     cupy = sys.modules["cupy"]
     index = int(array.device.id)
     return _stage("cupy", index, lambda: CupyDevice(cupy, index))
 
 
-def _stage(library: str, index: int, make: Any) -> Stage:
+def _stage(library: str, index: int, make: Any) -> StagingBuffer:
     key = library, index, os.getpid()
     with undivided(), _lock:
         found = _stages.get(key)
         if found is None:
-            found = _stages[key] = Stage(make())
+            found = _stages[key] = StagingBuffer(make())
         return found
 
 

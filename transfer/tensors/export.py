@@ -18,7 +18,7 @@ from transfer.transports.errors import NotATensor, NotSupported
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
-_Flat = tuple[int, bytes, Any, device.Stage | None]
+_Flat = tuple[int, bytes, Any, device.StagingBuffer | None]
 
 #: headers, which repeat from message to message. The key is (dtype, shape), and the axes if not in C order;
 #: the entry (flags, header, how to get at the memory)
@@ -218,7 +218,7 @@ def export_pointer(tensor: Any) -> Exported:
     return flags, header, flat
 
 
-def _staged(flags: int, header: bytes, flat: Any, stage: device.Stage | None) -> Exported:
+def _staged(flags: int, header: bytes, flat: Any, stage: device.StagingBuffer | None) -> Exported:
     """Copies through pinned memory, in the order of the device's current stream."""
     if stage is None:
         return flags, header, b""

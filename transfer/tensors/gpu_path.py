@@ -21,7 +21,7 @@ from transfer.transports.errors import RegistrationError
 
 logger = logging.getLogger("transfer")
 
-_DIRECT: Final = frozenset({gpu.Route.POINTER, gpu.Route.DMABUF, gpu.Route.PEERMEM})
+_DIRECT: Final = frozenset({gpu.GpuRoute.POINTER, gpu.GpuRoute.DMABUF, gpu.GpuRoute.PEERMEM})
 _MODULES: Final = Path("/proc/modules")
 _warned: Final[set[str]] = set()
 
@@ -33,7 +33,7 @@ def send_from_device(socket: Any, tensor: Any, topic: bytes | None, flags: int, 
     way = way_of(tensor, can)
     if way.route in _DIRECT:
         bits, header, flat = export_pointer(tensor)
-        payload = registrable(flat) if way.route is gpu.Route.DMABUF else flat
+        payload = registrable(flat) if way.route is gpu.GpuRoute.DMABUF else flat
         try:
             return socket._send_outframes([(bits, 0, topic, header, payload)], flags, track, False)
         except (TypeError, BufferError, RegistrationError) as error:
@@ -48,7 +48,7 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     """Returns the decision of `gpu.decide` on this machine; logs its warning once."""
     memory = gpu.described(tensor)
     if memory is None:
-        return gpu.Way(gpu.Route.STAGING, "nothing is known of its memory")
+        return gpu.Way(gpu.GpuRoute.STAGING, "nothing is known of its memory")
     driver = cuda.load() if memory.kind == gpu.CUDA else None
     if driver is not None:
         memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))

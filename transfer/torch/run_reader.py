@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from transfer.spool.format.run_messages import (
     Abort,
-    Begin,
     Commit,
-    End,
     Message,
-    Rows,
+    RowsFrame,
     RunLedger,
+    TaskBegin,
+    TaskEnd,
     fits,
     from_meta,
     from_table,
@@ -112,7 +112,7 @@ class RunReader:
                 arrays, message = self._next()
                 if self._is_late(message) or not self._belongs(arrays, message):
                     continue
-                if isinstance(message, Rows):
+                if isinstance(message, RowsFrame):
                     if self._take(arrays, message):
                         return arrays
                 elif self._record(arrays, message):
@@ -161,10 +161,10 @@ class RunReader:
         if (message.run, "") not in self._over and (message.run, message.job) not in self._over:
             return False
         self.late += 1
-        if isinstance(message, Begin) and (message.run, "") in self._over:
+        if isinstance(message, TaskBegin) and (message.run, "") in self._over:
             _log.warning("run %s was received before: its rows are dropped", message.run)
         whole = self._over.get((message.run, ""))
-        if isinstance(message, End) and message.rows and whole is not None:
+        if isinstance(message, TaskEnd) and message.rows and whole is not None:
             known = (message.partition, message.rows, message.crc) in whole
             if not known and (message.run, message.job) not in self._over:
                 self._doubted = message.run, message.job
@@ -185,7 +185,7 @@ class RunReader:
     def _belongs(self, arrays: Arrays, message: Message) -> bool:
         """Whether the message belongs to the current run; begins a run if there is none."""
         if self.ledger is None:
-            if isinstance(message, Rows | End):
+            if isinstance(message, RowsFrame | TaskEnd):
                 self.late += 1  # a trainer that is gone has its beginning; Spark retries the task
                 return False
             self.ledger = RunLedger(message.run, message.job)
@@ -200,7 +200,7 @@ class RunReader:
             )
         return True
 
-    def _take(self, arrays: Arrays, message: Rows) -> bool:
+    def _take(self, arrays: Arrays, message: RowsFrame) -> bool:
         assert self.ledger is not None
         layout = {name: (array.dtype, array.shape[1:]) for name, array in arrays.items()}
         if (
@@ -218,13 +218,13 @@ class RunReader:
         self._layout = layout
         return self.ledger.rows(message)
 
-    def _record(self, arrays: Arrays, message: Begin | End | Commit | Abort) -> bool:
+    def _record(self, arrays: Arrays, message: TaskBegin | TaskEnd | Commit | Abort) -> bool:
         """Records a message of the run's protocol. Returns True when the run is complete."""
         assert self.ledger is not None
-        if isinstance(message, Begin):
+        if isinstance(message, TaskBegin):
             self.ledger.begin(message)
             self.peers |= self._source.peers()
-        elif isinstance(message, End):
+        elif isinstance(message, TaskEnd):
             self.ledger.end(message)
         elif isinstance(message, Abort):
             self.ledger.abort(message)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Verdict(Enum):
+class SupportVerdict(Enum):
     """How a name is supported."""
 
     WORKS = "works"
@@ -20,17 +20,17 @@ class Verdict(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class SupportGroup:
     """Names with the same verdict for the same reason. `where`: their module or class."""
 
     where: str
-    verdict: Verdict
+    verdict: SupportVerdict
     reason: str
     names: tuple[str, ...]
 
 
-def _group(where: str, verdict: Verdict, reason: str, names: str) -> Group:
-    return Group(where, verdict, reason, tuple(names.split()))
+def _group(where: str, verdict: SupportVerdict, reason: str, names: str) -> SupportGroup:
+    return SupportGroup(where, verdict, reason, tuple(names.split()))
 
 
 _NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
@@ -39,10 +39,10 @@ _DRAFT = "for libzmq's draft socket types, which do not exist here"
 _PICKLE = "needs MOONCAKE_ALLOW_PICKLE=1 in the environment, else PickleRefused"
 _THREAD = "`proxy` in a thread or process of the program does the same"
 
-GROUPS: tuple[Group, ...] = (
+GROUPS: tuple[SupportGroup, ...] = (
     _group(
         "zmq",
-        Verdict.WORKS,
+        SupportVerdict.WORKS,
         "as in pyzmq",
         """SyncSocket SyncContext Frame Message MessageTracker Poller select proxy proxy_steerable device
         zmq_poll strerror Stopwatch ZMQError ZMQBaseError ZMQBindError Again ContextTerminated NotDone
@@ -50,47 +50,49 @@ GROUPS: tuple[Group, ...] = (
     ),
     _group(
         "zmq",
-        Verdict.DIFFERS,
+        SupportVerdict.DIFFERS,
         "nine socket types; `term` closes sockets that are still open, where libzmq waits for ever",
         "Context Socket",
     ),
     _group(
         "zmq",
-        Verdict.DIFFERS,
+        SupportVerdict.DIFFERS,
         "the version of the pyzmq and libzmq that were the model",
         """__version__ __revision__ pyzmq_version pyzmq_version_info zmq_version zmq_version_info""",
     ),
     _group(
         "zmq",
-        Verdict.DIFFERS,
+        SupportVerdict.DIFFERS,
         "exists to be caught or filtered; nothing here raises it",
         "InterruptedSystemCall ZMQVersionError DraftFDWarning",
     ),
-    _group("zmq", Verdict.DIFFERS, "False: there are no draft sockets", "DRAFT_API PYZMQ_DRAFT_API"),
-    _group("zmq", Verdict.DIFFERS, 'True for "ipc" only', "has"),
-    _group("zmq", Verdict.DIFFERS, "always 0: errors are exceptions, and carry their number", "zmq_errno"),
-    _group("zmq", Verdict.REFUSED, _NO_SECURITY, "curve_keypair curve_public"),
-    _group("zmq", Verdict.REFUSED, _NO_LIBZMQ, "get_includes get_library_dirs"),
-    _group("zmq", Verdict.WORKS, "modules", "asyncio constants error utils decorators"),
-    _group("zmq", Verdict.ABSENT, _NO_SECURITY, "auth curve_keygen"),
-    _group("zmq", Verdict.ABSENT, _THREAD, "devices"),
-    _group("zmq", Verdict.ABSENT, "needs Tornado; use `asyncio`", "eventloop"),
-    _group("zmq", Verdict.ABSENT, "needs gevent; use `asyncio`", "green"),
-    _group("zmq", Verdict.ABSENT, "a few lines over a PUB do the same", "log"),
-    _group("zmq", Verdict.ABSENT, "tunnels are better made outside of the program", "ssh"),
-    _group("zmq", Verdict.ABSENT, "pyzmq's own structure", "backend sugar tests"),
+    _group("zmq", SupportVerdict.DIFFERS, "False: there are no draft sockets", "DRAFT_API PYZMQ_DRAFT_API"),
+    _group("zmq", SupportVerdict.DIFFERS, 'True for "ipc" only', "has"),
+    _group(
+        "zmq", SupportVerdict.DIFFERS, "always 0: errors are exceptions, and carry their number", "zmq_errno"
+    ),
+    _group("zmq", SupportVerdict.REFUSED, _NO_SECURITY, "curve_keypair curve_public"),
+    _group("zmq", SupportVerdict.REFUSED, _NO_LIBZMQ, "get_includes get_library_dirs"),
+    _group("zmq", SupportVerdict.WORKS, "modules", "asyncio constants error utils decorators"),
+    _group("zmq", SupportVerdict.ABSENT, _NO_SECURITY, "auth curve_keygen"),
+    _group("zmq", SupportVerdict.ABSENT, _THREAD, "devices"),
+    _group("zmq", SupportVerdict.ABSENT, "needs Tornado; use `asyncio`", "eventloop"),
+    _group("zmq", SupportVerdict.ABSENT, "needs gevent; use `asyncio`", "green"),
+    _group("zmq", SupportVerdict.ABSENT, "a few lines over a PUB do the same", "log"),
+    _group("zmq", SupportVerdict.ABSENT, "tunnels are better made outside of the program", "ssh"),
+    _group("zmq", SupportVerdict.ABSENT, "pyzmq's own structure", "backend sugar tests"),
     _group(
         "Context",
-        Verdict.WORKS,
+        SupportVerdict.WORKS,
         "as in pyzmq",
         "closed destroy get getsockopt instance set setsockopt socket term",
     ),
-    _group("Context", Verdict.DIFFERS, "contexts of this package only", "shadow"),
-    _group("Context", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
-    _group("Context", Verdict.ABSENT, _NO_LIBZMQ, "shadow_pyczmq"),
+    _group("Context", SupportVerdict.DIFFERS, "contexts of this package only", "shadow"),
+    _group("Context", SupportVerdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
+    _group("Context", SupportVerdict.ABSENT, _NO_LIBZMQ, "shadow_pyczmq"),
     _group(
         "Socket",
-        Verdict.WORKS,
+        SupportVerdict.WORKS,
         "as in pyzmq",
         """bind bind_to_random_port close closed connect context copy_threshold disable_monitor disconnect
         fileno get get_hwm get_monitor_socket get_string getsockopt getsockopt_string getsockopt_unicode
@@ -98,48 +100,54 @@ GROUPS: tuple[Group, ...] = (
         send_json send_multipart send_serialized send_string send_unicode set set_hwm set_string
         setsockopt setsockopt_string setsockopt_unicode subscribe unbind unsubscribe""",
     ),
-    _group("Socket", Verdict.DIFFERS, "without `routing_id=` and `group=`, which are " + _DRAFT, "send"),
-    _group("Socket", Verdict.DIFFERS, _PICKLE, "send_pyobj recv_pyobj"),
-    _group("Socket", Verdict.DIFFERS, "the value of an event is always 0", "monitor"),
-    _group("Socket", Verdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
-    _group("Socket", Verdict.DIFFERS, "sockets of this package only", "shadow"),
-    _group("Socket", Verdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
-    _group("Socket", Verdict.REFUSED, _DRAFT, "join leave"),
-    _group("Frame", Verdict.WORKS, "as in pyzmq", "buffer bytes more tracker"),
-    _group("Frame", Verdict.DIFFERS, "MORE and SHARED only; properties of a peer are not kept", "get"),
-    _group("Frame", Verdict.DIFFERS, "always None", "tracker_event"),
-    _group("Frame", Verdict.REFUSED, _DRAFT, "set group routing_id"),
-    _group("Poller", Verdict.WORKS, "as in pyzmq", "modify poll register unregister"),
-    _group("MessageTracker", Verdict.WORKS, "as in pyzmq", "done wait"),
-    _group("asyncio", Verdict.WORKS, "as in pyzmq", "Context Poller Socket"),
-    _group("asyncio", Verdict.WORKS, "deprecated, as in pyzmq", "ZMQEventLoop install"),
-    _group("decorators", Verdict.WORKS, "as in pyzmq", "context socket"),
-    _group("utils.jsonapi", Verdict.WORKS, "as in pyzmq", "dumps loads"),
-    _group("utils.monitor", Verdict.WORKS, "as in pyzmq", "parse_monitor_message recv_monitor_message"),
+    _group(
+        "Socket", SupportVerdict.DIFFERS, "without `routing_id=` and `group=`, which are " + _DRAFT, "send"
+    ),
+    _group("Socket", SupportVerdict.DIFFERS, _PICKLE, "send_pyobj recv_pyobj"),
+    _group("Socket", SupportVerdict.DIFFERS, "the value of an event is always 0", "monitor"),
+    _group("Socket", SupportVerdict.WORKS, "deprecated, as in pyzmq", "socket_type"),
+    _group("Socket", SupportVerdict.DIFFERS, "sockets of this package only", "shadow"),
+    _group("Socket", SupportVerdict.DIFFERS, _NO_LIBZMQ + ": a number that `shadow` takes", "underlying"),
+    _group("Socket", SupportVerdict.REFUSED, _DRAFT, "join leave"),
+    _group("Frame", SupportVerdict.WORKS, "as in pyzmq", "buffer bytes more tracker"),
+    _group("Frame", SupportVerdict.DIFFERS, "MORE and SHARED only; properties of a peer are not kept", "get"),
+    _group("Frame", SupportVerdict.DIFFERS, "always None", "tracker_event"),
+    _group("Frame", SupportVerdict.REFUSED, _DRAFT, "set group routing_id"),
+    _group("Poller", SupportVerdict.WORKS, "as in pyzmq", "modify poll register unregister"),
+    _group("MessageTracker", SupportVerdict.WORKS, "as in pyzmq", "done wait"),
+    _group("asyncio", SupportVerdict.WORKS, "as in pyzmq", "Context Poller Socket"),
+    _group("asyncio", SupportVerdict.WORKS, "deprecated, as in pyzmq", "ZMQEventLoop install"),
+    _group("decorators", SupportVerdict.WORKS, "as in pyzmq", "context socket"),
+    _group("utils.jsonapi", SupportVerdict.WORKS, "as in pyzmq", "dumps loads"),
+    _group(
+        "utils.monitor", SupportVerdict.WORKS, "as in pyzmq", "parse_monitor_message recv_monitor_message"
+    ),
     _group(
         "utils.strtypes",
-        Verdict.WORKS,
+        SupportVerdict.WORKS,
         "deprecated, as in pyzmq",
         "asbytes b basestring bytes cast_bytes cast_unicode u unicode",
     ),
-    _group("utils.z85", Verdict.WORKS, "as in pyzmq", "Z85CHARS Z85MAP decode encode"),
-    _group("utils", Verdict.ABSENT, "for the inside of pyzmq", "garbage interop"),
-    _group("utils", Verdict.ABSENT, "for Windows", "win32"),
+    _group("utils.z85", SupportVerdict.WORKS, "as in pyzmq", "Z85CHARS Z85MAP decode encode"),
+    _group("utils", SupportVerdict.ABSENT, "for the inside of pyzmq", "garbage interop"),
+    _group("utils", SupportVerdict.ABSENT, "for Windows", "win32"),
 )
 
 #: socket types by their support
 SOCKET_TYPES = (
     _group(
         "SocketType",
-        Verdict.WORKS,
+        SupportVerdict.WORKS,
         "either side binds or connects, several times",
         "REQ REP PUB SUB PUSH PULL PAIR ROUTER DEALER XREQ XREP",
     ),
-    _group("SocketType", Verdict.REFUSED, "subscriptions as messages are not implemented", "XPUB XSUB"),
-    _group("SocketType", Verdict.REFUSED, "raw TCP is not implemented; use `socket`", "STREAM"),
+    _group(
+        "SocketType", SupportVerdict.REFUSED, "subscriptions as messages are not implemented", "XPUB XSUB"
+    ),
+    _group("SocketType", SupportVerdict.REFUSED, "raw TCP is not implemented; use `socket`", "STREAM"),
     _group(
         "SocketType",
-        Verdict.REFUSED,
+        SupportVerdict.REFUSED,
         "draft in libzmq",
         "SERVER CLIENT RADIO DISH GATHER SCATTER DGRAM PEER CHANNEL",
     ),

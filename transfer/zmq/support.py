@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Iterator
 
 from transfer.zmq import constants, version
-from transfer.zmq._support import GROUPS, SOCKET_TYPES, Group
+from transfer.zmq._support import GROUPS, SOCKET_TYPES, SupportGroup
 from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.options import RULES, Effect
 
@@ -115,7 +115,7 @@ def _constants() -> Iterator[str]:
     yield f"All constants of pyzmq exist with its numbers, supported or not: {_quoted(kinds)}.\n"
 
 
-def _table(groups: Iterable[Group]) -> Iterator[str]:
+def _table(groups: Iterable[SupportGroup]) -> Iterator[str]:
     yield "| of | names | | reason |\n|---|---|---|---|"
     for group in groups:
         yield f"| `{group.where}` | {_quoted(group.names)} | {group.verdict.value} | {group.reason} |"

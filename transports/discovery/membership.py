@@ -21,7 +21,7 @@ MOST = 4096
 _RANDOM = Random()
 
 
-class State(Enum):
+class MemberState(Enum):
     """The state of a member. LISTED: is there. HELD: was there, and the last answer leaves open whether it
     still is: it keeps its connection, and is not retried. RETIRED: has gone: it gets no new work, and keeps
     its connection until its work is done."""
@@ -45,19 +45,19 @@ class Membership:
     """The known members and their states. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._states: dict[Address, State] = {}
+        self._states: dict[Address, MemberState] = {}
 
     def __len__(self) -> int:
         return len(self._states)
 
-    def state(self, member: Address) -> State | None:
+    def state(self, member: Address) -> MemberState | None:
         """None: unknown."""
         return self._states.get(member)
 
     @property
     def listed(self) -> int:
         """The number of members that are there, as far as is known. Any thread."""
-        return sum(state is State.LISTED for state in list(self._states.values()))
+        return sum(state is MemberState.LISTED for state in list(self._states.values()))
 
     def update(self, listing: Listing, most: int = MOST) -> Changes:
         """Applies an answer. most: how many members can be followed; those already followed stay."""
@@ -65,21 +65,21 @@ class Membership:
         there = set(self._first(listing.members, most))
         for member in sorted(there, key=str):
             before = self._states.get(member)
-            self._states[member] = State.LISTED
+            self._states[member] = MemberState.LISTED
             if before is None:
                 changes.added.append(member)
-            elif before is State.HELD:
+            elif before is MemberState.HELD:
                 changes.kept.append(member)
-            elif before is State.RETIRED:
+            elif before is MemberState.RETIRED:
                 changes.restored.append(member)
         for member in sorted(self._states.keys() - there, key=str):
             before = self._states[member]
             gone = listing.complete or member in listing.gone
-            if gone and before is not State.RETIRED:
-                self._states[member] = State.RETIRED
+            if gone and before is not MemberState.RETIRED:
+                self._states[member] = MemberState.RETIRED
                 changes.retired.append(member)
-            elif not gone and before is State.LISTED:
-                self._states[member] = State.HELD
+            elif not gone and before is MemberState.LISTED:
+                self._states[member] = MemberState.HELD
                 changes.held.append(member)
         return changes
 
@@ -89,7 +89,7 @@ class Membership:
 
     def ended(self, member: Address) -> bool:
         """Its connection has ended, or could not be made. True: it has to be retried; else it is removed."""
-        if self._states.get(member) is State.LISTED:
+        if self._states.get(member) is MemberState.LISTED:
             return True
         self._states.pop(member, None)
         return False
@@ -98,7 +98,9 @@ class Membership:
         """As many as can be followed, and the same ones each time."""
         if len(members) <= most:
             return members
-        return sorted(members, key=lambda one: (self._states.get(one) is not State.LISTED, str(one)))[:most]
+        return sorted(members, key=lambda one: (self._states.get(one) is not MemberState.LISTED, str(one)))[
+            :most
+        ]
 
 
 class Polling:

@@ -16,7 +16,7 @@ _ALPN = 16
 _MOST = 64
 
 
-class Offer(NamedTuple):
+class ClientOffer(NamedTuple):
     """protocols: as offered, best first; None: not known yet. foreign: this is no TLS. wanted: how many bytes
     are needed to know."""
 
@@ -25,7 +25,7 @@ class Offer(NamedTuple):
     wanted: int = 0
 
 
-_FOREIGN = Offer(None, True)
+_FOREIGN = ClientOffer(None, True)
 
 
 class _Broken(ValueError):
@@ -67,15 +67,15 @@ class _Cursor:
             raise _Broken
 
 
-def offered(first: bytes) -> Offer:
+def offered(first: bytes) -> ClientOffer:
     """The protocols in the first bytes of a connection."""
     size = record_size(first)
     if not size:
         return _FOREIGN
     if len(first) < size:
-        return Offer(None, wanted=size)
+        return ClientOffer(None, wanted=size)
     try:
-        return Offer(_protocols(_Cursor(first[HEAD + MESSAGE_HEAD : size])))
+        return ClientOffer(_protocols(_Cursor(first[HEAD + MESSAGE_HEAD : size])))
     except _Broken:
         return _FOREIGN
 

@@ -22,7 +22,7 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 from transfer.transports.base import Stream
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Control, Flag, SocketType
 from transfer.transports.errors import HandshakeError, ProtocolError, TransferError, without_frames
 from transfer.transports.handshake.hello import MAX_DEPTH, Agreement, frame, is_shallow, refusal_in
@@ -70,7 +70,7 @@ class Surroundings:
     send_high_water_bytes: int
     credits: bool = False
     checksum: bool = False
-    options: SocketOptions = field(default_factory=SocketOptions)
+    options: DescriptorOptions = field(default_factory=DescriptorOptions)
     shared: dict[str, Any] = field(default_factory=dict)
     own: dict[str, Any] = field(default_factory=dict)
 

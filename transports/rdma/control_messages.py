@@ -34,7 +34,7 @@ class Word(IntEnum):
     HELD = 4
 
 
-class ControlMessage(NamedTuple):
+class RdmaControlMessage(NamedTuple):
     """A control message: its word, and its numbers."""
 
     word: Word
@@ -59,15 +59,15 @@ def is_ours(data: bytes) -> bool:
     return data[0] == Control.RDMA
 
 
-def decode(data: bytes) -> ControlMessage:
+def decode(data: bytes) -> RdmaControlMessage:
     """Decodes a control message. Raises ProtocolError("control")."""
     if len(data) < _HEAD.size:
         raise ProtocolError("control", "a word of the rdma transport is too short")
     word = data[1]
     if word == Word.GRANT and len(data) == _TOTAL.size:
-        return ControlMessage(Word.GRANT, (_TOTAL.unpack(data)[2],))
+        return RdmaControlMessage(Word.GRANT, (_TOTAL.unpack(data)[2],))
     count, rest = divmod(len(data) - _HEAD.size, _NUMBER.size)
     single = word in (Word.ASK, Word.HELD)
     if rest or not (single or word == Word.DONE) or not 1 <= count <= (1 if single else MOST):
         raise ProtocolError("control", f"word {word} of the rdma transport with {len(data)} bytes")
-    return ControlMessage(Word(word), struct.unpack_from(f"<{count}I", data, _HEAD.size))
+    return RdmaControlMessage(Word(word), struct.unpack_from(f"<{count}I", data, _HEAD.size))

@@ -40,7 +40,7 @@ class Gid:
 
 
 @dataclass(frozen=True, slots=True)
-class Port:
+class DevicePort:
     number: int
     active: bool
     link: str  # "Ethernet" or "InfiniBand"
@@ -51,7 +51,7 @@ class Port:
 @dataclass(frozen=True, slots=True)
 class Device:
     name: str
-    ports: tuple[Port, ...] = ()
+    ports: tuple[DevicePort, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Wishes:
 
 
 @dataclass(frozen=True, slots=True)
-class Route:
+class DeviceRoute:
     """The selected device, port and GID. mtu: the most bytes of a packet. gid: as text."""
 
     device: str
@@ -76,7 +76,7 @@ class Route:
     lid: int = 0
     why: str = ""
 
-    def seen_by(self, device: DeviceHandle) -> Route:
+    def seen_by(self, device: DeviceHandle) -> DeviceRoute:
         """This route with the values that only the open device has. Raises DeviceError if the link is
         down."""
         state = device.port(self.port)
@@ -99,7 +99,7 @@ def wishes_of(environ: Mapping[str, str] | None = None) -> Wishes:
     return Wishes(names, port, gid, mtu)
 
 
-def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
+def choose(devices: Sequence[Device], wishes: Wishes) -> DeviceRoute:
     """Selects the fastest active port of the permitted devices. Pure. Raises DeviceError."""
     if not devices:
         raise DeviceError("no_device", "this machine has no RDMA device", hint="see `ibv_devices`")
@@ -113,7 +113,7 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
                 f"MC_RDMA_DEVICES names {', '.join(wishes.devices)}; here are {', '.join(sorted(by_name))}",
                 hint="unset it, or name one of them",
             )
-    found: list[tuple[Device, Port]] = [
+    found: list[tuple[Device, DevicePort]] = [
         (device, port)
         for device in allowed
         for port in device.ports
@@ -132,10 +132,10 @@ def choose(devices: Sequence[Device], wishes: Wishes) -> Route:
             hint="give its network interface an address",
         )
     why = "MC_RDMA_DEVICES" if wishes.devices else "the only one" if len(found) == 1 else "the fastest link"
-    return Route(device.name, port.number, gid.index, gid.text, wishes.mtu or 4096, why=why)
+    return DeviceRoute(device.name, port.number, gid.index, gid.text, wishes.mtu or 4096, why=why)
 
 
-def choose_gid(port: Port, index: int | None = None) -> Gid | None:
+def choose_gid(port: DevicePort, index: int | None = None) -> Gid | None:
     """InfiniBand: the port's first GID. Ethernet: RoCE v2 with an IPv4 address, then with a global IPv6
     address, then with a link-local one, then RoCE v1."""
     gids = [gid for gid in port.gids if gid.text != _NO_GID]
@@ -174,18 +174,18 @@ def look(system: Path = SYSTEM) -> list[Device]:
     return [Device(name, tuple(_ports(system / name / "ports"))) for name in names]
 
 
-def choose_route(environ: Mapping[str, str] | None = None, system: Path = SYSTEM) -> Route:
+def choose_route(environ: Mapping[str, str] | None = None, system: Path = SYSTEM) -> DeviceRoute:
     """The route that this process uses. Raises DeviceError, OptionError."""
     return choose(look(system), wishes_of(environ))
 
 
-def _ports(folder: Path) -> list[Port]:
+def _ports(folder: Path) -> list[DevicePort]:
     ports = []
     for name in sorted(_names(folder), key=int):
         state = _text(folder / name / "state")
         rate = _text(folder / name / "rate").split(" ")[0]
         ports.append(
-            Port(
+            DevicePort(
                 int(name),
                 state.startswith("4"),
                 _text(folder / name / "link_layer"),

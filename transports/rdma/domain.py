@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from transfer.transports.errors import Closed, ForkedError, TransferError
-from transfer.transports.rdma.device_selection import Route, choose_route
+from transfer.transports.rdma.device_selection import DeviceRoute, choose_route
 from transfer.transports.rdma.driver import DeviceHandle, Driver, load
 from transfer.transports.rdma.memory import Handle, Regions, SlabPool, Sources
 
@@ -19,7 +19,7 @@ class Domain:
     received: memory that payloads are READ into. sources: makes payloads readable for peers.
     """
 
-    def __init__(self, device: DeviceHandle, route: Route, copy_into: Any) -> None:
+    def __init__(self, device: DeviceHandle, route: DeviceRoute, copy_into: Any) -> None:
         self.device = device
         self.route = route
         self.received = SlabPool(device, received=True)

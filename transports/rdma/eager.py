@@ -46,7 +46,7 @@ def encode(
     return b"".join((head, data))
 
 
-class Waiting:
+class WaitingSend:
     """Encoded frames that wait for a buffer, with marks of their owners."""
 
     def __init__(self) -> None:

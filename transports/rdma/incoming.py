@@ -18,9 +18,9 @@ from transfer.transports.rdma.driver import SUCCESS, QueuePair
 from transfer.transports.rdma.eager import Splitter, Unit
 from transfer.transports.rdma.failures import ACCESS_REFUSED, completion_failed
 from transfer.transports.rdma.half import Half
-from transfer.transports.rdma.memory import Block
-from transfer.transports.rdma.port import COARSE, GRANT, READ, Port
-from transfer.transports.rdma.rendezvous import Announced, Chunk, Reading, Window
+from transfer.transports.rdma.memory import MemoryBlock
+from transfer.transports.rdma.port import COARSE, GRANT, READ, RdmaPort
+from transfer.transports.rdma.rendezvous import ReadChunk, Reading, RendezvousOffer, Window
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Sink
@@ -48,10 +48,10 @@ class _Message:
         self.read = 0
 
 
-class Incoming(Half):
+class RdmaIncoming(Half):
     """The second half of `VerbsStream`. The port's lock guards its state."""
 
-    def _begin_receiving(self, port: Port, pair: QueuePair, max_message: int) -> None:
+    def _begin_receiving(self, port: RdmaPort, pair: QueuePair, max_message: int) -> None:
         self.credits = False
         self.last_received_ns = clock_gettime_ns(COARSE)
         self._port = port
@@ -60,9 +60,9 @@ class Incoming(Half):
         self._grants = ReceivingCredits(GRANT)
         self._splitter = Splitter(max_message)
         self._size = Size()
-        self._announced = Announced(max_message)
+        self._announced = RendezvousOffer(max_message)
         self._window = Window()
-        self._chunks: dict[int, Chunk] = {}
+        self._chunks: dict[int, ReadChunk] = {}
         self._chunk_number = 0
         self._read_ahead = 0
         self._held_back = False  # a payload waits until the application has taken others
@@ -196,7 +196,7 @@ class Incoming(Half):
             chunk = window.take()
             self._chunk_number = number = (self._chunk_number + 1) & 0xFFFFFFFF
             self._chunks[number] = chunk
-            block: Block = reading.place
+            block: MemoryBlock = reading.place
             announcement = reading.announcement
             self._pair.read(
                 READ | number, block.address + chunk.offset, chunk.length, block.lkey,
@@ -235,7 +235,7 @@ class Incoming(Half):
 
     def _complete(self, reading: Reading) -> None:
         message, frame = reading.owner
-        block: Block = reading.place
+        block: MemoryBlock = reading.place
         received = self._port.domain.received
         frame.data = Region(block.view, lambda: received.give_back(block))
         message.missing -= 1

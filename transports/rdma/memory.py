@@ -31,7 +31,7 @@ KEPT = 256 << 20
 COPIED = 256 << 10
 
 
-class DeviceMemory(NamedTuple):
+class RegisteredDeviceMemory(NamedTuple):
     """Memory that the CPU cannot read, as the payload of a frame. owner: kept alive while it is used.
     dmabuf: returns (descriptor, offset), and the descriptor is ours; None: the address itself is
     registered (peermem)."""
@@ -42,7 +42,7 @@ class DeviceMemory(NamedTuple):
     dmabuf: Callable[[], tuple[int, int]] | None = None
 
     @classmethod
-    def of(cls, data: Any) -> DeviceMemory | None:
+    def of(cls, data: Any) -> RegisteredDeviceMemory | None:
         """For an object whose `__cuda_array_interface__` has its address; `gpu.Exportable` has a dma-buf
         too."""
         interface = getattr(data, "__cuda_array_interface__", None)
@@ -51,7 +51,7 @@ class DeviceMemory(NamedTuple):
         return cls(int(interface["data"][0]), int(data.nbytes), data, getattr(data, "dmabuf", None))
 
 
-class Block:
+class MemoryBlock:
     """A piece of a slab. `address` and `nbytes` are of the requested size."""
 
     __slots__ = ("address", "lkey", "nbytes", "offset", "rkey", "size", "slab")
@@ -97,13 +97,13 @@ class SlabPool:
         self._received = received
         self._kept = kept
         self._lock = threading.Lock()
-        self._free: dict[int, list[Block]] = {}
+        self._free: dict[int, list[MemoryBlock]] = {}
         self._carved: list[_Slab] = []
         self._large: list[_Slab] = []
-        self._returned: deque[Block] = deque()
+        self._returned: deque[MemoryBlock] = deque()
         self._closed = False
 
-    def take(self, nbytes: int) -> Block:
+    def take(self, nbytes: int) -> MemoryBlock:
         """`nbytes` of registered memory, not cleared. Raises RegistrationError, InternalError, Closed."""
         large = nbytes > SLAB // 2
         if nbytes > 1 << 30:
@@ -122,7 +122,7 @@ class SlabPool:
             self.in_use += size
             return block
 
-    def give_back(self, block: Block) -> None:
+    def give_back(self, block: MemoryBlock) -> None:
         """The block's memory may be used again. Any thread; never waits."""
         self._returned.append(block)
 
@@ -146,15 +146,15 @@ class SlabPool:
             self.in_use -= block.size
             self._free.setdefault(block.size, []).append(block)
 
-    def _new(self, size: int, large: bool) -> Block:
+    def _new(self, size: int, large: bool) -> MemoryBlock:
         if large:
             self._trim(size)
             slab = self._slab(size)
             self._large.append(slab)
-            return Block(slab, 0, size)
+            return MemoryBlock(slab, 0, size)
         slab = self._slab(SLAB)
         self._carved.append(slab)
-        blocks = [Block(slab, at, size) for at in range(0, SLAB - size + 1, size)]
+        blocks = [MemoryBlock(slab, at, size) for at in range(0, SLAB - size + 1, size)]
         self._free.setdefault(size, []).extend(blocks[1:])
         return blocks[0]
 
@@ -174,7 +174,7 @@ class SlabPool:
                 self.registered -= slab.size
 
 
-class Source(NamedTuple):
+class ReadSource(NamedTuple):
     """Where a payload lies while it is announced. `release` is called once, when the peer has READ it.
     copy: our copy, if it was copied; valid until then."""
 
@@ -184,7 +184,7 @@ class Source(NamedTuple):
     copy: memoryview | None = None
 
 
-class Registration:
+class MemoryRegistration:
     """The user's memory, registered while at least one user needs it. Made by `Regions.add`.
 
     Its object stays exported. `close` does not wait: a pending send keeps the registration until its end.
@@ -214,10 +214,10 @@ class Registration:
 class Handle:
     """One `register` call of the user; closing it twice is fine."""
 
-    def __init__(self, registration: Registration) -> None:
+    def __init__(self, registration: MemoryRegistration) -> None:
         self.address = registration.address
         self.nbytes = registration.length
-        self._registration: Registration | None = registration
+        self._registration: MemoryRegistration | None = registration
 
     def close(self) -> None:
         registration, self._registration = self._registration, None
@@ -238,7 +238,7 @@ class Regions:
         self._device = device
         # Reentrant: the collector may end a handle inside any statement of this class.
         self._lock = threading.RLock()
-        self._exact: dict[tuple[int, int], Registration] = {}
+        self._exact: dict[tuple[int, int], MemoryRegistration] = {}
         self._starts: list[tuple[int, int]] = []
         self._longest = 0
 
@@ -250,7 +250,7 @@ class Regions:
 
         Raises RegistrationError; TypeError or BufferError for an object without flat memory.
         """
-        data = DeviceMemory.of(data) or data
+        data = RegisteredDeviceMemory.of(data) or data
         held, address, length = _memory_of(data)
         with self._lock:
             found = self._exact.get((address, length))
@@ -258,13 +258,13 @@ class Regions:
                 found.uses += 1
                 return Handle(found)
             region = _register(self._device, data, address, length)
-            made = Registration(self, held, address, length, region)
+            made = MemoryRegistration(self, held, address, length, region)
             self._exact[address, length] = made
             insort(self._starts, (address, length))
             self._longest = max(self._longest, length)
             return Handle(made)
 
-    def find(self, address: int, length: int) -> Registration | None:
+    def find(self, address: int, length: int) -> MemoryRegistration | None:
         """A region that holds all of this memory, with one more use; end it by `release`."""
         with self._lock:
             for index in range(bisect_right(self._starts, (address, 1 << 64)) - 1, -1, -1):
@@ -277,7 +277,7 @@ class Regions:
                     return found
             return None
 
-    def leave(self, registration: Registration) -> None:
+    def leave(self, registration: MemoryRegistration) -> None:
         with self._lock:
             registration.uses -= 1
             if registration.uses:
@@ -320,14 +320,14 @@ class Sources:
         self._regions = regions
         self._copy_into = copy_into
 
-    def place(self, data: Any, *, kept: bool) -> Source:
+    def place(self, data: Any, *, kept: bool) -> ReadSource:
         """data: a flat view, bytes, or DeviceMemory. Raises RegistrationError, InternalError."""
         held, address, length = _memory_of(data)
-        device = isinstance(data, DeviceMemory)
+        device = isinstance(data, RegisteredDeviceMemory)
         found = self._regions.find(address, length) if kept or device else None
         way = choose_way(length, registered=found is not None, kept=kept)
         if found is not None:
-            return Source(found.remote(address), found.region.rkey, found.release)
+            return ReadSource(found.remote(address), found.region.rkey, found.release)
         if way == "copy" and not device:
             return self._copied(data, length)
         try:
@@ -337,12 +337,12 @@ class Sources:
                 raise
             return self._copied(data, length)  # a mapped file: the device may not pin it
         self.registrations += 1
-        return Source(region.address, region.rkey, _Once(region, held))
+        return ReadSource(region.address, region.rkey, _Once(region, held))
 
-    def _copied(self, data: Any, length: int) -> Source:
+    def _copied(self, data: Any, length: int) -> ReadSource:
         block = self._staging.take(length)
         self._copy_into(block.view, data)
-        return Source(block.address, block.rkey, lambda: self._staging.give_back(block), block.view)
+        return ReadSource(block.address, block.rkey, lambda: self._staging.give_back(block), block.view)
 
 
 class _Once:
@@ -376,7 +376,7 @@ class _Timed:
 
 def _register(device: DeviceHandle, data: Any, address: int, length: int) -> MemoryRegion:
     with _Timed(device):
-        if isinstance(data, DeviceMemory) and data.dmabuf is not None:
+        if isinstance(data, RegisteredDeviceMemory) and data.dmabuf is not None:
             fd, offset = data.dmabuf()
             try:  # the region holds the dma-buf by itself
                 return device.register_dmabuf(fd, offset, length, local_write=False, remote_read=True)
@@ -387,7 +387,7 @@ def _register(device: DeviceHandle, data: Any, address: int, length: int) -> Mem
 
 def _memory_of(data: Any) -> tuple[Any, int, int]:
     """(what keeps it alive, address, bytes)."""
-    if isinstance(data, DeviceMemory):
+    if isinstance(data, RegisteredDeviceMemory):
         return data.owner, data.address, data.nbytes
     view = flat_view(data)
     return view, address_of(view), view.nbytes

@@ -16,12 +16,12 @@ from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.rdma import control_messages, eager
 from transfer.transports.rdma.credits import SendingCredits
 from transfer.transports.rdma.driver import SUCCESS, QueuePair
-from transfer.transports.rdma.eager import BUFFER, Waiting
+from transfer.transports.rdma.eager import BUFFER, WaitingSend
 from transfer.transports.rdma.failures import completion_failed
 from transfer.transports.rdma.half import Half
-from transfer.transports.rdma.memory import DeviceMemory, Source
-from transfer.transports.rdma.port import COARSE, GRANT, SEND, Port
-from transfer.transports.rdma.rendezvous import WINDOW, Announcement, next_number
+from transfer.transports.rdma.memory import ReadSource, RegisteredDeviceMemory
+from transfer.transports.rdma.port import COARSE, GRANT, SEND, RdmaPort
+from transfer.transports.rdma.rendezvous import WINDOW, RendezvousAnnouncement, next_number
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
@@ -63,17 +63,17 @@ class _Open:
 
     __slots__ = ("message", "queried", "since", "source")
 
-    def __init__(self, message: _Message, source: Source) -> None:
+    def __init__(self, message: _Message, source: ReadSource) -> None:
         self.message = message
         self.source = source
         self.since = time.monotonic()
         self.queried: float | None = None
 
 
-class Outgoing(Half):
+class RdmaOutgoing(Half):
     """The first half of `VerbsStream`. The port's lock guards its state."""
 
-    def _begin_sending(self, port: Port, pair: QueuePair, granted: int, socket_type: int) -> None:
+    def _begin_sending(self, port: RdmaPort, pair: QueuePair, granted: int, socket_type: int) -> None:
         self.socket_type = socket_type
         self.checksum = False
         self.rendezvous_timeout = RENDEZVOUS_TIMEOUT
@@ -87,7 +87,7 @@ class Outgoing(Half):
         self._posted = 0  # buffers passed to the device, and acknowledged by the peer's; totals
         self._acknowledged = 0
         self._signaled = 0  # the last signaled one
-        self._waiting = Waiting()
+        self._waiting = WaitingSend()
         self._unposted: list[_Message] = []
         self._number = 1
         self._open: dict[int, _Open] = {}
@@ -155,7 +155,7 @@ class Outgoing(Half):
             if self.broken is None:
                 return keep(())
             messages, self._unposted = self._unposted, []
-            self._waiting = Waiting()
+            self._waiting = WaitingSend()
             for message in messages:
                 self.queued -= 1
                 self.queued_bytes -= message.nbytes
@@ -224,7 +224,9 @@ class Outgoing(Half):
                 if refers:
                     source = self._port.domain.sources.place(data, kept=kept is not None)
                     opened.append((number, source))
-                    content: Any = Announcement(source.rkey, number, source.address, size_of(data)).encode()
+                    content: Any = RendezvousAnnouncement(
+                        source.rkey, number, source.address, size_of(data)
+                    ).encode()
                     number = next_number(number)
                     if kept is None:
                         kept = source.copy
@@ -376,16 +378,16 @@ class Outgoing(Half):
 
 
 def normalize_all(frames: Sequence[OutFrame]) -> list[OutFrame]:
-    """As the codec's, but passes a device's memory, as `DeviceMemory`."""
+    """As the codec's, but passes a device's memory, as `RegisteredDeviceMemory`."""
     if not any(hasattr(frame[4], "__cuda_array_interface__") for frame in frames):
         return normalize(frames)
     return [_normal(frame) for frame in frames]
 
 
 def _normal(frame: OutFrame) -> OutFrame:
-    memory = DeviceMemory.of(frame[4])
+    memory = RegisteredDeviceMemory.of(frame[4])
     return normalize([frame])[0] if memory is None else (*frame[:4], memory)
 
 
 def size_of(data: Any) -> int:
-    return data.nbytes if isinstance(data, DeviceMemory) else len(data)
+    return data.nbytes if isinstance(data, RegisteredDeviceMemory) else len(data)

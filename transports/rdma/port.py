@@ -12,11 +12,11 @@ from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.rdma.domain import Domain, Domains
 from transfer.transports.rdma.driver import SUCCESS, Completion, QueuePair
 from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.memory import Block
+from transfer.transports.rdma.memory import MemoryBlock
 from transfer.transports.rdma.rendezvous import WINDOW
 
 if TYPE_CHECKING:
-    from transfer.transports.rdma.incoming import Incoming
+    from transfer.transports.rdma.incoming import RdmaIncoming
     from transfer.transports.rdma.stream import VerbsStream
 
 #: eager receive buffers that a peer is granted, and eager send buffers, for each peer
@@ -46,7 +46,7 @@ class GivenUp(NamedTuple):
     hint: str
 
 
-class Port:
+class RdmaPort:
     """`lock` guards all state of it and of its streams. Owned by `Ports`.
 
     Methods with an underscore, and those marked so, are called under the lock. Callbacks that have to run
@@ -66,7 +66,7 @@ class Port:
         self._streams: dict[int, VerbsStream] = {}
         self._buffers: list[tuple[memoryview, object]] = []  # filled by the device, as prepared
         #: streams with reports to send after the present completions
-        self.dirty: list[Incoming] = []
+        self.dirty: list[RdmaIncoming] = []
         #: queue pairs in use: of streams, and of unfinished upgrades
         self.reserved = 0
         self._posted = 0
@@ -80,7 +80,7 @@ class Port:
         except BaseException:
             self._queue.close()
             raise
-        self._slabs: list[Block] = []
+        self._slabs: list[MemoryBlock] = []
 
     @property
     def fd(self) -> int:
@@ -196,11 +196,11 @@ class Ports:
     def __init__(self, domains: Domains) -> None:
         self._domains = domains
         self._lock = threading.Lock()
-        self._ports: list[Port] = []
+        self._ports: list[RdmaPort] = []
         #: hosts with which rdma fails for now, so that a connection is not made again and again
         self.given_up: dict[str, GivenUp] = {}
 
-    def with_room(self) -> Port:
+    def with_room(self) -> RdmaPort:
         """A port with room for one more peer. Raises DeviceError, RegistrationError,
         Declined("rdma-full")."""
         with self._lock:
@@ -209,7 +209,7 @@ class Ports:
                     return port
             if len(self._ports) >= PORTS:
                 raise Declined("rdma-full", f"this socket has {PORTS * PEERS} peers by rdma already")
-            port = Port(self._domains.get())
+            port = RdmaPort(self._domains.get())
             self._ports.append(port)
             return port
 

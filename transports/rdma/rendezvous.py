@@ -21,7 +21,7 @@ MAX_OPEN = 1024
 _NUMBERS = 1 << 32
 
 
-class Announcement(NamedTuple):
+class RendezvousAnnouncement(NamedTuple):
     """rkey: key of the sender's region. number: ascending. address, length: of the payload, in bytes."""
 
     rkey: int
@@ -37,7 +37,7 @@ def next_number(number: int) -> int:
     return (number + 1) % _NUMBERS
 
 
-class Announced:
+class RendezvousOffer:
     """The open announcements of the peer: the receiver's check."""
 
     def __init__(self, max_message: int) -> None:
@@ -51,13 +51,13 @@ class Announced:
     def __contains__(self, number: int) -> bool:
         return number in self._open
 
-    def take(self, reference: bytes) -> Announcement:
+    def take(self, reference: bytes) -> RendezvousAnnouncement:
         """Checks it before anything is allocated. Raises ProtocolError.
 
         The peer's device checks whether the memory is really the peer's: a foreign key or address fails the
         READ, and ends that connection only.
         """
-        announced = Announcement(*REFERENCE.unpack(reference))
+        announced = RendezvousAnnouncement(*REFERENCE.unpack(reference))
         if announced.length > self.max_message:
             raise ProtocolError(
                 "too_large",
@@ -83,7 +83,7 @@ class Reading:
 
     __slots__ = ("announcement", "left", "owner", "place", "requested")
 
-    def __init__(self, announcement: Announcement, owner: Any) -> None:
+    def __init__(self, announcement: RendezvousAnnouncement, owner: Any) -> None:
         self.announcement = announcement
         self.owner = owner
         self.place: Any = None
@@ -92,7 +92,7 @@ class Reading:
         self.left = announcement.length
 
 
-class Chunk(NamedTuple):
+class ReadChunk(NamedTuple):
     reading: Reading
     offset: int
     length: int
@@ -121,18 +121,18 @@ class Window:
     def add(self, reading: Reading) -> None:
         self._waiting.append(reading)
 
-    def take(self) -> Chunk:
+    def take(self) -> ReadChunk:
         """The next chunk of `first`; it counts as pending."""
         reading = self._waiting[0]
         length = min(self._chunk, reading.announcement.length - reading.requested)
-        chunk = Chunk(reading, reading.requested, length)
+        chunk = ReadChunk(reading, reading.requested, length)
         reading.requested += length
         if reading.requested == reading.announcement.length:
             self._waiting.popleft()
         self.under_way += 1
         return chunk
 
-    def arrived(self, chunk: Chunk) -> bool:
+    def arrived(self, chunk: ReadChunk) -> bool:
         """A chunk has arrived. True when its payload is complete."""
         self.under_way -= 1
         chunk.reading.left -= chunk.length

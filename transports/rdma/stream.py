@@ -13,9 +13,9 @@ from transfer.transports.prefixes import Prefixes, Subscribable
 from transfer.transports.rdma import control_messages
 from transfer.transports.rdma.driver import QueuePair
 from transfer.transports.rdma.failures import FLUSHED, NO_ANSWER
-from transfer.transports.rdma.incoming import Incoming
-from transfer.transports.rdma.outgoing import Outgoing
-from transfer.transports.rdma.port import SEND, GivenUp, Port
+from transfer.transports.rdma.incoming import RdmaIncoming
+from transfer.transports.rdma.outgoing import RdmaOutgoing
+from transfer.transports.rdma.port import SEND, GivenUp, RdmaPort
 
 #: seconds between two reports of consumed messages
 _REPORT_INTERVAL = 0.02
@@ -25,7 +25,7 @@ def _ignore(why: GivenUp) -> None:
     """The default callback, which does nothing."""
 
 
-class VerbsStream(Subscribable, Outgoing, Incoming):
+class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
     """A foreign stream of the core over a connected queue pair. Any thread may call.
 
     control: a `core.Stream` over the TCP connection, which belongs to this one; control frames travel
@@ -36,7 +36,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     def __init__(
         self,
-        port: Port,
+        port: RdmaPort,
         pair: QueuePair,
         control: Any,
         *,
@@ -174,7 +174,7 @@ class VerbsStream(Subscribable, Outgoing, Incoming):
 
     # -- under the lock ------------------------------------------------------------------------
 
-    def _on_control_message(self, message: control_messages.ControlMessage) -> None:
+    def _on_control_message(self, message: control_messages.RdmaControlMessage) -> None:
         with self._lock:
             if self.broken is not None:
                 return

@@ -12,7 +12,7 @@ from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, numbe
 from transfer.transports.rdma.domain import Domains
 from transfer.transports.rdma.driver import Destination, QueuePair
 from transfer.transports.rdma.eager import BUFFER
-from transfer.transports.rdma.port import GRANT, Port, Ports
+from transfer.transports.rdma.port import GRANT, Ports, RdmaPort
 from transfer.transports.rdma.stream import VerbsStream
 
 _DOMAINS = "rdma.domains"
@@ -25,7 +25,7 @@ _REMEMBERED = 60.0
 class VerbsUpgrade(Upgrade):
     """OFFER and ACCEPT have the same fields: number, gid, lid, psn, mtu, reads, buffers."""
 
-    _port: Port | None = None
+    _port: RdmaPort | None = None
     _pair: QueuePair | None = None
     _psn = 0
     _granted = 0

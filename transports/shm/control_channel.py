@@ -39,7 +39,7 @@ _call: Callable[[Callable[[], object]], object] = operator.call
 AGAIN = 0.005
 
 
-class ControlMessage(NamedTuple):
+class ShmControlMessage(NamedTuple):
     """One message of the peer. fd: closed after the receiver has handled it, who copies it if needed."""
 
     kind: int
@@ -147,7 +147,7 @@ class ControlChannel:
             return False
         return True
 
-    def read(self) -> Iterator[ControlMessage | None]:
+    def read(self) -> Iterator[ShmControlMessage | None]:
         """Yields all messages; None at the end, if the peer is gone. Raises ProtocolError,
         OutOfDescriptors."""
         while (received := self._receive()) is not None:
@@ -189,13 +189,13 @@ class ControlChannel:
         self._waiting.clear()
 
 
-def _decoded(data: bytes, descriptors: list[int]) -> ControlMessage:
+def _decoded(data: bytes, descriptors: list[int]) -> ShmControlMessage:
     if len(data) != _LAYOUT.size:
         raise ProtocolError("control_channel", f"{len(data)} bytes where an announcement was due")
     kind, number, size, slot = _LAYOUT.unpack(data)
     if not SEGMENT <= kind <= FORGET or len(descriptors) != (kind in _WITH_DESCRIPTOR):
         raise ProtocolError("control_channel", f"announcement {kind} with {len(descriptors)} descriptors")
-    return ControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1)
+    return ShmControlMessage(kind, number, size, slot, descriptors[0] if descriptors else -1)
 
 
 class Bell:

@@ -15,7 +15,7 @@ from transfer.transports.shm.mappings import MOST_BLOCKS
 _SHARE_BITS = 24
 
 
-class Parts:
+class BlockParts:
     """Calls back once when the last part of a message is free: its shares, and the part that the connection
     itself took. Each part calls `ended`; the first error counts."""
 
@@ -47,7 +47,7 @@ class Share(NamedTuple):
 
     blocks: Blocks
     loan: Loan
-    parts: Parts
+    parts: BlockParts
     data: Any
 
 
@@ -68,7 +68,7 @@ class ExportedBlocks:
     def numbers(self) -> list[int]:
         return list(self._shares)
 
-    def add(self, blocks: Blocks, loan: Loan, parts: Parts, data: Any) -> int | None:
+    def add(self, blocks: Blocks, loan: Loan, parts: BlockParts, data: Any) -> int | None:
         """The number of a new share, or None: the block cannot be announced to the peer now."""
         if not self._announce(loan.block):
             return None

@@ -41,7 +41,7 @@ def slots_of(size: int) -> int:
     return max(1, min(MOST_SLOTS, SEGMENT // size))
 
 
-class Segment(MemfdOwner):
+class SharedSegment(MemfdOwner):
     """One piece of shared memory, mapped here. It lives as long as a view of it. Raises
     InternalError, OSError."""
 
@@ -127,12 +127,12 @@ class Arena:
         self._lock = threading.RLock()
         self._numbers = 0
         #: slot size -> segments, oldest first
-        self._sizes: dict[int, list[Segment]] = {}
-        self._segments: dict[int, Segment] = {}
+        self._sizes: dict[int, list[SharedSegment]] = {}
+        self._segments: dict[int, SharedSegment] = {}
         #: numbers of announced segments that were given up; to be reported to the peer
         self.dropped: list[int] = []
 
-    def take(self, nbytes: int) -> tuple[Segment, int] | str:
+    def take(self, nbytes: int) -> tuple[SharedSegment, int] | str:
         """(a segment, the index of a slot in it, which is taken), or why there is none: "full",
         "crowded", "too_large", "no_memory", "closed".
 
@@ -152,7 +152,7 @@ class Arena:
                     return segment, index
             return self._grow(size)
 
-    def _grow(self, size: int) -> tuple[Segment, int] | str:
+    def _grow(self, size: int) -> tuple[SharedSegment, int] | str:
         planned = PAGE + slots_of(size) * size
         limit = max(self.limit, FEWEST * planned)
         if self.total + planned > limit:
@@ -165,7 +165,7 @@ class Arena:
                 return "crowded"
         self._numbers += 1
         try:
-            segment = Segment(self._core, self._numbers, size)
+            segment = SharedSegment(self._core, self._numbers, size)
         except (InternalError, OSError):
             self._budget.give_back(planned)
             return "no_memory"  # the connection carries the payload, as without shared memory

@@ -21,10 +21,10 @@ from transfer.transports.errors import Broken, ProtocolError, TransferError, wit
 from transfer.transports.reactor import READABLE
 from transfer.transports.shm import control_channel
 from transfer.transports.shm.blocks import NAME as BLOCKS, Blocks
-from transfer.transports.shm.control_channel import ControlChannel, ControlMessage
-from transfer.transports.shm.exported_blocks import ExportedBlocks, Parts
+from transfer.transports.shm.control_channel import ControlChannel, ShmControlMessage
+from transfer.transports.shm.exported_blocks import BlockParts, ExportedBlocks
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
-from transfer.transports.shm.segments import Arena, Segment
+from transfer.transports.shm.segments import Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
 from transfer.transports.uninterrupted import uninterrupted
 
@@ -99,7 +99,7 @@ class ShmStream:
         """See core/contract.pyi, Carrier. A block is shared only with `hold`; else it is copied too."""
         placed: list[OutFrame] = []
         saved = 0
-        parts: Parts | None = None
+        parts: BlockParts | None = None
         blocks: Blocks | None = self._shared.get(BLOCKS) if hold else None
         try:
             for frame in frames:
@@ -110,7 +110,7 @@ class ShmStream:
                     continue
                 reference = None
                 if blocks and type(data) is not bytes:
-                    parts = parts or Parts(released)
+                    parts = parts or BlockParts(released)
                     reference = self._share(blocks, data, size, several, parts)
                 if reference is None:
                     reference = self._copy(data, size)
@@ -146,7 +146,7 @@ class ShmStream:
             return None
         return REFERENCE.pack(segment.number, _SLOT, segment.offset(index), size)
 
-    def _announce(self, segment: Segment) -> bool:
+    def _announce(self, segment: SharedSegment) -> bool:
         with self._lock:
             if not segment.announced and not self._closed:
                 slot = segment.slot
@@ -169,7 +169,7 @@ class ShmStream:
             logger.warning("large messages go through the Unix socket instead of shared memory: %s", why)
         self.refused[reason] += 1
 
-    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: Parts) -> bytes | None:
+    def _share(self, blocks: Blocks, data: Any, size: int, several: bool, parts: BlockParts) -> bytes | None:
         """A reference to memory of a block, or None if it is in no block or may not be shown to this peer."""
         loan = blocks.lend(data, size, private=several)
         if loan is None:
@@ -308,7 +308,7 @@ class ShmStream:
             for number in ended:
                 self._lending.end(number, None)
 
-    def _handle(self, message: ControlMessage) -> None:
+    def _handle(self, message: ShmControlMessage) -> None:
         if self._closed and message.kind in (control_channel.SEGMENT, control_channel.BLOCK):
             return
         if message.kind == control_channel.DROP:

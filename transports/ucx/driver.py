@@ -37,7 +37,7 @@ MASK_ALL = (1 << 64) - 1
 _SWEEPS = 10_000
 
 
-class Request(Protocol):
+class UcxRequest(Protocol):
     """A pending operation. Its owner keeps it, and the memory that it uses, until `completed`."""
 
     @property
@@ -47,14 +47,14 @@ class Request(Protocol):
         """Raises the error of a completed request that failed; see `failure`."""
 
 
-class Found(Protocol):
+class UcxInstallation(Protocol):
     """A message that arrived and was not received yet. `length`: in bytes."""
 
     @property
     def length(self) -> int: ...
 
 
-class Endpoint(ABC):
+class UcxEndpoint(ABC):
     """The connection to one peer. Its creator closes it."""
 
     @property
@@ -63,11 +63,11 @@ class Endpoint(ABC):
         """False once UCX has detected that the peer is gone, which may be late or never."""
 
     @abstractmethod
-    def send(self, data: Any, tag: Any) -> Request:
+    def send(self, data: Any, tag: Any) -> UcxRequest:
         """Starts to send a flat buffer, or device memory. It must live until `completed`. Raises Broken."""
 
     @abstractmethod
-    def take(self, found: Any, buffer: Any) -> Request:
+    def take(self, found: Any, buffer: Any) -> UcxRequest:
         """Starts to receive a message from `Worker.find(remove=True)` into writable memory of its length."""
 
     @abstractmethod
@@ -102,9 +102,9 @@ class Worker(ABC):
 
     @abstractmethod
     def find(self, tag: Any, *, mask: Any = None, remove: bool = False) -> Any:
-        """The oldest arrived message of this tag, a `Found`, or None.
+        """The oldest arrived message of this tag, a `UcxInstallation`, or None.
 
-        With `remove` it is not found again, and must go to `Endpoint.take` or `discard`.
+        With `remove` it is not found again, and must go to `UcxEndpoint.take` or `discard`.
         """
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Worker(ABC):
         """Drops a removed message; its sender counts it as delivered."""
 
     @abstractmethod
-    def connect(self, address: bytes) -> Endpoint:
+    def connect(self, address: bytes) -> UcxEndpoint:
         """Connects to the worker of this address. Returns before the peer answers. Raises Broken.
 
         UCX trusts an address: a malicious one can end this process.
@@ -129,7 +129,7 @@ class Worker(ABC):
                 return
 
 
-class Library(ABC):
+class DriverLibrary(ABC):
     """UCX as loaded by one driver. has_cuda: it accepts pointers to GPU memory."""
 
     driver: str
@@ -141,7 +141,7 @@ class Library(ABC):
         """A new worker. Raises Broken, InternalError."""
 
 
-def failure(request: Request) -> TransferError | None:
+def failure(request: UcxRequest) -> TransferError | None:
     """The error of a completed request; None if it succeeded. A cancelled one failed."""
     try:
         request.check_error()
@@ -163,7 +163,7 @@ class Fabric:
     there are as many as were in use at the same time.
     """
 
-    def __init__(self, library: Library) -> None:
+    def __init__(self, library: DriverLibrary) -> None:
         self.process = os.getpid()
         self.driver, self.version, self.has_cuda = library.driver, library.version, library.has_cuda
         self._library = library
@@ -220,7 +220,7 @@ def forked() -> ForkedError:
     )
 
 
-def _load() -> Library:
+def _load() -> DriverLibrary:
     """Loads by the selected driver, or the first that is available. Raises NotSupported."""
     wished = ucx_driver()
     options = ucx_options(_OPTIONS)
@@ -234,7 +234,7 @@ def _load() -> Library:
     raise NotSupported(reason, hint=f"pip install {PACKAGES[0]} (or {PACKAGES[1]})")
 
 
-def _begin(name: str, options: dict[str, str]) -> Library:
+def _begin(name: str, options: dict[str, str]) -> DriverLibrary:
     # Only the one that is used is imported.
     if name == "ucxx":
         from transfer.transports.ucx.ucxx_driver import UcxxLibrary

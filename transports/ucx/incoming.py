@@ -12,10 +12,10 @@ from transfer.transports.core.pure.codec import chosen
 from transfer.transports.core.pure.pool import flat_view
 from transfer.transports.core.wire import Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.ucx.driver import Endpoint, failure
-from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, Outgoing
+from transfer.transports.ucx.driver import UcxEndpoint, failure
+from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, UcxOutgoing
 from transfer.transports.ucx.packing import LONGEST, TAKEN, Unpacker
-from transfer.transports.ucx.port import Port
+from transfer.transports.ucx.port import UcxPort
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Sink
@@ -44,11 +44,11 @@ class _Arrival:
         self.behind = 0
 
 
-class Incoming(Outgoing):
+class UcxIncoming(UcxOutgoing):
     """The receiving methods. See `stream.UcxStream`."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
+        self, port: UcxPort, endpoint: UcxEndpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
         super().__init__(port, endpoint, control, theirs, around)
         self.credits = around.credits

@@ -101,7 +101,7 @@ class EndpointParams(ctypes.Structure):
     ]
 
 
-class RequestParams(ctypes.Structure):
+class UcpRequestParams(ctypes.Structure):
     """Zeros: one contiguous piece of bytes, and no callback."""
 
     _fields_ = [("op_attr_mask", c_uint32), ("flags", c_uint32), ("rest", c_char * 128)]
@@ -133,7 +133,7 @@ _SLOW: dict[str, tuple[Any, list[Any]]] = {
     "ucp_worker_get_efd": (Status, [c_void_p, POINTER(c_int)]),
     "ucp_worker_progress": (c_uint, [c_void_p]),
     "ucp_ep_create": (Status, [c_void_p, POINTER(EndpointParams), POINTER(c_void_p)]),
-    "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(RequestParams)]),
+    "ucp_ep_close_nbx": (c_void_p, [c_void_p, POINTER(UcpRequestParams)]),
     "ucp_tag_send_nbx": (c_void_p, [c_void_p, c_void_p, c_size_t, c_uint64, c_void_p]),
     "ucp_tag_msg_recv_nbx": (c_void_p, [c_void_p, c_void_p, c_size_t, c_void_p, c_void_p]),
 }

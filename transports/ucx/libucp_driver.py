@@ -12,15 +12,15 @@ from typing import Any
 from transfer.transports.core import address_of
 from transfer.transports.errors import Broken
 from transfer.transports.ucx import libucp
-from transfer.transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
+from transfer.transports.ucx.driver import MASK_ALL, DriverLibrary, UcxEndpoint, UcxRequest, Worker
 from transfer.transports.ucx.failures import StatusError, translated
 from transfer.transports.ucx.libucp import Functions
 
 #: seconds that closing an endpoint may take, and between two checks without progress
 _PATIENCE, _PAUSE = 2.0, 0.0005
-_PLAIN = libucp.RequestParams()
+_PLAIN = libucp.UcpRequestParams()
 _PLAIN_AT = ctypes.addressof(_PLAIN)
-_FORCE = libucp.RequestParams(op_attr_mask=libucp.OP_FLAGS, flags=libucp.CLOSE_FORCE)
+_FORCE = libucp.UcpRequestParams(op_attr_mask=libucp.OP_FLAGS, flags=libucp.CLOSE_FORCE)
 
 
 class _Operation:
@@ -59,7 +59,7 @@ class _Message:
         self.length = length
 
 
-class LibucpLibrary(Library):
+class LibucpLibrary(DriverLibrary):
     """Starts UCX. Raises NotSupported (there is no UCX, or an old one), Broken, InternalError."""
 
     driver = "libucp"
@@ -157,14 +157,14 @@ class LibucpWorker(Worker):
             functions.request_free(pointer)
         self.step()
 
-    def connect(self, address: bytes) -> Endpoint:
+    def connect(self, address: bytes) -> UcxEndpoint:
         try:
             return LibucpEndpoint(self._functions, self, address)
         except StatusError as error:
             raise translated(error, "connect") from error
 
 
-class LibucpEndpoint(Endpoint):
+class LibucpEndpoint(UcxEndpoint):
     def __init__(self, functions: Functions, worker: LibucpWorker, address: bytes) -> None:
         self._functions = functions
         self._worker = worker
@@ -184,7 +184,7 @@ class LibucpEndpoint(Endpoint):
     def alive(self) -> bool:
         return bool(self._handle) and not self._failed
 
-    def send(self, data: Any, tag: int) -> Request:
+    def send(self, data: Any, tag: int) -> UcxRequest:
         self._check()
         functions = self._functions
         memory, nbytes = _memory(data)
@@ -194,7 +194,7 @@ class LibucpEndpoint(Endpoint):
         except StatusError as error:
             raise translated(error, "send") from error
 
-    def take(self, found: _Message, buffer: Any) -> Request:
+    def take(self, found: _Message, buffer: Any) -> UcxRequest:
         self._check()
         functions = self._functions
         memory, nbytes = _memory(buffer)

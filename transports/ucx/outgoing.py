@@ -14,9 +14,9 @@ from transfer.transports.core.copies import counted, pour, unsent
 from transfer.transports.core.pure.pool import flat_view
 from transfer.transports.core.wire import HEADER_SIZE, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.ucx.driver import Endpoint, failure
+from transfer.transports.ucx.driver import UcxEndpoint, failure
 from transfer.transports.ucx.packing import APART, FULL, TAKEN, pack
-from transfer.transports.ucx.port import Port
+from transfer.transports.ucx.port import UcxPort
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
@@ -52,11 +52,11 @@ class _Message:
         self.left = 0
 
 
-class Outgoing(Stream):
+class UcxOutgoing(Stream):
     """The sending methods. `stream.UcxStream` has the rest."""
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, control: Any, theirs: int, around: Surroundings
+        self, port: UcxPort, endpoint: UcxEndpoint, control: Any, theirs: int, around: Surroundings
     ) -> None:
         self.control = control
         self.fd: int = control.fd

@@ -30,7 +30,7 @@ OWNER = ~3 & ((1 << 64) - 1)
 _unfinished: list[tuple[Any, Any]] = []
 
 
-class Member(Protocol):
+class PortMember(Protocol):
     """A stream as its port sees it. Its methods are called with the port's lock."""
 
     on_readable: Callable[[], None] | None
@@ -45,7 +45,7 @@ class Member(Protocol):
         """A signal handler raised in a call of one of the port's streams. With the port's lock."""
 
 
-class Port:
+class UcxPort:
     """Owns a worker. `with port, port.lock:` holds its lock, which every method needs unless it states that
     it takes it. The lock is separate: a signal handler may raise in a method of this class, never in the
     lock's.
@@ -60,14 +60,14 @@ class Port:
         self.worker: Worker = fabric.worker()
         self.wait_fds = (self.worker.fd,)
         self.calls: list[Callable[[], object]] = []
-        self.streams: list[Member] = []
+        self.streams: list[PortMember] = []
         self._fabric = fabric
         self.has_cuda = bool(fabric.has_cuda)
         self._process = fabric.process
         self.lock = threading.Lock()
         self._reactor = reactor
         self._watched_by_others = watched
-        self._eager: set[Member] = set()  # those that need progress in any thread
+        self._eager: set[PortMember] = set()  # those that need progress in any thread
         self._watched = -1  # a separate descriptor for the reactor: other threads may watch the worker's
         self._retired: list[int] = []
         self._owner_mask = self.worker.mask(OWNER)
@@ -78,7 +78,7 @@ class Port:
         #: `advance` is needed before the lock is released
         self.due = False
 
-    def __enter__(self) -> Port:
+    def __enter__(self) -> UcxPort:
         if os.getpid() != self._process:
             raise forked()
         return self
@@ -115,14 +115,14 @@ class Port:
 
     # -- streams -------------------------------------------------------------------------------------
 
-    def join(self, stream: Member) -> None:
+    def join(self, stream: PortMember) -> None:
         """A stream starts. Raises Broken if the socket was closed in the meantime."""
         if self.closed or self._closing:
             raise Broken("the socket was closed")
         self.streams.append(stream)
         self._sweep()
 
-    def leave(self, stream: Member, owner: int, left: list[tuple[Any, Any]]) -> None:
+    def leave(self, stream: PortMember, owner: int, left: list[tuple[Any, Any]]) -> None:
         """A stream ended: its tag, and its pending requests, with the memory they use."""
         self.streams.remove(stream)
         self.want(stream, False)
@@ -161,7 +161,7 @@ class Port:
 
     # -- progress -------------------------------------------------------------------------------------
 
-    def want(self, stream: Member, progress: bool) -> None:
+    def want(self, stream: PortMember, progress: bool) -> None:
         """Sets whether the stream needs progress also while no thread waits for it."""
         if progress:
             if stream in self._eager:
@@ -178,7 +178,7 @@ class Port:
             if not self._eager:
                 self._unwatch()
 
-    def stepped_for(self, stream: Member) -> None:
+    def stepped_for(self, stream: PortMember) -> None:
         """The stream made progress for itself; the results may concern others that need progress."""
         if len(self._eager) > (stream in self._eager):
             self.due = True

@@ -61,7 +61,7 @@ def probe() -> Probe:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class ProbeReport:
     """The state of UCX here.
 
     libraries: those loaded in this process, and copies: their folders. infiniband: whether that UCX (or, if
@@ -79,7 +79,7 @@ class Report:
     warnings: tuple[tuple[str, str], ...] = field(default=())
 
 
-def report(maps: str | None = None, *, load: bool = False) -> Report:
+def report(maps: str | None = None, *, load: bool = False) -> ProbeReport:
     """Inspects this process (or the given maps). load: loads UCX first, if possible.
 
     Never raises for a missing or broken UCX: that is among the warnings.
@@ -105,7 +105,7 @@ def report(maps: str | None = None, *, load: bool = False) -> Report:
     names = devices()
     warnings += _warnings(directories, infiniband, names, bool(libraries) or directory is not None)
     version, by = (fabric.version, fabric.driver) if fabric is not None else ("", "")
-    return Report(installed, version, by, libraries, directories, infiniband, names, tuple(warnings))
+    return ProbeReport(installed, version, by, libraries, directories, infiniband, names, tuple(warnings))
 
 
 def _first_line(error: TransferError) -> str:

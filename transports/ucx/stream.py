@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.core import Frame
 from transfer.transports.core.wire import Control
 from transfer.transports.errors import Broken, ProtocolError, TransferError
-from transfer.transports.ucx.driver import Endpoint
-from transfer.transports.ucx.incoming import Incoming
+from transfer.transports.ucx.driver import UcxEndpoint
+from transfer.transports.ucx.incoming import UcxIncoming
 from transfer.transports.ucx.outgoing import COLLECT, COLLECT_KIND, CONTROL
-from transfer.transports.ucx.port import Port
+from transfer.transports.ucx.port import UcxPort
 
 if TYPE_CHECKING:
     from transfer.transports.handshake.upgrade import Surroundings
@@ -31,7 +31,7 @@ _CREDIT_SECONDS = 0.02
 _PATIENCE = 0.5
 
 
-class UcxStream(Incoming):
+class UcxStream(UcxIncoming):
     """See core/contract.pyi, Stream. Thread-safe by the port's lock. It owns `endpoint` and `fd`.
 
     own, theirs: the owner's part of the tags that this side receives by, and that the peer does.
@@ -42,7 +42,7 @@ class UcxStream(Incoming):
     takes_sink = True
 
     def __init__(
-        self, port: Port, endpoint: Endpoint, control: Any, own: int, theirs: int, around: Surroundings
+        self, port: UcxPort, endpoint: UcxEndpoint, control: Any, own: int, theirs: int, around: Surroundings
     ) -> None:
         super().__init__(port, endpoint, control, own, theirs, around)
         self._own = own

@@ -10,7 +10,7 @@ from typing import Any
 
 from transfer.transports.config import ucx_variables_kept
 from transfer.transports.errors import Broken, NotSupported
-from transfer.transports.ucx.driver import MASK_ALL, Endpoint, Library, Request, Worker
+from transfer.transports.ucx.driver import MASK_ALL, DriverLibrary, UcxEndpoint, UcxRequest, Worker
 from transfer.transports.ucx.failures import translated
 
 #: nanoseconds that closing an endpoint may take, twice at most
@@ -32,7 +32,7 @@ class _Names:
             raise AttributeError("this ucxx is too old")
 
 
-class UcxxLibrary(Library):
+class UcxxLibrary(DriverLibrary):
     """Starts UCX. Raises NotSupported (ucxx cannot be loaded), Broken, InternalError."""
 
     driver = "ucxx"
@@ -100,7 +100,7 @@ class UcxxWorker(Worker):
         except self._names.errors as error:
             raise translated(error, "discard a message") from error
 
-    def connect(self, address: bytes) -> Endpoint:
+    def connect(self, address: bytes) -> UcxEndpoint:
         try:
             parsed = self._names.address.create_from_buffer(bytearray(address))
             # With error handling a dead peer ends in an error; without, UCX ends our process.
@@ -110,7 +110,7 @@ class UcxxWorker(Worker):
         return UcxxEndpoint(self._names, native)
 
 
-class UcxxEndpoint(Endpoint):
+class UcxxEndpoint(UcxEndpoint):
     def __init__(self, names: _Names, native: Any) -> None:
         self._names = names
         self._native: Any = native
@@ -120,20 +120,20 @@ class UcxxEndpoint(Endpoint):
     def alive(self) -> bool:
         return self._native is not None and bool(self._native.alive)
 
-    def send(self, data: Any, tag: Any) -> Request:
+    def send(self, data: Any, tag: Any) -> UcxRequest:
         if self._native is None:
             raise Broken("this end closed the endpoint")
         try:
-            request: Request = self._native.tag_send(self._names.array(data), tag)
+            request: UcxRequest = self._native.tag_send(self._names.array(data), tag)
         except self._names.errors as error:
             raise translated(error, "send") from error
         return request
 
-    def take(self, found: Any, buffer: Any) -> Request:
+    def take(self, found: Any, buffer: Any) -> UcxRequest:
         if self._native is None:
             raise Broken("this end closed the endpoint")
         try:
-            request: Request = self._native.tag_recv_with_handle(self._names.array(buffer), found)
+            request: UcxRequest = self._native.tag_recv_with_handle(self._names.array(buffer), found)
         except self._names.errors as error:
             raise translated(error, "receive") from error
         return request

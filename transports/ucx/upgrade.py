@@ -13,7 +13,7 @@ from transfer.transports.errors import ForkedError, ProtocolError, TransferError
 from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, number_of, text_of
 from transfer.transports.ucx import driver
 from transfer.transports.ucx.packing import APART
-from transfer.transports.ucx.port import Port
+from transfer.transports.ucx.port import UcxPort
 from transfer.transports.ucx.stream import UcxStream
 
 #: the version of this transport's messages over UCX
@@ -25,7 +25,7 @@ _OWN = "ucx"
 class UcxUpgrade(Upgrade):
     """See `transfer.transports.handshake.upgrade.Upgrade`. All connections of a socket share a port."""
 
-    _endpoint: driver.Endpoint | None = None
+    _endpoint: driver.UcxEndpoint | None = None
     _theirs = 0
     _ours = 0
 
@@ -57,13 +57,13 @@ class UcxUpgrade(Upgrade):
 
     # ------------------------------------------------------------------------------------------------
 
-    def _port(self) -> Port:
+    def _port(self) -> UcxPort:
         """The socket's port, made for its first connection. Raises Declined."""
-        port: Port | None = self.around.own.get(_OWN)
+        port: UcxPort | None = self.around.own.get(_OWN)
         if port is None:
             try:
                 watched = self.around.socket_type in (SocketType.PUSH, SocketType.PUB)
-                port = Port(driver.fabric(), self.around.reactor, watched=watched)
+                port = UcxPort(driver.fabric(), self.around.reactor, watched=watched)
             except ForkedError as error:
                 raise Declined("forked", str(error)) from error
             except TransferError as error:

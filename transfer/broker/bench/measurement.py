@@ -10,19 +10,19 @@ from multiprocessing.connection import Connection, wait
 from transfer.broker.bench.figures import Latency, Result
 from transfer.broker.bench.payloads import check_compression
 from transfer.broker.bench.plan import Mode, Plan
-from transfer.broker.bench.processes import PATIENCE, Member, Processes, until_done
+from transfer.broker.bench.processes import PATIENCE, BenchMember, Processes, until_done
 from transfer.broker.bench.roles import (
     LAST,
     OVER,
     Publishing,
-    Received,
-    Receiving,
+    ReceivedCount,
+    ReceivingTask,
     consume_own,
     publish_own,
     publish_ttp,
     subscribe_ttp,
 )
-from transfer.broker.bench.target import Target
+from transfer.broker.bench.target import BenchTarget
 
 #: seconds without any message after which missing messages count as lost
 _SILENCE = 3.0
@@ -36,11 +36,11 @@ _CHECK_INTERVAL = 0.1
 class _Cast:
     """The processes of one measurement."""
 
-    publishers: list[Member] = field(default_factory=list)
-    receivers: list[Member] = field(default_factory=list)
+    publishers: list[BenchMember] = field(default_factory=list)
+    receivers: list[BenchMember] = field(default_factory=list)
 
 
-def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None) -> Result:
+def measure(plan: Plan, target: BenchTarget, tick: Callable[[], None] = lambda: None) -> Result:
     """Measures a broker once. tick: called ten times a second during publication.
 
     Raises NotSupported (no LZ4), Again (a process does not answer), InternalError (a process failed).
@@ -59,7 +59,7 @@ def measure(plan: Plan, target: Target, tick: Callable[[], None] = lambda: None)
         messages = sum(member.result[0] for member in cast.publishers)
         _wait_for_all(cast.receivers, messages * plan.copies, target)
         after = target.usage()
-        received: list[Received] = [member.result for member in cast.receivers]
+        received: list[ReceivedCount] = [member.result for member in cast.receivers]
         begun = min(member.result[1] for member in cast.publishers)
     delivered = sum(one.messages for one in received)
     return Result(
@@ -94,7 +94,7 @@ def _roles(plan: Plan) -> list[_Role]:
     ]
 
 
-def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
+def _cast(crew: Processes, plan: Plan, target: BenchTarget) -> _Cast:
     """Starts the processes. Receivers start first, so that they are ready for the first message."""
     roles = _roles(plan)
     run = time.time_ns()
@@ -107,7 +107,7 @@ def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
         for number in role.publishers:
             reading, steps[number] = crew.pipe()
             paces[number].append(reading)
-        receiving = Receiving(plan, run, role.topics, steps, every)
+        receiving = ReceivingTask(plan, run, role.topics, steps, every)
         if role.by_ttp:
             cast.receivers.append(crew.add(subscribe_ttp, receiving, target.ttp))
         else:
@@ -123,7 +123,7 @@ def _cast(crew: Processes, plan: Plan, target: Target) -> _Cast:
     return cast
 
 
-def _wait_for_all(receivers: Sequence[Member], expected: int, target: Target) -> None:
+def _wait_for_all(receivers: Sequence[BenchMember], expected: int, target: BenchTarget) -> None:
     """Waits until all messages have arrived, or no more arrive, and ends the receivers."""
     for member in receivers:
         member.send(LAST)

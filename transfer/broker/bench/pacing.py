@@ -38,7 +38,7 @@ class Pace:
         self._room -= self._copies
 
 
-class Steps:
+class PacingSteps:
     """A receiver's end. lines: to each publisher, by its number. every: messages of one report."""
 
     def __init__(self, lines: Mapping[int, Connection], every: int) -> None:

@@ -41,7 +41,7 @@ class Stage:
         return self._line.recv() if self._line.poll() else None
 
 
-class Member:
+class BenchMember:
     """One process. result: the return value of its role, when it has ended."""
 
     def __init__(self, process: SpawnProcess, line: Connection) -> None:
@@ -104,7 +104,7 @@ class Processes:
     """Starts processes, and ends all of them at the end of its block. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._members: list[Member] = []
+        self._members: list[BenchMember] = []
         self._shared: list[Connection] = []
 
     def __enter__(self) -> Self:
@@ -130,7 +130,7 @@ class Processes:
         self._shared += ends
         return ends
 
-    def add(self, part: Callable[..., object], *arguments: object) -> Member:
+    def add(self, part: Callable[..., object], *arguments: object) -> BenchMember:
         """Starts a process that calls `part(stage, *arguments)`, a function of a module."""
         ours, theirs = _SPAWN.Pipe()
         process = _SPAWN.Process(target=_play, args=(part, theirs, arguments), daemon=True)
@@ -142,7 +142,7 @@ class Processes:
             raise
         finally:
             theirs.close()
-        member = Member(process, ours)
+        member = BenchMember(process, ours)
         self._members.append(member)
         return member
 
@@ -154,10 +154,10 @@ class Processes:
 
 
 def until_done(
-    members: Iterable[Member],
+    members: Iterable[BenchMember],
     patience: float,
     tick: Callable[[], None] = lambda: None,
-    others: Iterable[Member] = (),
+    others: Iterable[BenchMember] = (),
 ) -> None:
     """Waits until the roles of all `members` have ended, and calls `tick` ten times a second.
 

@@ -1,7 +1,7 @@
 """The roles of processes: publishers and receivers.
 
-A publisher returns (messages, when it began); a receiver returns `Received`. All times are of the monotonic
-clock, which the processes of one machine share.
+A publisher returns (messages, when it began); a receiver returns `ReceivedCount`. All times are of the
+monotonic clock, which the processes of one machine share.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 
 from transfer.broker.bench.figures import Samples
-from transfer.broker.bench.pacing import Duration, Pace, Steps
+from transfer.broker.bench.pacing import Duration, Pace, PacingSteps
 from transfer.broker.bench.payloads import Opened, Payloads
 from transfer.broker.bench.plan import Plan
 from transfer.broker.bench.processes import Stage
@@ -38,7 +38,7 @@ Address = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Received:
+class ReceivedCount:
     """The result of a receiver. end: when it had processed the last message."""
 
     messages: int = 0
@@ -58,7 +58,7 @@ class Publishing:
 
 
 @dataclass(frozen=True, slots=True)
-class Receiving:
+class ReceivingTask:
     """A receiver's task. steps: pipes to publishers, by their numbers. every: messages of one report."""
 
     plan: Plan
@@ -107,7 +107,7 @@ def _publish(stage: Stage, task: Publishing, publish: Callable[[str, bytes, int]
     return count, duration.begun
 
 
-def consume_own(stage: Stage, task: Receiving, endpoint: str) -> Received:
+def consume_own(stage: Stage, task: ReceivingTask, endpoint: str) -> ReceivedCount:
     """Consumes topics as one of a group, and acknowledges, until the message OVER."""
     with BrokerClient(endpoint, timeout=PATIENCE) as client:
         window = min(_MOST_WINDOW, 2 * task.plan.in_flight)
@@ -129,7 +129,7 @@ def consume_own(stage: Stage, task: Receiving, endpoint: str) -> Received:
         return taking.received
 
 
-def subscribe_ttp(stage: Stage, task: Receiving, address: Address) -> Received:
+def subscribe_ttp(stage: Stage, task: ReceivingTask, address: Address) -> ReceivedCount:
     """Receives topics by TTP until the message OVER."""
     with TtpClient(*address, name="bench", timeout=PATIENCE) as client:
         for topic in task.topics:
@@ -148,12 +148,12 @@ def subscribe_ttp(stage: Stage, task: Receiving, address: Address) -> Received:
 class _Taking:
     """A receiver's state. is_last: publishers have ended, and it reports the number of messages."""
 
-    def __init__(self, stage: Stage, task: Receiving) -> None:
-        self.received = Received()
+    def __init__(self, stage: Stage, task: ReceivingTask) -> None:
+        self.received = ReceivedCount()
         self.is_last = False
         self._stage = stage
         self._opened = Opened(task.run, compress=task.plan.compress)
-        self._steps = Steps(task.steps, task.every)
+        self._steps = PacingSteps(task.steps, task.every)
         stage.send("ready")
 
     def take(self, payload: bytes | memoryview) -> None:

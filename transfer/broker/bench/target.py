@@ -14,10 +14,10 @@ from urllib.parse import urlsplit
 
 from transfer.broker.bench import usage
 from transfer.broker.bench.plan import TRANSIENT
-from transfer.broker.bench.processes import Member, Processes, Stage
+from transfer.broker.bench.processes import BenchMember, Processes, Stage
 from transfer.broker.bench.usage import Usage
 from transfer.broker.config.settings import TTP_PORT, Settings
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.server import Broker
 from transfer.http.client import Bounds, Trust, request
@@ -30,7 +30,7 @@ _FREE = "tcp://127.0.0.1:0"
 _PATIENCE = 10.0
 
 
-class Target(ABC):
+class BenchTarget(ABC):
     """A broker. requests: the endpoint of its native front. ttp: host and port."""
 
     requests: str
@@ -47,7 +47,7 @@ class Target(ABC):
         """Raises InternalError when it has ended unexpectedly."""
 
 
-class Running(Target):
+class Running(BenchTarget):
     """A broker that runs already.
 
     pid: of its process, on this machine. url: of its HTTP. Both only serve to read its usage; None: unknown.
@@ -101,10 +101,10 @@ def _is_url(url: str) -> bool:
         return False
 
 
-class Started(Target):
+class Started(BenchTarget):
     """A broker that was started in a process. pid: of the process. opened: seconds of its start."""
 
-    def __init__(self, member: Member) -> None:
+    def __init__(self, member: BenchMember) -> None:
         self._member = member
         self.pid = member.pid
         ports, endpoints, self.opened = member.receive()
@@ -140,7 +140,7 @@ class Started(Target):
         return self._member.receive()
 
 
-def started(crew: Processes, folder: Path, transient: tuple[Pattern, ...] | None = None) -> Started:
+def started(crew: Processes, folder: Path, transient: tuple[TopicPattern, ...] | None = None) -> Started:
     """Starts a broker on this folder, with the measured fronts on free ports.
 
     transient: topics that it does not keep; None: those of `TRANSIENT`.

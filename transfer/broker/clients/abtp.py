@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.broker.clients.abtp_connection import POLL_INTERVAL, AbtpConnection, signer
 from transfer.broker.core.dispatcher_actions import Ack, Deregister, Heartbeat, Nack, Register
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -27,7 +27,7 @@ from transfer.broker.protocols.abtp import (
     encode_control,
     encode_register,
 )
-from transfer.broker.protocols.abtp_delivered import Delivered, read_delivered
+from transfer.broker.protocols.abtp_delivered import AbtpDelivered, read_delivered
 from transfer.broker.protocols.abtp_media import compress_payload, encode_payload
 from transfer.broker.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
 from transfer.broker.protocols.names import encode_topic
@@ -160,7 +160,7 @@ class AbtpConsumer(AbtpConnection):
         endpoint: str = ROUTER_ENDPOINT,
         *,
         tenant: str = "",
-        capabilities: Capabilities | None = None,
+        capabilities: ConsumerCapabilities | None = None,
         session_id: str | None = None,
         heartbeat: float = 5.0,
         timeout: float = 30.0,
@@ -170,7 +170,7 @@ class AbtpConsumer(AbtpConnection):
         text(consumer_id, "consumer_id"), text(tenant, "tenant")
         if session_id is not None:
             text(session_id, "session_id")
-        if not (capabilities is None or isinstance(capabilities, Capabilities)):
+        if not (capabilities is None or isinstance(capabilities, ConsumerCapabilities)):
             raise wrong("capabilities", capabilities, "Capabilities(...), or None")
         patterns = [text(one, "a pattern") for one in sequence(subscriptions, "subscriptions", "patterns")]
         heartbeat = patience(heartbeat, "heartbeat", endless=False) or 0.0
@@ -183,9 +183,9 @@ class AbtpConsumer(AbtpConnection):
         #: refused acknowledgements that no call waited for
         self.refused = 0
         self._register = Register(
-            consumer_id, tenant, "direct", tuple(patterns), capabilities or Capabilities(), session_id
+            consumer_id, tenant, "direct", tuple(patterns), capabilities or ConsumerCapabilities(), session_id
         )
-        self._inbox: deque[Delivered] = deque()
+        self._inbox: deque[AbtpDelivered] = deque()
         #: the answers that threads wait for, as (type, delivery), and the received ones
         self._awaited: list[tuple[str, str]] = []
         self._answers: list[dict[str, Any]] = []
@@ -199,7 +199,7 @@ class AbtpConsumer(AbtpConnection):
             raise
         self._beats.start()
 
-    def recv(self, timeout: float | None = None) -> Delivered:
+    def recv(self, timeout: float | None = None) -> AbtpDelivered:
         """Returns the next message. Raises Again if none arrives in time.
 
         It refuses a message that it cannot decode, which becomes a dead letter, and logs that.
@@ -211,21 +211,21 @@ class AbtpConsumer(AbtpConnection):
                     return self._inbox.popleft()
                 self._read(deadline)
 
-    def ack(self, message: Delivered, *, confirm: bool = False) -> None:
+    def ack(self, message: AbtpDelivered, *, confirm: bool = False) -> None:
         """Acknowledges a message as processed.
 
         confirm: waits until the acknowledgement is on the broker's disk: then the message is not delivered
         again. Raises ProtocolError with reason `stale_ack` if another consumer has got the message meanwhile.
         """
-        instance(message, Delivered, "message")
+        instance(message, AbtpDelivered, "message")
         request = Ack(message.message_id, self.consumer_id, message.session_id, message.delivery_id, confirm)
         self._settle(request, confirm)
 
     def nack(
-        self, message: Delivered, reason: str = "", *, terminal: bool = False, confirm: bool = False
+        self, message: AbtpDelivered, reason: str = "", *, terminal: bool = False, confirm: bool = False
     ) -> None:
         """Refuses a message: the broker delivers it again, or, if terminal, makes it a dead letter."""
-        instance(message, Delivered, "message")
+        instance(message, AbtpDelivered, "message")
         ids = message.session_id, message.delivery_id
         request = Nack(message.message_id, self.consumer_id, terminal, text(reason, "reason"), *ids, confirm)
         self._settle(request, confirm)
@@ -369,7 +369,7 @@ class AbtpSubscriber(AbtpConnection):
             self._check_open()
             self._socket.setsockopt(zmq.UNSUBSCRIBE, encoded)
 
-    def recv(self, timeout: float | None = None) -> Delivered:
+    def recv(self, timeout: float | None = None) -> AbtpDelivered:
         """Returns the next message.
 
         Raises Again if none arrives in time, ProtocolError if it is unreadable.

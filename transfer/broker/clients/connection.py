@@ -49,7 +49,7 @@ def flat(payload: Any) -> memoryview:
         raise not_a_buffer(payload) from None
 
 
-class Connection:
+class ClientConnection:
     """A TCP connection, with TLS if configured. One thread may send while another receives; others block.
 
     timeout: seconds to connect, and the default of each call; it may be float("inf"). security: certificates,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.clients.connection import Connection, flat
+from transfer.broker.clients.connection import ClientConnection, flat
 from transfer.broker.protocols.pybroker import (
     GONE,
     GONE_SIZE,
@@ -44,7 +44,7 @@ class PyBrokerClient:
     def __init__(
         self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
-        self._connection = Connection(host, port, timeout=timeout, security=security)
+        self._connection = ClientConnection(host, port, timeout=timeout, security=security)
         self._timeout = self._connection.timeout
         self._lock = threading.Lock()  # answers have no id: each belongs to the last request
 

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     from transfer.sockets.context import Context
 
-__all__ = ["LEASE", "Member", "Registration", "RegistryDirectory", "look_up", "reachable"]
+__all__ = ["LEASE", "Member", "RegisteredName", "RegistryDirectory", "look_up", "reachable"]
 
 logger = logging.getLogger("transfer")
 
@@ -65,7 +65,7 @@ _WILDCARDS = ("*", "0.0.0.0", "::")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
-class Registration:
+class RegisteredName:
     """Registers an endpoint with a broker under a name, until `close` or the end of this process.
 
     A thread `transfer-registration` renews the lease, and registers again when the broker was away.

@@ -13,10 +13,10 @@ import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from transfer.broker.clients.connection import Connection, flat
+from transfer.broker.clients.connection import ClientConnection, flat
 from transfer.broker.protocols.rqueue import (
     PORT,
-    Head,
+    RqueueHead,
     Type,
     encode_deregister,
     encode_publish,
@@ -53,11 +53,11 @@ class RqueueClient:
     def __init__(
         self, host: str, port: int = PORT, *, timeout: float = 30.0, security: Security | None = None
     ) -> None:
-        self._connection = Connection(host, port, timeout=timeout, security=security)
+        self._connection = ClientConnection(host, port, timeout=timeout, security=security)
         self._timeout = self._connection.timeout
         self._lock = threading.Lock()
         self._start = b""  # of a message, until its head is complete
-        self._head: Head | None = None  # of a message whose content has not arrived
+        self._head: RqueueHead | None = None  # of a message whose content has not arrived
 
     def publish(self, topic: str, content: Any) -> None:
         """Publishes anything with a contiguous buffer.
@@ -110,7 +110,7 @@ class RqueueClient:
     ) -> None:
         self.close()
 
-    def _receive_head(self, deadline: float) -> Head:
+    def _receive_head(self, deadline: float) -> RqueueHead:
         while True:
             head = read_head(self._start)
             if head is not None:

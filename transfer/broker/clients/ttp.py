@@ -15,16 +15,16 @@ from itertools import count
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.clients.ttp_connection import NOTHING, TtpConnection
-from transfer.broker.clients.ttp_reader import MOST_META, Assembly, Frame, Received
+from transfer.broker.clients.ttp_connection import NOTHING, TtpClientConnection
+from transfer.broker.clients.ttp_reader import MOST_META, Assembly, TtpFrame, TtpReceived
 from transfer.broker.protocols.names import MAX_TOPIC, encode_topic
 from transfer.broker.protocols.ttp import (
     EOF,
     LZ4,
     PORT,
     WANTED,
-    Kind,
-    Limits,
+    TtpKind,
+    TtpLimits,
     encode_error,
     encode_head,
     encode_meta,
@@ -71,15 +71,15 @@ class TtpClient:
         security: Security | None = None,
     ) -> None:
         text(name, "name")
-        limits = Limits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
-        self._connection = TtpConnection(
+        limits = TtpLimits(MAX_TOPIC, MOST_META, whole(largest, "largest", 1))
+        self._connection = TtpClientConnection(
             host, port, limits, timeout=timeout, heartbeat=heartbeat, security=security
         )
         self._assembly = Assembly(largest)
         self._numbers = count((int.from_bytes(os.urandom(5), "big") << 20) + 1)
         if name:
             try:
-                self._send(Kind.CONNECT, b"", encode_meta({"client": name}), wait=True)
+                self._send(TtpKind.CONNECT, b"", encode_meta({"client": name}), wait=True)
             except BaseException:
                 self.close()
                 raise
@@ -128,7 +128,7 @@ class TtpClient:
         `wait` LogFull and PeerError, and the errors of the class.
         """
         self._send(
-            Kind.PUBLISH, encode_topic(topic), encode_meta(members(meta, "meta")), data, flags, wait=wait
+            TtpKind.PUBLISH, encode_topic(topic), encode_meta(members(meta, "meta")), data, flags, wait=wait
         )
 
     def publish_tensor(
@@ -170,7 +170,7 @@ class TtpClient:
         sequence(chunks, "chunks", "chunks")
         number = next(self._numbers)
         self._connection.send(
-            encode_head(Kind.META, encode_topic(topic), encode_meta(described), 0, wait * WANTED, number)
+            encode_head(TtpKind.META, encode_topic(topic), encode_meta(described), 0, wait * WANTED, number)
         )
         if wait:
             self._connection.expect(number)
@@ -194,7 +194,7 @@ class TtpClient:
 
     def heartbeat(self) -> None:
         """Sends a heartbeat to the broker."""
-        self._connection.send(encode_head(Kind.HEARTBEAT))
+        self._connection.send(encode_head(TtpKind.HEARTBEAT))
 
     # -- receiving ---------------------------------------------------------------------------------------
 
@@ -204,13 +204,13 @@ class TtpClient:
         wait: until the broker has acknowledged it; brokers without ACK never do. A client may have any number
         of patterns: a message that matches several of them arrives once. Raises UsageError.
         """
-        self._send(Kind.SUBSCRIBE, encode_topic(pattern), wait=wait)
+        self._send(TtpKind.SUBSCRIBE, encode_topic(pattern), wait=wait)
 
     def unsubscribe(self, pattern: str) -> None:
         """Ends a subscription; messages that the broker has sent already still arrive."""
-        self._send(Kind.SUBSCRIBE, encode_topic(pattern), encode_meta({"unsubscribe": True}), wait=True)
+        self._send(TtpKind.SUBSCRIBE, encode_topic(pattern), encode_meta({"unsubscribe": True}), wait=True)
 
-    def recv(self, timeout: float | None = None) -> Received:
+    def recv(self, timeout: float | None = None) -> TtpReceived:
         """Returns the next message, or whole stream. timeout: seconds; inf waits for ever. Raises Again."""
         deadline = time.monotonic() + self._patience(timeout)
         while True:
@@ -218,7 +218,7 @@ class TtpClient:
             if received is not None:
                 return received
 
-    def recv_frame(self, timeout: float | None = None) -> Frame:
+    def recv_frame(self, timeout: float | None = None) -> TtpFrame:
         """Returns the next PUBLISH, META or CHUNK, or the ERROR `broken_off` of a stream.
 
         Do not mix it with `recv` while streams are open.
@@ -232,7 +232,7 @@ class TtpClient:
 
     def _send(
         self,
-        kind: Kind,
+        kind: TtpKind,
         topic: bytes,
         meta: bytes = b"",
         data: Any = b"",
@@ -254,7 +254,7 @@ class TtpClient:
             self._connection.forget(number)
 
     def _send_chunk(self, view: memoryview, flags: int, number: int) -> None:
-        self._connection.send(encode_head(Kind.CHUNK, b"", b"", len(view), flags, number), view)
+        self._connection.send(encode_head(TtpKind.CHUNK, b"", b"", len(view), flags, number), view)
 
 
 def _flat(data: Any) -> memoryview:

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.clients.connection import checked_address
 from transfer.broker.clients.tls import closed, failure, secured, security_for
-from transfer.broker.clients.ttp_reader import Frame, Reader
-from transfer.broker.protocols.ttp import ALPN, WANTED, Kind, Limits, decode_error, encode_head
+from transfer.broker.clients.ttp_reader import TtpFrame, TtpReader
+from transfer.broker.protocols.ttp import ALPN, WANTED, TtpKind, TtpLimits, decode_error, encode_head
 from transfer.transports.arguments import patience
 from transfer.transports.errors import Again, Broken, Closed, LogFull, PeerError, TransferError, UsageError
 
@@ -30,7 +30,7 @@ _LONGEST = 3600.0
 NOTHING = memoryview(b"")
 
 
-class TtpConnection:
+class TtpClientConnection:
     """One connection. Not thread-safe.
 
     timeout: seconds that it waits without progress. heartbeat: seconds without sending after which it sends a
@@ -41,7 +41,7 @@ class TtpConnection:
         self,
         host: str,
         port: int,
-        limits: Limits,
+        limits: TtpLimits,
         *,
         timeout: float,
         heartbeat: float,
@@ -51,9 +51,9 @@ class TtpConnection:
         self.timeout = timeout = patience(timeout, endless=False) or 0.0
         self.complaints: deque[TransferError] = deque(maxlen=_COMPLAINTS)
         self._every = patience(heartbeat, "heartbeat", endless=False) or 0.0
-        self._reader = Reader(limits)
-        self._inbox: deque[Frame] = deque()
-        self._awaited: dict[int, Frame | None] = {}  # answers, by the stream id of the request
+        self._reader = TtpReader(limits)
+        self._inbox: deque[TtpFrame] = deque()
+        self._awaited: dict[int, TtpFrame | None] = {}  # answers, by the stream id of the request
         self._held_up: LogFull | None = None  # why the broker blocks publishers, and when it reported that
         self._held_up_at = 0.0
         self._owed = False  # the broker has requested a heartbeat
@@ -102,7 +102,7 @@ class TtpConnection:
         """Drops the answer to the frame with this stream id. Idempotent."""
         self._awaited.pop(number, None)
 
-    def next(self, timeout: float) -> Frame:
+    def next(self, timeout: float) -> TtpFrame:
         """Returns the next PUBLISH, META or CHUNK."""
         deadline = time.monotonic() + timeout
         if timeout <= 0 and not self._inbox and self.usable:
@@ -119,7 +119,7 @@ class TtpConnection:
             self._beat()
             self._wait_for_broker(deadline, select.POLLIN)
         del self._awaited[number]
-        if answer.kind == Kind.ERROR:
+        if answer.kind == TtpKind.ERROR:
             raise _error_of(answer)
 
     def send(self, head: bytes, data: memoryview = NOTHING) -> None:
@@ -190,7 +190,7 @@ class TtpConnection:
                 raise self._fail(Broken(f"the broker was silent for {_MISSED} heartbeats"))
         if self._owed or now - self._sent >= self._every:
             self._owed = False
-            self.send(encode_head(Kind.HEARTBEAT))
+            self.send(encode_head(TtpKind.HEARTBEAT))
             if self._unanswered is None:
                 self._unanswered = now
 
@@ -231,15 +231,15 @@ class TtpConnection:
         except TransferError as error:
             raise self._fail(error) from (self.complaints[-1] if self.complaints else None)
 
-    def _sort(self, frame: Frame) -> None:
-        if frame.kind in (Kind.PUBLISH, Kind.META, Kind.CHUNK) or _breaks_off(frame):
+    def _sort(self, frame: TtpFrame) -> None:
+        if frame.kind in (TtpKind.PUBLISH, TtpKind.META, TtpKind.CHUNK) or _breaks_off(frame):
             self._inbox.append(frame)
-        elif frame.kind == Kind.HEARTBEAT:
+        elif frame.kind == TtpKind.HEARTBEAT:
             self._owed = self._owed or bool(frame.flags & WANTED)
             self._echoes = True
         elif frame.stream_id in self._awaited:
             self._awaited[frame.stream_id], self._held_up = frame, None
-        elif frame.kind == Kind.ERROR:
+        elif frame.kind == TtpKind.ERROR:
             error = _error_of(frame)
             if not frame.stream_id and isinstance(error, LogFull):
                 self._held_up, self._held_up_at = error, time.monotonic()
@@ -275,12 +275,12 @@ def _connected(host: str, port: int, timeout: float) -> socket.socket:
     return connection
 
 
-def _breaks_off(frame: Frame) -> bool:
+def _breaks_off(frame: TtpFrame) -> bool:
     """Whether the frame ends an unfinished stream."""
-    return frame.kind == Kind.ERROR and decode_error(bytes(frame.data))[0] == "broken_off"
+    return frame.kind == TtpKind.ERROR and decode_error(bytes(frame.data))[0] == "broken_off"
 
 
-def _error_of(frame: Frame) -> TransferError:
+def _error_of(frame: TtpFrame) -> TransferError:
     code, message = decode_error(bytes(frame.data))
     if code in ("usage", "topic"):
         return UsageError(message)

@@ -9,8 +9,8 @@ from transfer.broker.protocols.ttp import (
     EOF,
     HEADER_SIZE,
     Header,
-    Kind,
-    Limits,
+    TtpKind,
+    TtpLimits,
     decode_header,
     decode_meta,
     decode_topic,
@@ -25,10 +25,10 @@ _BUFFER = 256 << 10
 MOST_META = 128 << 10
 
 
-class Frame(NamedTuple):
+class TtpFrame(NamedTuple):
     """A received frame. data: a view of memory that only the receiver refers to."""
 
-    kind: Kind
+    kind: TtpKind
     topic: str
     meta: bytes
     data: memoryview
@@ -36,7 +36,7 @@ class Frame(NamedTuple):
     stream_id: int
 
 
-class Received(NamedTuple):
+class TtpReceived(NamedTuple):
     """A message: of a PUBLISH, or of a whole stream.
 
     meta: the metadata if they are a JSON object, else {"": text}. data: writable bytes that only the receiver
@@ -50,10 +50,10 @@ class Received(NamedTuple):
     stream_id: int
 
 
-class Reader:
+class TtpReader:
     """Reads frames from a non-blocking socket; large data go directly into separate memory."""
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: TtpLimits) -> None:
         self._limits = limits
         self._buffer = memoryview(bytearray(_BUFFER))
         self._begin = self._end = 0
@@ -76,14 +76,14 @@ class Reader:
             self._end += nbytes
         return nbytes
 
-    def take(self) -> Frame | None:
+    def take(self) -> TtpFrame | None:
         """Returns the next frame, if it is complete. A ProtocolError makes the connection unusable."""
         if self._header is None and not self._take_head():
             return None
         if self._header is None or self._filled < len(self._data):
             return None
         header, self._header = self._header, None
-        return Frame(header.kind, self._topic, self._meta, self._data, header.flags, header.stream_id)
+        return TtpFrame(header.kind, self._topic, self._meta, self._data, header.flags, header.stream_id)
 
     def _take_head(self) -> bool:
         """Takes a frame without its data, and the data that were read already."""
@@ -118,17 +118,17 @@ class Assembly:
         self._most = most
         self._open: dict[int, tuple[_Open, int]] = {}
 
-    def add(self, frame: Frame) -> Received | None:
+    def add(self, frame: TtpFrame) -> TtpReceived | None:
         """Adds a frame, and returns the message that it completes.
 
         Raises ProtocolError if it is too large.
         """
-        if frame.kind == Kind.PUBLISH:
+        if frame.kind == TtpKind.PUBLISH:
             return _received(frame.topic, frame.meta, frame.data, frame.flags, frame.stream_id)
-        if frame.kind == Kind.ERROR:
+        if frame.kind == TtpKind.ERROR:
             self._open.pop(frame.stream_id, None)
             return None
-        if frame.kind == Kind.META:
+        if frame.kind == TtpKind.META:
             stream, flags = _Open(frame.topic, frame.meta, bytearray()), frame.flags
         else:
             found = self._open.get(frame.stream_id)
@@ -145,8 +145,8 @@ class Assembly:
         return _received(stream.topic, stream.meta, memoryview(stream.data), flags, frame.stream_id)
 
 
-def _received(topic: str, meta: bytes, data: memoryview, flags: int, stream_id: int) -> Received:
+def _received(topic: str, meta: bytes, data: memoryview, flags: int, stream_id: int) -> TtpReceived:
     values = decode_meta(meta)
     if values is None:
         values = {"": meta.decode(errors="replace")}
-    return Received(topic, values, data, flags, stream_id)
+    return TtpReceived(topic, values, data, flags, stream_id)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from transfer.broker.core.admission import Limits
-from transfer.broker.core.topic_patterns import Pattern
+from transfer.broker.core.admission import AdmissionLimits
+from transfer.broker.core.topic_patterns import TopicPattern
 from transfer.broker.delivery.announced import AnnouncedLimits
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.fronts.pybroker import PyBrokerSettings
@@ -76,7 +76,7 @@ class Settings:
     http_host: str | None = None
     token: str | None = field(default=None, repr=False)
     keep: bool = True
-    transient: tuple[Pattern, ...] = ()
+    transient: tuple[TopicPattern, ...] = ()
     most_topics: int = 100_000
     retention_bytes: int | VolumeShare | None = field(default_factory=lambda: VolumeShare(80))
     retention_age: float | None = None
@@ -93,7 +93,7 @@ class Settings:
     ttp_limits: TtpSettings = field(default_factory=TtpSettings)
     pybroker_limits: PyBrokerSettings = field(default_factory=PyBrokerSettings)
     rqueue_limits: RqueueSettings = field(default_factory=RqueueSettings)
-    direct: Limits = field(default_factory=Limits)
+    direct: AdmissionLimits = field(default_factory=AdmissionLimits)
     fast_path: FastPath = field(default_factory=FastPath)
     security: Security | None = None
     named: frozenset[str] = field(default=frozenset(), compare=False)

@@ -9,7 +9,7 @@ import difflib
 import re
 from collections.abc import Callable
 
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery.subscriber import Overflow
 from transfer.broker.storage.volume import VolumeShare
 from transfer.transports.errors import UsageError
@@ -23,7 +23,7 @@ Value = (
     | None
     | Overflow
     | VolumeShare
-    | tuple[Pattern, ...]
+    | tuple[TopicPattern, ...]
     | dict[str, int]
     | dict[str, str]
 )
@@ -156,7 +156,7 @@ def allowed(given: object) -> bool:
     raise ValueError("allow, or nothing at all")
 
 
-def patterns(given: object) -> tuple[Pattern, ...]:
+def patterns(given: object) -> tuple[TopicPattern, ...]:
     """Parses a list of patterns, or one text with commas; each is `KIND:TEXT`, or a topic without a colon."""
     if isinstance(given, str):
         given = [one.strip() for one in given.split(",") if one.strip()]
@@ -186,7 +186,7 @@ def quotas(given: object) -> dict[str, int]:
     return {str(name): int(str(read(value))) for name, value in given.items()}
 
 
-def _pattern(given: object) -> Pattern:
+def _pattern(given: object) -> TopicPattern:
     kinds = {kind.value: kind for kind in Kind}
     word, colon, rest = text(given).partition(":")
     if not colon:

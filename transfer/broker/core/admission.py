@@ -17,7 +17,7 @@ MOST_TENANTS = 1000
 OTHER = "other"
 
 
-class Outcome(StrEnum):
+class AdmissionOutcome(StrEnum):
     """What happens to a message for which there is no room; counted by name.
 
     DEFERRED: it waits in the queue until its consumer has room. THROTTLED: the broker refuses it for
@@ -41,23 +41,23 @@ class Limit(StrEnum):
     INFLIGHT = "max_inflight_per_consumer"
 
     @property
-    def outcome(self) -> Outcome:
+    def outcome(self) -> AdmissionOutcome:
         return _OUTCOMES[self]
 
 
 _OUTCOMES = {
-    Limit.GLOBAL_INGRESS: Outcome.THROTTLED,
-    Limit.TENANT: Outcome.THROTTLED,
-    Limit.QUEUED_DIRECT: Outcome.DROPPED,
-    Limit.TOPIC_QUEUE: Outcome.DROPPED,
-    Limit.LATER_QUEUE: Outcome.DROPPED,
-    Limit.DELAY: Outcome.DROPPED,
-    Limit.INFLIGHT: Outcome.DEFERRED,
+    Limit.GLOBAL_INGRESS: AdmissionOutcome.THROTTLED,
+    Limit.TENANT: AdmissionOutcome.THROTTLED,
+    Limit.QUEUED_DIRECT: AdmissionOutcome.DROPPED,
+    Limit.TOPIC_QUEUE: AdmissionOutcome.DROPPED,
+    Limit.LATER_QUEUE: AdmissionOutcome.DROPPED,
+    Limit.DELAY: AdmissionOutcome.DROPPED,
+    Limit.INFLIGHT: AdmissionOutcome.DEFERRED,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AdmissionLimits:
     """Limits in messages, except `max_inflight_bytes` and `longest_delay`. Raises OptionError.
 
     max_inflight_per_consumer: messages that a consumer may hold without acknowledging them;
@@ -102,11 +102,11 @@ class Admission:
     """Counts messages that wait or are unfinished. Not thread-safe. counts: of each outcome. reached: how
     often each limit decided. accepted, refused: messages by tenant, for the first tenants."""
 
-    def __init__(self, limits: Limits | None = None) -> None:
-        self.limits = limits or Limits()
+    def __init__(self, limits: AdmissionLimits | None = None) -> None:
+        self.limits = limits or AdmissionLimits()
         self.unfinished = 0
         self.waiting = 0
-        self.counts: Counter[Outcome] = Counter()
+        self.counts: Counter[AdmissionOutcome] = Counter()
         self.reached: Counter[Limit] = Counter()
         self.accepted: Counter[str] = Counter()
         self.refused: Counter[str] = Counter()
@@ -130,7 +130,7 @@ class Admission:
 
     def defer(self) -> None:
         """Counts a message that waits because its consumer is not connected."""
-        self.counts[Outcome.DEFERRED] += 1
+        self.counts[AdmissionOutcome.DEFERRED] += 1
 
     @property
     def share(self) -> float:

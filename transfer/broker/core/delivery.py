@@ -32,7 +32,7 @@ TRANSITIONS: Mapping[Status, frozenset[Status]] = {
 
 
 @dataclass(slots=True)
-class Delivery:
+class DirectDelivery:
     """A message that a consumer holds. number: of the message, in the dispatcher's state.
 
     attempt: counted from 1. dispatched_at, ack_deadline: seconds of the monotonic clock.

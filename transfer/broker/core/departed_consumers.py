@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.pattern_index import PatternMap
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 
 if TYPE_CHECKING:
     from transfer.broker.core.sessions import Session
@@ -20,7 +20,7 @@ class DepartedConsumers:
 
     def __init__(self, grace: float) -> None:
         self._grace = grace
-        self._until: dict[tuple[str, Pattern], float] = {}  # by tenant and pattern, the oldest first
+        self._until: dict[tuple[str, TopicPattern], float] = {}  # by tenant and pattern, the oldest first
         self._maps: dict[str, PatternMap[bool]] = {}
 
     def add(self, session: Session, now: float) -> None:

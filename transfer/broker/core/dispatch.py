@@ -11,10 +11,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from transfer.broker.core.admission import Admission, Limit, Limits
-from transfer.broker.core.delivery import Delivery, RetryPolicy, Status
+from transfer.broker.core.admission import Admission, AdmissionLimits, Limit
+from transfer.broker.core.delivery import DirectDelivery, RetryPolicy, Status
 from transfer.broker.core.departed_consumers import DepartedConsumers
-from transfer.broker.core.dispatcher_actions import Action, DeadLetter, Dispatch, DropSession, Now, Persist
+from transfer.broker.core.dispatcher_actions import (
+    Action,
+    Dispatch,
+    DropSession,
+    KeepDeadLetter,
+    Now,
+    Persist,
+)
 from transfer.broker.core.dispatcher_events import (
     Dispatched,
     DispatcherState,
@@ -56,7 +63,7 @@ class Rules:
     consumers. batch: limit on the messages that one call sends, retries or dead-letters, so that other
     work is not blocked."""
 
-    limits: Limits = field(default_factory=Limits)
+    limits: AdmissionLimits = field(default_factory=AdmissionLimits)
     retry: RetryPolicy = field(default_factory=RetryPolicy)
     ack_timeout: float = 30.0
     heartbeat_timeout: float = 30.0
@@ -118,7 +125,7 @@ class DispatchSteps:
     def _dispatch(self, queued: QueuedMessage, session: Session, now: Now) -> None:
         number, facts, attempt = queued.number, queued.facts, queued.attempt + 1
         deadline = now.seconds + self.rules.ack_timeout
-        delivery = Delivery(
+        delivery = DirectDelivery(
             number,
             facts.message_id,
             session.consumer_id,
@@ -180,7 +187,7 @@ class DispatchSteps:
 
     def _return(
         self,
-        delivery: Delivery,
+        delivery: DirectDelivery,
         status: Status,
         error: str,
         now: Now,
@@ -228,7 +235,7 @@ class DispatchSteps:
     def _bury(self, queued: QueuedMessage, reason: str, error: str = "") -> None:
         """Makes a dead letter, which is kept before the message is finished: a crash in between keeps it
         twice rather than not at all."""
-        letter = DeadLetter(queued.number, queued, reason, queued.attempt, error or queued.error)
+        letter = KeepDeadLetter(queued.number, queued, reason, queued.attempt, error or queued.error)
         self._actions.append(letter)
         self._finish(queued, End.DEAD_LETTERED)
         self.counts["dead_lettered"] += 1

@@ -9,14 +9,14 @@ import random as _random
 import uuid
 from collections.abc import Callable, Sequence
 
-from transfer.broker.core.delivery import Delivery, Status
+from transfer.broker.core.delivery import DirectDelivery, Status
 from transfer.broker.core.dispatch import DirectRoutes, DispatchSteps, Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Action,
     Admitted,
     Answer,
-    Audit,
+    AuditAction,
     Control,
     Deregister,
     Deregistered,
@@ -110,7 +110,7 @@ class Dispatcher(DispatchSteps):
                 self._defer(queued)
         return self._done()
 
-    def unsent(self, delivery: Delivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
+    def unsent(self, delivery: DirectDelivery, peer: bytes, now: Now, *, gone: bool) -> list[Action]:
         """Handles a message that could not be sent. The attempt does not count; a message without ACK is
         lost. gone: the peer has disconnected, and its sessions end; otherwise the message is retried a
         little later."""
@@ -127,7 +127,7 @@ class Dispatcher(DispatchSteps):
                 self._end_session(one, "the consumer disconnected", now)
         return self._done(now)
 
-    def _uncount(self, delivery: Delivery) -> None:
+    def _uncount(self, delivery: DirectDelivery) -> None:
         """Uncounts an attempt that could not be sent, of an ended session, or of a message without ACK."""
         number = delivery.number
         queued = self.state.messages.get(number)
@@ -307,7 +307,7 @@ class Dispatcher(DispatchSteps):
         self._taken(peer, ask, "retry_scheduled" if number in self.state.messages else "dead_lettered")
         self._ready[session.key] = None
 
-    def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, Delivery | None]:
+    def _find(self, peer: bytes, ask: Ack | Nack) -> tuple[Session | None, DirectDelivery | None]:
         """Returns the requesting session, and the delivery that it names, if it is still in flight."""
         session = self.sessions.of(peer, ask.consumer_id, ask.session_id)
         if session is None:
@@ -326,7 +326,7 @@ class Dispatcher(DispatchSteps):
             text = "the session has ended, or belongs to another consumer"
         else:
             text = "no such delivery is in flight: it is finished, or was given up"
-        self._actions.append(Audit(Fault.STALE_ACK, ask.message_id, ask.consumer_id, text))
+        self._actions.append(AuditAction(Fault.STALE_ACK, ask.message_id, ask.consumer_id, text))
         refused = Refused(Fault.STALE_ACK, text, ask.message_id, ask.delivery_id or "")
         self._actions.append(Answer(peer, refused))
 

@@ -7,9 +7,9 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from transfer.broker.core.admission import Limit
-from transfer.broker.core.delivery import Delivery
+from transfer.broker.core.delivery import DirectDelivery
 from transfer.broker.core.dispatcher_events import Event, MessageInfo, QueuedMessage
-from transfer.broker.core.sessions import Capabilities, Session
+from transfer.broker.core.sessions import ConsumerCapabilities, Session
 
 
 class Now(NamedTuple):
@@ -35,7 +35,7 @@ class Register:
     tenant: str = ""
     mode: str = "direct"
     subscriptions: tuple[str, ...] = ()
-    capabilities: Capabilities = field(default_factory=Capabilities)
+    capabilities: ConsumerCapabilities = field(default_factory=ConsumerCapabilities)
     session_id: str | None = None
 
 
@@ -184,12 +184,12 @@ class Dispatch:
 
     peer: bytes
     session: Session
-    delivery: Delivery
+    delivery: DirectDelivery
     queued: QueuedMessage
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetter:
+class KeepDeadLetter:
     """Keep the message as a dead letter. After a crash it may be repeated with the same number.
 
     reason: "exhausted", "terminal", "expired" or an operator's reason. attempts: those made.
@@ -211,7 +211,7 @@ class Answer:
 
 
 @dataclass(frozen=True, slots=True)
-class Audit:
+class AuditAction:
     """Write a record for operators into the audit log. operation: a constant word."""
 
     operation: str
@@ -234,4 +234,4 @@ class DropSession:
     session: Session
 
 
-Action = Persist | Dispatch | DeadLetter | Answer | Audit | KeepSession | DropSession
+Action = Persist | Dispatch | KeepDeadLetter | Answer | AuditAction | KeepSession | DropSession

@@ -21,7 +21,7 @@ MOST_LOST = 16
 Delay = Callable[[int], float | None]
 
 
-class Kind(IntEnum):
+class GroupEventKind(IntEnum):
     """What happened to messages. The numbers stand in the log: they never change."""
 
     SENT = 1  # as attempt number `attempt`
@@ -31,7 +31,7 @@ class Kind(IntEnum):
 class Change(NamedTuple):
     """An event that must survive a restart, for the messages [begin, end)."""
 
-    kind: Kind
+    kind: GroupEventKind
     begin: int
     end: int
     attempt: int = 0
@@ -45,7 +45,7 @@ class Delivery(NamedTuple):
     attempt: int
 
 
-class Outcome(Enum):
+class DeliveryOutcome(Enum):
     """The result of an acknowledgement or a return. DONE: acknowledged. REPEATED: it was acknowledged before;
     harmless. STALE: the consumer no longer holds this delivery (it timed out, or its session ended).
     AGAIN: it is delivered again. DEAD: no attempt is left."""
@@ -138,21 +138,23 @@ class Group:
         if found is not None:
             found.paused = paused
 
-    def leave(self, consumer: object, now: float) -> list[tuple[Delivery, Outcome]]:
+    def leave(self, consumer: object, now: float) -> list[tuple[Delivery, DeliveryOutcome]]:
         """Removes a consumer and returns what it held: AGAIN is delivered again at once, DEAD (see `nack`)
         was sent MOST_LOST times and may be what makes consumers disconnect."""
         found = self._consumers.pop(consumer, None)
         if found is None:
             return []
         self._turn.remove(consumer)
-        returned: list[tuple[Delivery, Outcome]] = []
+        returned: list[tuple[Delivery, DeliveryOutcome]] = []
         for offset in sorted(found.held):
             attempt = self._held.pop(offset).attempt
             self._failed.setdefault(offset, now)
             dead = attempt >= MOST_LOST
             if not dead:
                 heapq.heappush(self._again, (now, offset))
-            returned.append((Delivery(consumer, offset, attempt), Outcome.DEAD if dead else Outcome.AGAIN))
+            returned.append(
+                (Delivery(consumer, offset, attempt), DeliveryOutcome.DEAD if dead else DeliveryOutcome.AGAIN)
+            )
         return returned
 
     # -- deliveries --------------------------------------------------------------------------------------
@@ -185,7 +187,7 @@ class Group:
             if deadline is not None:
                 self._watch(deadline, offset, attempt)
             taken.append(Delivery(name, offset, attempt))
-            _add(self.changes, Kind.SENT, offset, offset + 1, attempt)
+            _add(self.changes, GroupEventKind.SENT, offset, offset + 1, attempt)
         return taken
 
     def _take_run(self, end: int, now: float, limit: int) -> list[Delivery]:
@@ -204,7 +206,7 @@ class Group:
         self._attempts.update(dict.fromkeys(offsets, 1))
         self._held.update(dict.fromkeys(offsets, _Held(name, 1, None)))
         consumer.held.update(offsets)
-        _add(self.changes, Kind.SENT, begin, begin + count, 1)
+        _add(self.changes, GroupEventKind.SENT, begin, begin + count, 1)
         return [Delivery(name, offset, 1) for offset in offsets]
 
     def untake(self, deliveries: Sequence[Delivery], due: float) -> None:
@@ -213,7 +215,7 @@ class Group:
             if self._is_held(offset, attempt):
                 self._let_go(offset)
                 self._attempts[offset] = attempt - 1
-                _add(self.changes, Kind.SENT, offset, offset + 1, attempt - 1)
+                _add(self.changes, GroupEventKind.SENT, offset, offset + 1, attempt - 1)
                 heapq.heappush(self._again, (due, offset))
 
     def ack_many(self, consumer: object, deliveries: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -225,7 +227,7 @@ class Group:
             if held is None or held.attempt != attempt or held.consumer != consumer:
                 self._finish(begin, end)  # this offset may be one of them
                 begin = end
-                if self._whose(consumer, offset, attempt) is Outcome.STALE:
+                if self._whose(consumer, offset, attempt) is DeliveryOutcome.STALE:
                     stale.append((offset, attempt))
                 continue
             del self._held[offset]
@@ -237,40 +239,42 @@ class Group:
         self._finish(begin, end)
         return stale
 
-    def ack(self, consumer: object, offset: int, attempt: int) -> Outcome:
+    def ack(self, consumer: object, offset: int, attempt: int) -> DeliveryOutcome:
         """Acknowledges a delivery."""
         outcome = self._whose(consumer, offset, attempt)
-        if outcome is Outcome.DONE:
+        if outcome is DeliveryOutcome.DONE:
             self._let_go(offset)
             self._finish(offset, offset + 1)
         return outcome
 
-    def nack(self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
+    def nack(
+        self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True
+    ) -> DeliveryOutcome:
         """Refuses a delivery that the consumer could not process. retry: another attempt may succeed. DEAD:
         the caller takes over the message, makes a dead letter of it, then calls `bury`."""
         outcome = self._whose(consumer, offset, attempt)
-        if outcome is not Outcome.DONE:
+        if outcome is not DeliveryOutcome.DONE:
             return outcome
         self._let_go(offset)
         return self._later(offset, attempt, now, retry=retry)
 
-    def give_back(self, consumer: object, offset: int, attempt: int, now: float) -> Outcome:
+    def give_back(self, consumer: object, offset: int, attempt: int, now: float) -> DeliveryOutcome:
         """Returns a delivery that never reached the consumer; it is delivered again at once. DEAD as in
         `leave`."""
         outcome = self._whose(consumer, offset, attempt)
-        if outcome is not Outcome.DONE:
+        if outcome is not DeliveryOutcome.DONE:
             return outcome
         self._let_go(offset)
         self._failed.setdefault(offset, now)
         if attempt >= MOST_LOST:
-            return Outcome.DEAD
+            return DeliveryOutcome.DEAD
         heapq.heappush(self._again, (now, offset))
-        return Outcome.AGAIN
+        return DeliveryOutcome.AGAIN
 
-    def expire(self, now: float) -> list[tuple[Delivery, Outcome]]:
+    def expire(self, now: float) -> list[tuple[Delivery, DeliveryOutcome]]:
         """Returns the deliveries that were held for too long, with their outcome: AGAIN or DEAD (see
         `nack`)."""
-        late: list[tuple[Delivery, Outcome]] = []
+        late: list[tuple[Delivery, DeliveryOutcome]] = []
         while self._deadlines and self._deadlines[0][0] <= now:
             due, offset, attempt = heapq.heappop(self._deadlines)
             if not self._is_limited(due, offset, attempt):
@@ -341,28 +345,28 @@ class Group:
         sent."""
         return self._is_held(offset, attempt) and self._held[offset].deadline == due
 
-    def _whose(self, consumer: object, offset: int, attempt: int) -> Outcome:
+    def _whose(self, consumer: object, offset: int, attempt: int) -> DeliveryOutcome:
         held = self._held.get(offset)
         if held is not None and held.consumer == consumer and held.attempt == attempt:
-            return Outcome.DONE
+            return DeliveryOutcome.DONE
         done = offset < self.cursor or offset in self._done
-        return Outcome.REPEATED if done else Outcome.STALE
+        return DeliveryOutcome.REPEATED if done else DeliveryOutcome.STALE
 
     def _let_go(self, offset: int) -> None:
         held = self._held.pop(offset)
         self._consumers[held.consumer].held.discard(offset)
 
-    def _later(self, offset: int, attempt: int, now: float, *, retry: bool = True) -> Outcome:
+    def _later(self, offset: int, attempt: int, now: float, *, retry: bool = True) -> DeliveryOutcome:
         self._failed.setdefault(offset, now)
         delay = self._delay(attempt) if retry else None
         if delay is None:
-            return Outcome.DEAD
+            return DeliveryOutcome.DEAD
         heapq.heappush(self._again, (now + delay, offset))
-        return Outcome.AGAIN
+        return DeliveryOutcome.AGAIN
 
     def _finish(self, begin: int, end: int) -> None:
         if begin < end:
-            _add(self.changes, Kind.DONE, begin, end)
+            _add(self.changes, GroupEventKind.DONE, begin, end)
             self._book_done(begin, end)
 
     def _book_done(self, begin: int, end: int) -> None:
@@ -387,7 +391,7 @@ class Group:
         for offset in range(max(change.begin, self.cursor), change.end):
             if offset < self.cursor or offset in self._done:
                 continue
-            if change.kind is Kind.DONE:
+            if change.kind is GroupEventKind.DONE:
                 self._book_done(offset, offset + 1)
             else:
                 self._attempts[offset] = change.attempt
@@ -407,13 +411,13 @@ class Group:
 
     def summary(self) -> list[Change]:
         """Returns changes that give this state when applied to a group that begins at `cursor`."""
-        changes = [Change(Kind.DONE, begin, end) for begin, end in self._done]
+        changes = [Change(GroupEventKind.DONE, begin, end) for begin, end in self._done]
         for offset, attempt in sorted(self._attempts.items()):
-            _add(changes, Kind.SENT, offset, offset + 1, attempt)
+            _add(changes, GroupEventKind.SENT, offset, offset + 1, attempt)
         return changes
 
 
-def _add(changes: list[Change], kind: Kind, begin: int, end: int, attempt: int = 0) -> None:
+def _add(changes: list[Change], kind: GroupEventKind, begin: int, end: int, attempt: int = 0) -> None:
     """Adds a change, merged into the last one if both are the same and adjacent."""
     if changes:
         last = changes[-1]

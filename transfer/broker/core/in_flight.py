@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterator
 
-from transfer.broker.core.delivery import Delivery
+from transfer.broker.core.delivery import DirectDelivery
 from transfer.broker.core.sessions import ConsumerKey, Session
 
 
@@ -13,27 +13,27 @@ class InFlight:
     """Deliveries that wait for their ACK, the oldest first; all have the same timeout. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._all: dict[int, tuple[Delivery, Session]] = {}
+        self._all: dict[int, tuple[DirectDelivery, Session]] = {}
         self._by_message: dict[tuple[str, str], list[int]] = {}
 
     def __len__(self) -> int:
         return len(self._all)
 
-    def __iter__(self) -> Iterator[Delivery]:
+    def __iter__(self) -> Iterator[DirectDelivery]:
         return (delivery for delivery, _ in self._all.values())
 
-    def get(self, number: int) -> tuple[Delivery, Session] | None:
+    def get(self, number: int) -> tuple[DirectDelivery, Session] | None:
         """Returns the delivery of this message, and the session that holds it."""
         return self._all.get(number)
 
-    def begin(self, delivery: Delivery, session: Session, nbytes: int) -> None:
+    def begin(self, delivery: DirectDelivery, session: Session, nbytes: int) -> None:
         """Adds a delivery that is being sent. nbytes: of its payload."""
         self._all[delivery.number] = delivery, session
         session.inflight[delivery.number] = nbytes
         session.held += nbytes
         self._by_message.setdefault((session.session_id, delivery.message_id), []).append(delivery.number)
 
-    def end(self, delivery: Delivery) -> None:
+    def end(self, delivery: DirectDelivery) -> None:
         """Removes a delivery, whatever its outcome."""
         _, session = self._all.pop(delivery.number)
         session.held -= session.inflight.pop(delivery.number)
@@ -43,7 +43,7 @@ class InFlight:
         if not numbers:
             del self._by_message[key]
 
-    def find(self, session: Session, message_id: str, delivery_id: str | None) -> Delivery | None:
+    def find(self, session: Session, message_id: str, delivery_id: str | None) -> DirectDelivery | None:
         """Returns the delivery that a consumer names; without a delivery id, the oldest of this message."""
         for number in self._by_message.get((session.session_id, message_id), ()):
             delivery, _ = self._all[number]
@@ -51,9 +51,9 @@ class InFlight:
                 return delivery
         return None
 
-    def overdue(self, now: float, most: int) -> list[tuple[Delivery, Session]]:
+    def overdue(self, now: float, most: int) -> list[tuple[DirectDelivery, Session]]:
         """Returns deliveries whose deadline has passed, at most `most`."""
-        found: list[tuple[Delivery, Session]] = []
+        found: list[tuple[DirectDelivery, Session]] = []
         for entry in self._all.values():
             if entry[0].ack_deadline > now or len(found) == most:
                 break
@@ -72,7 +72,7 @@ class Acked:
         self._most = most
         self._ids: OrderedDict[tuple[ConsumerKey, str], str] = OrderedDict()
 
-    def add(self, session: Session, delivery: Delivery) -> None:
+    def add(self, session: Session, delivery: DirectDelivery) -> None:
         key = session.key, delivery.message_id
         self._ids.pop(key, None)
         self._ids[key] = delivery.delivery_id

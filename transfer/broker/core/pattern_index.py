@@ -10,7 +10,7 @@ from collections.abc import Collection, Hashable
 from typing import Generic, TypeVar
 
 from transfer.broker.core.pattern_shapes import PatternShapes
-from transfer.broker.core.topic_patterns import Kind, Pattern, Shape
+from transfer.broker.core.topic_patterns import Kind, Shape, TopicPattern
 
 P = TypeVar("P")
 V = TypeVar("V", bound=Hashable)
@@ -47,7 +47,7 @@ class PatternMap(Generic[P]):
         """Returns whether some pattern has this shape."""
         return shape.kind in self._wild and self._wild[shape.kind].has(shape)
 
-    def get(self, pattern: Pattern) -> P | None:
+    def get(self, pattern: TopicPattern) -> P | None:
         """Returns the value of the pattern, or None."""
         kind = pattern.kind
         if kind is Kind.PREFIX:
@@ -56,7 +56,7 @@ class PatternMap(Generic[P]):
             return self._texts.get(kind, {}).get(pattern.text)
         return self._wild[kind].get(pattern) if kind in self._wild else None
 
-    def put(self, pattern: Pattern, kept: P) -> None:
+    def put(self, pattern: TopicPattern, kept: P) -> None:
         """Sets the value of the pattern."""
         kind, shape = pattern.kind, pattern.shape
         if kind is Kind.PREFIX:
@@ -70,7 +70,7 @@ class PatternMap(Generic[P]):
                 self._wild[kind] = PatternShapes(kind)
             self._wild[kind].put(pattern, shape, kept)
 
-    def remove(self, pattern: Pattern) -> None:
+    def remove(self, pattern: TopicPattern) -> None:
         """Removes the pattern."""
         kind, shape = pattern.kind, pattern.shape
         if kind is Kind.PREFIX:
@@ -167,7 +167,7 @@ class PatternIndex(Generic[V]):
         """See PatternMap."""
         return self._map.has(shape)
 
-    def add(self, pattern: Pattern, value: V) -> bool:
+    def add(self, pattern: TopicPattern, value: V) -> bool:
         """Adds the value to the pattern. Returns False if it is there already."""
         values = self._map.get(pattern) or ()
         if value in values:
@@ -180,7 +180,7 @@ class PatternIndex(Generic[V]):
         self._changed(1)
         return True
 
-    def discard(self, pattern: Pattern, value: V) -> bool:
+    def discard(self, pattern: TopicPattern, value: V) -> bool:
         """Removes the value from the pattern. Returns False if it is not there."""
         values = self._map.get(pattern) or ()
         if value not in values:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Generic, TypeVar
 
-from transfer.broker.core.topic_patterns import MARKS, ONE, REST, Kind, Pattern, Shape
+from transfer.broker.core.topic_patterns import MARKS, ONE, REST, Kind, Shape, TopicPattern
 
 P = TypeVar("P")
 
@@ -39,17 +39,17 @@ class PatternShapes(Generic[P]):
         """Returns whether some pattern has this shape."""
         return shape in (self._rests if shape.rest else self._ones.get(shape.size, ()))
 
-    def get(self, pattern: Pattern) -> P | None:
+    def get(self, pattern: TopicPattern) -> P | None:
         """Returns the value of the pattern, or None."""
         return self._kept.get(pattern.text)
 
-    def put(self, pattern: Pattern, shape: Shape, kept: P) -> None:
+    def put(self, pattern: TopicPattern, shape: Shape, kept: P) -> None:
         """Sets the value of the pattern, which has this shape."""
         if pattern.text not in self._kept:
             self._counted(shape, 1)
         self._kept[pattern.text] = kept
 
-    def remove(self, pattern: Pattern, shape: Shape) -> None:
+    def remove(self, pattern: TopicPattern, shape: Shape) -> None:
         """Removes the pattern."""
         if self._kept.pop(pattern.text, None) is not None:
             self._counted(shape, -1)

@@ -22,7 +22,7 @@ Key = tuple[bytes, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class RegistryLimits:
     """Limits on the registry's size. members: of one name; each: registrations and watches of one program;
     all: registrations; watchers: watches."""
 
@@ -63,10 +63,10 @@ class Registry:
     """The registrations and watches of programs. The time never goes back. begun: the time of the start;
     registry: an id that differs with each start."""
 
-    def __init__(self, registry: str, begun: float, limits: Limits | None = None) -> None:
+    def __init__(self, registry: str, begun: float, limits: RegistryLimits | None = None) -> None:
         self.registry = registry
         self._begun = begun
-        self._limits = limits or Limits()
+        self._limits = limits or RegistryLimits()
         self._names: dict[str, _Name] = {}
         self._entries: dict[Key, _Entry] = {}
         self._watched: dict[Key, str] = {}

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Any
 
 from transfer.broker.core.pattern_index import PatternMap
-from transfer.broker.core.topic_patterns import Pattern, check_text
+from transfer.broker.core.topic_patterns import TopicPattern, check_text
 from transfer.transports.errors import UsageError
 
 #: priorities are below this, and above its negative
@@ -34,7 +34,7 @@ class RouteType(Enum):
     SYSTEM = "system"
 
 
-class Source(Enum):
+class RouteSource(Enum):
     """Who made a route. STATIC: the catalog file. DYNAMIC: an operator. SESSION: a consumer, until its
     session ends."""
 
@@ -54,13 +54,13 @@ class Route:
 
     id: str
     tenant: str
-    pattern: Pattern
+    pattern: TopicPattern
     type: RouteType
     destination: str
     priority: int = 0
     metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
     enabled: bool = True
-    source: Source = Source.DYNAMIC
+    source: RouteSource = RouteSource.DYNAMIC
     session: str = ""
 
     def __post_init__(self) -> None:
@@ -70,7 +70,7 @@ class Route:
             check_text(self.tenant, f"the tenant {self.tenant!r:.80}")
         if self.session:
             check_text(self.session, f"the session {self.session!r:.80}")
-        if (self.source is Source.SESSION) != bool(self.session):
+        if (self.source is RouteSource.SESSION) != bool(self.session):
             raise UsageError(f"route {self.id!r}: source SESSION needs a session, other sources have none")
         if not -MAX_PRIORITY < self.priority < MAX_PRIORITY:
             raise UsageError(f"route {self.id!r}: priority {self.priority}", hint="31 bits and a sign")

@@ -12,7 +12,7 @@ ConsumerKey = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Capabilities:
+class ConsumerCapabilities:
     """The capabilities that a consumer announces.
 
     supports_ack: it acknowledges; otherwise a message is done when it was sent, at most once.
@@ -38,7 +38,7 @@ class Session:
     session_id: str
     peer: bytes | None
     subscriptions: tuple[str, ...] = ()
-    capabilities: Capabilities = field(default_factory=Capabilities)
+    capabilities: ConsumerCapabilities = field(default_factory=ConsumerCapabilities)
     inflight: dict[int, int] = field(default_factory=dict)
     held: int = 0
 
@@ -48,7 +48,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Registration:
+class SessionRegistration:
     """The result of `SessionTable.register`. ended: the session that was replaced. resumed: the consumer
     resumed its session."""
 
@@ -110,11 +110,11 @@ class SessionTable:
         key: ConsumerKey,
         peer: bytes,
         subscriptions: tuple[str, ...],
-        capabilities: Capabilities,
+        capabilities: ConsumerCapabilities,
         now: float,
         *,
         resume: str | None = None,
-    ) -> Registration:
+    ) -> SessionRegistration:
         """Registers a consumer. Without `resume`, or if that session has ended, a new session replaces any
         earlier one. resume: the session that it had."""
         before = self._sessions.get(key)
@@ -122,13 +122,13 @@ class SessionTable:
             self._seat(before, peer)
             before.subscriptions, before.capabilities = subscriptions, capabilities
             self._deadlines.set(before.session_id, now + self._timeout)
-            return Registration(before, None, True)
+            return SessionRegistration(before, None, True)
         if before is not None:
             self.end(before)
         session = Session(*key, self._new_id(), None, subscriptions, capabilities)
         self._add(session, now)
         self._seat(session, peer)
-        return Registration(session, before, False)
+        return SessionRegistration(session, before, False)
 
     def heartbeat(self, peer: bytes, consumer_id: str, session_id: str, now: float) -> Session | None:
         """Extends the session, at this peer from now on. None: it has ended; the consumer must register."""

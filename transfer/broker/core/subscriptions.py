@@ -11,7 +11,7 @@ from transfer.transports.errors import UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.core.pattern_index import PatternIndex, PatternMap
-    from transfer.broker.core.topic_patterns import Pattern, Shape
+    from transfer.broker.core.topic_patterns import Shape, TopicPattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,26 +24,26 @@ class Most:
     shapes_together: int = 1024
 
 
-class Subscriptions:
+class TopicSubscriptions:
     """The patterns of one subscriber, each once. Not thread-safe."""
 
     __slots__ = ("_most", "_patterns", "_shapes")
 
     def __init__(self, most: Most) -> None:
         self._most = most
-        self._patterns: set[Pattern] = set()
+        self._patterns: set[TopicPattern] = set()
         self._shapes: Counter[Shape] = Counter()
 
     def __len__(self) -> int:
         return len(self._patterns)
 
-    def __contains__(self, pattern: Pattern) -> bool:
+    def __contains__(self, pattern: TopicPattern) -> bool:
         return pattern in self._patterns
 
-    def __iter__(self) -> Iterator[Pattern]:
+    def __iter__(self) -> Iterator[TopicPattern]:
         return iter(self._patterns)
 
-    def add(self, pattern: Pattern, index: PatternIndex[Any] | PatternMap[Any]) -> None:
+    def add(self, pattern: TopicPattern, index: PatternIndex[Any] | PatternMap[Any]) -> None:
         """Adds a pattern. index: holds the patterns of all subscribers. Raises UsageError if there are too
         many."""
         most, shape = self._most, pattern.shape
@@ -61,7 +61,7 @@ class Subscriptions:
         if shape is not None:
             self._shapes[shape] += 1
 
-    def discard(self, pattern: Pattern) -> None:
+    def discard(self, pattern: TopicPattern) -> None:
         """Removes a pattern."""
         self._patterns.remove(pattern)
         shape = pattern.shape
@@ -70,12 +70,12 @@ class Subscriptions:
             if not self._shapes[shape]:
                 del self._shapes[shape]
 
-    def pop(self) -> Pattern:
+    def pop(self) -> TopicPattern:
         """Removes and returns any pattern, of a subscriber that has gone."""
         return self._patterns.pop()
 
 
-def _too_many(what: str, pattern: Pattern) -> UsageError:
+def _too_many(what: str, pattern: TopicPattern) -> UsageError:
     return UsageError(
         f"the pattern {pattern.text!r:.80} has a new shape, one more than {what}",
         hint="patterns of one shape have equally many segments and their wildcards at the same places",

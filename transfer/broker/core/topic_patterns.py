@@ -67,7 +67,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Pattern:
+class TopicPattern:
     """A pattern of topics, equal by kind and text. Make it with `pattern`, which checks the text."""
 
     kind: Kind
@@ -119,7 +119,7 @@ class Pattern:
         return len(given) == len(wanted) and _fit(wanted, given)
 
 
-def pattern(kind: Kind, text: str) -> Pattern:
+def pattern(kind: Kind, text: str) -> TopicPattern:
     """Makes a pattern of this kind. Raises UsageError if the text is invalid."""
     what = f"the pattern {text!r:.80}"
     if text or kind is not Kind.PREFIX:
@@ -135,7 +135,7 @@ def pattern(kind: Kind, text: str) -> Pattern:
         segments = text.split("/")
         if ONE in segments and "" in segments:
             raise UsageError(f"{what} has an empty segment", hint="with '*', no '/' first, last or doubled")
-    return Pattern(kind, text)
+    return TopicPattern(kind, text)
 
 
 def check_topic(text: str, kind: Kind = Kind.EXACT) -> None:

@@ -16,7 +16,7 @@ from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.storage.dead_letter_payloads import Payloads
+    from transfer.broker.storage.dead_letter_payloads import LetterPayloads
     from transfer.broker.storage.durability import OnComplete
     from transfer.log.blob_writer import BlobWriter
 
@@ -32,7 +32,7 @@ class DeadLetterReplay:
     of dead letters; the operator's thread copies them into the log. Raises UsageError when the group does
     not exist or the message is gone; LogFull; Again when it is in doubt whether the message was kept."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, payloads: Payloads) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, hub: Hub, payloads: LetterPayloads) -> None:
         self._loop = loop
         self._hub = hub
         self._payloads = payloads

@@ -15,10 +15,10 @@ from transfer.broker.core.dispatcher_actions import (
     Action,
     Admitted,
     Answer,
-    Audit,
-    DeadLetter,
+    AuditAction,
     Dispatch,
     DropSession,
+    KeepDeadLetter,
     KeepSession,
     NoRoute,
     Now,
@@ -323,13 +323,13 @@ class DispatcherDriver:
                 self._dispatch(action)
             case Answer():
                 self._answer(action)
-            case DeadLetter():
+            case KeepDeadLetter():
                 self._bury(action)
             case KeepSession(session):
                 self._session_writer.keep(session)
             case DropSession(session):
                 self._session_writer.remove(session)
-            case Audit():
+            case AuditAction():
                 self._auditing.record(action.consumer_id, action.operation, (action.message_id,), action.text)
 
     def _persist(self, event: Event) -> None:
@@ -379,7 +379,7 @@ class DispatcherDriver:
         else:
             sink.answer(action.peer, action.reply)
 
-    def _bury(self, action: DeadLetter) -> None:
+    def _bury(self, action: KeepDeadLetter) -> None:
         """Keeps the dead letter before it finishes the message. After a crash in between, the letter's name
         prevents a second one."""
         queued = action.queued
@@ -456,7 +456,7 @@ class DispatcherDriver:
         self._do(self.dispatcher.tick(self._now()))
 
 
-def _words_of(letter: DeadLetter) -> dict[str, object]:
+def _words_of(letter: KeepDeadLetter) -> dict[str, object]:
     queued = letter.queued
     return {
         "reason": letter.reason,

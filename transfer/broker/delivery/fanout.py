@@ -11,14 +11,14 @@ from itertools import islice
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.pattern_index import PatternIndex
-from transfer.broker.core.subscriptions import Subscriptions
+from transfer.broker.core.subscriptions import TopicSubscriptions
 from transfer.broker.core.topic_patterns import Kind
 from transfer.broker.delivery.frame_stream import Streamed
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
-    from transfer.broker.core.topic_patterns import Pattern
+    from transfer.broker.core.topic_patterns import TopicPattern
     from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.streaming_publish import StreamingPublish
     from transfer.broker.delivery.topic import Topic
@@ -55,28 +55,28 @@ class Fanout:
         self._store = store
         self._counts = counts
         self._soon = soon
-        self._index: PatternIndex[Subscriber] = PatternIndex()
-        self._subscriptions: dict[Subscriber, Subscriptions] = {}
+        self._index: PatternIndex[BrokerSubscriber] = PatternIndex()
+        self._subscriptions: dict[BrokerSubscriber, TopicSubscriptions] = {}
         #: subscriptions of departed subscribers that are still in the index
-        self._departed: deque[tuple[Subscriber, Subscriptions]] = deque()
-        self._behind: dict[Subscriber, dict[Topic, _Behind]] = {}
-        self._reading: set[Subscriber] = set()
+        self._departed: deque[tuple[BrokerSubscriber, TopicSubscriptions]] = deque()
+        self._behind: dict[BrokerSubscriber, dict[Topic, _Behind]] = {}
+        self._reading: set[BrokerSubscriber] = set()
 
     # -- subscriptions -----------------------------------------------------------------------------------
 
-    def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
+    def subscribe(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> None:
         """Subscribes to a pattern. Idempotent. Raises UsageError if the subscriber, or all of them, have too
         many."""
         mine = self._subscriptions.get(subscriber)
         if mine is None:
-            mine = Subscriptions(subscriber.most)
+            mine = TopicSubscriptions(subscriber.most)
         elif pattern in mine:
             return
         mine.add(pattern, self._index)
         self._subscriptions[subscriber] = mine
         self._index.add(pattern, subscriber)
 
-    def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
+    def unsubscribe(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> bool:
         """Ends a subscription. Returns whether there was one."""
         mine = self._subscriptions.get(subscriber)
         if mine is None or pattern not in mine:
@@ -90,13 +90,13 @@ class Fanout:
                 self._caught_up(subscriber, topic)
         return True
 
-    def unsubscribe_some(self, subscriber: Subscriber) -> bool:
+    def unsubscribe_some(self, subscriber: BrokerSubscriber) -> bool:
         """Ends some of a subscriber's subscriptions. Returns whether more are left."""
         for pattern in list(islice(self._subscriptions.get(subscriber, ()), AT_ONCE)):
             self.unsubscribe(subscriber, pattern)
         return subscriber in self._subscriptions
 
-    def leave(self, subscriber: Subscriber) -> None:
+    def leave(self, subscriber: BrokerSubscriber) -> None:
         """Removes a subscriber: it receives nothing more. Its subscriptions leave the index in the next
         turns."""
         self._behind.pop(subscriber, None)
@@ -119,7 +119,7 @@ class Fanout:
                     return
         self._soon(self._clear_some)
 
-    def _behind_by(self, subscriber: Subscriber, pattern: Pattern) -> list[Topic]:
+    def _behind_by(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> list[Topic]:
         """Returns the topics of a pattern on which a subscriber is behind."""
         topics = self._behind.get(subscriber, {})
         if pattern.kind is Kind.EXACT:
@@ -133,11 +133,11 @@ class Fanout:
             if self.is_behind(subscriber, topic):
                 self._caught_up(subscriber, topic)
 
-    def subscriptions(self) -> Mapping[Subscriber, Subscriptions]:
+    def subscriptions(self) -> Mapping[BrokerSubscriber, TopicSubscriptions]:
         """Returns the subscriptions of each subscriber."""
         return self._subscriptions
 
-    def listeners(self, topic: Topic) -> list[Subscriber]:
+    def listeners(self, topic: Topic) -> list[BrokerSubscriber]:
         """Returns the subscribers of this topic, each once."""
         if topic.version != self._index.version:
             found = dict.fromkeys(self._index.match(topic.name))
@@ -175,15 +175,15 @@ class Fanout:
         if streamed is not None:  # groups may hold the message, which must not hold ended connections
             streamed.given = frozenset()
 
-    def is_behind(self, subscriber: Subscriber, topic: Topic) -> bool:
+    def is_behind(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         """Returns whether the subscriber reads this topic from the log."""
         return bool(self._behind) and topic in self._behind.get(subscriber, ())
 
-    def has_behind(self, subscriber: Subscriber) -> bool:
+    def has_behind(self, subscriber: BrokerSubscriber) -> bool:
         """Returns whether the subscriber reads any topic from the log."""
         return subscriber in self._behind
 
-    def left_out(self, subscriber: Subscriber, topic: Topic, offset: int | None) -> None:
+    def left_out(self, subscriber: BrokerSubscriber, topic: Topic, offset: int | None) -> None:
         """Handles a message for which a subscriber had no room. offset: in the log; None: it is not kept."""
         if subscriber.idle or not self._wants(subscriber, topic):
             return
@@ -217,7 +217,7 @@ class Fanout:
             if subscriber.waits_for_disk:
                 self.read_from_log(subscriber, topic, offset)
 
-    def read_from_log(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
+    def read_from_log(self, subscriber: BrokerSubscriber, topic: Topic, offset: int) -> None:
         """Lets a subscriber read on from this kept message, unless it already reads from an earlier one."""
         if not subscriber.idle and self._wants(subscriber, topic):
             topics = self._behind.setdefault(subscriber, {})
@@ -226,13 +226,13 @@ class Fanout:
             elif offset < topics[topic].offset:
                 topics[topic].offset = offset
 
-    def given(self, subscriber: Subscriber, topic: Topic, offset: int) -> None:
+    def given(self, subscriber: BrokerSubscriber, topic: Topic, offset: int) -> None:
         """Notes the offset of a message that a subscriber received in pieces, so that it does not read it
         again from the log."""
         if self.is_behind(subscriber, topic):
             self._behind[subscriber][topic].given.add(offset)
 
-    def _wants(self, subscriber: Subscriber, topic: Topic) -> bool:
+    def _wants(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         """Returns whether the subscriber is still there and still subscribes to the topic."""
         return subscriber in self._subscriptions and self._index.holds(topic.name, subscriber)
 
@@ -251,7 +251,7 @@ class Fanout:
             else:
                 self.catch_up(subscriber)
 
-    def catch_up(self, subscriber: Subscriber, ends: float = math.inf) -> bool:
+    def catch_up(self, subscriber: BrokerSubscriber, ends: float = math.inf) -> bool:
         """Lets a subscriber that has room again read what it missed from the log. ends: on the monotonic
         clock, when other work gets its turn. Returns whether some topics are left for lack of time."""
         if subscriber not in self._behind or subscriber in self._reading:
@@ -267,7 +267,7 @@ class Fanout:
         finally:
             self._reading.discard(subscriber)
 
-    def _read_on(self, subscriber: Subscriber, topic: Topic, ends: float) -> bool:
+    def _read_on(self, subscriber: BrokerSubscriber, topic: Topic, ends: float) -> bool:
         """Reads a topic for a subscriber. Returns whether it has room for more; the next call begins with
         other topics."""
         topics = self._behind.get(subscriber, {})  # it may have disconnected in `offer`
@@ -304,7 +304,9 @@ class Fanout:
                 return True  # the rest is not on the disk yet; `kept` continues
         return True
 
-    def _give(self, subscriber: Subscriber, topic: Topic, behind: _Behind, messages: list[Message]) -> None:
+    def _give(
+        self, subscriber: BrokerSubscriber, topic: Topic, behind: _Behind, messages: list[Message]
+    ) -> None:
         for message in messages:
             if not self.is_behind(subscriber, topic):  # it disconnected in `offer`
                 return
@@ -316,12 +318,12 @@ class Fanout:
             else:
                 subscriber.offer(message)
 
-    def _count_missed(self, subscriber: Subscriber, messages: int) -> None:
+    def _count_missed(self, subscriber: BrokerSubscriber, messages: int) -> None:
         if messages > 0:
             subscriber.dropped += messages
             self._counts["dropped"] += messages
 
-    def _caught_up(self, subscriber: Subscriber, topic: Topic) -> None:
+    def _caught_up(self, subscriber: BrokerSubscriber, topic: Topic) -> None:
         topics = self._behind[subscriber]
         del topics[topic]
         if not topics:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from transfer.broker.delivery.message import Front, Message
-from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish
+from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
     from transfer.broker.delivery.topic import Topic
 
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 _NO_MESSAGE = Message("", (), Front.TTP)
 
 
-class Frame(Message):
+class StreamFrame(Message):
     """A frame of a stream, for subscribers that take frames. frames: its buffers; of a large frame, whose
     data come in pieces, those in front of the data."""
 
@@ -36,7 +36,7 @@ class Streamed(Message):
 
     __slots__ = ("given",)
 
-    given: frozenset[Subscriber]
+    given: frozenset[BrokerSubscriber]
 
 
 class FrameStream(StreamingPublish):
@@ -48,34 +48,34 @@ class FrameStream(StreamingPublish):
     def __init__(
         self,
         topic: Topic,
-        publisher: Publisher,
-        receivers: Iterable[Subscriber],
+        publisher: UploadPublisher,
+        receivers: Iterable[BrokerSubscriber],
         uploads: StreamingPublishes,
         ended: Callable[[StreamingPublish], None],
-        broken_off: Callable[[str], Frame],
+        broken_off: Callable[[str], StreamFrame],
     ) -> None:
         super().__init__(topic, _NO_MESSAGE, 0, publisher, receivers, uploads, None, ended)
         self._broken_off = broken_off
         self._in_frame = False
 
     @property
-    def given(self) -> frozenset[Subscriber]:
+    def given(self) -> frozenset[BrokerSubscriber]:
         """The subscribers that received all frames up to now."""
         return frozenset(self._receivers)
 
-    def join(self, subscriber: Subscriber) -> None:
+    def join(self, subscriber: BrokerSubscriber) -> None:
         """Adds a subscriber: it receives the frames from now on."""
         if subscriber not in self._receivers and subscriber not in self.left_out:
             self._receivers[subscriber] = None
             self._uploads.receives(subscriber, self)
 
-    def frame(self, frame: Frame) -> None:
+    def frame(self, frame: StreamFrame) -> None:
         """Forwards a whole frame."""
         for receiver in tuple(self._receivers):  # `offer` may disconnect one
             receiver.offer(frame)
         self._look()
 
-    def begin_frame(self, frame: Frame, nbytes: int) -> None:
+    def begin_frame(self, frame: StreamFrame, nbytes: int) -> None:
         """Begins a frame whose data come by `piece` or `piece_spliced`; `end_frame` ends it."""
         for receiver in tuple(self._receivers):
             if not receiver.begin(frame, nbytes):
@@ -101,7 +101,7 @@ class FrameStream(StreamingPublish):
                 receiver.offer(self._broken_off(reason))
         super().abandon(reason)
 
-    def _leave_out(self, receiver: Subscriber, reason: str) -> None:
+    def _leave_out(self, receiver: BrokerSubscriber, reason: str) -> None:
         self._leave(receiver)
         self.left_out.append(receiver)
         receiver.offer(self._broken_off(reason))

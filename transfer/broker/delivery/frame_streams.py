@@ -6,16 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.frame_stream import Frame, FrameStream
+from transfer.broker.delivery.frame_stream import FrameStream, StreamFrame
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
     from transfer.broker.delivery.fanout import Fanout
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish
+    from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.store import Store
@@ -47,13 +47,15 @@ class FrameStreams:
         self._placed = placed
         self._direct = direct
 
-    def begin(self, name: str, publisher: Publisher, broken_off: Callable[[str], Frame]) -> FrameStream:
+    def begin(
+        self, name: str, publisher: UploadPublisher, broken_off: Callable[[str], StreamFrame]
+    ) -> FrameStream:
         """Begins a stream whose frames are forwarded as they come. Raises UsageError."""
         topic = self._store.topic(name)
         receivers = [one for one in self._fanout.listeners(topic) if self._takes_frames(one, topic)]
         return FrameStream(topic, publisher, receivers, self._uploads, self._ended, broken_off)
 
-    def _takes_frames(self, subscriber: Subscriber, topic: Topic) -> bool:
+    def _takes_frames(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         room = subscriber.queued <= subscriber.limit
         return subscriber.takes_frames and room and not self._fanout.is_behind(subscriber, topic)
 
@@ -73,7 +75,7 @@ class FrameStreams:
         return topic.durable or wanted or (direct is not None and direct.leads_somewhere(name))
 
     def write(
-        self, upload: FrameStream, publisher: Publisher, most: int, message: Callable[[], Message]
+        self, upload: FrameStream, publisher: UploadPublisher, most: int, message: Callable[[], Message]
     ) -> BlobWrite:
         """Opens the place for the bytes of a kept stream, at most `most`. message: makes its message at the
         end."""

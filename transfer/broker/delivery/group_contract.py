@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 LARGE = 8 << 20
 
 
-class Consumer(Protocol):
+class GroupConsumer(Protocol):
     """A consumer that takes messages of a group, on some connection. in_pieces: it fetches payloads of LARGE
     bytes and more by itself, in pieces, and checks them; the broker must not read those."""
 

@@ -10,10 +10,10 @@ from itertools import islice
 from time import monotonic
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.groups import Change, Delay, Delivery, Group, Outcome
+from transfer.broker.core.groups import Change, Delay, Delivery, DeliveryOutcome, Group
 from transfer.broker.delivery.dead_letter_router import DeadLetterRouter
 from transfer.broker.delivery.group_activity import GroupActivity
-from transfer.broker.delivery.group_contract import Bury, Consumer, IsBuried, Served
+from transfer.broker.delivery.group_contract import Bury, GroupConsumer, IsBuried, Served
 from transfer.broker.delivery.group_reader import GroupReader
 from transfer.broker.delivery.topic import Recent
 from transfer.broker.delivery.turns import InTurns
@@ -153,7 +153,7 @@ class Groups:
 
     def join(
         self,
-        consumer: Consumer,
+        consumer: GroupConsumer,
         served: Served,
         window: int,
         timeout: float | None = None,
@@ -171,19 +171,19 @@ class Groups:
         served.group.pause(consumer, paused)
         self._to_pump.add([served])
 
-    def pause(self, consumer: Consumer, served: Served, paused: bool) -> None:
+    def pause(self, consumer: GroupConsumer, served: Served, paused: bool) -> None:
         """Pauses a consumer, or resumes it. A paused consumer gets nothing: too much is on its way to it
         already."""
         served.group.pause(consumer, paused)
         if not paused:
             self._to_pump.add([served])
 
-    def leave(self, consumer: Consumer, served: Served) -> None:
+    def leave(self, consumer: GroupConsumer, served: Served) -> None:
         """Removes a consumer that has gone: what it held goes to others at once."""
         returned = served.group.leave(consumer, self._loop.time())
         self._counts["returned"] += len(returned)
         for delivery, outcome in returned:
-            if outcome is Outcome.DEAD:
+            if outcome is DeliveryOutcome.DEAD:
                 self.dead_letters.route(
                     served, delivery, "each of its consumers disconnected while it held the message"
                 )
@@ -259,7 +259,7 @@ class Groups:
 
     def ack(
         self,
-        consumer: Consumer,
+        consumer: GroupConsumer,
         served: Served,
         deliveries: Sequence[tuple[int, int]],
         on_complete: OnComplete | None = None,
@@ -280,23 +280,25 @@ class Groups:
         return stale
 
     def nack(
-        self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str, *, retry: bool
-    ) -> Outcome:
+        self, consumer: GroupConsumer, served: Served, delivery: tuple[int, int], reason: str, *, retry: bool
+    ) -> DeliveryOutcome:
         """Refuses a delivery that the consumer could not process; see `Group.nack`."""
         offset, attempt = delivery
         outcome = served.group.nack(consumer, offset, attempt, self._loop.time(), retry=retry)
-        self._counts["nacked"] += outcome in (Outcome.AGAIN, Outcome.DEAD)
-        if outcome is Outcome.DEAD:
+        self._counts["nacked"] += outcome in (DeliveryOutcome.AGAIN, DeliveryOutcome.DEAD)
+        if outcome is DeliveryOutcome.DEAD:
             self.dead_letters.route(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
         return outcome
 
-    def give_back(self, consumer: Consumer, served: Served, delivery: tuple[int, int], reason: str) -> None:
+    def give_back(
+        self, consumer: GroupConsumer, served: Served, delivery: tuple[int, int], reason: str
+    ) -> None:
         """Returns a delivery that never reached the consumer; see `Group.give_back`."""
         offset, attempt = delivery
         outcome = served.group.give_back(consumer, offset, attempt, self._loop.time())
-        self._counts["returned"] += outcome is Outcome.AGAIN
-        if outcome is Outcome.DEAD:
+        self._counts["returned"] += outcome is DeliveryOutcome.AGAIN
+        if outcome is DeliveryOutcome.DEAD:
             self.dead_letters.route(served, Delivery(consumer, offset, attempt), reason)
         self._pump(served)
 
@@ -337,7 +339,7 @@ class Groups:
         group, now = served.group, self._loop.time()
         for delivery, outcome in group.expire(now):
             self._counts["expired"] += 1
-            if outcome is Outcome.DEAD:
+            if outcome is DeliveryOutcome.DEAD:
                 self.dead_letters.route(served, delivery, "the message was not acknowledged in time")
         more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):

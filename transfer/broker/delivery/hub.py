@@ -14,7 +14,7 @@ from transfer.broker.delivery.frame_streams import FrameStreams
 from transfer.broker.delivery.group_contract import Bury, IsBuried
 from transfer.broker.delivery.groups import MOST_GROUPS, Groups
 from transfer.broker.delivery.message import Front, Written
-from transfer.broker.delivery.streaming_publish import Publisher, StreamingPublish, takes
+from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher, takes
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
@@ -27,10 +27,10 @@ from transfer.transports.errors import InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delay
-    from transfer.broker.core.topic_patterns import Pattern
+    from transfer.broker.core.topic_patterns import TopicPattern
     from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
     from transfer.broker.delivery.message import Buffer, Message
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
 
@@ -169,7 +169,7 @@ class Hub:
         self,
         message: Message,
         nbytes: int,
-        publisher: Publisher,
+        publisher: UploadPublisher,
         on_complete: OnComplete | None = None,
         *,
         revoke: Callable[[TransferError], None] | None = None,
@@ -188,8 +188,8 @@ class Hub:
         announcement: Announcement | None = None
         if topic.durable:
             announcement = self._announce(publisher if source is None else source, nbytes)
-        receivers: list[Subscriber] = []
-        left_out: list[Subscriber] = []
+        receivers: list[BrokerSubscriber] = []
+        left_out: list[BrokerSubscriber] = []
         for subscriber in self.fanout.listeners(topic):
             free = not self.fanout.is_behind(subscriber, topic) and takes(subscriber, message, nbytes)
             (receivers if free else left_out).append(subscriber)
@@ -256,7 +256,7 @@ class Hub:
         self.durability.end_turn()
         self._call_at_end()
 
-    def apply_backpressure(self, publisher: Publisher) -> None:
+    def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses a publisher that has just published, if the disk is far behind or full."""
         self.durability.apply_backpressure(publisher)
         if self._large_writes.busy:
@@ -402,26 +402,26 @@ class Hub:
 
     # -- subscribing -------------------------------------------------------------------------------------
 
-    def subscribe(self, subscriber: Subscriber, pattern: Pattern) -> None:
+    def subscribe(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> None:
         """Subscribes to messages from now on whose topic matches. Idempotent. Raises UsageError if the
         subscriber, or all of them, have too many subscriptions."""
         self.fanout.subscribe(subscriber, pattern)
 
-    def unsubscribe(self, subscriber: Subscriber, pattern: Pattern) -> bool:
+    def unsubscribe(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> bool:
         """Ends a subscription. Returns whether there was one."""
         return self.fanout.unsubscribe(subscriber, pattern)
 
-    def unsubscribe_some(self, subscriber: Subscriber) -> bool:
+    def unsubscribe_some(self, subscriber: BrokerSubscriber) -> bool:
         """Ends some of its subscriptions, as many as one turn has time for. Returns whether more are left."""
         return self.fanout.unsubscribe_some(subscriber)
 
-    def on_drained(self, subscriber: Subscriber) -> None:
+    def on_drained(self, subscriber: BrokerSubscriber) -> None:
         """Continues with a subscriber that has written its queue: it gets what it missed."""
         for upload in self._uploads.slow_of(subscriber):
             upload.on_drained(subscriber)
         self.fanout.catch_up(subscriber)
 
-    def leave(self, subscriber: Subscriber) -> None:
+    def leave(self, subscriber: BrokerSubscriber) -> None:
         """Removes a subscriber that has disconnected."""
         self.fanout.leave(subscriber)
         for upload in self._uploads.of(subscriber):
@@ -443,7 +443,7 @@ class Hub:
             self.direct.tick()
         self._remember()
 
-    def _waits(self, receiver: Subscriber) -> bool:
+    def _waits(self, receiver: BrokerSubscriber) -> bool:
         """Returns whether the receiver has other messages to receive."""
         return receiver.queued > 0 or self.fanout.has_behind(receiver)
 

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.announced import Announcement
     from transfer.broker.delivery.message import Buffer
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.net.splice import SplicedChunk
     from transfer.broker.storage.blob_writer import BlobWrite
@@ -26,7 +26,7 @@ PACE = 64 << 10
 MOST_GATHERED = 64 << 20
 
 
-class Publisher(Protocol):
+class UploadPublisher(Protocol):
     """The source of a payload; the broker can pause it."""
 
     def pause(self) -> None: ...
@@ -69,8 +69,8 @@ class StreamingPublish:
         topic: Topic,
         message: Message,
         nbytes: int,
-        publisher: Publisher,
-        receivers: Iterable[Subscriber],
+        publisher: UploadPublisher,
+        receivers: Iterable[BrokerSubscriber],
         uploads: StreamingPublishes,
         writing: BlobWrite | None,
         ended: Callable[[StreamingPublish], None],
@@ -82,7 +82,7 @@ class StreamingPublish:
         self.nbytes = nbytes
         self.writing = writing
         #: subscribers that had no room when it began
-        self.left_out: list[Subscriber] = []
+        self.left_out: list[BrokerSubscriber] = []
         self._gathered: list[bytes] | None = None
         self.ended = self.broken = False
         self.revoke = revoke
@@ -94,13 +94,13 @@ class StreamingPublish:
         self._receivers = dict.fromkeys(receivers)
         self._slow = False  # a slow receiver pauses the publisher
         #: for each slow receiver: since when how many bytes wait
-        self._since: dict[Subscriber, tuple[float, int]] = {}
+        self._since: dict[BrokerSubscriber, tuple[float, int]] = {}
         self._uploads = uploads
         uploads.add(self)
         if announcement is not None:
             uploads.announced[self] = None
 
-    def leave_out(self, subscribers: list[Subscriber]) -> None:
+    def leave_out(self, subscribers: list[BrokerSubscriber]) -> None:
         """Notes subscribers that had no room when it began, for example for another large message. If the log
         does not keep the payload, it is gathered for them in memory, within MOST_GATHERED."""
         self.left_out = subscribers
@@ -165,23 +165,23 @@ class StreamingPublish:
         if self.writing is not None:
             self.writing.abandon()
 
-    def lost(self, receiver: Subscriber) -> None:
+    def lost(self, receiver: BrokerSubscriber) -> None:
         """Removes a receiver that has disconnected."""
         if receiver in self._receivers:
             self._leave(receiver)
             self._look()
 
-    def on_drained(self, receiver: Subscriber) -> None:
+    def on_drained(self, receiver: BrokerSubscriber) -> None:
         """Resumes the publisher if it can go on: a receiver has written its queue."""
         if self._slow and receiver in self._receivers:
             self._look()
 
     @property
-    def receivers(self) -> Collection[Subscriber]:
+    def receivers(self) -> Collection[BrokerSubscriber]:
         """The subscribers that receive it in pieces."""
         return self._receivers
 
-    def look_again(self, now: float, patience: float) -> list[Subscriber]:
+    def look_again(self, now: float, patience: float) -> list[BrokerSubscriber]:
         """Resumes the publisher if it can go on. Returns the receivers that read nothing for `patience`
         seconds."""
         late = []
@@ -239,12 +239,12 @@ class StreamingPublish:
         self._uploads.ended(self)
         self._on_end(self)
 
-    def _leave(self, receiver: Subscriber) -> None:
+    def _leave(self, receiver: BrokerSubscriber) -> None:
         del self._receivers[receiver]
         self._since.pop(receiver, None)
         self._uploads.let_go(receiver, self)
 
-    def _let_go(self) -> list[Subscriber]:
+    def _let_go(self) -> list[BrokerSubscriber]:
         """Removes all receivers, and returns them."""
         receivers = list(self._receivers)
         for receiver in receivers:
@@ -252,6 +252,6 @@ class StreamingPublish:
         return receivers
 
 
-def takes(receiver: Subscriber, message: Message, nbytes: int) -> bool:
+def takes(receiver: BrokerSubscriber, message: Message, nbytes: int) -> bool:
     """Returns whether a receiver begins with a message whose payload comes in pieces."""
     return receiver.queued <= receiver.limit and receiver.begin(message, nbytes)

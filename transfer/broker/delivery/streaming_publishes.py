@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.streaming_publish import StreamingPublish
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
 
 
 class StreamingPublishes:
@@ -17,7 +17,7 @@ class StreamingPublishes:
 
     def __init__(self) -> None:
         self._open: dict[StreamingPublish, None] = {}
-        self._received: dict[Subscriber, set[StreamingPublish]] = {}
+        self._received: dict[BrokerSubscriber, set[StreamingPublish]] = {}
         self.slow: set[StreamingPublish] = set()
         self.announced: dict[StreamingPublish, None] = {}
         self.gathered = 0
@@ -34,11 +34,11 @@ class StreamingPublishes:
         for receiver in upload.receivers:
             self.receives(receiver, upload)
 
-    def receives(self, receiver: Subscriber, upload: StreamingPublish) -> None:
+    def receives(self, receiver: BrokerSubscriber, upload: StreamingPublish) -> None:
         """Adds a receiver."""
         self._received.setdefault(receiver, set()).add(upload)
 
-    def let_go(self, receiver: Subscriber, upload: StreamingPublish) -> None:
+    def let_go(self, receiver: BrokerSubscriber, upload: StreamingPublish) -> None:
         """Removes a receiver."""
         its = self._received.get(receiver, set())
         its.discard(upload)
@@ -57,11 +57,11 @@ class StreamingPublishes:
         """Returns those that have a receiver."""
         return set().union(*self._received.values())
 
-    def of(self, receiver: Subscriber) -> list[StreamingPublish]:
+    def of(self, receiver: BrokerSubscriber) -> list[StreamingPublish]:
         """Returns those that a subscriber receives."""
         return list(self._received.get(receiver, ()))
 
-    def slow_of(self, receiver: Subscriber) -> list[StreamingPublish]:
+    def slow_of(self, receiver: BrokerSubscriber) -> list[StreamingPublish]:
         """Returns those that a subscriber receives and some receiver blocks."""
         return list(self.slow & self._received.get(receiver, set()))
 

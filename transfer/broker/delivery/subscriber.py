@@ -25,7 +25,7 @@ class Overflow(Enum):
     CLOSE = "close"
 
 
-class Subscriber(ABC):
+class BrokerSubscriber(ABC):
     """A connection that has subscribed; each front has a subclass. Used on the broker's loop only.
 
     passive: it receives every topic, so a topic with no other subscriber may be removed. idle: no program

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.subscriber import Subscriber
+    from transfer.broker.delivery.subscriber import BrokerSubscriber
 
 #: prefix of the broker's topics in the log, which the spool shares
 LOG_PREFIX = "topic/"
@@ -75,7 +75,7 @@ class Topic:
         self.position = position
         self.kept = 0
         self.recent: Recent | None = None
-        self.listeners: list[Subscriber] = []
+        self.listeners: list[BrokerSubscriber] = []
         self.version = -1
         self.messages = 0
         self.nbytes = 0

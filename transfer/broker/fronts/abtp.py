@@ -24,16 +24,16 @@ from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.delivery.delivery_sink import DirectDriver, Sent
 from transfer.broker.delivery.message import Front, Message
 from transfer.broker.delivery.turns import TURN_SECONDS, call_after_turns
-from transfer.broker.fronts.abtp_peer_names import Names
+from transfer.broker.fronts.abtp_peer_names import NameTable
 from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
-from transfer.broker.fronts.abtp_sender import Frames, Outgoing
+from transfer.broker.fronts.abtp_sender import AbtpOutgoing, Frames
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
 from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.fronts.abtp_unrouted import Awaiting, AwaitingRoute
 from transfer.broker.protocols.abtp import (
-    ControlMessage,
-    Limits,
+    AbtpControl,
+    AbtpLimits,
     Published,
     Rejected,
     Request,
@@ -81,7 +81,7 @@ class AbtpFront:
         *,
         policy: Policy | None = None,
         pool: OffloadPool | None = None,
-        names: Names[Any] | None = None,
+        names: NameTable[Any] | None = None,
         on_published: Callable[[int], None] | None = None,
         signatures: Signatures | None = None,
     ) -> None:
@@ -90,12 +90,12 @@ class AbtpFront:
             load()
         self.counters: Counter[str] = Counter()
         self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
-        self._limits = Limits(self.settings.largest)
+        self._limits = AbtpLimits(self.settings.largest)
         self._names, self._on_published, self._signatures = names, on_published, signatures
         self._unkept = self._unkept_bytes = 0
         self._scheduled = self._wanted = False
         self._requests = RequestReader(self._decode, self._handle, self._failed, pool, self._soon)
-        self._outgoing = Outgoing(self._send, pool)
+        self._outgoing = AbtpOutgoing(self._send, pool)
         grace, most = self.settings.route_grace, self.settings.awaiting
         of_topic = self.settings.awaiting_of_topic
         self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
@@ -227,10 +227,10 @@ class AbtpFront:
                 self._publish(peer, timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
-            case ControlMessage():
+            case AbtpControl():
                 self._request(peer, request)
 
-    def _request(self, peer: bytes, message: ControlMessage) -> None:
+    def _request(self, peer: bytes, message: AbtpControl) -> None:
         """Handles a consumer's control message."""
         self.counters["control"] += 1
         control = message.control

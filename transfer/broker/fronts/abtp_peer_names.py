@@ -35,7 +35,7 @@ class NamedConnection(Generic[C]):
         return self.sent - self.forwarded
 
 
-class Names(Generic[C]):
+class NameTable(Generic[C]):
     """The newest connection of each identity; a peer without identity is known by its name."""
 
     def __init__(self) -> None:

@@ -7,9 +7,9 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, TopicPattern, pattern
 from transfer.broker.delivery.message import Front
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.protocols.abtp_envelope import is_json, make_head, write_envelope
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ def envelope_of(message: Message, codec: str) -> tuple[bytes, bytes, str]:
     return make_head(message_id, producer, message.topic, int(time.time() * 1000), fields), payload, codec
 
 
-class PubSubscriber(Subscriber):
+class PubSubscriber(BrokerSubscriber):
     """The hub's subscriber for all SUB sockets. send: puts topic and envelope on the PUB socket, which
     silently drops messages for which a SUB has no room. It gathers a large message that comes in pieces,
     one at a time. Another one meanwhile is read from the log if its topic is kept, else dropped and
@@ -58,8 +58,8 @@ class PubSubscriber(Subscriber):
         self._hub = hub
         self._send = send
         self._largest = largest
-        self._prefixes: dict[bytes, Pattern] = {}
-        self._wanted: dict[Pattern, int] = {}
+        self._prefixes: dict[bytes, TopicPattern] = {}
+        self._wanted: dict[TopicPattern, int] = {}
         self._gathered: tuple[Message, bytearray] | None = None
         self.published = 0
 
@@ -119,7 +119,7 @@ class PubSubscriber(Subscriber):
         self._send(message.topic.encode(), write_envelope(head, payload, codec))
 
 
-def _pattern_of(prefix: bytes) -> Pattern:
+def _pattern_of(prefix: bytes) -> TopicPattern:
     """Returns a pattern of topics that could match; a prefix may end within a letter, and the SUB filters
     again."""
     text = prefix[: MAX_BYTES - 4].decode(errors="ignore")

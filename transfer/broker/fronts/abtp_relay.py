@@ -20,7 +20,7 @@ from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.fronts.abtp_peer_names import NamedConnection, Names
+from transfer.broker.fronts.abtp_peer_names import NamedConnection, NameTable
 from transfer.broker.fronts.abtp_subscription_limits import SubscriptionLimits
 from transfer.broker.net.connection import Connection
 from transfer.broker.protocols.zmtp import GREETING, IDENTITY, check_greeting, read_ready, write_ready
@@ -347,7 +347,7 @@ class Outer(_End):
 
 
 #: names of the connections that came through a relay
-PeerNames = Names[Outer]
+PeerNames = NameTable[Outer]
 
 
 def relayed(

@@ -29,7 +29,7 @@ class _Waiting:
         self.lost = False  # its frames could not be made
 
 
-class Outgoing:
+class AbtpOutgoing:
     """The messages to peers, on the broker's loop. send: gives frames to the socket. pool: makes frames of
     large messages."""
 

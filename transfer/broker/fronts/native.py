@@ -19,9 +19,9 @@ from transfer.broker.core.registry import Registry
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.native_publisher import NativePublisher
 from transfer.broker.fronts.native_queue import NativeQueue
-from transfer.broker.fronts.native_requests import Requests
+from transfer.broker.fronts.native_requests import NativeRequests
 from transfer.broker.fronts.native_sockets import LoopSocket, Publications, Pushes
-from transfer.broker.fronts.native_uploads import Limits
+from transfer.broker.fronts.native_uploads import UploadLimits
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
@@ -59,8 +59,8 @@ class NativeFront:
         self.endpoints: dict[str, str] = {}
         try:
             if settings.requests:
-                pieces = Limits(settings.largest_in_pieces, settings.largest, settings.stalled)
-                requests = Requests(hub, loop, context, self.counters, pieces)
+                pieces = UploadLimits(settings.largest_in_pieces, settings.largest, settings.stalled)
+                requests = NativeRequests(hub, loop, context, self.counters, pieces)
                 self._add("requests", requests, settings)
             if settings.pushes:
                 self._add("pushes", Pushes(hub, loop, context, self.counters), settings)
@@ -88,7 +88,7 @@ class NativeFront:
     @property
     def registry(self) -> Registry | None:
         """The registry of announced endpoints; None where there is none."""
-        found = (one.registrations.registry for one in self._sockets if isinstance(one, Requests))
+        found = (one.registrations.registry for one in self._sockets if isinstance(one, NativeRequests))
         return next(found, None)
 
     @property

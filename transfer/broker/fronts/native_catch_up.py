@@ -10,8 +10,8 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.native_frames import HELD_FROM, parts_of, unreadable
 from transfer.broker.protocols.names import read_topic
 from transfer.patterns.pub_sub import MAX_SUBSCRIPTIONS, encode_order
@@ -45,15 +45,15 @@ _POLL_INTERVAL = 0.01
 #: seconds of a turn; topics or subscriptions in a step of it; subscriptions that share a pass over the topics
 _TURN, _STEP, _MAX_SHARED = 0.005, 500, 5000
 #: (the prefix, the number of the subscription or None to end it, whether the subscriber had it before)
-Request = tuple[Pattern, int | None, bool]
+Request = tuple[TopicPattern, int | None, bool]
 #: (the prefix, the number of the subscription, whether topics without a position begin at the oldest message)
-Subscription = tuple[Pattern, int, bool]
+Subscription = tuple[TopicPattern, int, bool]
 _DONE = object()
 
 _log = logging.getLogger("transfer.broker")
 
 
-class CatchUpSubscriber(Subscriber):
+class CatchUpSubscriber(BrokerSubscriber):
     """One connection that catches up. reported: the positions that it sent, by topic; of several epochs, the
     newest last. delivered: the number of the last message that it has or was sent, by topic; that is the
     offset plus one. offline_since: when it lost a publisher with another log, nanoseconds since 1970.
@@ -75,7 +75,7 @@ class CatchUpSubscriber(Subscriber):
         self.reported_count = self.reported_bytes = 0
         self.delivered: dict[str, int] = {}
         self.offline_since: int | None = None
-        self.subscriptions: Counter[Pattern] = Counter()
+        self.subscriptions: Counter[TopicPattern] = Counter()
         self.requests: deque[Request] = deque()
         self.in_progress: Iterator[object] | None = None
         self.received_bytes = self.processed_bytes = 0
@@ -366,7 +366,7 @@ class CatchUpSubscribers(CatchUpSource):
                 number = store.log.offset_at(topic.log_name, subscriber.offline_since)
         return number, end
 
-    def _unsubscribe(self, subscriber: CatchUpSubscriber, prefix: Pattern) -> None:
+    def _unsubscribe(self, subscriber: CatchUpSubscriber, prefix: TopicPattern) -> None:
         subscriber.subscriptions[prefix] -= 1
         if subscriber.subscriptions[prefix] <= 0:
             del subscriber.subscriptions[prefix]
@@ -419,7 +419,7 @@ class _Prefixes:
         return self._subscriptions[min(found)] if found else None
 
 
-def _pattern(prefix: bytes) -> Pattern:
+def _pattern(prefix: bytes) -> TopicPattern:
     try:
         return pattern(Kind.PREFIX, prefix.decode())
     except (UnicodeDecodeError, UsageError) as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.delivery.message import Message
-    from transfer.broker.fronts.native_requests import Requests
+    from transfer.broker.fronts.native_requests import NativeRequests
 
 #: limit on the consumers of one program
 MOST_CONSUMERS = 10_000
@@ -44,11 +44,11 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 0.2
 class Program:
     """The consumers of one program, by the numbers that it gave them."""
 
-    def __init__(self, requests: Requests, hub: Hub, identity: bytes) -> None:
+    def __init__(self, requests: NativeRequests, hub: Hub, identity: bytes) -> None:
         self._requests = requests
         self._hub = hub
         self._identity = identity
-        self._consumers: dict[int, Consumer] = {}
+        self._consumers: dict[int, NativeConsumer] = {}
         self._sent = 0  # bytes, since the last check of how many wait
         self._paused = self._gone = False
         self.allowance = Allowance()
@@ -116,7 +116,7 @@ class Program:
         else:
             self._look_again(min(2 * pause, _LONGEST_PAUSE))
 
-    def leave(self) -> Iterable[Consumer]:
+    def leave(self) -> Iterable[NativeConsumer]:
         """Ends the program, which has disconnected. Returns its consumers, which have to leave."""
         self._gone = True
         self.arrivals.leave()
@@ -140,7 +140,7 @@ class Program:
             consumer.leave()
             consumer = None
         if consumer is None:
-            consumer = Consumer(self._requests, self._hub, self._identity, head.number, self)
+            consumer = NativeConsumer(self._requests, self._hub, self._identity, head.number, self)
         consumer.served = served
         consumer.offer_large(join.pieces)
         self._consumers[head.number] = consumer
@@ -149,12 +149,14 @@ class Program:
         self._hub.groups.join(consumer, consumer.served, join.window, join.timeout, paused=self._paused)
 
 
-class Consumer:
+class NativeConsumer:
     """One consumer of a group, in a program at the other end of a socket."""
 
     served: Served
 
-    def __init__(self, requests: Requests, hub: Hub, identity: bytes, number: int, program: Program) -> None:
+    def __init__(
+        self, requests: NativeRequests, hub: Hub, identity: bytes, number: int, program: Program
+    ) -> None:
         self._requests = requests
         self._hub = hub
         self._identity = identity

@@ -39,7 +39,7 @@ def is_large(message: Message) -> bool:
     return message.nbytes >= LARGE
 
 
-class Reader:
+class RangeReader:
     """A thread that reads ranges one after the other, used on the broker's loop. counts: of the hub."""
 
     def __init__(
@@ -129,7 +129,7 @@ class Offers:
     """The large messages that one consumer was offered. allowance: of its program."""
 
     def __init__(
-        self, reader: Reader, topic: Topic, taker: Taker, allowance: Allowance | None = None
+        self, reader: RangeReader, topic: Topic, taker: Taker, allowance: Allowance | None = None
     ) -> None:
         self.reader = reader
         self.topic = topic

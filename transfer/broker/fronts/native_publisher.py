@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import transfer
 from transfer.broker.delivery.message import Message
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.native_catch_up import CatchUpSubscribers
 from transfer.broker.fronts.native_frames import HELD_FROM, parts_of, unreadable
 from transfer.transports.errors import ProtocolError
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
 
 
-class NativePublisher(Subscriber):
+class NativePublisher(BrokerSubscriber):
     """The PUB socket: it knows the subscriptions, and counts what it drops for slow subscribers.
 
     It gathers a large message that comes in pieces, one at a time; another one meanwhile is read from the

@@ -13,8 +13,8 @@ import transfer
 from transfer.broker.delivery import turns as in_turns
 from transfer.broker.delivery.turns import InTurns
 from transfer.broker.fronts.native_backlog import Backlog
-from transfer.broker.fronts.native_consumers import Consumer, Program
-from transfer.broker.fronts.native_downloads import Reader
+from transfer.broker.fronts.native_consumers import NativeConsumer, Program
+from transfer.broker.fronts.native_downloads import RangeReader
 from transfer.broker.fronts.native_frames import (
     OutPart,
     message_of,
@@ -23,7 +23,7 @@ from transfer.broker.fronts.native_outbox import Outbox
 from transfer.broker.fronts.native_plain import PlainRequests
 from transfer.broker.fronts.native_registry import Registrations
 from transfer.broker.fronts.native_sockets import LoopSocket
-from transfer.broker.fronts.native_uploads import Arrivals, Limits
+from transfer.broker.fronts.native_uploads import Arrivals, UploadLimits
 from transfer.broker.fronts.native_waiting import WaitingPublishes
 from transfer.broker.protocols.names import read_topic
 from transfer.broker.protocols.native import (
@@ -56,7 +56,7 @@ _LEAVE_AT_ONCE = 100
 _MOST_UNREAD = 50_000
 
 
-class Requests(LoopSocket):
+class NativeRequests(LoopSocket):
     """The ROUTER: for programs with a DEALER, which speak the protocol, and for plain REQs, which send a
     topic and a payload and get an answer in JSON."""
 
@@ -68,15 +68,15 @@ class Requests(LoopSocket):
         loop: asyncio.AbstractEventLoop,
         context: transfer.Context,
         counters: Counter[str],
-        pieces: Limits,
+        pieces: UploadLimits,
     ) -> None:
         super().__init__(hub, loop, context, counters)
         self.arrivals = Arrivals(hub, loop, counters, pieces)
-        self.reader = Reader(loop, hub.store, hub.counts, hub.threads)
+        self.reader = RangeReader(loop, hub.store, hub.counts, hub.threads)
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # windows and `Program.count_sent` bound it
         self._programs: dict[bytes, Program] = {}
         #: consumers whose programs have disconnected: what they held goes to others
-        self._leaving: InTurns[Consumer] = InTurns(loop, _LEAVE_AT_ONCE, Consumer.leave)
+        self._leaving: InTurns[NativeConsumer] = InTurns(loop, _LEAVE_AT_ONCE, NativeConsumer.leave)
         self._outbox = Outbox(loop, self.socket, counters)
         self._publishes = WaitingPublishes(hub, loop, self, self._publish_words, self.refuse)
         self._plain = PlainRequests(hub, loop, counters, self.send)

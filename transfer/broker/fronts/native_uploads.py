@@ -31,7 +31,7 @@ _MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class UploadLimits:
     """Limits on messages in pieces. largest: bytes of one; whole: of another message, or of a piece. stalled:
     seconds that a program may stop in the middle of one."""
 
@@ -44,7 +44,7 @@ class Arrivals:
     """The messages in pieces of all programs. On the broker's loop."""
 
     def __init__(
-        self, hub: Hub, loop: asyncio.AbstractEventLoop, counters: Counter[str], limits: Limits
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, counters: Counter[str], limits: UploadLimits
     ) -> None:
         self.hub = hub
         self.loop = loop

@@ -46,7 +46,7 @@ def kept(data: memoryview) -> Buffer:
 _Settings = TypeVar("_Settings", bound=PublishingSettings)
 
 
-class Shared(Generic[_Settings]):
+class FrontShared(Generic[_Settings]):
     """State that all connections of one front share. counters, connections: see PublishingFront."""
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings, names: Iterable[str]) -> None:
@@ -62,7 +62,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
     """A connection whose peer publishes. A message that cannot be taken ends it: these protocols have no
     negative answer."""
 
-    def __init__(self, shared: Shared[_Settings], connection: socket.socket, peer: str) -> None:
+    def __init__(self, shared: FrontShared[_Settings], connection: socket.socket, peer: str) -> None:
         self._shared = shared
         self._upload: StreamingPublish | None = None
         self._partial = False  # only the beginning of a frame has come
@@ -169,7 +169,7 @@ class PublishingFront(ABC, Generic[_Settings]):
     names: tuple[str, ...] = ("published", "published_bytes", "broken_off", "refused", "stalled")
 
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: _Settings) -> None:
-        self._shared = Shared(hub, lines, settings, self.names)
+        self._shared = FrontShared(hub, lines, settings, self.names)
         self.counters: dict[str, int] = self._shared.counters
 
     @abstractmethod

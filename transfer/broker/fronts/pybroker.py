@@ -13,16 +13,16 @@ from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.delivery.turns import call_after_turns
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
+    FrontShared,
     PublishingConnection,
     PublishingFront,
     PublishingSettings,
-    Shared,
     kept,
 )
 from transfer.broker.protocols.pybroker import (
     MAX_ANSWER,
-    Fetch,
     Publish,
+    PyBrokerFetch,
     encode_gone,
     encode_length,
     read_request,
@@ -57,10 +57,10 @@ class _Fetches:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
-        self._waiting: deque[tuple[PyBrokerConnection, Fetch]] = deque()
+        self._waiting: deque[tuple[PyBrokerConnection, PyBrokerFetch]] = deque()
         self._left = _TURN  # bytes in this turn
 
-    def add(self, connection: PyBrokerConnection, request: Fetch) -> None:
+    def add(self, connection: PyBrokerConnection, request: PyBrokerFetch) -> None:
         """Serves a request now, or in a later turn; its connection is not read until then."""
         if self._left <= 0:
             connection.pause()
@@ -87,7 +87,7 @@ class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
     """One connection; its requests are served in order."""
 
     def __init__(
-        self, shared: Shared[PyBrokerSettings], fetches: _Fetches, connection: socket.socket, peer: str
+        self, shared: FrontShared[PyBrokerSettings], fetches: _Fetches, connection: socket.socket, peer: str
     ) -> None:
         self._fetches = fetches
         self._waits = False  # the connection is not read until its answers are written
@@ -132,7 +132,7 @@ class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
         self.publish(Message(topic, (kept(data[begin:end]),), Front.PYBROKER), nbytes)
         return end - position
 
-    def serve(self, request: Fetch) -> int:
+    def serve(self, request: PyBrokerFetch) -> int:
         """Answers a request. Returns the bytes that the answer counts for."""
         topic, _, offset = request
         try:

@@ -7,19 +7,19 @@ from collections import deque
 from dataclasses import dataclass
 
 from transfer.broker.core.subscriptions import Most
-from transfer.broker.core.topic_patterns import Kind, Pattern, pattern
+from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery.message import Buffer, Front, Message
-from transfer.broker.delivery.subscriber import Overflow, Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
     SMALL,
+    FrontShared,
     PublishingConnection,
     PublishingFront,
     PublishingSettings,
-    Shared,
     kept,
 )
-from transfer.broker.protocols.rqueue import PREAMBLE_SIZE, Head, Type, encode_notification, read_head
+from transfer.broker.protocols.rqueue import PREAMBLE_SIZE, RqueueHead, Type, encode_notification, read_head
 from transfer.transports.errors import ProtocolError, UsageError
 
 
@@ -33,12 +33,12 @@ class RqueueSettings(PublishingSettings):
     subscriptions: int = 1_000_000
 
 
-class RqueueConnection(PublishingConnection[RqueueSettings], Subscriber):
+class RqueueConnection(PublishingConnection[RqueueSettings], BrokerSubscriber):
     """One connection: it publishes, and receives what it subscribed to."""
 
     queued: int = 0
 
-    def __init__(self, shared: Shared[RqueueSettings], connection: socket.socket, peer: str) -> None:
+    def __init__(self, shared: FrontShared[RqueueSettings], connection: socket.socket, peer: str) -> None:
         self.limit = shared.settings.limit
         self.overflow = shared.settings.overflow
         self.most = Most(patterns=shared.settings.subscriptions)
@@ -74,7 +74,7 @@ class RqueueConnection(PublishingConnection[RqueueSettings], Subscriber):
         self._shared.hub.leave(self)
         super().lost(reason)
 
-    def _publish(self, head: Head, data: memoryview, position: int) -> int:
+    def _publish(self, head: RqueueHead, data: memoryview, position: int) -> int:
         _, topic, size, nbytes = head
         self.check_size(nbytes)
         if nbytes >= LARGE_FROM:
@@ -95,7 +95,7 @@ class RqueueConnection(PublishingConnection[RqueueSettings], Subscriber):
             raise ProtocolError("refused", str(error)) from error
 
     def _remove(self, topic: str) -> None:
-        self._shared.hub.unsubscribe(self, Pattern(Kind.EXACT, topic))
+        self._shared.hub.unsubscribe(self, TopicPattern(Kind.EXACT, topic))
 
     # -- notifications -----------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from transfer.broker.core.subscriptions import Most
 from transfer.broker.core.topic_patterns import Kind, check_topic
 from transfer.broker.fronts.ttp_connection import TtpConnection
-from transfer.broker.fronts.ttp_streams import Shared
-from transfer.broker.protocols.ttp import Limits, decode_topic
+from transfer.broker.fronts.ttp_streams import StreamsShared
+from transfer.broker.protocols.ttp import TtpLimits, decode_topic
 
 if TYPE_CHECKING:
     import socket
@@ -60,8 +60,8 @@ class TtpFront:
     def __init__(self, hub: Hub, lines: ConnectionGroup, settings: TtpSettings | None = None) -> None:
         self.hub = hub
         self.settings = settings or TtpSettings()
-        self.limits = Limits(meta=self.settings.most_meta, data=self.settings.most_data)
-        self.shared = Shared(self.settings.most_gathered_together)
+        self.limits = TtpLimits(meta=self.settings.most_meta, data=self.settings.most_data)
+        self.shared = StreamsShared(self.settings.most_gathered_together)
         self.most = Most(
             self.settings.most_subscriptions,
             self.settings.most_shapes,

@@ -15,8 +15,8 @@ from transfer.broker.fronts.ttp_frames import (
     headers_of,
     publish_head,
 )
-from transfer.broker.fronts.ttp_sender import Outgoing
-from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, Receipt, Sink
+from transfer.broker.fronts.ttp_sender import TtpOutgoing
+from transfer.broker.fronts.ttp_sinks import SKIPPED, Large, StreamReceipt, StreamSink
 from transfer.broker.fronts.ttp_streams import StreamLimits, Streams
 from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.protocols.ttp import (
@@ -27,7 +27,7 @@ from transfer.broker.protocols.ttp import (
     VERSION,
     WANTED,
     Header,
-    Kind,
+    TtpKind,
     decode_header,
     decode_meta,
     decode_topic,
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from transfer.broker.fronts.ttp import TtpFront
     from transfer.broker.net.splice import SplicedChunk
 
-_PUBLISH, _TTP = int(Kind.PUBLISH), Front.TTP  # members of an enum are slow to access
+_PUBLISH, _TTP = int(TtpKind.PUBLISH), Front.TTP  # members of an enum are slow to access
 #: data from this size on are forwarded in pieces, as they come
 LARGE = 64 << 10
 #: frames up to this size are copied: a view of one would hold the memory of a thousand others
@@ -54,7 +54,7 @@ _ANSWERS = 4 << 20
 _ASKED = 3
 
 
-class TtpConnection(Outgoing):
+class TtpConnection(TtpOutgoing):
     """A peer that speaks TTP. client: the name that it sent with CONNECT, or ""."""
 
     def __init__(self, front: TtpFront, lines: ConnectionGroup, connection: socket.socket, peer: str) -> None:
@@ -68,7 +68,7 @@ class TtpConnection(Outgoing):
             front.shared,
             StreamLimits(settings.most_streams, settings.most_data, settings.most_gathered),
         )
-        self._sink: Sink | None = None  # for data that are still to come
+        self._sink: StreamSink | None = None  # for data that are still to come
         self._number = 0  # the stream id of their frame
         self._asked = 0.0  # when a heartbeat was last requested
         self._unanswered: set[int] = set()  # stream ids whose publisher waits for an ACK
@@ -185,7 +185,7 @@ class TtpConnection(Outgoing):
         if not self.closed:
             self._hub.apply_backpressure(self)
 
-    def _stopped(self, sink: Sink, error: TransferError) -> None:
+    def _stopped(self, sink: StreamSink, error: TransferError) -> None:
         """Handles a refusal of the hub in the middle of a frame, or at its end."""
         sink.abandon(str(error))
         self._refuse(self._number, error)
@@ -200,7 +200,7 @@ class TtpConnection(Outgoing):
         self.client = name[:255] if isinstance(name, str) else ""
         settings = self._front.settings
         limits = {"idle": settings.idle, "most_data": settings.most_data, "most_meta": settings.most_meta}
-        self._answer(encode_head(Kind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
+        self._answer(encode_head(TtpKind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
 
     def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
         wanted = pattern(Grammar.PATHS, decode_topic(topic))
@@ -212,7 +212,7 @@ class TtpConnection(Outgoing):
         if header.flags & WANTED:
             self._acknowledge(header.stream_id, None)
 
-    def _publish(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+    def _publish(self, header: Header, topic: bytes, meta: bytes) -> StreamSink:
         """Handles a large PUBLISH; `cut` handles small ones."""
         name = self._front.topics.get(topic) or self._front.topic(topic)
         receipt = self._receipt(header.stream_id, whole=False) if header.flags & WANTED else None
@@ -223,13 +223,13 @@ class TtpConnection(Outgoing):
         self._front.counters["published"] += 1
         return Large(upload, receipt)
 
-    def _stream(self, header: Header, topic: bytes, meta: bytes) -> Sink:
+    def _stream(self, header: Header, topic: bytes, meta: bytes) -> StreamSink:
         """Handles META or CHUNK: the next frame of a stream, or its first one."""
         number = header.stream_id
-        self._front.counters["streams" if header.kind == Kind.META else "chunks"] += 1
+        self._front.counters["streams" if header.kind == TtpKind.META else "chunks"] += 1
         try:
             name = (self._front.topics.get(topic) or self._front.topic(topic)) if topic else ""
-            if header.kind == Kind.META and not topic:
+            if header.kind == TtpKind.META and not topic:
                 name = self._front.topic(topic)  # this raises
         except TransferError as error:
             if not header.flags & EOF:
@@ -240,7 +240,7 @@ class TtpConnection(Outgoing):
 
     def _heartbeat(self, header: Header, topic: bytes, meta: bytes) -> None:
         self._front.counters["heartbeats"] += 1
-        self._answer(encode_head(Kind.HEARTBEAT, stream_id=header.stream_id))
+        self._answer(encode_head(TtpKind.HEARTBEAT, stream_id=header.stream_id))
 
     def _acknowledged(self, header: Header, topic: bytes, meta: bytes) -> None:
         """Ignores an ACK: in TTP a subscriber need not acknowledge anything."""
@@ -256,14 +256,14 @@ class TtpConnection(Outgoing):
 
     # -- answers -----------------------------------------------------------------------------------------
 
-    def _receipt(self, number: int, *, whole: bool = True) -> Receipt:
+    def _receipt(self, number: int, *, whole: bool = True) -> StreamReceipt:
         self._unanswered.add(number)
-        return Receipt(lambda error: self._acknowledge(number, error), whole=whole)
+        return StreamReceipt(lambda error: self._acknowledge(number, error), whole=whole)
 
     def _acknowledge(self, number: int, error: TransferError | None) -> None:
         if error is None:
             self._unanswered.discard(number)
-            self._answer(encode_head(Kind.ACK, stream_id=number))
+            self._answer(encode_head(TtpKind.ACK, stream_id=number))
         else:
             self._refuse(number, error)
 
@@ -324,7 +324,7 @@ class TtpConnection(Outgoing):
             self._farewell("idle", f"nothing came for {idle:g} s")
         elif self._subscribes and silent >= idle / _ASKED and now - self._asked >= idle / _ASKED:
             self._asked = now
-            self._answer(encode_head(Kind.HEARTBEAT, flags=WANTED))
+            self._answer(encode_head(TtpKind.HEARTBEAT, flags=WANTED))
 
     def lost(self, reason: str) -> None:
         """See Connection."""
@@ -337,15 +337,15 @@ class TtpConnection(Outgoing):
         self._front.disconnected(self)
 
 
-_HANDLERS: dict[Kind, Callable[[TtpConnection, Header, bytes, bytes], Sink | None]] = {
-    Kind.CONNECT: TtpConnection._connect,
-    Kind.SUBSCRIBE: TtpConnection._subscribe,
-    Kind.PUBLISH: TtpConnection._publish,
-    Kind.META: TtpConnection._stream,
-    Kind.CHUNK: TtpConnection._stream,
-    Kind.ACK: TtpConnection._acknowledged,
-    Kind.HEARTBEAT: TtpConnection._heartbeat,
-    Kind.ERROR: TtpConnection._error,
+_HANDLERS: dict[TtpKind, Callable[[TtpConnection, Header, bytes, bytes], StreamSink | None]] = {
+    TtpKind.CONNECT: TtpConnection._connect,
+    TtpKind.SUBSCRIBE: TtpConnection._subscribe,
+    TtpKind.PUBLISH: TtpConnection._publish,
+    TtpKind.META: TtpConnection._stream,
+    TtpKind.CHUNK: TtpConnection._stream,
+    TtpKind.ACK: TtpConnection._acknowledged,
+    TtpKind.HEARTBEAT: TtpConnection._heartbeat,
+    TtpKind.ERROR: TtpConnection._error,
 }
 
 

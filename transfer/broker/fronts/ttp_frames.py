@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from transfer.broker.delivery.message import Buffer, Front, Message
-from transfer.broker.protocols.ttp import EOF, Kind, decode_meta, encode_head, encode_meta
+from transfer.broker.protocols.ttp import EOF, TtpKind, decode_meta, encode_head, encode_meta
 from transfer.transports.errors import OptionError
 
 _HEAD = struct.Struct(">BBQ")
@@ -68,12 +68,12 @@ def _is_fit(name: str, value: object) -> bool:
 
 def publish_head(flags: int, stream_id: int, meta: bytes) -> bytes:
     """Returns the head of a message that came by PUBLISH."""
-    return _HEAD.pack(Kind.PUBLISH, flags, stream_id) + meta
+    return _HEAD.pack(TtpKind.PUBLISH, flags, stream_id) + meta
 
 
 def stream_head(flags: int, stream_id: int, meta: bytes, cuts: bytes | bytearray = b"") -> bytes:
     """Returns the head of a message that came as a stream. cuts: see `cut`."""
-    return b"".join((_HEAD.pack(Kind.META, flags, stream_id), _SIZE.pack(len(meta)), meta, cuts))
+    return b"".join((_HEAD.pack(TtpKind.META, flags, stream_id), _SIZE.pack(len(meta)), meta, cuts))
 
 
 def cut(flags: int, size: int, meta: bytes) -> bytes:
@@ -86,7 +86,7 @@ def stream_of(message: Message) -> int | None:
     if message.front is not Front.TTP:
         return None
     kind, _, stream_id = _HEAD.unpack_from(message.head)
-    return stream_id if kind == Kind.META else None
+    return stream_id if kind == TtpKind.META else None
 
 
 def opening(message: Message, nbytes: int) -> bytes:
@@ -94,11 +94,11 @@ def opening(message: Message, nbytes: int) -> bytes:
     stream."""
     topic = message.topic.encode()
     if message.front is not Front.TTP:
-        return encode_head(Kind.PUBLISH, topic, _meta_of(message.headers), nbytes)
+        return encode_head(TtpKind.PUBLISH, topic, _meta_of(message.headers), nbytes)
     kind, flags, stream_id = _HEAD.unpack_from(message.head)
-    if kind == Kind.META:
-        return encode_head(Kind.META, topic, _stream_meta(message.head), 0, flags, stream_id)
-    return encode_head(Kind.PUBLISH, topic, message.head[_HEAD.size :], nbytes, flags, stream_id)
+    if kind == TtpKind.META:
+        return encode_head(TtpKind.META, topic, _stream_meta(message.head), 0, flags, stream_id)
+    return encode_head(TtpKind.PUBLISH, topic, message.head[_HEAD.size :], nbytes, flags, stream_id)
 
 
 def frames_of(message: Message) -> list[Buffer]:
@@ -114,7 +114,7 @@ def frames_of(message: Message) -> list[Buffer]:
         frames += _chunks(head, at, memoryview(message.payload), stream_id)
     elif not head[1] & EOF:
         frames += (
-            encode_head(Kind.CHUNK, size=message.nbytes, flags=EOF, stream_id=stream_id),
+            encode_head(TtpKind.CHUNK, size=message.nbytes, flags=EOF, stream_id=stream_id),
             *message.parts,
         )
     return frames
@@ -125,7 +125,7 @@ def _chunks(head: bytes, at: int, payload: memoryview, stream_id: int) -> Iterat
     while at < len(head):
         flags, meta_size, size = _CUT.unpack_from(head, at)
         at += _CUT.size + meta_size
-        yield encode_head(Kind.CHUNK, b"", head[at - meta_size : at], size, flags, stream_id)
+        yield encode_head(TtpKind.CHUNK, b"", head[at - meta_size : at], size, flags, stream_id)
         yield payload[begin : begin + size]
         begin += size
 

@@ -6,9 +6,9 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.frame_stream import Frame
+from transfer.broker.delivery.frame_stream import StreamFrame
 from transfer.broker.delivery.message import Buffer, Front, Message
-from transfer.broker.delivery.subscriber import Subscriber
+from transfer.broker.delivery.subscriber import BrokerSubscriber
 from transfer.broker.fronts.ttp_frames import frames_of, opening
 from transfer.broker.net.connection import Connection
 from transfer.broker.net.connection_group import ConnectionGroup, copy_small_view
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 _TTP = Front.TTP  # members of an enum are slow to access
 
 
-class Outgoing(Connection, Subscriber):
+class TtpOutgoing(Connection, BrokerSubscriber):
     """A connection that sends frames. It sends nothing else between the pieces of a PUBLISH."""
 
     queued: int = 0
@@ -53,7 +53,7 @@ class Outgoing(Connection, Subscriber):
 
     def offer(self, message: Message) -> None:
         """See Subscriber. A frame that came by TTP is forwarded as it is."""
-        if type(message) is Frame:
+        if type(message) is StreamFrame:
             self.send(message.frames)
         elif message.raw is None or message.front is not _TTP:
             self.send(frames_of(message))
@@ -66,7 +66,7 @@ class Outgoing(Connection, Subscriber):
         """See Subscriber."""
         if self._missing >= 0:
             return False
-        self.send(message.frames if type(message) is Frame else (opening(message, nbytes),))
+        self.send(message.frames if type(message) is StreamFrame else (opening(message, nbytes),))
         self._missing = nbytes
         return True
 

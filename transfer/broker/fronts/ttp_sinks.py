@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
 
-class Sink(Protocol):
+class StreamSink(Protocol):
     """Takes the data of a frame in pieces. accepts_spliced: also in pipes, by `piece_spliced`."""
 
     @property
@@ -44,7 +44,7 @@ class Skipped:
 SKIPPED = Skipped()
 
 
-class Receipt:
+class StreamReceipt:
     """Reports to a publisher, once, that its message came whole and is kept, or why it is not.
 
     answer: called with None, or the reason. whole: all of the message came already.
@@ -80,7 +80,7 @@ class Receipt:
 class Large:
     """The data of a large PUBLISH, forwarded as they come."""
 
-    def __init__(self, upload: StreamingPublish, receipt: Receipt | None) -> None:
+    def __init__(self, upload: StreamingPublish, receipt: StreamReceipt | None) -> None:
         self.piece = upload.piece
         self.piece_spliced = upload.piece_spliced
         self.abandon = upload.abandon

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.frame_stream import Frame, FrameStream, Streamed
+from transfer.broker.delivery.frame_stream import FrameStream, Streamed, StreamFrame
 from transfer.broker.delivery.message import Buffer, Front
 from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
-from transfer.broker.fronts.ttp_sinks import SKIPPED, Receipt, Sink
-from transfer.broker.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, Kind, encode_error, encode_head
+from transfer.broker.fronts.ttp_sinks import SKIPPED, StreamReceipt, StreamSink
+from transfer.broker.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, TtpKind, encode_error, encode_head
 from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class StreamLimits:
     gathered: int
 
 
-class Shared:
+class StreamsShared:
     """State that all connections of the front share. used: stream ids that subscribers see now. gathered:
     bytes that open streams have in memory and cost; most: limit on them."""
 
@@ -78,7 +78,7 @@ class Shared:
         self.gathered -= nbytes + _STREAM_COST
 
 
-class Stream:
+class TtpStream:
     """One open stream of one publisher, and the sink for the data of its frames. On the broker's loop.
     number: its id for subscribers. last_frame_at: when its last frame began. receipt: for a publisher that
     wants an ACK. ended: it takes nothing more."""
@@ -113,7 +113,7 @@ class Stream:
     def __init__(
         self,
         hub: Hub,
-        shared: Shared,
+        shared: StreamsShared,
         publisher: Connection,
         topic: str,
         header: Header,
@@ -121,7 +121,7 @@ class Stream:
     ) -> None:
         self.topic = topic
         self.last_frame_at = 0.0
-        self.receipt: Receipt | None = None
+        self.receipt: StreamReceipt | None = None
         self.ended = False
         self.number = shared.take(header.stream_id)
         self._hub, self._shared, self._publisher, self._limits = hub, shared, publisher, limits
@@ -149,7 +149,7 @@ class Stream:
     def begin(self, header: Header, topic: bytes, meta: bytes) -> None:
         """Begins a frame. Its data come by `piece` or `piece_spliced`, then `finish`. Raises
         ProtocolError."""
-        if header.kind == Kind.META:
+        if header.kind == TtpKind.META:
             empty = header.flags & EOF and not header.data_size
             self._flags, self._meta = header.flags if empty else header.flags & ~EOF, meta
         if self._gathers:
@@ -158,7 +158,7 @@ class Stream:
         head = encode_head(header.kind, topic, meta, header.data_size, header.flags, self.number)
         self._hub.streams.join(self._upload)
         if header.data_size > _WHOLE:
-            self._upload.begin_frame(Frame(self.topic, (head,)), header.data_size)
+            self._upload.begin_frame(StreamFrame(self.topic, (head,)), header.data_size)
         else:
             self._head = (head,)
 
@@ -188,7 +188,11 @@ class Stream:
     def finish(self) -> None:
         """Ends a frame, which may end the stream. Raises what the hub raises."""
         if self._head:
-            frame, self._head, self._frame_data = Frame(self.topic, (*self._head, *self._frame_data)), (), []
+            frame, self._head, self._frame_data = (
+                StreamFrame(self.topic, (*self._head, *self._frame_data)),
+                (),
+                [],
+            )
             self._upload.frame(frame)
         else:
             self._upload.end_frame()
@@ -230,8 +234,8 @@ class Stream:
             return
         self._cost += cost
         self._shared.gathered += cost
-        if header.kind == Kind.CHUNK or size:
-            its = (header.flags, meta) if header.kind == Kind.CHUNK else (header.flags & EOF, b"")
+        if header.kind == TtpKind.CHUNK or size:
+            its = (header.flags, meta) if header.kind == TtpKind.CHUNK else (header.flags & EOF, b"")
             self._cuts += cut(its[0], size, its[1])
 
     def _gather(self, data: Buffer) -> None:
@@ -289,20 +293,20 @@ class Stream:
         self._cost = 0
 
 
-def _broken_off(topic: str, number: int, reason: str) -> Frame:
+def _broken_off(topic: str, number: int, reason: str) -> StreamFrame:
     """Makes the frame that reports a broken-off stream. Not a method: a reference to the stream would make a
     cycle, which only the garbage collector frees."""
-    return Frame(topic, (encode_error(number, "broken_off", reason),))
+    return StreamFrame(topic, (encode_error(number, "broken_off", reason),))
 
 
 class Streams:
     """The open streams of one publisher, by its own stream ids and their topics."""
 
-    def __init__(self, hub: Hub, shared: Shared, limits: StreamLimits) -> None:
+    def __init__(self, hub: Hub, shared: StreamsShared, limits: StreamLimits) -> None:
         self._hub = hub
         self._shared = shared
         self._limits = limits
-        self._open: dict[int, dict[str, Stream]] = {}  # the newest stream of an id is the last
+        self._open: dict[int, dict[str, TtpStream]] = {}  # the newest stream of an id is the last
         self._count = 0
         self._oldest = 0.0  # no stream had its last frame before this
         self._refused: dict[int, None] = {}  # later frames of these are ignored; the oldest first
@@ -314,13 +318,13 @@ class Streams:
         topic: bytes,
         name: str,
         meta: bytes,
-        receipt: Callable[[], Receipt],
+        receipt: Callable[[], StreamReceipt],
         now: float,
-    ) -> Sink:
+    ) -> StreamSink:
         """Handles a META or CHUNK. Returns the sink for its data. name: its topic, "" if it names none.
         Raises ProtocolError and what the hub raises; then the stream is given up."""
         number, last = header.stream_id, bool(header.flags & EOF)
-        if header.kind == Kind.META:
+        if header.kind == TtpKind.META:
             self.give_up(number, "another stream began with its id")
         elif number in self._refused:
             if last:
@@ -347,10 +351,10 @@ class Streams:
         stream.last_frame_at = now
         return stream
 
-    def _begin(self, publisher: Connection, name: str, header: Header) -> Stream:
+    def _begin(self, publisher: Connection, name: str, header: Header) -> TtpStream:
         if self._count >= self._limits.streams:
             raise ProtocolError("control", f"{self._limits.streams} streams are open; no more are allowed")
-        stream = Stream(self._hub, self._shared, publisher, name, header, self._limits)
+        stream = TtpStream(self._hub, self._shared, publisher, name, header, self._limits)
         self._open.setdefault(header.stream_id, {})[name] = stream
         self._count += 1
         return stream

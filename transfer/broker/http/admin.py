@@ -15,10 +15,10 @@ from aiohttp import web
 from transfer.broker.http.error_response import refusal
 from transfer.broker.http.request_log import PEERS_MISTAKES
 from transfer.broker.http.request_params import RequestParams
-from transfer.broker.storage.audit_chain import Json, Window, parse_time, time_text
-from transfer.broker.storage.dead_letter import DeadLetter, Filter, Reference, State
+from transfer.broker.storage.audit_chain import AuditWindow, Json, parse_time, time_text
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState, Reference
 from transfer.broker.storage.dead_letter_operations import Operator
-from transfer.broker.storage.dead_letter_requests import Outcome
+from transfer.broker.storage.dead_letter_requests import RequestOutcome
 from transfer.json_text import loads
 from transfer.transports.errors import UsageError
 
@@ -30,7 +30,7 @@ MAX_SHOWN = 64 << 10
 _LINES = 256
 
 
-class Admin:
+class AdminRoutes:
     """Handlers. The executor runs whatever waits for a disk."""
 
     def __init__(self, operator: Operator, executor: Executor) -> None:
@@ -136,7 +136,7 @@ class Admin:
         """Query: id, actor, operation, start, end, after, limit (100)."""
         params = RequestParams(request.query)
         start, end = _span(params)
-        window = Window(
+        window = AuditWindow(
             start=start,
             end=end,
             actor=params.text("actor"),
@@ -203,11 +203,11 @@ def _span(params: RequestParams) -> tuple[int | None, int | None]:
     )
 
 
-def _state(text: str | None) -> State | None:
+def _state(text: str | None) -> LetterState | None:
     try:
-        return None if text is None else State(text)
+        return None if text is None else LetterState(text)
     except ValueError as error:
-        raise UsageError(f"state is {text!r}", hint=", ".join(State)) from error
+        raise UsageError(f"state is {text!r}", hint=", ".join(LetterState)) from error
 
 
 def _given_payload(text: str | None, encoded: str | None) -> bytes:
@@ -219,7 +219,7 @@ def _given_payload(text: str | None, encoded: str | None) -> bytes:
         raise UsageError(f"the payload cannot be read: {error}") from error
 
 
-def _outcome(outcome: Outcome, verb: str) -> dict[str, Json]:
+def _outcome(outcome: RequestOutcome, verb: str) -> dict[str, Json]:
     return {
         "requested": outcome.requested,
         verb: len(outcome.done),

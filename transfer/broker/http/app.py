@@ -14,10 +14,10 @@ from aiohttp import web
 from aiohttp.typedefs import Handler
 
 from transfer.broker.delivery.topic_admin import TopicAdmin
-from transfer.broker.http.admin import Admin
+from transfer.broker.http.admin import AdminRoutes
 from transfer.broker.http.authentication import ADMIN, Authentication
 from transfer.broker.http.error_response import refusal, set_headers
-from transfer.broker.http.health import Problem
+from transfer.broker.http.health import HealthProblem
 from transfer.broker.http.topic_routes import TopicRoutes
 from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.transports.errors import (
@@ -32,7 +32,7 @@ from transfer.transports.errors import (
 
 _log = logging.getLogger("transfer.broker")
 #: returns the current problems
-Health = Callable[[], Sequence[Problem]]
+Health = Callable[[], Sequence[HealthProblem]]
 
 #: bytes of a request's body
 MAX_BODY = 4 << 20
@@ -72,7 +72,7 @@ def application(
         app.add_routes([web.get(path, _health(problems, authentication.may_read))])
     if metrics is not None:
         app.add_routes([web.get("/metrics", _metrics(metrics))])
-    app.add_routes(Admin(operator, executor).routes(ADMIN))
+    app.add_routes(AdminRoutes(operator, executor).routes(ADMIN))
     if topics is not None:
         app.add_routes(TopicRoutes(topics, executor).routes(ADMIN))
     return app

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from transfer.transports.errors import TransferError
 
 
-class Problem(NamedTuple):
+class HealthProblem(NamedTuple):
     """A problem of the broker.
 
     kind: a text that unauthenticated requests may read. detail: only for requests that may read the names of
@@ -24,25 +24,27 @@ class Problem(NamedTuple):
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
 
 
-def live_problems(broker: Broker) -> Sequence[Problem]:
+def live_problems(broker: Broker) -> Sequence[HealthProblem]:
     """Returns problems that need a restart. An answer proves that the loop itself runs. On the loop."""
     log, spool = broker.failure, broker.spool_failure
-    problems = [] if log is None else [Problem("the log has failed", _text(log))]
+    problems = [] if log is None else [HealthProblem("the log has failed", _text(log))]
     if spool is not None:
-        problems.append(Problem("the spool has failed", _text(spool)))
-    return problems + [Problem(f"the thread {name} has ended", why) for name, why in broker.threads.ended()]
+        problems.append(HealthProblem("the spool has failed", _text(spool)))
+    return problems + [
+        HealthProblem(f"the thread {name} has ended", why) for name, why in broker.threads.ended()
+    ]
 
 
-def ready_problems(broker: Broker) -> Sequence[Problem]:
+def ready_problems(broker: Broker) -> Sequence[HealthProblem]:
     """Returns problems because of which clients should send no work now. On the loop."""
     problems = list(live_problems(broker))
     if broker.draining:
-        problems.append(Problem("it is being stopped"))
+        problems.append(HealthProblem("it is being stopped"))
     else:
         silent = [name for name in broker.ports if name != "http" and name not in broker.listening]
-        problems += [Problem(f"{name} does not listen") for name in silent]
+        problems += [HealthProblem(f"{name} does not listen") for name in silent]
     if broker.hub.is_full:
-        problems.append(Problem("the log is full, so publishers wait", broker.hub.full))
+        problems.append(HealthProblem("the log is full, so publishers wait", broker.hub.full))
     return problems
 
 

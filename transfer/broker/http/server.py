@@ -19,7 +19,7 @@ from transfer.broker.http.health import live_problems, ready_problems
 from transfer.broker.http.request_head_limit import MOST_HEADERS
 from transfer.broker.http.request_log import RequestLog
 from transfer.broker.http.status_routes import add_status_routes
-from transfer.broker.net.listener import Listener
+from transfer.broker.net.listener import LoopListener
 from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.http.tls import PROTOCOL, Https
 from transfer.transports.errors import AddressError, AddressInUse, SecurityError
@@ -95,13 +95,13 @@ class HttpServer:
             pending=guard.pending,
         )
         app.middlewares.insert(0, self._guard.middleware())
-        self._listener: Listener | None = None
+        self._listener: LoopListener | None = None
         try:
             self._loop.run_until_complete(self._runner.setup())
             allowed = partial(check_listening, security=security, shown=True)
             if token:
                 _check_operators(token, host)
-            self._listener = Listener(self._loop, host, port, accepted, allowed=allowed)
+            self._listener = LoopListener(self._loop, host, port, accepted, allowed=allowed)
         except BaseException as error:
             self.close()
             if isinstance(error, AddressInUse | AddressError):

@@ -24,7 +24,7 @@ from transfer.broker.http.health import ready_problems
 from transfer.broker.http.request_params import RequestParams
 from transfer.broker.status import (
     FAMILIES,
-    Names,
+    FrontNames,
     describe_fronts,
     describe_group,
     describe_overview,
@@ -73,7 +73,7 @@ class _StatusHandlers:
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._names = Names()
+        self._names = FrontNames()
         self._thread = ThreadPoolExecutor(1, "transfer-looks", broker.threads.add_current)
 
     async def end(self, _: web.Application) -> None:

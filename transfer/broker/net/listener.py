@@ -23,7 +23,7 @@ _PAUSE = 0.1
 Accepted = Callable[[socket.socket, str], object]
 
 
-class Listener:
+class LoopListener:
     """Accepts connections and hands them to `accepted`. Used on the loop only.
 
     port 0: a free one; the attribute `port` is the real one. backlog: connections that the kernel keeps until

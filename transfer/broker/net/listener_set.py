@@ -12,11 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.core.refusal_reasons import WORDS
-from transfer.broker.net.listener import Accepted, Listener
+from transfer.broker.net.listener import Accepted, LoopListener
 from transfer.broker.net.pending_connections import PendingConnections
 from transfer.broker.net.tls_acceptor import TlsAcceptor
 from transfer.broker.net.tls_socket import channel_of
-from transfer.broker.net.unix_listener import UnixListener
+from transfer.broker.net.unix_listener import LoopUnixListener
 from transfer.transports.security.guard import check_listening
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ListenerSet:
         self.refused: dict[str, Counter[str]] = {}
         self._loop = loop
         self._core = context.core
-        self._listeners: dict[str, Listener | UnixListener] = {}
+        self._listeners: dict[str, LoopListener | LoopUnixListener] = {}
         self._tls_acceptors: list[TlsAcceptor] = []
         self._silent: list[PendingConnections[Connection]] = []
 
@@ -111,19 +111,19 @@ class ListenerSet:
         self._tls_acceptors.append(tls_acceptor)
         return tls_acceptor.accepted
 
-    def listen(self, name: str, host: str, port: int, accepted: Accepted) -> Listener:
+    def listen(self, name: str, host: str, port: int, accepted: Accepted) -> LoopListener:
         """Listens at a TCP port.
 
         Raises AddressInUse, AddressError, and SecurityError where clients could connect without
         authentication.
         """
-        listener = Listener(self._loop, host, port, accepted, allowed=self.check)
+        listener = LoopListener(self._loop, host, port, accepted, allowed=self.check)
         self._listeners[name] = listener
         return listener
 
-    def listen_local(self, name: str, address: Address, accepted: Accepted) -> UnixListener:
+    def listen_local(self, name: str, address: Address, accepted: Accepted) -> LoopUnixListener:
         """Listens at a Unix socket. Raises AddressInUse, AddressError."""
-        listener = UnixListener(self._loop, address, accepted)
+        listener = LoopUnixListener(self._loop, address, accepted)
         self._listeners[name] = listener
         return listener
 

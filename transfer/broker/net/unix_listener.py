@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 import socket
 
-from transfer.broker.net.listener import Accepted, Listener
+from transfer.broker.net.listener import Accepted, LoopListener
 from transfer.transports.address import Address
 from transfer.transports.ipc import IpcTransport
 
 
-class UnixListener(Listener):
+class LoopUnixListener(LoopListener):
     """A Listener at a Unix socket: a file for only this user (mode 0600), or an abstract one.
 
     endpoint: where it listens. Raises AddressInUse, AddressError.

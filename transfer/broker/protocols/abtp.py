@@ -21,7 +21,7 @@ from transfer.broker.core.dispatcher_actions import (
     Reply,
     Taken,
 )
-from transfer.broker.core.sessions import Capabilities
+from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.protocols.abtp_envelope import Envelope, Origin, check_name, read_new, read_old
 from transfer.broker.protocols.abtp_words import CONTROL, MAX_CONTROL, MAX_ID, SPEC_VERSION, Code, to_json
 from transfer.transports.errors import ProtocolError, comes_with
@@ -58,7 +58,7 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
-class ControlMessage:
+class AbtpControl:
     """A consumer's control message, with its bytes and its signature; b"" without one."""
 
     control: Control
@@ -66,17 +66,17 @@ class ControlMessage:
     signature: bytes
 
 
-Request = Published | ControlMessage | Rejected
+Request = Published | AbtpControl | Rejected
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class AbtpLimits:
     """Limits of a front. largest: bytes of a payload, also when decompressed."""
 
     largest: int = 16 << 20
 
 
-def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limits) -> Request:
+def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: AbtpLimits) -> Request:
     """Reads a peer's request. frames: as a ROUTER receives them, its identity first. new_id: for a message
     without one."""
     peer, *rest = frames
@@ -86,7 +86,7 @@ def read_frames(frames: Sequence[bytes], now_ms: int, new_id: str, limits: Limit
     message_id = ""
     try:
         if len(rest) in (2, 3) and rest[0] == CONTROL:
-            return ControlMessage(read_control(rest[1]), rest[1], b"".join(rest[2:]))
+            return AbtpControl(read_control(rest[1]), rest[1], b"".join(rest[2:]))
         if len(rest) not in (2, 5):
             text = f"{len(rest)} frames: topic and payload, or version, flags, topic, headers and payload"
             raise ProtocolError(Code.MALFORMED_ENVELOPE, text)
@@ -212,7 +212,7 @@ def _registration(ask: _Register) -> Register:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"more than {MAX_SUBSCRIPTIONS} subscriptions")
     if len(tenant.encode()) > MAX_ID or "/" in tenant or "\0" in tenant:
         raise ProtocolError(Code.MALFORMED_CONTROL, f"tenant_id {tenant!r:.80} is not a valid name")
-    capabilities = Capabilities(
+    capabilities = ConsumerCapabilities(
         supports_ack=given.supports_ack,
         supports_compression=_names(given.supports_compression, ("lz4",)),
         supports_codec=_names(given.supports_codec, ("json", "raw"), ("json", "raw")),

@@ -17,7 +17,7 @@ with comes_with("fronts", __name__):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivered:
+class AbtpDelivered:
     """A received message. payload: decoded by its codec; bytes if the codec is raw, unknown, or fails: fault
     has the reason then.
 
@@ -48,7 +48,7 @@ class _Envelope(msgspec.Struct):
     session_id: str = ""
 
 
-def read_delivered(data: bytes, limit: int) -> Delivered:
+def read_delivered(data: bytes, limit: int) -> AbtpDelivered:
     """Reads the message in an envelope, compressed or not. limit: bytes, decompressed. Raises ProtocolError
     if it is not an envelope."""
     packer = compressor_of(data)
@@ -69,7 +69,7 @@ def read_delivered(data: bytes, limit: int) -> Delivered:
             payload = codecs()[codec].decode(payload)
         except Exception as error:  # noqa: BLE001 - a codec of another distribution may raise anything
             fault = f"the payload is not valid {codec}: {error!r:.200}"
-    return Delivered(
+    return AbtpDelivered(
         known.topic,
         payload,
         known.message_id,

@@ -51,7 +51,7 @@ class Publish(NamedTuple):
     nbytes: int
 
 
-class Fetch(NamedTuple):
+class PyBrokerFetch(NamedTuple):
     """A FETCH. size: bytes of the request. offset: where the answer begins, in the topic's stream of
     bytes."""
 
@@ -60,7 +60,7 @@ class Fetch(NamedTuple):
     offset: int
 
 
-def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
+def read_request(data: memoryview, position: int = 0) -> Publish | PyBrokerFetch | None:
     """Reads the request that begins there, without its payload; None: more bytes are needed. It raises
     ProtocolError as early as the bytes show the error: type, length, topic."""
     here = len(data) - position
@@ -87,7 +87,7 @@ def read_request(data: memoryview, position: int = 0) -> Publish | Fetch | None:
         return Publish(topic, size, nbytes)
     if here < size + _OFFSET.size:
         return None
-    return Fetch(topic, size + _OFFSET.size, _OFFSET.unpack_from(data, position + size)[0])
+    return PyBrokerFetch(topic, size + _OFFSET.size, _OFFSET.unpack_from(data, position + size)[0])
 
 
 def encode_publish(topic: str, nbytes: int) -> bytes:

@@ -42,7 +42,7 @@ class Type(IntEnum):
 _TYPES = {int(kind): kind for kind in Type}
 
 
-class Head(NamedTuple):
+class RqueueHead(NamedTuple):
     """A message without its content. topic: "" for DEREGISTER, also for a REMOVE with an empty payload.
 
     size: bytes in front of the content. nbytes: of the content, which only PUBLISH and NOTIFICATION have.
@@ -54,7 +54,7 @@ class Head(NamedTuple):
     nbytes: int
 
 
-def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head | None:
+def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> RqueueHead | None:
     """Reads the message that begins there, without its content; None: more bytes are needed.
 
     It raises ProtocolError as early as the bytes show the error: type, length, topic.
@@ -71,7 +71,7 @@ def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head |
     if kind is Type.DEREGISTER or (kind is Type.REMOVE and not length):
         if length:
             raise ProtocolError("length", f"DEREGISTER with a payload of {length} bytes")
-        return Head(Type.DEREGISTER, "", PREAMBLE_SIZE, 0)
+        return RqueueHead(Type.DEREGISTER, "", PREAMBLE_SIZE, 0)
     if length < _LEAST:
         raise ProtocolError("length", f"{kind.name} with a payload of {length} bytes has no topic")
     if kind is not Type.NOTIFICATION and length > 1 + MAX_TOPIC:
@@ -85,7 +85,7 @@ def read_head(data: bytes | bytearray | memoryview, position: int = 0) -> Head |
     size = _TOPIC.size + topic_size
     if here < size:
         return None
-    return Head(kind, read_topic(data[position + _TOPIC.size : position + size]), size, nbytes)
+    return RqueueHead(kind, read_topic(data[position + _TOPIC.size : position + size]), size, nbytes)
 
 
 def encode_publish(topic: str, nbytes: int) -> bytes:
@@ -124,7 +124,9 @@ def encode_deregister() -> bytes:
     return _PREAMBLE.pack(0, Type.DEREGISTER)
 
 
-def _read_publish(data: bytes | bytearray | memoryview, position: int, here: int, outer: int) -> Head | None:
+def _read_publish(
+    data: bytes | bytearray | memoryview, position: int, here: int, outer: int
+) -> RqueueHead | None:
     if outer < PREAMBLE_SIZE + _LEAST:
         raise ProtocolError("length", f"PUBLISH with a payload of {outer} bytes has no topic")
     if here < _PUBLISH_SIZE:
@@ -138,7 +140,9 @@ def _read_publish(data: bytes | bytearray | memoryview, position: int, here: int
     size = _PUBLISH_SIZE + topic_size
     if here < size:
         return None
-    return Head(Type.PUBLISH, read_topic(data[position + _PUBLISH_SIZE : position + size]), size, nbytes)
+    return RqueueHead(
+        Type.PUBLISH, read_topic(data[position + _PUBLISH_SIZE : position + size]), size, nbytes
+    )
 
 
 def _left(kind: Type, length: int, topic_size: int) -> int:

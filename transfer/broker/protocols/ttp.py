@@ -35,7 +35,7 @@ WANTED = 0x80
 MOST_NUMBER = (1 << 64) - 1
 
 
-class Kind(IntEnum):
+class TtpKind(IntEnum):
     """The types of messages."""
 
     CONNECT = 1
@@ -48,7 +48,7 @@ class Kind(IntEnum):
     ERROR = 8
 
 
-class Limits(NamedTuple):
+class TtpLimits(NamedTuple):
     """Limits on the bytes of a frame's parts, checked before anything is allocated."""
 
     topic: int = 255
@@ -56,13 +56,13 @@ class Limits(NamedTuple):
     data: int = 64 << 30
 
 
-LIMITS = Limits()
+LIMITS = TtpLimits()
 
 
 class Header(NamedTuple):
     """The first 32 bytes of a frame. Sizes in bytes."""
 
-    kind: Kind
+    kind: TtpKind
     flags: int
     stream_id: int
     topic_size: int
@@ -75,7 +75,7 @@ class Header(NamedTuple):
         return HEADER_SIZE + self.topic_size + self.meta_size
 
 
-def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Limits = LIMITS) -> Header:
+def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: TtpLimits = LIMITS) -> Header:
     """Decodes the header at this place, of which all bytes must be there. Raises ProtocolError with a reason
     of magic, version, control (an unknown type), topic, length, too_large: the stream of bytes cannot be
     parsed from here on."""
@@ -86,7 +86,7 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Lim
         )
     if version != VERSION:
         raise ProtocolError("version", f"version {version} of TTP is not supported", hint="use version 2")
-    if not Kind.CONNECT <= kind <= Kind.ERROR:
+    if not TtpKind.CONNECT <= kind <= TtpKind.ERROR:
         raise ProtocolError("control", f"there is no type {kind}")
     if topic > limits.topic:
         raise ProtocolError("topic", f"a topic of {topic} bytes; {limits.topic} are allowed")
@@ -94,7 +94,7 @@ def decode_header(data: bytes | bytearray | memoryview, at: int = 0, limits: Lim
         raise ProtocolError("length", f"metadata of {meta} bytes; {limits.meta} are allowed")
     if size > limits.data:
         raise ProtocolError("too_large", f"data of {size} bytes; {limits.data} are allowed")
-    return Header(Kind(kind), flags, stream_id, topic, meta, size)
+    return Header(TtpKind(kind), flags, stream_id, topic, meta, size)
 
 
 def encode_head(
@@ -137,7 +137,7 @@ def decode_meta(meta: bytes) -> dict[str, Any] | None:
 def encode_error(stream_id: int, code: str, message: str) -> bytes:
     """Encodes an ERROR frame about the frame with this stream id. code: a constant word."""
     data = encode_meta({"code": code, "message": message.encode(errors="replace").decode()})
-    return encode_head(Kind.ERROR, size=len(data), stream_id=stream_id) + data
+    return encode_head(TtpKind.ERROR, size=len(data), stream_id=stream_id) + data
 
 
 def decode_error(data: bytes) -> tuple[str, str]:

@@ -21,15 +21,22 @@ from transfer.broker.storage.audit_chain import (
     GENESIS,
     SEGMENT,
     Action,
+    AuditEvent,
+    AuditWindow,
     Chain,
-    Event,
-    Window,
     encode,
     export_begin,
     export_end,
     time_text,
 )
-from transfer.broker.storage.audit_verification import HEAD, Head, Verdict, examine, name_of, readable
+from transfer.broker.storage.audit_verification import (
+    HEAD,
+    AuditHead,
+    AuditVerdict,
+    examine,
+    name_of,
+    readable,
+)
 from transfer.log.disk import disk_errors, make_folder, sync_folder
 from transfer.log.private import open_file
 from transfer.transports.errors import Closed, LogInUse
@@ -55,7 +62,7 @@ class Audit:
         self.folder = Path(folder)
         self._lock = threading.Lock()
         self._fd = self._head_fd = -1
-        self._head = Head(1)
+        self._head = AuditHead(1)
         self._time = ""
         with disk_errors():
             make_folder(self.folder)
@@ -68,7 +75,7 @@ class Audit:
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def append(self, action: Action, now_ms: int) -> Event:
+    def append(self, action: Action, now_ms: int) -> AuditEvent:
         """Writes an event: it is on the disk when this returns. now_ms: unix milliseconds.
 
         Raises UsageError for values that JSON cannot hold, LogFull, Closed, InternalError; nothing is kept.
@@ -81,15 +88,15 @@ class Audit:
             return self._write(action, now_ms)
 
     @property
-    def head(self) -> Head:
+    def head(self) -> AuditHead:
         """The last event written."""
         return self._head
 
-    def _write(self, action: Action, now_ms: int) -> Event:
+    def _write(self, action: Action, now_ms: int) -> AuditEvent:
         head = self._head
         time = max(self._time, time_text(now_ms))  # never back
         event, line = encode(head.sequence + 1, time, action, head.hash)
-        new = Head(head.segment, event.sequence, head.nbytes + len(line), event.hash)
+        new = AuditHead(head.segment, event.sequence, head.nbytes + len(line), event.hash)
         with disk_errors():
             try:
                 _put(self._fd, line)
@@ -113,7 +120,7 @@ class Audit:
 
     # -- existing files ----------------------------------------------------------------------------------
 
-    def _settle(self, now_ms: int, *, begun: bool = False) -> Verdict:
+    def _settle(self, now_ms: int, *, begun: bool = False) -> AuditVerdict:
         """Reads the folder and continues at its end, or in a new file if there is new damage."""
         verdict = examine(self.folder, begun=begun)
         for problem in verdict.problems:
@@ -141,10 +148,10 @@ class Audit:
                     self._put_head(verdict.head)
         return verdict
 
-    def _begin(self, segment: int, verdict: Verdict, now_ms: int) -> None:
+    def _begin(self, segment: int, verdict: AuditVerdict, now_ms: int) -> None:
         """Begins a new file. Its first event names the reason."""
         head = verdict.head
-        self._open(Head(segment, head.sequence, 0, head.hash))
+        self._open(AuditHead(segment, head.sequence, 0, head.hash))
         problems = verdict.open_problems
         action = Action(
             actor=BROKER,
@@ -160,27 +167,27 @@ class Audit:
         )
         self._write(action, now_ms)
 
-    def _open(self, head: Head) -> None:
+    def _open(self, head: AuditHead) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = open_file(self.folder / name_of(head.segment), _FLAGS)
         self._head = head
         sync_folder(self.folder)
 
-    def _put_head(self, head: Head) -> None:
+    def _put_head(self, head: AuditHead) -> None:
         size = os.fstat(self._head_fd).st_size
         torn = size and os.pread(self._head_fd, 1, size - 1) != b"\n"
         _put(self._head_fd, b"\n" * torn + head.encode())
 
     # -- reading -----------------------------------------------------------------------------------------
 
-    def verify(self) -> Verdict:
+    def verify(self) -> AuditVerdict:
         """Reads all of the audit again. Other threads may append meanwhile."""
         verdict = examine(self.folder)
         self.found = verdict
         return verdict
 
-    def events(self, window: Window = ALL, *, limit: int | None = None) -> Iterator[Event]:
+    def events(self, window: AuditWindow = ALL, *, limit: int | None = None) -> Iterator[AuditEvent]:
         """Yields the matching events, the oldest first. Leaves out events whose line is damaged."""
         found = (event for _, event in readable(self.folder) if event is not None and window.has(event))
         return islice(found, limit)
@@ -209,7 +216,7 @@ def export(
     folder: Path, start_ms: int | None = None, end_ms: int | None = None
 ) -> Generator[bytes, None, None]:
     """Exports a folder's audit, as `Audit.export` does, without opening the audit."""
-    window = Window(start=start_ms, end=end_ms)
+    window = AuditWindow(start=start_ms, end=end_ms)
     before, count, inside = (0, GENESIS), 0, start_ms is None
     chain = Chain(None, None)
     for line, event in readable(folder):

@@ -48,7 +48,7 @@ class Action:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class AuditEvent:
     """A line of the chain. time: RFC 3339 in UTC with milliseconds, never before the previous line's."""
 
     sequence: int
@@ -64,7 +64,7 @@ class Event:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AuditWindow:
     """Selects events: an event must match every given criterion.
     start, end: unix milliseconds, `end` is exclusive. after: only higher sequences."""
 
@@ -75,7 +75,7 @@ class Window:
     operation: str | None = None
     after: int = 0
 
-    def has(self, event: Event) -> bool:
+    def has(self, event: AuditEvent) -> bool:
         """Whether the event matches."""
         action = event.action
         return (
@@ -89,7 +89,7 @@ class Window:
 
 
 #: all events
-ALL = Window()
+ALL = AuditWindow()
 
 
 class Chain:
@@ -100,7 +100,7 @@ class Chain:
         self.sequence = sequence
         self.hash = hash
 
-    def follow(self, line: bytes) -> Event:
+    def follow(self, line: bytes) -> AuditEvent:
         """Returns the event of the next line.
         Raises LogDamaged; the line after it is then accepted as it is."""
         sequence, hash = self.sequence, self.hash
@@ -114,7 +114,7 @@ class Chain:
         return event
 
 
-def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[Event, bytes]:
+def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[AuditEvent, bytes]:
     """Returns the event and its line, with the line end. Raises UsageError for values JSON cannot hold."""
     try:
         body = _dump(_head(sequence, time, action, prev_hash))
@@ -122,10 +122,10 @@ def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[Ev
         raise UsageError(f"the audit cannot keep {action.operation!r}: {error}") from error
     digest = hashlib.sha256(body).hexdigest()
     line = b'%b,"hash":"%b"}\n' % (body[:-1], digest.encode())
-    return Event(sequence, time, action, prev_hash, digest), line
+    return AuditEvent(sequence, time, action, prev_hash, digest), line
 
 
-def decode(line: bytes) -> Event:
+def decode(line: bytes) -> AuditEvent:
     """Returns the event of a line. Raises LogDamaged if the line does not have the hash of its content."""
     line = line.removesuffix(b"\n")
     digest = hashlib.sha256(line[:-_HASH_BYTES] + b"}").hexdigest()
@@ -143,7 +143,9 @@ def decode(line: bytes) -> Event:
             values["prior_state"],
             values["resulting_state"],
         )
-        return Event(int(values["sequence"]), str(values["time"]), action, str(values["prev_hash"]), digest)
+        return AuditEvent(
+            int(values["sequence"]), str(values["time"]), action, str(values["prev_hash"]), digest
+        )
     except (ValueError, TypeError, RecursionError) as error:
         raise LogDamaged(f"it is no line of an audit: {error}") from error
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from transfer.broker.storage.audit_chain import GENESIS, SEGMENT, Chain, Event, Json, decode
+from transfer.broker.storage.audit_chain import GENESIS, SEGMENT, AuditEvent, Chain, Json, decode
 from transfer.transports.errors import LogDamaged
 
 HEAD = "audit.head"
@@ -25,7 +25,7 @@ _MAX_PROBLEMS = 100
 
 
 @dataclass(frozen=True, slots=True)
-class Head:
+class AuditHead:
     """The last acknowledged event: its file, sequence, hash, and the file's length after it."""
 
     segment: int
@@ -39,7 +39,7 @@ class Head:
         return b"%b %08x\n" % (text, zlib.crc32(text))
 
     @classmethod
-    def decode(cls, line: bytes) -> Head | None:
+    def decode(cls, line: bytes) -> AuditHead | None:
         """Returns the head of a line; None if the line is damaged."""
         text, _, check = line.rstrip(b"\n").rpartition(b" ")
         if check != b"%08x" % zlib.crc32(text):
@@ -49,7 +49,7 @@ class Head:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class AuditProblem:
     """Damage in a file. line: the first wrong line, from 1; 0: the whole file.
     known: a later file names this damage, and the damaged file has not changed since."""
 
@@ -68,7 +68,7 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class AuditVerdict:
     """The result of verifying an audit's folder.
 
     head: the last event. Its hash covers all events before it; a copy kept elsewhere can be compared later.
@@ -76,9 +76,9 @@ class Verdict:
     files: SHA-256 of each existing file.
     """
 
-    problems: tuple[Problem, ...]
+    problems: tuple[AuditProblem, ...]
     events: int
-    head: Head
+    head: AuditHead
     latest: str = ""
     torn: int = 0
     files: Mapping[str, str] = field(default_factory=dict)
@@ -100,7 +100,7 @@ class Verdict:
         }
 
     @property
-    def open_problems(self) -> tuple[Problem, ...]:
+    def open_problems(self) -> tuple[AuditProblem, ...]:
         """The problems that no later file names."""
         return tuple(problem for problem in self.problems if not problem.known)
 
@@ -114,8 +114,8 @@ class _Read:
     """
 
     number: int
-    problems: list[Problem] = field(default_factory=list)
-    first: Event | None = None
+    problems: list[AuditProblem] = field(default_factory=list)
+    first: AuditEvent | None = None
     lines: int = 0
     events: int = 0
     highest: int = 0
@@ -130,7 +130,7 @@ class _Read:
         """Adds a problem; only the first one of each line counts."""
         known = self.problems and line and self.problems[-1].line == line
         if not known and len(self.problems) < _MAX_PROBLEMS:
-            self.problems.append(Problem(name_of(self.number), line, text))
+            self.problems.append(AuditProblem(name_of(self.number), line, text))
 
 
 def name_of(segment: int) -> str:
@@ -148,7 +148,7 @@ def segments_in(folder: Path) -> list[int]:
     return sorted(number for number in numbers if number and (folder / name_of(number)).exists())
 
 
-def examine(folder: Path, *, begun: bool = False) -> Verdict:
+def examine(folder: Path, *, begun: bool = False) -> AuditVerdict:
     """Reads all of an audit. A broker may append meanwhile: events not yet acknowledged are no damage.
     begun: the folder had an audit before, so an empty folder is damage."""
     heads, problems = _read_heads(folder)
@@ -165,24 +165,24 @@ def examine(folder: Path, *, begun: bool = False) -> Verdict:
             chain.sequence, chain.hash = head.sequence, head.hash
         found.append(read)
     if not heads and any(one.nbytes or one.torn for one in found):
-        problems.append(Problem(HEAD, 0, "it is missing: a truncated file cannot be detected"))
+        problems.append(AuditProblem(HEAD, 0, "it is missing: a truncated file cannot be detected"))
     if begun and not heads and not segments_in(folder):
-        problems.append(Problem(HEAD, 0, "the whole audit is missing"))
+        problems.append(AuditProblem(HEAD, 0, "the whole audit is missing"))
     for one in found:
         known = any(_names(later.first, one) for later in found[one.number :])
         problems += [replace(problem, known=known) for problem in one.problems]
     highest = chain.sequence if chain.sequence is not None else max(one.highest for one in found)
-    return Verdict(
+    return AuditVerdict(
         tuple(problems),
         sum(one.events for one in found),
-        Head(last, highest, found[-1].nbytes, chain.hash or GENESIS),
+        AuditHead(last, highest, found[-1].nbytes, chain.hash or GENESIS),
         max(one.latest for one in found),
         found[-1].torn,
         {name_of(one.number): one.digest for one in found if one.digest},
     )
 
 
-def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
+def readable(folder: Path) -> Iterator[tuple[bytes, AuditEvent | None]]:
     """Yields the lines of all files in order, each with its event; None: the line is damaged.
     Does not check the chain, as `examine` does. Leaves out a line that is being written."""
     for number in segments_in(folder):
@@ -196,14 +196,14 @@ def readable(folder: Path) -> Iterator[tuple[bytes, Event | None]]:
                     yield line, None
 
 
-def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
+def _read_heads(folder: Path) -> tuple[dict[int, AuditHead], list[AuditProblem]]:
     """Returns the last head of each file, and the problems of the last lines of `audit.head`."""
-    heads: dict[int, Head] = {}
+    heads: dict[int, AuditHead] = {}
     bad = 0
     try:
         with (folder / HEAD).open("rb") as file:
             for number, line in enumerate(file, 1):
-                head = Head.decode(line)
+                head = AuditHead.decode(line)
                 if head is not None:
                     heads[head.segment] = head
                     bad = 0  # this line replaces any damaged line before it
@@ -211,7 +211,7 @@ def _read_heads(folder: Path) -> tuple[dict[int, Head], list[Problem]]:
                     bad = bad or number
     except FileNotFoundError:
         pass
-    return heads, [Problem(HEAD, bad, "it is damaged")] if bad else []
+    return heads, [AuditProblem(HEAD, bad, "it is damaged")] if bad else []
 
 
 def _is_torn(line: bytes) -> bool:
@@ -219,7 +219,7 @@ def _is_torn(line: bytes) -> bool:
     return not line.endswith(b"\n") or b"\0" in line
 
 
-def _examine_file(folder: Path, number: int, head: Head | None, chain: Chain) -> _Read:
+def _examine_file(folder: Path, number: int, head: AuditHead | None, chain: Chain) -> _Read:
     """Reads one file and advances `chain` over it."""
     read = _Read(number)
     acknowledged = head.nbytes if head is not None else 0
@@ -272,7 +272,7 @@ def _examine_line(read: _Read, line: bytes, chain: Chain) -> None:
         )
 
 
-def _compare(read: _Read, head: Head | None, chain: Chain) -> None:
+def _compare(read: _Read, head: AuditHead | None, chain: Chain) -> None:
     """Checks that the line at the head's end is the head's event."""
     if head is not None and (read.nbytes, chain.hash) != (head.nbytes, head.hash):
         read.add_problem(
@@ -286,7 +286,7 @@ def _went_on(folder: Path, read: _Read) -> bool:
     return head is not None and head.nbytes >= read.last
 
 
-def _names(first: Event | None, damaged: _Read) -> bool:
+def _names(first: AuditEvent | None, damaged: _Read) -> bool:
     """Whether the first event of a file names the damage as it still is."""
     if (
         first is None

@@ -17,7 +17,7 @@ from transfer.transports.errors import Closed, InternalError, LogFull, TransferE
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Buffer
-    from transfer.broker.delivery.streaming_publish import Publisher
+    from transfer.broker.delivery.streaming_publish import UploadPublisher
     from transfer.log.blob_writer import BlobWriter
 
 _log = logging.getLogger("transfer.broker")
@@ -86,7 +86,7 @@ class BlobWrite:
         self,
         writer: BlobWriterThread,
         opened: Callable[[], BlobWriter],
-        publisher: Publisher,
+        publisher: UploadPublisher,
         written: OnWritten,
         *,
         hold: bool = True,

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-from transfer.broker.core.routes import Route, RouteType, Source
+from transfer.broker.core.routes import Route, RouteSource, RouteType
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.storage.database import Database, Value, row_check
 from transfer.transports.errors import UsageError
@@ -104,7 +104,7 @@ class Catalog:
         """
         wanted: dict[str, tuple[Route, tuple[Value, ...]]] = {}
         for route in routes:
-            if route.source is not Source.STATIC:
+            if route.source is not RouteSource.STATIC:
                 raise UsageError(f"route {route.id!r} is {route.source.value}, not static")
             if route.id in wanted:
                 raise UsageError(f"two routes have the id {route.id!r}")
@@ -112,11 +112,13 @@ class Catalog:
         with self._database.transaction() as connection:
             existing = connection.execute("SELECT id, source FROM routes").fetchall()
             for id, source in existing:
-                if id in wanted and source != Source.STATIC.value:
+                if id in wanted and source != RouteSource.STATIC.value:
                     raise UsageError(
                         f"the id {id!r} belongs to a {source} route", hint="give the static route another id"
                     )
-            removed = [id for id, source in existing if source == Source.STATIC.value and id not in wanted]
+            removed = [
+                id for id, source in existing if source == RouteSource.STATIC.value and id not in wanted
+            ]
             connection.executemany("DELETE FROM routes WHERE id = ?", [(id,) for id in removed])
             put = [route for route, values in wanted.values() if _write(connection, values)]
             version = _rise(connection) if put or removed else _version_row(connection)[0]
@@ -161,7 +163,7 @@ def _write(connection: sqlite3.Connection, values: tuple[Value, ...]) -> bool:
 
 
 def _values(route: Route) -> tuple[Value, ...]:
-    if route.source is Source.SESSION:
+    if route.source is RouteSource.SESSION:
         raise UsageError(f"route {route.id!r} is bound to a session and cannot be stored")
     return (
         route.id,
@@ -200,5 +202,5 @@ def _route(row: tuple[Any, ...]) -> Route:
         priority,
         json.loads(metadata),
         bool(enabled),
-        Source(source),
+        RouteSource(source),
     )

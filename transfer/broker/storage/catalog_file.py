@@ -26,7 +26,7 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer.broker.core.routes import Route, RouteType, Source
+from transfer.broker.core.routes import Route, RouteSource, RouteType
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.transports.errors import UsageError
 
@@ -119,7 +119,7 @@ def _route(path: Path, place: str, entry: dict[str, Any]) -> Route:
             values["priority"],
             values["metadata"],
             values["enabled"],
-            Source.STATIC,
+            RouteSource.STATIC,
         )
     except UsageError as error:
         raise UsageError(f"{path}: {place}: {error}") from error

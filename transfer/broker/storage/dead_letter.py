@@ -15,7 +15,7 @@ from transfer.broker.storage.audit_chain import Json
 from transfer.broker.storage.database import Value
 
 
-class State(StrEnum):
+class LetterState(StrEnum):
     """The state of a dead letter."""
 
     DEAD = "dead"
@@ -72,7 +72,7 @@ class DeadLetter:
     payload_bytes: int = 0
     front: Front | None = None
     head: bytes = b""
-    state: State = State.DEAD
+    state: LetterState = LetterState.DEAD
     replay: str = ""
     number: int = 0
     damaged: bool = False
@@ -87,7 +87,7 @@ class Filter:
     topic: str | None = None
     message_id: str | None = None
     reason: str | None = None
-    state: State | None = None
+    state: LetterState | None = None
 
     def where(self) -> tuple[str, list[Value]]:
         """Returns an SQL condition and its values."""

@@ -16,14 +16,14 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 
 from transfer.broker.storage.audit import Audit
-from transfer.broker.storage.audit_chain import ALL, Action, Event, Json, Window
-from transfer.broker.storage.dead_letter import DeadLetter, Filter, State
+from transfer.broker.storage.audit_chain import ALL, Action, AuditEvent, AuditWindow, Json
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState
 from transfer.broker.storage.dead_letter_requests import (
     MAX_NAME,
     PURGE,
     REPLAY,
     Failure,
-    Outcome,
+    RequestOutcome,
     action_of,
     check_actor,
     check_call,
@@ -92,7 +92,7 @@ class Operator:
         """Returns the first bytes of the payload, from the database or from its file."""
         return self._letters.begin(letter, nbytes)
 
-    def events(self, window: Window = ALL, *, limit: int = 100) -> Sequence[Event]:
+    def events(self, window: AuditWindow = ALL, *, limit: int = 100) -> Sequence[AuditEvent]:
         """Returns audit events, the oldest first."""
         return [*self._audit.events(window, limit=check_limit(limit))]
 
@@ -109,7 +109,7 @@ class Operator:
         confirm: str,
         tenant: str | None = None,
         again: bool = False,
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """Publishes letters again. target_consumer and target_topic must equal those of the letters.
 
         ids: of deliveries, or of messages that have one letter for the target. again: also replays letters in
@@ -128,7 +128,7 @@ class Operator:
             if chosen:
                 done, refused, audited = self._replay(chosen, actor, reason)
                 failures += refused
-            return Outcome(len(wanted), done, tuple(failures), audited)
+            return RequestOutcome(len(wanted), done, tuple(failures), audited)
 
     def dead_letter(
         self,
@@ -179,7 +179,7 @@ class Operator:
 
     def purge(
         self, ids: Sequence[str], *, actor: str, reason: str, confirm: str, tenant: str | None = None
-    ) -> Outcome:
+    ) -> RequestOutcome:
         """Deletes letters. ids: of deliveries, or of messages with one letter."""
         wanted = check_call(ids, actor, reason, confirm, PURGE)
         with self._lock:
@@ -190,7 +190,9 @@ class Operator:
                 after: Mapping[str, str] = dict.fromkeys((one.delivery_id for one in chosen), "purged")
                 self._letters.remove([*after], self._note(action_of(actor, "purge", reason, chosen, after)))
                 audited = self._audit_note()
-            return Outcome(len(wanted), tuple(one.delivery_id for one in chosen), tuple(failures), audited)
+            return RequestOutcome(
+                len(wanted), tuple(one.delivery_id for one in chosen), tuple(failures), audited
+            )
 
     def _replay(
         self, chosen: Sequence[DeadLetter], actor: str, reason: str
@@ -210,11 +212,11 @@ class Operator:
                 except (UsageError, LogFull, Closed) as error:
                     failures.append(Failure(letter.delivery_id, "publish", str(error)))
                 except TransferError as error:
-                    after[letter.delivery_id] = str(State.IN_DOUBT)
+                    after[letter.delivery_id] = str(LetterState.IN_DOUBT)
                     failures.append(Failure(letter.delivery_id, "in_doubt", str(error)))
         except BaseException:
             # Ctrl-C, or a bug in `publish`: the letter may have been published.
-            after[letter.delivery_id] = str(State.IN_DOUBT)
+            after[letter.delivery_id] = str(LetterState.IN_DOUBT)
             raise
         finally:
             audited = self._end_replay(action_of(actor, "replay", reason, chosen, after), after)
@@ -222,7 +224,7 @@ class Operator:
 
     def _end_replay(self, action: Action, after: Mapping[str, str]) -> bool:
         published = [id for id, state in after.items() if state == "replayed"]
-        kept = {id: State(state) for id, state in after.items() if state != "replayed"}
+        kept = {id: LetterState(state) for id, state in after.items() if state != "replayed"}
         self._letters.end_replay(published, kept, self._note(action))
         return self._audit_note()
 
@@ -255,20 +257,20 @@ class Operator:
         """Audits each earlier change that is not audited yet, once. Raises the stores' errors."""
         for note in self._letters.notes():
             after, action = _decode_note(note)
-            if not any(event.action == action for event in self._audit.events(Window(after=after))):
+            if not any(event.action == action for event in self._audit.events(AuditWindow(after=after))):
                 self._audit.append(action, self._clock())
             self._letters.forget(note)
 
     def _recover(self, published: Published) -> None:
         """Ends the replays that a crash interrupted."""
-        for letter in self._letters.page(Filter(state=State.REPLAYING), limit=-1):
+        for letter in self._letters.page(Filter(state=LetterState.REPLAYING), limit=-1):
             try:
                 about = json.loads(letter.replay)
                 call, actor, reason = str(about["call"]), str(about["actor"]), str(about["reason"])
             except (ValueError, KeyError, TypeError):
                 call = actor = reason = ""
             known = published(_replay_id(call, letter))
-            state = {True: "replayed", False: str(State.DEAD), None: str(State.IN_DOUBT)}[known]
+            state = {True: "replayed", False: str(LetterState.DEAD), None: str(LetterState.IN_DOUBT)}[known]
             _log.warning(
                 "a crash interrupted the replay of dead letter %s: it is %s now", letter.delivery_id, state
             )

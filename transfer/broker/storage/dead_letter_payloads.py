@@ -37,7 +37,7 @@ _SUFFIX = ".payload"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
-class Payloads:
+class LetterPayloads:
     """The payload files in a folder, which is made when first needed. Any thread."""
 
     def __init__(self, folder: Path) -> None:

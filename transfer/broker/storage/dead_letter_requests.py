@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from transfer.broker.storage.audit_chain import Action, Json
-from transfer.broker.storage.dead_letter import DeadLetter, State
+from transfer.broker.storage.dead_letter import DeadLetter, LetterState
 from transfer.transports.errors import UsageError
 
 #: the words that confirm a request
@@ -34,7 +34,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class RequestOutcome:
     """The result of a call. done: the delivery ids that were replayed or purged.
 
     audited: the audit has the change. If it cannot be written, its note stays in the store, and no other
@@ -108,14 +108,14 @@ def unfit_to_replay(letter: DeadLetter, consumer: str, topic: str, again: bool) 
         return "wrong_target", "its consumer or topic is not the one of the request"
     if letter.damaged:
         return "damaged", "the letter is damaged"
-    if letter.state is State.IN_DOUBT and not again:
+    if letter.state is LetterState.IN_DOUBT and not again:
         return "in_doubt", "it may have been published before a crash: check, then replay it with `again`"
     return unfit_to_purge(letter)
 
 
 def unfit_to_purge(letter: DeadLetter) -> Unfit:
     """Returns why a letter cannot be removed. A damaged one can."""
-    return ("busy", "it is being replayed") if letter.state is State.REPLAYING else None
+    return ("busy", "it is being replayed") if letter.state is LetterState.REPLAYING else None
 
 
 def action_of(

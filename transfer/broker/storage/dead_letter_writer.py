@@ -17,7 +17,7 @@ from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
-    from transfer.broker.core.dispatcher_actions import DeadLetter as ActionLetter
+    from transfer.broker.core.dispatcher_actions import KeepDeadLetter as ActionLetter
     from transfer.broker.core.dispatcher_events import DispatcherState
     from transfer.broker.delivery.group_contract import Dead
     from transfer.broker.delivery.message import Message

@@ -16,8 +16,8 @@ from pathlib import Path
 
 from transfer.broker.delivery.message import Front
 from transfer.broker.storage.database import Database, Value, row_check
-from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile, Reference, State
-from transfer.broker.storage.dead_letter_payloads import Payloads, PayloadSource
+from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState, PayloadFile, Reference
+from transfer.broker.storage.dead_letter_payloads import LetterPayloads, PayloadSource
 from transfer.transports.errors import LogDamaged, StateError, UsageError
 
 STORE = "dead_letters"
@@ -101,7 +101,7 @@ class DeadLetters:
 
     def __init__(self, database: Database, payloads: Path | None = None) -> None:
         self._database = database
-        self.payloads = Payloads(payloads or database.path.parent / LETTERS)
+        self.payloads = LetterPayloads(payloads or database.path.parent / LETTERS)
         database.prepare(STORE, SCHEMA)
 
     def sweep(self) -> int:
@@ -234,12 +234,12 @@ class DeadLetters:
             for delivery_id in delivery_ids:
                 changed = connection.execute(
                     "UPDATE dead_letters SET state = ?, replay = ? WHERE delivery_id = ? AND state <> ?",
-                    (State.REPLAYING, replay, delivery_id, State.REPLAYING),
+                    (LetterState.REPLAYING, replay, delivery_id, LetterState.REPLAYING),
                 ).rowcount
                 if changed != 1:
                     raise StateError(f"the dead letter {delivery_id!r} is gone, or another call replays it")
 
-    def end_replay(self, published: Iterable[str], kept: Mapping[str, State], note: str) -> None:
+    def end_replay(self, published: Iterable[str], kept: Mapping[str, LetterState], note: str) -> None:
         """Removes the published letters, and sets the states of the others."""
         files: list[str] = []
         with self._database.transaction() as connection:
@@ -346,7 +346,7 @@ def _letter(row: Sequence[Value]) -> DeadLetter:
     inline, inline_check, head = row[-3:]
     state, replay = texts.pop("state"), texts.pop("replay")
     check = numbers.pop("fields_check")
-    damaged = check != _check(texts | numbers) or state not in set(State)
+    damaged = check != _check(texts | numbers) or state not in set(LetterState)
     payload: bytes | Reference | PayloadFile | None = None
     if texts["log_topic"] is not None:
         payload = Reference(texts["log_topic"], _int(numbers["log_offset"]))
@@ -380,7 +380,7 @@ def _letter(row: Sequence[Value]) -> DeadLetter:
         payload_bytes=_int(numbers["payload_bytes"]),
         front=Front(_int(front)) if front in set(Front) else None,
         head=head if isinstance(head, bytes) else b"",
-        state=State.DEAD if damaged else State(state or ""),
+        state=LetterState.DEAD if damaged else LetterState(state or ""),
         replay=replay or "",
         number=_int(row[0]),
         damaged=damaged,

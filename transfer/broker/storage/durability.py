@@ -13,7 +13,7 @@ from transfer.transports.errors import InDoubt, InternalError, LogFull, Transfer
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.streaming_publish import Publisher
+    from transfer.broker.delivery.streaming_publish import UploadPublisher
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
 
@@ -87,7 +87,7 @@ class Durability:
         self._wanted = False
         self._due: asyncio.TimerHandle | None = None
         self._held: deque[tuple[Topic, Message, OnComplete | None]] = deque()
-        self._paused: list[Publisher] = []
+        self._paused: list[UploadPublisher] = []
 
     def append(
         self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
@@ -159,7 +159,7 @@ class Durability:
         elif self._due is None:
             self._due = self._loop.call_later(_SYNC_AFTER, self._sync)
 
-    def apply_backpressure(self, publisher: Publisher) -> None:
+    def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses the publisher of the last message if the disk is slow or the log is full."""
         if self._held or self._unsynced > _MAX_UNSYNCED:
             publisher.pause()

@@ -28,7 +28,7 @@ OnProgress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class FolderPart:
     """One part of the folder. found: its content, for display. problems: its damage; empty: none."""
 
     name: str
@@ -41,10 +41,10 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class FolderReport:
     """The result of a check."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[FolderPart, ...]
 
     @property
     def whole(self) -> bool:
@@ -56,7 +56,7 @@ class Report:
         return {"whole": self.whole, "parts": [part.as_json() for part in self.parts]}
 
 
-def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
+def check(folder: Path, on_progress: OnProgress = lambda _: None) -> FolderReport:
     """Reads all files of a broker's folder, and changes none.
 
     Raises UsageError if the folder has no broker's data, LogInUse if a broker runs there.
@@ -70,30 +70,30 @@ def check(folder: Path, on_progress: OnProgress = lambda _: None) -> Report:
     except LogInUse as error:
         raise LogInUse(f"a broker runs on {folder}", hint="end it first") from error
     except LogDamaged as error:
-        log, made = Part("log", "it cannot be opened", (_text(error),)), made_parts({})
+        log, made = FolderPart("log", "it cannot be opened", (_text(error),)), made_parts({})
     else:
         log, made = _log(result), made_parts(result.state)
-    return Report((log, *_state(folder, made), *_audit(folder, made)))
+    return FolderReport((log, *_state(folder, made), *_audit(folder, made)))
 
 
-def _log(result: LogReport) -> Part:
+def _log(result: LogReport) -> FolderPart:
     verified, damages = result.verified, result.damages
     more = len(damages) - _MAX_PROBLEMS
     problems = (*damages[:_MAX_PROBLEMS], *((f"and {more} more",) if more > 0 else ()))
     found = f"{verified.records} records and {verified.blobs} large payloads, {verified.nbytes} bytes"
-    return Part("log", found, problems)
+    return FolderPart("log", found, problems)
 
 
-def _state(folder: Path, made: Set[str]) -> Iterator[Part]:
+def _state(folder: Path, made: Set[str]) -> Iterator[FolderPart]:
     lost = lost_state(folder, made)
     if lost:
-        yield Part("state", "nothing", (lost,))
+        yield FolderPart("state", "nothing", (lost,))
     elif (folder / STATE).exists():
         with TemporaryDirectory(prefix="transfer-check-") as copy:
             yield from _state_in(folder, Path(copy))
 
 
-def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
+def _state_in(folder: Path, copy: Path) -> Iterator[FolderPart]:
     """Checks a copy of the database: SQLite would write to one with a write-ahead log when it opens it."""
     try:
         for name in (STATE, f"{STATE}-wal"):
@@ -101,21 +101,21 @@ def _state_in(folder: Path, copy: Path) -> Iterator[Part]:
                 copyfile(folder / name, copy / name)
         database = Database(copy / STATE)
     except (TransferError, OSError) as error:
-        yield Part("state", "it cannot be opened", (_text(error).replace(str(copy), str(folder)),))
+        yield FolderPart("state", "it cannot be opened", (_text(error).replace(str(copy), str(folder)),))
         return
     try:
         tables = database.query("SELECT name FROM sqlite_schema WHERE type = 'table'")
         problems = database.check()
-        yield Part("state", f"{len(tables)} tables", tuple(problems[:_MAX_PROBLEMS]))
+        yield FolderPart("state", f"{len(tables)} tables", tuple(problems[:_MAX_PROBLEMS]))
         if not problems:
             yield _letters(DeadLetters(database, folder / LETTERS))
     except TransferError as error:
-        yield Part("state", "it cannot be read", (_text(error).replace(str(copy), str(folder)),))
+        yield FolderPart("state", "it cannot be read", (_text(error).replace(str(copy), str(folder)),))
     finally:
         database.close()
 
 
-def _letters(letters: DeadLetters) -> Part:
+def _letters(letters: DeadLetters) -> FolderPart:
     """Checks each dead letter with its payload."""
     count, problems = 0, []
     for letter in letters.all():
@@ -125,15 +125,15 @@ def _letters(letters: DeadLetters) -> Part:
             problems.append(f"{letter.delivery_id}: {problem}")
     more = len(problems) - _MAX_PROBLEMS
     reported = (*problems[:_MAX_PROBLEMS], *((f"and {more} more",) if more > 0 else ()))
-    return Part("letters", f"{count} dead letters", reported)
+    return FolderPart("letters", f"{count} dead letters", reported)
 
 
-def _audit(folder: Path, made: Set[str]) -> Iterator[Part]:
+def _audit(folder: Path, made: Set[str]) -> Iterator[FolderPart]:
     path = folder / AUDIT
     if path.is_dir() or AUDIT in made:
         verdict = examine(path, begun=AUDIT in made)
         problems = [str(problem) for problem in verdict.problems]
-        yield Part("audit", f"{verdict.events} events", tuple(problems[:_MAX_PROBLEMS]))
+        yield FolderPart("audit", f"{verdict.events} events", tuple(problems[:_MAX_PROBLEMS]))
 
 
 def _text(error: Exception) -> str:

@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.core.groups import Change, Kind
+from transfer.broker.core.groups import Change, GroupEventKind
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def decode_changes(body: bytes | memoryview) -> Iterator[tuple[int, Change]]:
             for _ in range(count):
                 kind, attempt, begin, end = _CHANGE.unpack_from(body, at)
                 at += _CHANGE.size
-                yield number, Change(Kind(kind), begin, end, attempt)
+                yield number, Change(GroupEventKind(kind), begin, end, attempt)
     except (struct.error, ValueError) as error:
         raise LogDamaged(f"a record of the groups' journal cannot be decoded: {error}") from error
 

@@ -13,7 +13,7 @@ from transfer.transports.errors import LogFull, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.streaming_publish import Publisher
+    from transfer.broker.delivery.streaming_publish import UploadPublisher
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.blob_writer import BlobWriterThread
     from transfer.broker.storage.durability import OnComplete
@@ -65,7 +65,7 @@ class LargeWriteQueue:
         self._written = written
         self._waiting: dict[Topic, deque[_Queued]] = {}
         self._nbytes = 0
-        self._paused: list[Publisher] = []
+        self._paused: list[UploadPublisher] = []
 
     @property
     def busy(self) -> bool:
@@ -88,7 +88,7 @@ class LargeWriteQueue:
         self._nbytes += message.nbytes
         self._waiting.setdefault(topic, deque()).append(one)
 
-    def apply_backpressure(self, publisher: Publisher) -> None:
+    def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses the publisher of the last message if too many bytes are queued."""
         if self._nbytes > _MAX_QUEUED:
             publisher.pause()

@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Mapping
 
-from transfer.broker.core.sessions import Capabilities, ConsumerKey, Session
+from transfer.broker.core.sessions import ConsumerCapabilities, ConsumerKey, Session
 from transfer.broker.storage.database import Database, row_check
 
 _log = logging.getLogger("transfer.broker")
@@ -78,4 +78,4 @@ def _session(session_id: str, tenant: str, consumer_id: str, content: str) -> Se
     if isinstance(compression, bool):  # an earlier version wrote whether LZ4 is supported
         compression = ("lz4",) if compression else ()
     values["supports_compression"] = tuple(compression)
-    return Session(tenant, consumer_id, session_id, None, subscriptions, Capabilities(**values))
+    return Session(tenant, consumer_id, session_id, None, subscriptions, ConsumerCapabilities(**values))

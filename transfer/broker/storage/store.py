@@ -15,7 +15,7 @@ from transfer.log import HOLDS, gc_paused
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
-    from transfer.log import Log, Message as Kept
+    from transfer.log import Log, LogMessage
 
 _log = logging.getLogger("transfer.broker")
 
@@ -293,7 +293,7 @@ class Store:
             text = str(error).partition("\n  hint: ")[0]
             self.damage[log_name, offset] = f"topic {log_name.partition('/')[2]!r}, message {offset}: {text}"
 
-    def _read_one(self, log_name: str, offset: int) -> list[Kept]:
+    def _read_one(self, log_name: str, offset: int) -> list[LogMessage]:
         try:
             return self.log.read(log_name, offset, limit=1)
         except LogDamaged as error:

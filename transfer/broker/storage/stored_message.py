@@ -17,7 +17,7 @@ from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
-    from transfer.log import Message as Kept
+    from transfer.log import LogMessage
 
 _HEAD = struct.Struct("<BBHIIQ")
 _VERSION = 1
@@ -45,7 +45,7 @@ def position_of(body: Buffer) -> int:
     return position
 
 
-def message_of(topic: str, kept: Kept) -> Message:
+def message_of(topic: str, kept: LogMessage) -> Message:
     """Returns the message of a record; its payload is a view of the log's file.
     Raises LogDamaged, also if retention has removed the payload before the record."""
     body = kept.body

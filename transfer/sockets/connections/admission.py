@@ -35,7 +35,7 @@ _UNREAD_TIMEOUT = 5.0
 _CAME_BACK = "the peer came back by a new connection"
 
 
-class Admission(QueueLimits):
+class ConnectionAdmission(QueueLimits):
     """The beginning of a connection, in the reactor's thread."""
 
     def _connected(self, record: Endpoint, made: Connected) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets.connections.admission import Admission
+from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.topic_positions import BEGIN, EPOCH, LOG
 from transfer.transports import registry
-from transfer.transports.config import SocketOptions
+from transfer.transports.config import DescriptorOptions
 from transfer.transports.connect.connection import ConnectOptions
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Surroundings, Upgrade
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer.transports.handshake.hello import Agreement
 
 
-class Dialer(Admission):
+class Dialer(ConnectionAdmission):
     """Reads the options of the socket and its context, and changes nothing."""
 
     def _hello(self, instance: str = "", address: Address | None = None) -> Any:
@@ -62,8 +62,8 @@ class Dialer(Admission):
         return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
 
     @staticmethod
-    def _transport_options(socket: SocketMethods) -> SocketOptions:
-        return SocketOptions(
+    def _transport_options(socket: SocketMethods) -> DescriptorOptions:
+        return DescriptorOptions(
             send_buffer=max(0, socket.sndbuf),
             receive_buffer=max(0, socket.rcvbuf),
             keepalive=socket.tcp_keepalive,

@@ -20,7 +20,7 @@ from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports.core.wire import SocketType
 from transfer.transports.descriptors import descriptor_hint, share_of_descriptors
 from transfer.transports.discovery import liveness
-from transfer.transports.discovery.membership import MOST, Membership, Polling, State
+from transfer.transports.discovery.membership import MOST, Membership, MemberState, Polling
 from transfer.transports.errors import AddressError, Broken, Closed, InternalError, TransferError
 from transfer.transports.forking import undivided
 
@@ -282,7 +282,7 @@ class DirectoryConnector:
                 continue
             state = self._membership.state(address)
             alive = liveness.answers(peer.fd)
-            if state is State.LISTED:
+            if state is MemberState.LISTED:
                 if alive == member.muted:
                     self._log_doubt(address, alive)
                     self._mute(member, not alive)
@@ -290,7 +290,7 @@ class DirectoryConnector:
                 self._links.lost(
                     peer.stream, Broken(f"{address} does not answer, and is not listed any more")
                 )
-            elif state is State.RETIRED and self._is_done(member, peer, now):
+            elif state is MemberState.RETIRED and self._is_done(member, peer, now):
                 self._links.lost(peer.stream, Closed(f"{address} is not listed any more"))
         if any(member.record.peer is not None for member in self._members.values()):
             self._look_later()

@@ -13,7 +13,7 @@ from transfer.spool.format.protocol import (
     Explain,
     ForgetGroup,
     InspectRun,
-    Lineage,
+    LineageRequest,
     ListRuns,
     Read,
 )
@@ -167,7 +167,7 @@ class SpoolAdmin:
 
         Raises OptionError: there is no such group.
         """
-        found = self._ask(Lineage(run=run, group=group))
+        found = self._ask(LineageRequest(run=run, group=group))
         return merged(Steps(*record)._replace(run_id=found["run_id"]) for record in found["steps"])
 
     def step(self, run: str, group: str, number: int) -> Steps:

@@ -13,7 +13,7 @@ from transfer.spool.format.protocol import Fetch
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """The position before a step: the `index`-th of those that began at row `base` of the epoch.
 
     number: the step's number since the beginning of the training.
@@ -26,20 +26,20 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
+class RowRequest:
     """A request for `times` steps from a place on, of which a worker gets every `workers`-th.
 
     tail: it is for the last, shorter step of an epoch.
     """
 
-    place: Place
+    place: StreamPlace
     times: int
     tail: bool
     fetch: Fetch
 
 
 @dataclass(slots=True)
-class Plan:
+class StreamPlan:
     """The numbers that determine all steps. batch: rows per rank. epochs: None without end.
 
     columns: those to fetch; None: all. total: rows of the run, known only when it is over. Until then every
@@ -82,37 +82,37 @@ class Plan:
         rest = self._rest(base)
         return 0 if self.drop_last or rest < self.world else rest
 
-    def ended(self, place: Place) -> bool:
+    def ended(self, place: StreamPlace) -> bool:
         """Whether no step is left, also if all further epochs, even endlessly many, have none."""
         if self.epochs is not None:
             return place.epoch >= self.epochs
         return self.total is not None and place.base == 0 and not self.steps(0)
 
-    def settled(self, place: Place) -> Place:
+    def settled(self, place: StreamPlace) -> StreamPlace:
         """Returns the same place in a later epoch, if this epoch has no such step."""
         while self.total is not None and not self.ended(place):
             steps = self.steps(place.base)
             if place.index < steps:
                 break
-            place = Place(place.epoch + 1, 0, place.index - steps, place.number)
+            place = StreamPlace(place.epoch + 1, 0, place.index - steps, place.number)
         return place
 
-    def after(self, place: Place, steps: int) -> Place:
+    def after(self, place: StreamPlace, steps: int) -> StreamPlace:
         """Returns the place so many steps later, including those of other workers."""
         return self.settled(replace(place, index=place.index + steps, number=place.number + steps))
 
-    def row(self, place: Place) -> int:
+    def row(self, place: StreamPlace) -> int:
         """Returns the row of the epoch at which the step of a settled place begins."""
         return place.base + place.index * self.step_rows
 
-    def rows_of(self, place: Place) -> tuple[int, int]:
+    def rows_of(self, place: StreamPlace) -> tuple[int, int]:
         """Returns the step's rows, all ranks together: [begin, end)."""
         begin = self.row(place)
         if self.total is not None and begin + self.step_rows > self.total:
             return begin, begin + self._tail(place.base)
         return begin, begin + self.step_rows
 
-    def ask(self, place: Place, most: int, visible: int) -> Ask:
+    def ask(self, place: StreamPlace, most: int, visible: int) -> RowRequest:
         """Returns the request for the next steps of a settled place: at most `most`, and only visible ones.
 
         If none is visible, it asks for one step; the spool answers when that is visible.
@@ -124,14 +124,14 @@ class Plan:
             rest = self._tail(place.base)
             first, last = self.rank * rest // self.world, (self.rank + 1) * rest // self.world
             rows = last - first
-            return Ask(place, 1, True, self._fetch(place, begin + first, rows, rows, 1, self.total))
+            return RowRequest(place, 1, True, self._fetch(place, begin + first, rows, rows, 1, self.total))
         times = max(1, min(most, -(-left // self.workers)))
         stride = self.workers * self.step_rows
         need = begin + (times - 1) * stride + self.step_rows
         begin += self.rank * self.batch
-        return Ask(place, times, False, self._fetch(place, begin, self.batch, stride, times, need))
+        return RowRequest(place, times, False, self._fetch(place, begin, self.batch, stride, times, need))
 
-    def _fetch(self, place: Place, begin: int, rows: int, stride: int, times: int, need: int) -> Fetch:
+    def _fetch(self, place: StreamPlace, begin: int, rows: int, stride: int, times: int, need: int) -> Fetch:
         after = self.after(place, times * self.workers)
         return Fetch(
             epoch=place.epoch,
@@ -146,7 +146,7 @@ class Plan:
             columns=self.columns,
         )
 
-    def complete(self, ask: Ask) -> int:
+    def complete(self, ask: RowRequest) -> int:
         """Returns how many of the requested steps exist: fewer if the run has ended since."""
         if ask.tail or self.total is None:
             return ask.times

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.spool.client.plan import Ask, Place, Plan
+from transfer.spool.client.plan import RowRequest, StreamPlace, StreamPlan
 from transfer.spool.format import rows as tables
 from transfer.spool.format.protocol import MAX_ROWS, MAX_TIMES
 from transfer.spool.format.row_source import FAILED, OPEN, Rows, RowSource
@@ -51,8 +51,8 @@ class Prefetcher:
     def __init__(
         self,
         source: RowSource,
-        plan: Plan,
-        place: Place,
+        plan: StreamPlan,
+        place: StreamPlace,
         layouts: Sequence[Layout],
         *,
         state: str,
@@ -72,7 +72,7 @@ class Prefetcher:
         self._limit = limit
         self._name = name
         self._row_bytes = dense_bytes(self._layouts)
-        self._asks: deque[Ask] = deque()
+        self._asks: deque[RowRequest] = deque()
         self._changed = threading.Condition()
         self._ready: deque[tuple[Arrays | Over, int]] = deque()
         self._held = 0  # bytes of chunks with a batch that was not taken yet
@@ -199,7 +199,7 @@ class Prefetcher:
             self._failed = True
             self._plan.drop_last, self._plan.epochs = True, self._place.epoch + 1
 
-    def _take_in(self, ask: Ask, answer: Rows) -> None:
+    def _take_in(self, ask: RowRequest, answer: Rows) -> None:
         self._visible = max(self._visible, answer.visible)
         items: list[tuple[Arrays | Over, int]] = []
         if self._plan.total is None and answer.state != OPEN:
@@ -224,7 +224,7 @@ class Prefetcher:
             self._ready.extend(items)
             self._changed.notify_all()
 
-    def _go_back(self, asks: Sequence[Ask]) -> None:
+    def _go_back(self, asks: Sequence[RowRequest]) -> None:
         """Continues after the last full step that was requested before the run's end was known."""
         for ask in asks:
             complete = self._plan.complete(ask)

@@ -20,7 +20,7 @@ from transfer.spool.client.open import (
     sensible_batch,
     whole,
 )
-from transfer.spool.client.plan import Place, Plan
+from transfer.spool.client.plan import StreamPlace, StreamPlan
 from transfer.spool.client.prefetcher import Over, Prefetcher
 from transfer.spool.client.stream_state import STATE_VERSION, check_run, check_state
 from transfer.spool.format.row_source import SEALED, RowSource, RunInfo
@@ -122,8 +122,8 @@ class RowStream:
             raise
         total = self.info.visible if self.info.state == SEALED else None
         wanted = None if self._columns is None else list(self._columns)
-        self._plan = Plan(batch, rank, world_size, workers, drop_last, epochs, shuffle, wanted, total)
-        self._place = self._marked = Place(0, 0, 0, 0)
+        self._plan = StreamPlan(batch, rank, world_size, workers, drop_last, epochs, shuffle, wanted, total)
+        self._place = self._marked = StreamPlace(0, 0, 0, 0)
         self._prefetcher: Prefetcher | None = None
         self._finalizer: weakref.finalize[..., RowStream] = weakref.finalize(
             self, close_in, os.getpid(), self._source
@@ -245,7 +245,7 @@ class RowStream:
         self.bytes += sum(array.nbytes for array in batch.values())
         return batch
 
-    def _settle(self, place: Place) -> Place:
+    def _settle(self, place: StreamPlace) -> StreamPlace:
         """Settles a place by the plan, and counts the rows that are dropped on the way."""
         settled = self._plan.settled(place)
         base = place.base
@@ -286,7 +286,7 @@ class RowStream:
         if number is None:
             number = -(-row // self._plan.step_rows)
             number += epoch * (self._plan.steps(0) if self._plan.total is not None else 0)
-        start = Place(epoch, row, 0, number)
+        start = StreamPlace(epoch, row, 0, number)
         self._go_to(replace(start, index=self._worker, number=number + self._worker), start)
 
     def _warn_of_nothing(self, group: str) -> None:
@@ -306,7 +306,7 @@ class RowStream:
                 self.info.name,
             )
 
-    def _go_to(self, place: Place, marked: Place) -> None:
+    def _go_to(self, place: StreamPlace, marked: StreamPlace) -> None:
         """place: of this worker's next step. marked: of the first step that the lineage does not have."""
         self.dropped_rows = 0
         self._place = self._settle(place)
@@ -393,7 +393,7 @@ class RowStream:
                 f"{its}, and this is {mine}",
                 hint="`merge_states` makes of all workers' states one that fits any number.",
             )
-        self._go_to(Place(*state["next"]), Place(*state["marked"]))
+        self._go_to(StreamPlace(*state["next"]), StreamPlace(*state["marked"]))
 
     def _checked(self, state: Mapping[str, Any]) -> dict[str, Any]:
         state = check_state(state)

@@ -225,7 +225,7 @@ class Explain(Ask, frozen=True, kw_only=True, tag="explain"):
     end: Number
 
 
-class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
+class LineageRequest(Ask, frozen=True, kw_only=True, tag="lineage"):
     """Requests the steps that a group's trainers recorded: `{"run_id": id, "steps": [records]}`."""
 
     run: Name
@@ -234,7 +234,7 @@ class Lineage(Ask, frozen=True, kw_only=True, tag="lineage"):
 
 Request = (
     Declare | Ended | CommitJob | AbortJob | OpenRun | Fetch | Read | Acknowledge | Release
-    | ListRuns | InspectRun | DeleteRun | ForgetGroup | Explain | Lineage
+    | ListRuns | InspectRun | DeleteRun | ForgetGroup | Explain | LineageRequest
 )  # fmt: skip
 
 

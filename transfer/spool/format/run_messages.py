@@ -86,7 +86,7 @@ def _crc32(columns: Mapping[str, Any]) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class TaskBegin:
     """An attempt begins a partition. `number` counts the retries from 0. `columns`: the layouts of its rows
     as JSON (see `rows.py`), for receivers that store them; "" without rows."""
 
@@ -100,7 +100,7 @@ class Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class RowsFrame:
     """One frame of rows; `crc` is the `checksum` of its columns."""
 
     kind: ClassVar[str] = "rows"
@@ -114,7 +114,7 @@ class Rows:
 
 
 @dataclass(frozen=True, slots=True)
-class End:
+class TaskEnd:
     """An attempt has sent everything; `crc` is the chain over its frames."""
 
     kind: ClassVar[str] = "end"
@@ -152,8 +152,8 @@ class Abort:
     job: str
 
 
-Message = Begin | Rows | End | Commit | Abort
-_KINDS: dict[str, type[Message]] = {m.kind: m for m in (Begin, Rows, End, Commit, Abort)}
+Message = TaskBegin | RowsFrame | TaskEnd | Commit | Abort
+_KINDS: dict[str, type[Message]] = {m.kind: m for m in (TaskBegin, RowsFrame, TaskEnd, Commit, Abort)}
 
 
 def to_meta(message: Message) -> dict[str, Any]:
@@ -238,7 +238,7 @@ class _Attempt:
 class _Partition:
     #: (rows, crc) of the delivered frames. Attempts send without gaps, so this has none either.
     taken: list[tuple[int, int]] = field(default_factory=list)
-    ended: End | None = None
+    ended: TaskEnd | None = None
 
 
 class RunLedger:
@@ -273,12 +273,12 @@ class RunLedger:
         found = self._partitions.get(partition)
         return sum(rows for rows, _ in found.taken) if found else 0
 
-    def begin(self, message: Begin) -> None:
+    def begin(self, message: TaskBegin) -> None:
         self._attempts[message.partition, message.attempt] = _Attempt()
         self._partitions.setdefault(message.partition, _Partition())
         self.counts.attempts += 1
 
-    def rows(self, message: Rows) -> bool:
+    def rows(self, message: RowsFrame) -> bool:
         """Records a frame. True: deliver its rows. False: they are duplicates or strays."""
         attempt = self._attempts.get((message.partition, message.attempt))
         if attempt is None:
@@ -305,7 +305,7 @@ class RunLedger:
         self.counts.rows += message.rows
         return True
 
-    def end(self, message: End) -> None:
+    def end(self, message: TaskEnd) -> None:
         attempt = self._attempts.get((message.partition, message.attempt))
         if attempt is None:
             self.counts.stray_frames += 1
@@ -359,13 +359,13 @@ class RunLedger:
             hint="Spark's error has the cause. Start the epoch again from your last checkpoint.",
         )
 
-    def _duplicate(self, message: Rows) -> bool:
+    def _duplicate(self, message: RowsFrame) -> bool:
         if self._partitions[message.partition].taken[message.sequence] != (message.rows, message.crc):
             raise self._error("recut", message, "a retry cut other frames than the attempt before it")
         self.counts.duplicate_rows += message.rows
         return False
 
-    def _error(self, reason: str, message: Rows | End, text: str) -> ProtocolError:
+    def _error(self, reason: str, message: RowsFrame | TaskEnd, text: str) -> ProtocolError:
         where = f"run {self.run}, partition {message.partition}, attempt {message.attempt}: "
         return ProtocolError(reason, where + text, hint=RECUT_HINT if reason == "recut" else "")
 

@@ -20,7 +20,7 @@ from transfer.spool.format.row_source import SEALED
 from transfer.spool.format.rows import Layout, choose, cut, row_bytes
 from transfer.spool.server.row_copy import RowCopy
 from transfer.spool.server.run_record import RunRecord, VisibleState
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Answers:
     """Makes the answers to fetches. For one thread. Arrays are views of the log's files, or memory of the
     pool."""
 
-    def __init__(self, store: Store, pool: Pool) -> None:
+    def __init__(self, store: SpoolStore, pool: Pool) -> None:
         self._store = store
         self._pool = pool
         self._orders: OrderedDict[tuple[int, int | None, int, int], Order] = OrderedDict()

@@ -8,9 +8,9 @@ from collections import OrderedDict
 from typing import Any
 
 from transfer.spool.format.protocol import Ended, refusal
-from transfer.spool.format.run_messages import Begin, End, Rows
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd
 from transfer.spool.server.responder import Responder
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, TransferError
 
 #: (run, job, partition, attempt)
@@ -29,7 +29,7 @@ class AttemptEnds:
     receiving: the attempt whose message the rows' thread has taken from its socket and not recorded yet.
     """
 
-    def __init__(self, store: Store, responder: Responder) -> None:
+    def __init__(self, store: SpoolStore, responder: Responder) -> None:
         self._store = store
         self._responder = responder
         self._lock = threading.Lock()
@@ -57,12 +57,12 @@ class AttemptEnds:
             raise error
         return {}
 
-    def began(self, message: Begin) -> None:
+    def began(self, message: TaskBegin) -> None:
         """Forgets the end of an earlier attempt of this name, whose job was aborted."""
         with self._lock:
             self._ends.pop((message.run, message.job, message.partition, message.attempt), None)
 
-    def dropped(self, message: End) -> None:
+    def dropped(self, message: TaskEnd) -> None:
         """Records an attempt whose job is over, or that was cut off by the spool's restart."""
         self._over(message, self._why_missing(message.run, message.job, message.partition))
 
@@ -75,16 +75,16 @@ class AttemptEnds:
             return error
         return _missing(run, partition)
 
-    def kept(self, message: End) -> None:
+    def kept(self, message: TaskEnd) -> None:
         """Records that all of an attempt is on the disk."""
         self._store.attempt_kept(message)
         self._over(message, None)
 
-    def failed(self, message: Begin | Rows | End, error: TransferError) -> None:
+    def failed(self, message: TaskBegin | RowsFrame | TaskEnd, error: TransferError) -> None:
         """Records that an attempt sent data that cannot be stored."""
         self._over(message, error)
 
-    def _over(self, message: Begin | Rows | End, error: TransferError | None) -> None:
+    def _over(self, message: TaskBegin | RowsFrame | TaskEnd, error: TransferError | None) -> None:
         key = message.run, message.job, message.partition, message.attempt
         with self._lock:
             self._ends.setdefault(key, error)

@@ -6,10 +6,10 @@ import logging
 from collections.abc import Callable, Collection
 
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
-from transfer.spool.server.group import Group
+from transfer.spool.server.group import ReaderGroup
 from transfer.spool.server.max_ages import Ages
 from transfer.spool.server.run_record import RunRecord
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 
 _log = logging.getLogger("transfer.spool")
 
@@ -25,7 +25,7 @@ class Expiry:
     Activity is recorded in the log, so that a restart does not reset all ages. Removals are logged.
     """
 
-    def __init__(self, store: Store, ages: Ages, removed: Removed = lambda reason, nbytes: None) -> None:
+    def __init__(self, store: SpoolStore, ages: Ages, removed: Removed = lambda reason, nbytes: None) -> None:
         self._store = store
         self._ages = ages
         self._removed = removed
@@ -73,7 +73,7 @@ class Expiry:
             self._release(entry, now)
         self._store.note_activity(entry, self._ages.coarse)
 
-    def _look_at_group(self, entry: RunRecord, name: str, group: Group, now: float) -> None:
+    def _look_at_group(self, entry: RunRecord, name: str, group: ReaderGroup, now: float) -> None:
         if group.given_up or not self._is_over(self._ages.group, group.used, now):
             return
         group.given_up = True

@@ -53,7 +53,7 @@ class Shard:
 
 
 @dataclass(slots=True)
-class Group:
+class ReaderGroup:
     """Readers of a run that share its rows, in so many shards; 0: no reader has connected yet.
 
     begun: what the group had acknowledged when its rows were divided into these shards; a shard without a
@@ -175,7 +175,7 @@ def reached(fetch: Fetch, visible: int, *, over: bool) -> Position | None:
     return epoch, row
 
 
-def group_to_json(group: Group) -> bytes:
+def group_to_json(group: ReaderGroup) -> bytes:
     """Returns the log's form of a group."""
     value = {
         "version": GROUP_VERSION,
@@ -192,16 +192,16 @@ def group_to_json(group: Group) -> bytes:
     return json.dumps(value).encode()
 
 
-def group_from_json(value: bytes) -> Group:
+def group_from_json(value: bytes) -> ReaderGroup:
     """Parses the log's form. Raises LogDamaged: a later release wrote it."""
     fields: Mapping[str, Any] = json.loads(value)
     version = fields.get("version", 1)
     if version > GROUP_VERSION:
         raise LogDamaged("a group was kept by a later release", hint="serve this folder with that release")
     if version == 1:
-        return Group(_position(fields["acknowledged"]), _position(fields["delivered"]))
+        return ReaderGroup(_position(fields["acknowledged"]), _position(fields["delivered"]))
     positions = {int(n): _shard(*one) for n, one in fields["positions"].items()}
-    return Group(
+    return ReaderGroup(
         _position(fields["begun"]),
         _position(fields["delivered"]),
         fields["shards"],

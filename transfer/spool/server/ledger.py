@@ -19,7 +19,7 @@ from typing import NamedTuple
 from transfer.spool.format.protocol import Delivery, IfComplete, Kind
 from transfer.spool.format.row_source import FAILED, OPEN, SEALED
 from transfer.spool.format.rows import Layout
-from transfer.spool.format.run_messages import Begin, End, Rows, Winner, chain
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd, Winner, chain
 from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
 #: committed jobs of a stream that are remembered by name: Spark repeats only its last batch
@@ -31,7 +31,7 @@ RECUT_HINT = (
 )
 
 
-class Place(NamedTuple):
+class RowPlace(NamedTuple):
     """A frame of rows: its offset in the run's topic, and its number of rows."""
 
     offset: int
@@ -45,11 +45,11 @@ class Attempt:
     partition: int
     number: int
     layouts: tuple[Layout, ...] = ()
-    places: list[Place] = field(default_factory=list)
+    places: list[RowPlace] = field(default_factory=list)
     rows: int = 0
     nbytes: int = 0
     crc: int = 0
-    ended: End | None = None
+    ended: TaskEnd | None = None
     kept: bool = False
 
 
@@ -61,7 +61,7 @@ class VisibleAttempt(NamedTuple):
     rows: int
     crc: int
 
-    def agrees(self, sent: End | Winner) -> bool:
+    def agrees(self, sent: TaskEnd | Winner) -> bool:
         """Whether another attempt sent the same rows in the same frames."""
         return self.rows == sent.rows and (not self.rows or self.crc == sent.crc)
 
@@ -84,7 +84,7 @@ class Visible:
     def rows(self) -> int:
         return self.ends[-1] if self.ends else 0
 
-    def add(self, job: int, partition: int, attempt: int, places: Iterable[Place]) -> None:
+    def add(self, job: int, partition: int, attempt: int, places: Iterable[RowPlace]) -> None:
         for sequence, place in enumerate(places):
             if not place.rows:
                 continue
@@ -162,7 +162,7 @@ class Run:
         self.state = OPEN
         return True
 
-    def check_begin(self, message: Begin, layouts: tuple[Layout, ...]) -> bool:
+    def check_begin(self, message: TaskBegin, layouts: tuple[Layout, ...]) -> bool:
         """Checks a `begin`. False: its job is over, or unknown; its messages will be dropped."""
         job = self.jobs.get(message.job)
         if job is None:
@@ -173,7 +173,7 @@ class Run:
         self._check_layouts(message.job, message.partition, layouts)
         return True
 
-    def begin(self, message: Begin, layouts: tuple[Layout, ...]) -> bool:
+    def begin(self, message: TaskBegin, layouts: tuple[Layout, ...]) -> bool:
         """Begins an attempt. False: as in `check_begin`."""
         if not self.check_begin(message, layouts):
             return False
@@ -184,12 +184,12 @@ class Run:
         job.attempts[key] = Attempt(*key, layouts)
         return True
 
-    def layouts_of(self, message: Rows) -> tuple[Layout, ...]:
+    def layouts_of(self, message: RowsFrame) -> tuple[Layout, ...]:
         """Returns the required columns of this frame."""
         attempt = self._attempt(message)
         return attempt.layouts if attempt is not None else ()
 
-    def wants(self, message: Rows) -> bool:
+    def wants(self, message: RowsFrame) -> bool:
         """Whether to store this frame. False: its attempt or job is over."""
         attempt = self._attempt(message)
         if attempt is None:
@@ -203,18 +203,18 @@ class Run:
             )
         return True
 
-    def rows(self, message: Rows, offset: int, nbytes: int = 0) -> bool:
+    def rows(self, message: RowsFrame, offset: int, nbytes: int = 0) -> bool:
         """Records a stored frame. False: its job has ended, and it is not needed."""
         attempt = self._attempt(message)
         if attempt is None:
             return False
         attempt.crc = chain(attempt.crc, message.sequence, message.rows, message.crc)
-        attempt.places.append(Place(offset, message.rows))
+        attempt.places.append(RowPlace(offset, message.rows))
         attempt.rows += message.rows
         attempt.nbytes += nbytes
         return True
 
-    def check_end(self, message: End) -> bool:
+    def check_end(self, message: TaskEnd) -> bool:
         """Checks that an `end` matches the received frames. False: its job is over, or unknown."""
         attempt = self._attempt(message)
         if attempt is None:
@@ -229,7 +229,7 @@ class Run:
         self._check_cut(message.job, message)
         return True
 
-    def end(self, message: End) -> list[int]:
+    def end(self, message: TaskEnd) -> list[int]:
         """Ends an attempt that is on the disk. Returns the offsets of unneeded frames."""
         attempt = self._attempt(message)
         if attempt is None:
@@ -338,7 +338,7 @@ class Run:
                 "length, or name them in the option 'ragged'",
             )
 
-    def _check_cut(self, job: str, sent: End | Winner) -> None:
+    def _check_cut(self, job: str, sent: TaskEnd | Winner) -> None:
         """Raises ProtocolError if different rows of this partition are visible already."""
         taken = self._taken.get(self._key(job, sent.partition))
         if taken is not None and not taken.agrees(sent):
@@ -396,7 +396,7 @@ class Run:
     def _key(self, job: str, partition: int) -> tuple[str, int]:
         return (job if self.kind == "stream" else ""), partition
 
-    def _attempt(self, message: Rows | End) -> Attempt | None:
+    def _attempt(self, message: RowsFrame | TaskEnd) -> Attempt | None:
         job = self.jobs.get(message.job)
         return job.attempts.get((message.partition, message.attempt)) if job is not None else None
 

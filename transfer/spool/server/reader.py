@@ -20,7 +20,7 @@ class PendingAnswer(Protocol):
 
 
 @dataclass(slots=True, kw_only=True)
-class Taker:
+class RowTaker:
     """A connection that requests rows. waiting: its requests. busy: an answer is being made. unsent: answers
     that its connection has not taken yet, with their bytes."""
 
@@ -41,7 +41,7 @@ class Taker:
 
 
 @dataclass(slots=True)
-class Reader(Taker):
+class SpoolReader(RowTaker):
     """A connection that reads a shard of a group's rows, which is its lease; `waiting` has its fetches.
 
     entry: the run that it opened, even if it is deleted since.

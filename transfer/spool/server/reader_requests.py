@@ -9,12 +9,12 @@ from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.protocol import Acknowledge, Fetch, OpenRun, Read, Release, refusal
 from transfer.spool.format.row_source import OPEN, check_opening
 from transfer.spool.server.answers import Answers
-from transfer.spool.server.group import MAX_SHARDS, Group, Position
-from transfer.spool.server.reader import Reader
+from transfer.spool.server.group import MAX_SHARDS, Position, ReaderGroup
+from transfer.spool.server.reader import SpoolReader
 from transfer.spool.server.responder import Answer, Responder
 from transfer.spool.server.row_requests import RowRequests
 from transfer.spool.server.run_record import RunRecord, VisibleState
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, UsageError
 
 if TYPE_CHECKING:
@@ -29,11 +29,11 @@ class ReaderRequests:
     """Handles readers' requests. For one thread. A reader leases its shard until it disconnects."""
 
     def __init__(
-        self, store: Store, answers: Answers, answer: Answer, responder: Responder, faults: PeerFaults
+        self, store: SpoolStore, answers: Answers, answer: Answer, responder: Responder, faults: PeerFaults
     ) -> None:
         self._store = store
         self._responder = responder
-        self._readers: dict[bytes, Reader] = {}
+        self._readers: dict[bytes, SpoolReader] = {}
         #: why a connected reader has lost its lease
         self._ended: dict[bytes, str] = {}
         #: groups by (number of the run, name), whose positions are to be stored
@@ -41,7 +41,7 @@ class ReaderRequests:
         self._rows = RowRequests(store, answers, answer, faults, self._delivered)
 
     @property
-    def leases(self) -> list[Reader]:
+    def leases(self) -> list[SpoolReader]:
         """All readers with a lease."""
         return [*self._readers.values()]
 
@@ -73,7 +73,7 @@ class ReaderRequests:
         if changed or came_back:
             group.noted = self._store.note(entry, request.group)
         self._ended.pop(identity, None)
-        self._readers[identity] = Reader(
+        self._readers[identity] = SpoolReader(
             entry, request.run, request.group, request.shard, request.shards, request.token
         )
         seen = entry.seen
@@ -180,7 +180,7 @@ class ReaderRequests:
                 alone = False
         return "", alone
 
-    def _delivered(self, reader: Reader, request: Fetch, seen: VisibleState) -> None:
+    def _delivered(self, reader: SpoolReader, request: Fetch, seen: VisibleState) -> None:
         if not any(one is reader for one in self._readers.values()):
             return  # it disconnected while its answer was made
         entry = reader.entry
@@ -192,7 +192,7 @@ class ReaderRequests:
         if group.delivered is None or group.delivered < position:
             group.delivered = position
 
-    def _leave(self, reader: Reader, used: Position | None) -> None:
+    def _leave(self, reader: SpoolReader, used: Position | None) -> None:
         """Removes a reader. The group's positions are stored soon, once for all readers that end together."""
         group = reader.entry.groups.get(reader.group)
         if group is None:
@@ -203,7 +203,7 @@ class ReaderRequests:
         self._unnoted[reader.entry.number, reader.group] = reader.entry
 
 
-def _check_kept(entry: RunRecord, name: str, group: Group) -> None:
+def _check_kept(entry: RunRecord, name: str, group: ReaderGroup) -> None:
     """Raises Broken if the group was given up, and rows that it has not read were deleted."""
     row = group.acknowledged[1] if group.acknowledged is not None else 0
     if entry.run.kind == "stream" and row < entry.first:

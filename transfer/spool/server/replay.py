@@ -9,7 +9,7 @@ from transfer.json_text import loads
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.row_source import FAILED, OPEN
 from transfer.spool.format.rows import Layout
-from transfer.spool.format.run_messages import Abort, Begin, End, Rows, from_meta, from_table
+from transfer.spool.format.run_messages import Abort, RowsFrame, TaskBegin, TaskEnd, from_meta, from_table
 from transfer.spool.format.stored_arrays import decode, metadata, nbytes_of
 from transfer.spool.server.ledger import Run
 from transfer.spool.server.run_record import RunRecord
@@ -32,14 +32,14 @@ def replay(entry: RunRecord, messages: Iterable[Any]) -> list[int]:
         if isinstance(meta, dict) and meta.get(INDEX) == 1:
             continue  # the spool ended before the record of this index was stored
         event = from_meta(meta)
-        if isinstance(event, Begin):
+        if isinstance(event, TaskBegin):
             run.declare(event.job, run.delivery, run.kind)
             run.begin(event, layouts_of(event))
-        elif isinstance(event, Rows):
+        elif isinstance(event, RowsFrame):
             if not run.rows(event, message.offset, nbytes_of(message.body)):
                 # Its job ended while the frame was being written.
                 unneeded.append(message.offset)
-        elif isinstance(event, End):
+        elif isinstance(event, TaskEnd):
             unneeded += run.end(event)
             keep_attempt(run, event)
         elif isinstance(event, Abort):
@@ -62,7 +62,7 @@ def _abort(run: Run, job: str) -> list[int]:
     return run.abort(job)
 
 
-def keep_attempt(run: Run, message: End) -> None:
+def keep_attempt(run: Run, message: TaskEnd) -> None:
     """Records that all of this attempt is on the disk."""
     job = run.jobs.get(message.job)
     attempt = job.attempts.get((message.partition, message.attempt)) if job is not None else None
@@ -70,7 +70,7 @@ def keep_attempt(run: Run, message: End) -> None:
         attempt.kept = True
 
 
-def layouts_of(message: Begin) -> tuple[Layout, ...]:
+def layouts_of(message: TaskBegin) -> tuple[Layout, ...]:
     """Returns the columns that an attempt announces. Raises ProtocolError."""
     if not message.columns:
         return ()

@@ -14,7 +14,7 @@ from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.reader_requests import ReaderRequests
 from transfer.spool.server.responder import Answer, Responder
 from transfer.spool.server.run_record import RunRecord
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.spool.server.summaries import jobs_of, summary, winners_of
 from transfer.spool.server.writer_requests import WriterRequests
 from transfer.transports.errors import OptionError, UsageError
@@ -32,7 +32,7 @@ class RequestHandler:
 
     def __init__(
         self,
-        store: Store,
+        store: SpoolStore,
         answers: Answers,
         committer: GroupCommitter,
         answer: Answer,
@@ -64,7 +64,7 @@ class RequestHandler:
             protocol.DeleteRun: self._delete,
             protocol.ForgetGroup: self._forget_group,
             protocol.Explain: self._explain,
-            protocol.Lineage: self._lineage,
+            protocol.LineageRequest: self._lineage,
         }
 
     def ask(self, identity: bytes, request: protocol.Request, arrays: Mapping[str, Array]) -> None:
@@ -148,7 +148,7 @@ class RequestHandler:
         meta = {"id": request.id, "jobs": entry.run.names, "crc": checksum(found)}
         self._answer(identity, found, meta)
 
-    def _lineage(self, identity: bytes, request: protocol.Lineage) -> dict[str, Any]:
+    def _lineage(self, identity: bytes, request: protocol.LineageRequest) -> dict[str, Any]:
         entry = self._store.entry(request.run)
         steps = self._store.lineage(entry, request.group)
         if not steps:  # else the steps of a forgotten group are known, too

@@ -11,7 +11,7 @@ from transfer.spool.format.protocol import refusal
 from transfer.spool.format.row_source import OPEN
 from transfer.spool.format.run_messages import checksum_in_slices
 from transfer.spool.server.answer_queue import AnswerQueue, Slices
-from transfer.spool.server.reader import Reader, Taker
+from transfer.spool.server.reader import RowTaker, SpoolReader
 from transfer.transports.errors import TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from transfer.spool.server.answers import Answers
     from transfer.spool.server.reader import PendingAnswer
     from transfer.spool.server.run_record import VisibleState
-    from transfer.spool.server.store import Store
+    from transfer.spool.server.store import SpoolStore
 
 #: requests of one connection that may wait
 _MAX_WAITING = 256
@@ -36,21 +36,21 @@ class RowRequests:
 
     def __init__(
         self,
-        store: Store,
+        store: SpoolStore,
         answers: Answers,
         answer: Callable[[bytes, Arrays, dict[str, Any]], PendingAnswer | None],
         faults: PeerFaults,
-        delivered: Callable[[Reader, protocol.Fetch, VisibleState], None],
+        delivered: Callable[[SpoolReader, protocol.Fetch, VisibleState], None],
     ) -> None:
         self._store = store
         self._answers = answers
         self._answer = answer
         self._faults = faults
         self._delivered = delivered
-        self._takers: dict[bytes, Taker] = {}  # clients that read without a lease
+        self._takers: dict[bytes, RowTaker] = {}  # clients that read without a lease
         self._queue = AnswerQueue()
 
-    def fetch(self, identity: bytes, reader: Reader, request: protocol.Fetch) -> None:
+    def fetch(self, identity: bytes, reader: SpoolReader, request: protocol.Fetch) -> None:
         """Queues a reader's fetch. Raises UsageError."""
         if len(reader.waiting) >= _MAX_WAITING:
             raise UsageError(f"more than {_MAX_WAITING} fetches wait")
@@ -59,18 +59,18 @@ class RowRequests:
 
     def read(self, identity: bytes, request: protocol.Read) -> None:
         """Queues a read without a lease. Raises UsageError."""
-        taker = self._takers.setdefault(identity, Taker())
+        taker = self._takers.setdefault(identity, RowTaker())
         if len(taker.waiting) >= _MAX_WAITING:
             raise UsageError(f"more than {_MAX_WAITING} reads wait")
         taker.waiting.append(request)
         self._serve_reads(identity, taker)
 
-    def serve_waiting(self, readers: Mapping[bytes, Reader]) -> float:
+    def serve_waiting(self, readers: Mapping[bytes, SpoolReader]) -> float:
         """Answers what can be answered now. Returns the seconds until the next call."""
         self._queue.turn()
         for identity, taker in [*readers.items(), *self._takers.items()]:
             try:
-                if isinstance(taker, Reader):
+                if isinstance(taker, SpoolReader):
                     self._serve(identity, taker)
                 else:
                     self._serve_reads(identity, taker)
@@ -89,7 +89,7 @@ class RowRequests:
             if identity in connected and (taker.waiting or taker.busy or taker.unsent)
         }
 
-    def _serve(self, identity: bytes, reader: Reader) -> None:
+    def _serve(self, identity: bytes, reader: SpoolReader) -> None:
         """Answers a reader's fetches in their order."""
         entry = reader.entry
         while reader.ready:
@@ -106,7 +106,7 @@ class RowRequests:
             done = partial(self._delivered, reader, request, seen)
             self._make(identity, reader, request, self._answers.rows(entry, request, seen), meta, done)
 
-    def _serve_reads(self, identity: bytes, taker: Taker) -> None:
+    def _serve_reads(self, identity: bytes, taker: RowTaker) -> None:
         while taker.ready:
             request: protocol.Read = taker.waiting.popleft()
             try:
@@ -132,7 +132,7 @@ class RowRequests:
     def _make(
         self,
         identity: bytes,
-        taker: Taker,
+        taker: RowTaker,
         request: protocol.Ask,
         slices: Slices,
         meta: dict[str, Any],

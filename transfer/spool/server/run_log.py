@@ -9,7 +9,7 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from transfer.log import Log, Message as LogMessage
+from transfer.log import Log, LogMessage
 from transfer.log.ranges import consecutive
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.row_source import SEALED

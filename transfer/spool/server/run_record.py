@@ -9,7 +9,7 @@ from hashlib import blake2b
 from typing import NamedTuple
 
 from transfer.spool.format.row_source import DAMAGED, OPEN
-from transfer.spool.server.group import Group
+from transfer.spool.server.group import ReaderGroup
 from transfer.spool.server.ledger import REMEMBERED_JOBS, Run
 from transfer.transports.errors import Broken, LogDamaged
 
@@ -51,7 +51,7 @@ class RunRecord:
     aborted: list[str] = field(default_factory=list)
     expired: dict[str, float] = field(default_factory=dict)
     sequence: int = 0  # of the last record that committed a job, or of the deletion
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, ReaderGroup] = field(default_factory=dict)
     touched: float = 0.0
     damage: str = ""  # the damage: no row of it is read or written
     active: dict[str, float] = field(default_factory=dict)

@@ -9,20 +9,20 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from transfer.log import Log, Message
+from transfer.log import Log, LogMessage
 from transfer.log.checks import lock_shared
 from transfer.log.private import FOLDER_MODE
 from transfer.log.quarantine import of_a_copy
 from transfer.log.read_only import LogCopy
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.server.run_record import RunRecord, run_group_keys, run_key
-from transfer.spool.server.store import HOLD, Store
+from transfer.spool.server.store import HOLD, SpoolStore
 from transfer.transports.errors import LogDamaged, ProtocolError, UsageError
 
 _LIMIT, _BYTES = 1000, 64 << 20
 
 
-class Found(NamedTuple):
+class SalvagedRun(NamedTuple):
     """A run of a folder. damage: what is damaged; "": nothing."""
 
     name: str
@@ -32,13 +32,13 @@ class Found(NamedTuple):
 
 
 @contextmanager
-def opened(folder: Path) -> Iterator[Store]:
+def opened(folder: Path) -> Iterator[SpoolStore]:
     """Opens the spool of a folder, as the next start would find it, without changing the folder.
 
     Raises LogInUse: a spool runs there; LogDamaged: there is no usable spool.
     """
     with LogCopy(folder) as log:
-        store = Store(log)
+        store = SpoolStore(log)
         try:
             yield store
         finally:
@@ -46,7 +46,7 @@ def opened(folder: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def salvaged(folder: Path, out: Path) -> Iterator[tuple[Store, str]]:
+def salvaged(folder: Path, out: Path) -> Iterator[tuple[SpoolStore, str]]:
     """As `opened`, with the reason why its log is cut off, or "". If it is cut off, the store is of a copy,
     where damage can be cut off.
 
@@ -87,15 +87,15 @@ def _copy_of(folder: Path, copy: Path) -> Iterator[Path]:
         shutil.rmtree(copy, ignore_errors=True)
 
 
-def verify(store: Store) -> list[Found]:
+def verify(store: SpoolStore) -> list[SalvagedRun]:
     """Reads all of each run: every row, also staged ones, with its checksum, and their count."""
     return [
-        Found(entry.run.name, entry.state, entry.rows, entry.damage or _problem(store, entry))
+        SalvagedRun(entry.run.name, entry.state, entry.rows, entry.damage or _problem(store, entry))
         for entry in store.entries.values()
     ]
 
 
-def _problem(store: Store, entry: RunRecord) -> str:
+def _problem(store: SpoolStore, entry: RunRecord) -> str:
     visible, before = entry.run.visible, 0
     try:
         for number, end in enumerate(visible.ends):
@@ -110,7 +110,7 @@ def _problem(store: Store, entry: RunRecord) -> str:
     return ""
 
 
-def salvage(store: Store, out: Path) -> list[Found]:
+def salvage(store: SpoolStore, out: Path) -> list[SalvagedRun]:
     """Copies each undamaged run, with its groups and lineage, into a new folder. Returns all runs."""
     found = verify(store)
     with Log(out) as log:
@@ -121,7 +121,7 @@ def salvage(store: Store, out: Path) -> list[Found]:
     return found
 
 
-def _copy_run(store: Store, entry: RunRecord, log: Log) -> None:
+def _copy_run(store: SpoolStore, entry: RunRecord, log: Log) -> None:
     log.acknowledge(entry.topic, HOLD, 0)
     for topic in (entry.topic, entry.lineage):
         for message in _messages(store.log, topic):
@@ -136,7 +136,7 @@ def _copy_run(store: Store, entry: RunRecord, log: Log) -> None:
         log.put(key, state[key])
 
 
-def _messages(log: Log, topic: str) -> Iterator[Message]:
+def _messages(log: Log, topic: str) -> Iterator[LogMessage]:
     offset, end = log.range(topic)
     while offset < end:
         found = log.read(topic, offset, limit=_LIMIT, nbytes=_BYTES)

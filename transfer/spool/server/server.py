@@ -19,13 +19,13 @@ from transfer.log.upkeep import Upkeep
 from transfer.peer_faults import PeerFaults
 from transfer.spool.format.address import RunAddress
 from transfer.spool.format.protocol import MAX_REQUEST, from_meta as request_of, refusal
-from transfer.spool.format.run_messages import Begin, End, Rows, fits, from_meta as message_of
+from transfer.spool.format.run_messages import RowsFrame, TaskBegin, TaskEnd, fits, from_meta as message_of
 from transfer.spool.server.answers import Answers
 from transfer.spool.server.expiry import Expiry
 from transfer.spool.server.max_ages import Ages
 from transfer.spool.server.message_receiver import MessageReceiver
 from transfer.spool.server.request_handler import RequestHandler
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.spool.server.writer_requests import no_room
 from transfer.tensors.receive import take_bundle, take_bundle_from
 from transfer.transports.address import parse as parse_endpoint
@@ -115,7 +115,7 @@ class Spool:
         #: the context of its sockets and metrics
         self.context = transfer.Context(metrics_port=metrics_port, security=security)
         try:
-            self.store = Store(where, retention_bytes=retention_bytes)
+            self.store = SpoolStore(where, retention_bytes=retention_bytes)
         except BaseException:
             self.context.destroy(0)
             raise
@@ -252,7 +252,7 @@ class Spool:
             try:
                 received = receiver.next()
                 message = message_of(received[1]) if received is not None else None
-                if received is not None and isinstance(message, Begin | Rows | End):
+                if received is not None and isinstance(message, TaskBegin | RowsFrame | TaskEnd):
                     self._handler.attempts.receiving = (
                         message.run,
                         message.job,
@@ -269,9 +269,9 @@ class Spool:
             finally:
                 self._handler.attempts.receiving = None
 
-    def _take(self, message: Begin | Rows | End, arrays: Arrays) -> None:
+    def _take(self, message: TaskBegin | RowsFrame | TaskEnd, arrays: Arrays) -> None:
         try:
-            if isinstance(message, Rows) and not fits(arrays, message.crc):
+            if isinstance(message, RowsFrame) and not fits(arrays, message.crc):
                 raise ProtocolError(
                     "checksum", f"partition {message.partition}: rows were corrupted in transit"
                 )
@@ -286,14 +286,14 @@ class Spool:
         except Exception as error:  # noqa: BLE001 - it ends only this attempt
             self._handler.attempts.failed(message, self.faults.note("keeping rows", error, message.run))
             return
-        if isinstance(message, Begin) and sequence is not None:
+        if isinstance(message, TaskBegin) and sequence is not None:
             self._handler.attempts.began(message)
-        if isinstance(message, Rows) and sequence is not None:
+        if isinstance(message, RowsFrame) and sequence is not None:
             self._unsynced += sum(array.nbytes for array in arrays.values())
             if self._unsynced >= _SYNC_AHEAD:
                 self._unsynced = 0
                 self._committer.when_committed(sequence, lambda: None)
-        if isinstance(message, End):
+        if isinstance(message, TaskEnd):
             if sequence is None:
                 self._handler.attempts.dropped(message)
                 return

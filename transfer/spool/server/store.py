@@ -25,8 +25,8 @@ from transfer.log.checks import check_key
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.protocol import Delivery, IfComplete, Kind
 from transfer.spool.format.row_source import SEALED
-from transfer.spool.format.run_messages import Abort, Begin, Commit, End, Rows, Winner, to_table
-from transfer.spool.server.group import Group, group_to_json
+from transfer.spool.format.run_messages import Abort, Commit, RowsFrame, TaskBegin, TaskEnd, Winner, to_table
+from transfer.spool.server.group import ReaderGroup, group_to_json
 from transfer.spool.server.ledger import Attempt, Run
 from transfer.spool.server.recovery import recover
 from transfer.spool.server.replay import keep_attempt, layouts_of
@@ -45,7 +45,7 @@ HOLD = "spool"
 MAX_RUNS, MAX_JOBS, MAX_GROUPS = 100_000, 10_000, 10_000
 
 
-class Store:
+class SpoolStore:
     """All runs of a spool's folder. Thread-safe; only one thread may receive frames.
 
     Methods that change something return the sequence to wait for: when the log has committed it, `kept` makes
@@ -129,7 +129,7 @@ class Store:
             entry.touched = self.now()
             return wanted
 
-    def receive(self, message: Begin | Rows | End, arrays: Mapping[str, Array]) -> int | None:
+    def receive(self, message: TaskBegin | RowsFrame | TaskEnd, arrays: Mapping[str, Array]) -> int | None:
         """Stores a task's message. Returns the sequence to wait for before its end counts; None: it is
         dropped.
 
@@ -142,14 +142,14 @@ class Store:
             run = entry.run
             if message.job in run.jobs:
                 entry.touched = entry.active[message.job] = self.now()
-            if isinstance(message, Begin):
+            if isinstance(message, TaskBegin):
                 layouts = layouts_of(message)
                 if not run.check_begin(message, layouts):
                     return None
                 sequence = self._runs.append(entry, message)  # before it is recorded: it may be tried again
                 run.begin(message, layouts)
                 return sequence
-            if isinstance(message, End):
+            if isinstance(message, TaskEnd):
                 return self._receive_end(entry, message)
             if not run.wants(message):
                 return None
@@ -167,7 +167,7 @@ class Store:
                 return None
         return sequence
 
-    def _receive_end(self, entry: RunRecord, message: End) -> int | None:
+    def _receive_end(self, entry: RunRecord, message: TaskEnd) -> int | None:
         if not entry.run.check_end(message):
             return None
         sequence = self._runs.append(entry, message)
@@ -267,7 +267,7 @@ class Store:
             found = entry.run.jobs.get(job) if entry is not None else None
             return found.attempts.get((partition, attempt)) if found is not None else None
 
-    def attempt_kept(self, message: End) -> None:
+    def attempt_kept(self, message: TaskEnd) -> None:
         """Records that all of an attempt is on the disk."""
         with self.lock:
             entry = self.entries.get(message.run)
@@ -318,14 +318,16 @@ class Store:
                 self.trim(entry)
             return sequence
 
-    def group(self, entry: RunRecord, name: str) -> Group:
+    def group(self, entry: RunRecord, name: str) -> ReaderGroup:
         """Returns the group, and makes it if needed. Raises UsageError: there are too many."""
         group = entry.groups.get(name)
         if group is None:
             if len(entry.groups) >= MAX_GROUPS:
                 raise UsageError(f"run {entry.run.name} has {MAX_GROUPS} groups")
             check_key(group_key(entry, name))
-            group = entry.groups[name] = Group((0, entry.first) if entry.first else None, used=self.now())
+            group = entry.groups[name] = ReaderGroup(
+                (0, entry.first) if entry.first else None, used=self.now()
+            )
         return group
 
     def note(self, entry: RunRecord, group: str) -> int:

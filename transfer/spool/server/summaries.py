@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from transfer.spool.format.run_messages import WINNER_COLUMNS, Winner, from_table
-from transfer.spool.server.group import Group
+from transfer.spool.server.group import ReaderGroup
 from transfer.spool.server.run_record import RunRecord
 from transfer.transports.errors import ProtocolError
 
@@ -62,7 +62,7 @@ def jobs_of(entry: RunRecord) -> dict[str, Any]:
     }
 
 
-def _held(entry: RunRecord, group: Group) -> int:
+def _held(entry: RunRecord, group: ReaderGroup) -> int:
     """Returns the bytes that a stream keeps for this group. A batch keeps all rows anyway."""
     if entry.run.kind != "stream" or group.given_up:
         return 0

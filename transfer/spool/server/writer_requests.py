@@ -10,7 +10,7 @@ from transfer.log.group_committer import GroupCommitter
 from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, raised, refusal
 from transfer.spool.format.run_messages import Winner
 from transfer.spool.server.responder import Responder
-from transfer.spool.server.store import Store
+from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, LogFull
 
 if TYPE_CHECKING:
@@ -34,7 +34,12 @@ class WriterRequests:
     """Handles writers' requests. For one thread. port: for rows. full: why writers wait, or ""."""
 
     def __init__(
-        self, store: Store, committer: GroupCommitter, responder: Responder, port: int, faults: PeerFaults
+        self,
+        store: SpoolStore,
+        committer: GroupCommitter,
+        responder: Responder,
+        port: int,
+        faults: PeerFaults,
     ) -> None:
         self._store = store
         self._committer = committer
