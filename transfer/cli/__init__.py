@@ -9,11 +9,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
-#: exit codes for shell scripts
-EXIT_ERROR = 1
-EXIT_USAGE = 2
-EXIT_TIMEOUT = 3
-EXIT_INTERRUPTED = 130
+from transfer.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TIMEOUT, EXIT_USAGE, silence_output
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -72,13 +68,6 @@ def run(arguments: Sequence[str]) -> int:
             hint = "pip install 'tensor-transfer[cli]'"
         return _print_error(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)
     return code
-
-
-def silence_output() -> None:
-    """Redirects standard output, so that Python's flush at exit raises no error about the pipe."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
 
 
 def _print_error(text: str, code: int) -> int:

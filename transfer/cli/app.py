@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from transfer.cli import EXIT_INTERRUPTED, audit, broker, dlq, groups, options, runs, silence_output, topics
+from transfer.cli import audit, broker, dlq, groups, options, runs, topics
+from transfer.cli.exits import EXIT_INTERRUPTED, silence_output
 from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from typing import Any
 from transfer.broker.storage.audit import export
 from transfer.broker.storage.audit_chain import check_export, parse_time
 from transfer.broker.storage.audit_verification import HEAD, examine, name_of, readable
-from transfer.cli import EXIT_ERROR
 from transfer.cli.admin import Admin
+from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.tables import print_json, printable, show_table
 from transfer.transports.errors import Broken, UsageError
 

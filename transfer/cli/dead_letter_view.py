@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from transfer.cli import EXIT_ERROR
 from transfer.cli.admin import Admin
+from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, printable, show_table
 from transfer.transports.errors import UsageError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from transfer.cli import EXIT_ERROR
+from transfer.cli.exits import EXIT_ERROR
 from transfer.config import broker_environment
 from transfer.http import client as http_client
 from transfer.http.client import Bounds, TooLarge, Trust

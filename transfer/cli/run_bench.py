@@ -15,7 +15,7 @@ from transfer.broker.bench.figures import HEAD, Result, row
 from transfer.broker.bench.measurement import measure
 from transfer.broker.bench.processes import Processes
 from transfer.broker.bench.target import REQUESTS, TTP, BenchTarget, Running, Started, started, temporary
-from transfer.cli import EXIT_INTERRUPTED
+from transfer.cli.exits import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json, show_table
 from transfer.transports.errors import OptionError
 

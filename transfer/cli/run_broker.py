@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.config.configuration import Configuration, ConfigValue, configured
-from transfer.cli import EXIT_ERROR, EXIT_INTERRUPTED
+from transfer.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.cli.options import show_size
 from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle

@@ -9,8 +9,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from transfer.cli import EXIT_ERROR
 from transfer.cli.confirmation import confirmed
+from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, show_table
 from transfer.spool.client.admin import SpoolAdmin, Steps, behind, ranges

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from transfer.broker.storage.folder_parts import LOG
-from transfer.cli import EXIT_ERROR
+from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.run_view import connected
 from transfer.cli.tables import print_json, show_table
 from transfer.log.read_only import is_log

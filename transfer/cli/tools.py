@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from transfer.cli import EXIT_INTERRUPTED
+from transfer.cli.exits import EXIT_INTERRUPTED
 from transfer.cli.tables import print_json
 from transfer.transports.errors import NotSupported
 

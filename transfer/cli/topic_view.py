@@ -6,8 +6,8 @@ import getpass
 import sys
 from typing import TYPE_CHECKING, Any
 
-from transfer.cli import EXIT_ERROR
 from transfer.cli.confirmation import confirmed
+from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, printable, show_table
 
