@@ -12,7 +12,8 @@ import pytest
 
 from transfer.certificates import Authority, Issued
 from transfer.transports.address import Address, parse
-from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.connect.connection import ConnectOptions
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import TransferError
 from transfer.transports.handshake.identity import make_hello

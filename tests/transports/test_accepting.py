@@ -13,7 +13,8 @@ from hypothesis import given, strategies as st
 
 from transfer.transports.address import parse
 from transfer.transports.connect.accept import MAX_SECONDS, MIN_SECONDS, FairShare, has_spoken, share_of
-from transfer.transports.connect.connection import Owner, serve
+from transfer.transports.connect.connection import Owner
+from transfer.transports.connect.establish import serve
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.identity import make_hello

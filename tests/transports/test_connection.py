@@ -14,7 +14,8 @@ import pytest
 from transfer.transports import core, tcp
 from transfer.transports.address import Address, parse
 from transfer.transports.config import DescriptorOptions
-from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.connect.connection import ConnectOptions
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import HEADER, MAGIC, SocketType
 from transfer.transports.errors import AddressError, Broken, Fatal, HandshakeError, OutOfDescriptors
 from transfer.transports.handshake.exchange import Exchange

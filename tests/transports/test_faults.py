@@ -9,7 +9,8 @@ import pytest
 
 from transfer.transports import registry
 from transfer.transports.address import parse
-from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.connect.connection import ConnectOptions
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, HandshakeError, NotSupported
 from transfer.transports.handshake.identity import make_hello

@@ -11,7 +11,8 @@ import weakref
 import pytest
 
 from transfer.transports.address import parse
-from transfer.transports.connect.connection import ConnectOptions, reach, serve
+from transfer.transports.connect.connection import ConnectOptions
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.copies import unsent
 from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import AddressInUse, Broken, ProtocolError

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports import core, registry
 from transfer.transports.address import Address, parse
 from transfer.transports.base import Transport
-from transfer.transports.connect.connection import Connected, ConnectOptions, Connector, reach, serve
+from transfer.transports.connect.connection import Connected, ConnectOptions, Connector
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import MAX_DATA, SocketType
 from transfer.transports.errors import TransferError
 from transfer.transports.handshake.choice import Offer

@@ -6,7 +6,7 @@ import hashlib
 from typing import Any
 
 from transfer.transports.address import parse
-from transfer.transports.connect.connection import reach, serve
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import AddressError, AddressInUse, Broken, HandshakeError, TransferError
 from transfer.transports.handshake.identity import make_hello

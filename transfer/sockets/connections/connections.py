@@ -25,7 +25,7 @@ from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports import registry
 from transfer.transports.address import Address, parse
-from transfer.transports.connect.connection import reach, serve
+from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import (
     AddressError,
