@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from transfer.sockets.directories import announce
 from transfer.transports.errors import UsageError
-from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
     from transfer.broker.clients.registry import RegisteredName
@@ -41,29 +41,26 @@ class Announcing:
         Args:
             registry: the name, "registry://broker:port/name".
             endpoint: the bound endpoint to announce; None announces the first one.
-            lease: see `transfer.broker.clients.registry.Registration`, in seconds.
+            lease: see `transfer.broker.clients.registry.RegisteredName`, in seconds.
             advertise: the host or host:port to announce instead of the bound one (as TRANSFER_ADVERTISE).
                 By default a wildcard is announced as the address by which this machine reaches the broker.
-            metadata: see `transfer.broker.clients.registry.Registration`.
+            metadata: see `transfer.broker.clients.registry.RegisteredName`.
 
         Raises:
             UsageError: nothing is bound.
             AddressError: the registry's address is not valid.
             OptionError: a value is not valid.
         """
-        with undivided():
-            from transfer.broker.clients.registry import LEASE, RegisteredName
-
         self._check_usable()
         if endpoint is None:
             bound = [str(one.address) for one in self._links.endpoints if one.acceptor is not None]
             if not bound:
                 raise UsageError("nothing is bound that could be announced", hint="bind first")
             endpoint = bound[0]
-        registration = RegisteredName(
+        registration: RegisteredName = announce(
             registry,
             endpoint,
-            lease=LEASE if lease is None else lease,
+            **({} if lease is None else {"lease": lease}),
             advertise=advertise,
             metadata=metadata,
             context=self.context,

@@ -1,6 +1,6 @@
 """Registers endpoints of programs with a broker, and looks them up by name.
 
-    with Registration("registry://broker:5580/trainers", "tcp://10.0.0.7:5590"):
+    with RegisteredName("registry://broker:5580/trainers", "tcp://10.0.0.7:5590"):
         ...                                   # others connect to registry://broker:5580/trainers
 
 A socket registers by `announce`; a socket that connects to a `registry://` endpoint follows the name.

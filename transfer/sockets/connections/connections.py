@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING
 from transfer.patterns import Requester
 from transfer.sockets import drain as draining
 from transfer.sockets.connections.dialer import Dialer, handshake_timeout
-from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of, open_directory
+from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
+from transfer.sockets.directories import open_directory
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports import registry

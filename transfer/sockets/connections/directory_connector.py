@@ -22,11 +22,9 @@ from transfer.transports.descriptors import descriptor_hint, share_of_descriptor
 from transfer.transports.discovery import liveness
 from transfer.transports.discovery.membership import MOST, Membership, MemberState, Polling
 from transfer.transports.errors import AddressError, Broken, Closed, InternalError, TransferError
-from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
     from transfer.sockets.connections.connections import Connections
-    from transfer.sockets.context import Context
     from transfer.transports.address import Address
     from transfer.transports.connect.connection import Connector
     from transfer.transports.discovery.directory import Directory, Listing
@@ -42,19 +40,6 @@ STUCK = 5.0
 QUIET = 5.0
 #: seconds that a retired peer of a DEALER or PAIR stays at most, since it cannot be kept from new work
 LONGEST_LEAVE = 30.0
-
-
-def open_directory(address: Address, context: Context) -> Directory:
-    """The name service of an endpoint. Raises NotSupported, OptionError."""
-    if address.scheme == "dns":
-        with undivided():
-            from transfer.transports.discovery.dns import DnsDirectory
-
-        return DnsDirectory(address)
-    with undivided():
-        from transfer.broker.clients.registry import RegistryDirectory
-
-    return RegistryDirectory(address, context)
 
 
 @dataclass(slots=True)
