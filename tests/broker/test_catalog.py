@@ -283,7 +283,7 @@ def test_routes_that_are_not_followed_are_told(tmp_path, caplog):
     file = written(tmp_path, {"version": 1, "routes": routes}, "r.json")
     with running(tmp_path / "data", catalog=str(file)):
         pass
-    assert caplog.text.count("does not support") == 1 and "route 'all' is of type fanout" in caplog.text
+    assert caplog.text.count("does not support") == 1 and "route 'all' has type fanout" in caplog.text
 
 
 def test_a_file_is_read_as_toml_or_json(tmp_path, catalog):

@@ -33,7 +33,7 @@ def go(page, broker, name=""):
 
 def look_again(page):
     """As the page does by itself every two seconds."""
-    page.evaluate("attempt(LIVE[opened()])")
+    page.evaluate("attempt(LIVE[openPage()])")
 
 
 def test_what_happens_is_seen(tmp_path, page):

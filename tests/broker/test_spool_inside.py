@@ -137,7 +137,7 @@ def test_a_spool_whose_thread_ends_is_not_alive(tmp_path, monkeypatch):
         monkeypatch.setattr("transfer.spool.server.server.Spool._receive_requests", fails)
         until(lambda: broker.spool_failure is not None, True)
         (problem,) = problems(broker)
-        assert problem.startswith("the spool has failed: the spool's thread desk has ended: SystemExit")
+        assert problem.startswith("the spool has failed: the spool's thread requests has ended: SystemExit")
 
 
 def test_a_broker_whose_thread_ends_is_not_alive(tmp_path, monkeypatch):

@@ -48,7 +48,7 @@ def test_with_a_token_they_connect_to_no_stranger(stranger, monkeypatch, kind):
     port = stranger.getsockname()[1]
     monkeypatch.setenv("TRANSFER_TOKEN", TOKEN)
     for security in (None, Security(token=TOKEN)):
-        with pytest.raises(SecurityError, match="knows no token") as caught:
+        with pytest.raises(SecurityError, match="the protocol has no tokens") as caught:
             CLIENTS[kind](port, security)
         assert "TRANSFER_TOKENLESS=allow" in caught.value.hint
     stranger.setblocking(False)

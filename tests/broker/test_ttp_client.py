@@ -220,8 +220,8 @@ def test_a_client_that_did_not_read_for_long_does_not_take_the_broker_for_dead(t
         with pytest.raises(Again):
             client.recv(0.05)
         client.heartbeat()
-        assert select.select([client._link._socket], [], [], 10)[0]
-        client._link._unanswered = 0.0  # as if it had been long ago that a heartbeat was sent
+        assert select.select([client._connection._socket], [], [], 10)[0]
+        client._connection._unanswered = 0.0  # as if it had been long ago that a heartbeat was sent
         client.publish("t", b"still there", wait=True)
         assert client.recv().data == b"still there"
         assert broker.front.connections == 1

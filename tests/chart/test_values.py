@@ -231,7 +231,7 @@ def test_the_notes_say_how_to_see_the_transport(name: str) -> None:
         assert words in notes
     assert ("without persistence" in notes) == (not values["broker"]["persistence"]["enabled"])
     assert ("no TLS" in notes) == (values["security"]["tls"]["mode"] == "off")
-    assert ("each with messages of its own" in notes) == (values["broker"]["replicas"] > 1)
+    assert ("each with separate messages" in notes) == (values["broker"]["replicas"] > 1)
     assert "fails where data would go by TCP" in case("rdma-shared").notes
 
 

@@ -205,7 +205,7 @@ def test_a_thread_that_ends_ends_it(start, tmp_path):
     flag.touch()
     code, _, said = command.end()
     assert code == 1
-    assert "transfer: the spool has ended: the spool's thread desk has ended: SystemExit" in said
+    assert "transfer: the spool has ended: the spool's thread requests has ended: SystemExit" in said
 
 
 def test_a_missing_library_is_one_clear_line(monkeypatch, capsys, tmp_path):

@@ -38,8 +38,8 @@ _FOR_ALL = {
     "ports of a broker that ask for no certificate",
     "all fronts",
     # of what this side asks, not of its ports
-    "answers that our commands read over HTTP",
-    "names that stand for many: `dns://`, `registry://`",
+    "answers that the `transfer` commands read over HTTP",
+    "names that have many members: `dns://`, `registry://`",
 }
 
 

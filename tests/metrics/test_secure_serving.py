@@ -91,7 +91,10 @@ def test_a_new_certificate_is_shown_without_a_restart(authority, security):
 
 @pytest.mark.parametrize(
     ("security", "why"),
-    [(Security(), "unauthenticated clients"), (Security(token=TOKEN), "take the token in plain text")],
+    [
+        (Security(), "accept connections without authentication"),
+        (Security(token=TOKEN), "take the token in plain text"),
+    ],
     ids=["nothing", "token"],
 )
 def test_other_machines_are_not_answered_without_certificates(security, why):

@@ -67,9 +67,9 @@ def turn(request):
 
 def test_every_round_trip_falls_into_its_bucket(turn):
     took = [0, 15_999, 16_000, 16_001, 1_000_000, 10**9, 20 * 10**9]
-    turn.asked = 12345
+    turn.requested_ns = 12345
     for nanoseconds in took:
-        turn.answered(turn.asked + nanoseconds)
+        turn.answered(turn.requested_ns + nanoseconds)
     counts = LatencyCounts()
     counts.merge(turn)
     wanted = [0] * (len(Turn.BOUNDS) + 1)

@@ -19,6 +19,7 @@ HOOKS = {
     "_on_control",
     "_on_long_wait",
     "_on_lost",
+    "_on_refused",
     "_send_orphans",
 }
 #: attributes of the core that the socket sets on purpose

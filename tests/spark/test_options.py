@@ -95,7 +95,7 @@ def test_columns_as_json():
         ({"endpoint": HERE, "delivery": "committed"}, OptionError, "needs a spool"),
         ({"endpoint": HERE, "delivery": "partition"}, OptionError, "needs a spool"),
         ({"endpoint": RUN}, OptionError, "without a spool"),
-        ({"endpoint": f"{RUN},{RUN}2", "delivery": "committed"}, OptionError, "one endpoint, and 2"),
+        ({"endpoint": f"{RUN},{RUN}2", "delivery": "committed"}, OptionError, "one endpoint, not 2"),
         ({"endpoint": RUN, "run": "two", "delivery": "committed"}, OptionError, "names run 'one'"),
         ({"endpoint": "run://", "delivery": "committed"}, AddressError, "no run's address"),
         ({"endpoint": "run://here:0/x", "delivery": "committed"}, AddressError, "no port"),

@@ -224,7 +224,7 @@ def test_a_copy_that_a_killed_salvage_left_is_named(folder, tmp_path):
     overwrite(path, [one for one in records if one.kind == RecordKind.STATE][-1].position + 60, b"damaged")
     (tmp_path / "new.copy").mkdir()
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])
-    assert isinstance(found.exception, UsageError) and "new.copy is there" in str(found.exception)
+    assert isinstance(found.exception, UsageError) and "new.copy exists" in str(found.exception)
     assert "delete it" in found.exception.hint and (tmp_path / "new.copy").exists()
     (tmp_path / "new.copy").rmdir()
     found = CliRunner().invoke(app, ["salvage", str(folder), "--out", str(tmp_path / "new")])

@@ -252,7 +252,7 @@ def test_other_rows_under_a_complete_name_are_said_between_two_runs(feed):
     send_commit(feed, Commit("next", "next"), [sending.finish().winner], timeout=1)
     assert ids_of(dataset) == list(range(4))
     feed_run(feed, "third", partitions=1, rows=2)
-    with pytest.raises(UsageError, match="run run was received whole") as caught:
+    with pytest.raises(UsageError, match="run run was received completely") as caught:
         list(dataset)
     assert "another name" in caught.value.hint
     assert ids_of(dataset) == [0, 1]

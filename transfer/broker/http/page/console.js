@@ -222,7 +222,7 @@ async function act() {
   const result = await request(`api/admin/dlq/${replays ? "replay" : "purge"}`, body);
   const failed = result.failures.map((one) => one.message).join("; ");
   at("letter-result").className = failed ? "bad" : "";
-  at("letter-result").textContent = failed || (replays ? "The message is published update." : "The message is deleted.");
+  at("letter-result").textContent = failed || (replays ? "The message is published again." : "The message is deleted.");
   await showLetters();
 }
 
