@@ -2,8 +2,9 @@
 #
 #   make setup    .venv with all that development needs, and the compiled core built in place
 #   make demo     Spark pushes a real data set into a PyTorch training loop
-#   make test     the tests (`make test ARGS="tests/cli -k push"`; the slow ones: `make test-slow`),
-#                 all of them in two processes (`make test PROCS=0`: in one)
+#   make test     the tests, in two processes (`make test PROCS=0`: in one;
+#                 `make test ARGS="tests/cli -k push"`: what you name)
+#   make test-slow   those of minutes each, which `make test` leaves out
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
 #   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer
@@ -12,6 +13,7 @@
 #   make site     the documentation as a website in build/site, strictly, by MkDocs and by Zensical
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
+#   make format   ruff's formatting, and what it can mend
 #   make clean    removes what was built, .venv too
 
 PYTHON ?= python3
@@ -108,7 +110,7 @@ check: setup
 
 # What a change breaks most often, in less than 30 s.
 QUICK := tests/patterns tests/core/test_wire.py tests/core/test_receiving.py tests/core/test_sending.py \
-  tests/sockets/test_push_pull.py tests/sockets/test_req_rep.py tests/project/test_style.py tests/project/test_imports.py
+  tests/sockets/test_push_pull.py tests/sockets/test_req_rep.py tests/project/test_style.py tests/project/test_layers.py
 
 quick: setup
 	@$(BIN)/ruff check .

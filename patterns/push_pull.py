@@ -1,4 +1,4 @@
-"""PUSH and PULL: each message goes to one of the pullers, in turn."""
+"""PUSH and PULL: each message goes to one of the pullers, in turn (the core's `distribution` chooses it)."""
 
 from __future__ import annotations
 

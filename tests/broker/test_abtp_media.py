@@ -21,8 +21,8 @@ from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.core.sessions import ConsumerCapabilities, Session
 from transfer.broker.protocols import abtp_media
 from transfer.broker.protocols.abtp_media import (
+    Codec,
     Compressor,
-    MediaCodec,
     codec,
     compressor,
     compressor_of,
@@ -265,7 +265,7 @@ def test_the_client_says_what_it_cannot_encode(broker):
 # --- those of others ----------------------------------------------------------------------------------
 
 
-class Csv(MediaCodec):
+class Csv(Codec):
     def encode(self, value):
         return "\n".join(",".join(map(str, row)) for row in value).encode()
 
@@ -372,7 +372,7 @@ def test_a_careless_compressor_costs_its_message(brought, tmp_path):
             {"codec": ("csv", "Nothing")},
             "own_package:Nothing, the entry.* csv.*cannot be loaded.*Nothing",
         ),
-        ({"codec": ("csv", "MediaCodec")}, "Codec, the entry point csv.*cannot be made.*abstract"),
+        ({"codec": ("csv", "Codec")}, "Codec, the entry point csv.*cannot be made.*abstract"),
         ({"compressor": ("odd", "Unmarked")}, "the compressor odd has no magic"),
     ],
 )

@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState, Reference
-from transfer.broker.storage.dead_letters import DeadLetters, insert
+from transfer.broker.storage.dead_letter_table import DeadLetters, insert
 from transfer.transports.errors import StateError, TransferError, UsageError
 
 

@@ -19,7 +19,7 @@ from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letter import Filter
-from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.dead_letter_table import DeadLetters
 from transfer.broker.storage.folder_parts import LOG, STATE
 from transfer.broker.storage.store import Store
 from transfer.log import Log

@@ -32,8 +32,8 @@ from transfer.broker.delivery.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile
+from transfer.broker.storage.dead_letter_table import SCHEMA, STORE, DeadLetters
 from transfer.broker.storage.dead_letter_writer import finish_dead_lettered
-from transfer.broker.storage.dead_letters import SCHEMA, STORE, DeadLetters
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
 from transfer.tensors.build import NUMPY, recipe_for
@@ -348,7 +348,7 @@ _DIES = """
 import os, signal, sys
 from pathlib import Path
 from tests.broker.serving import serve
-from transfer.broker.storage import dead_letters
+from transfer.broker.storage import dead_letter_table as dead_letters
 dead_letters.insert = lambda connection, letter: os.kill(os.getpid(), signal.SIGKILL)
 serve(sys.argv[1])
 """

@@ -14,7 +14,7 @@ from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letter import Filter, LetterState
 from transfer.broker.storage.dead_letter_operations import Operator
 from transfer.broker.storage.dead_letter_requests import MAX_IDS
-from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.dead_letter_table import DeadLetters
 from transfer.transports.errors import Closed, InternalError, LogFull, StateError, UsageError
 
 from .test_dead_letters import letter, numbered

@@ -22,7 +22,7 @@ from transfer.broker.server import Broker
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.dead_letter_operations import Operator
-from transfer.broker.storage.dead_letters import DeadLetters
+from transfer.broker.storage.dead_letter_table import DeadLetters
 from transfer.broker.storage.folder_check import check
 from transfer.log import Log
 from transfer.spool.server.store import SpoolStore

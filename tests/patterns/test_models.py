@@ -6,8 +6,8 @@ from collections import Counter
 
 from hypothesis import given, strategies as st
 
+from tests.patterns.distribution_model import FairQueue, FanOut, RoundRobin
 from transfer.patterns import Requester
-from transfer.patterns.distribution import FairQueue, FanOut, RoundRobin
 from transfer.patterns.subscriptions import Subscriptions
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, StateError

@@ -46,7 +46,10 @@ def sources(folder):
 
 def test_the_source_distribution_has_every_source_and_no_link(copy):
     wanted = sources(copy)
-    assert {"transfer/transports/core/native/link.pyx", "transfer/broker/http/page/index.html"} <= wanted
+    assert {
+        "transfer/transports/core/native/write_queue.pyx",
+        "transfer/broker/http/page/index.html",
+    } <= wanted
     assert {"transfer/patterns/pair.py", "transfer/transports/core/native/crc32c.h"} <= wanted
     done = setup(copy, "sdist")
     assert done.returncode == 0, done.stderr

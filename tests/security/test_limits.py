@@ -42,11 +42,11 @@ from transfer.broker.http.app import MAX_BODY
 from transfer.broker.protocols import abtp, abtp_words, zmtp
 from transfer.cli import app, health
 from transfer.cli.broker_options import Reached
-from transfer.config import TRANSFER
 from transfer.http import client as http_client
 from transfer.metrics import http_server as scraping
 from transfer.patterns import pub_sub
 from transfer.sockets.connections import control
+from transfer.sockets.defaults import TRANSFER
 from transfer.sockets.socket import SocketMethods
 from transfer.spool.format import protocol
 from transfer.spool.server import group, reader, row_requests

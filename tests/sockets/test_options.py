@@ -6,7 +6,8 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
-from transfer.config import PYZMQ, exit_linger
+from transfer.config import exit_linger
+from transfer.sockets.defaults import PYZMQ
 from transfer.sockets.options import NUMBERS, OPTIONS
 from transfer.transports.errors import Again, Closed, OptionError
 

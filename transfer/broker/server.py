@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
-from transfer import config
 from transfer.broker.config import tokenless
 from transfer.broker.config.settings import AbtpEndpoints, Settings
 from transfer.broker.core.delivery import RetryPolicy
@@ -41,8 +40,8 @@ from transfer.broker.storage.catalog import Catalog
 from transfer.broker.storage.catalog_file import read_file
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.database_thread import DatabaseThread
+from transfer.broker.storage.dead_letter_table import DeadLetters
 from transfer.broker.storage.dead_letter_writer import DeadLetterWriter
-from transfer.broker.storage.dead_letters import DeadLetters
 from transfer.broker.storage.folder_parts import (
     AUDIT,
     LOG,
@@ -59,6 +58,7 @@ from transfer.log import Log, Retention, gc_paused
 from transfer.log.disk import make_folder
 from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
+from transfer.sockets.defaults import TRANSFER
 from transfer.transports.address import format_host
 from transfer.transports.errors import NotSupported, SecurityError, TransferError
 
@@ -335,7 +335,7 @@ class Broker:
 
     def _open_fronts(self) -> None:
         settings = self.settings
-        own_defaults = replace(config.TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
+        own_defaults = replace(TRANSFER, handshake_ivl=max(1, int(settings.handshake * 1000)))
         self.context = context = transfer.Context(security=settings.security, defaults=own_defaults)
         self._owned.callback(context.destroy, 0)
         self.listeners = listeners = ListenerSet(self._loop, context, settings.handshake)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from transfer import config, log_output
 from transfer.metrics.counters import Tally
 from transfer.sockets.attributes import Strict
+from transfer.sockets.defaults import TRANSFER, Defaults
 from transfer.sockets.options import OPTIONS
 from transfer.transports.arguments import linger_of, whole, wrong
 from transfer.transports.config import load, security as read_security
@@ -80,7 +81,7 @@ class Context(Strict):
         *,
         metrics_port: int | str | None = None,
         registry: Any = None,
-        defaults: config.Defaults = config.TRANSFER,
+        defaults: Defaults = TRANSFER,
         core: types.ModuleType | None = None,
         protocol: str | None = None,
         policy: str | None = None,
@@ -392,8 +393,8 @@ def _reap(flusher: Any, events: int) -> None:
 
 def _check_settings(defaults: Any, core: Any, security: Any, registry: Any) -> None:
     """Raises ArgumentError for values that would fail later, or not at all."""
-    if not isinstance(defaults, config.Defaults):
-        raise wrong("defaults", defaults, "a transfer.config.Defaults")
+    if not isinstance(defaults, Defaults):
+        raise wrong("defaults", defaults, "a transfer.sockets.defaults.Defaults")
     if core is not None and not hasattr(core, "SocketBase"):
         raise wrong(
             "core",

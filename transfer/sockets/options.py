@@ -12,7 +12,7 @@ from transfer.transports.core.wire import MAX_DATA
 from transfer.transports.errors import ArgumentError, Closed, OptionError
 
 if TYPE_CHECKING:
-    from transfer.config import Defaults
+    from transfer.sockets.defaults import Defaults
 
 
 G = TypeVar("G")

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import transfer.sockets.context
-from transfer import config
+from transfer.sockets.defaults import PYZMQ
 from transfer.transports.arguments import linger_of, whole
 from transfer.transports.errors import ArgumentError
 from transfer.transports.forking import undivided
@@ -67,7 +67,7 @@ class Context(transfer.sockets.context.Context):
             object.__setattr__(self, "_is_shadow", True)
             return
         object.__setattr__(self, "_is_shadow", False)
-        super().__init__(defaults=config.PYZMQ)
+        super().__init__(defaults=PYZMQ)
         self._options = {**_OPTIONS, ContextOption.IO_THREADS: int(io_threads)}
         self._lingering = Linger()
         self._warns = False

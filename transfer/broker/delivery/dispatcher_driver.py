@@ -57,7 +57,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.audit_writer import AuditWriter
     from transfer.broker.storage.database_thread import DatabaseThread
-    from transfer.broker.storage.dead_letters import DeadLetters
+    from transfer.broker.storage.dead_letter_table import DeadLetters
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.sessions import Sessions
 

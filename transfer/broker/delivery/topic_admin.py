@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
     from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.audit import Audit
-    from transfer.broker.storage.dead_letters import DeadLetters
+    from transfer.broker.storage.dead_letter_table import DeadLetters
 
 T = TypeVar("T")
 _log = logging.getLogger("transfer.broker")

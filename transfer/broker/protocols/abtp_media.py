@@ -23,7 +23,7 @@ with comes_with("fronts", __name__):
 CODEC_POINTS, COMPRESSOR_POINTS = "transfer.codecs", "transfer.compressors"
 
 
-class MediaCodec(ABC):
+class Codec(ABC):
     """Converts values to bytes and back. The constructor takes no arguments. Thread-safe: it has no state."""
 
     @abstractmethod
@@ -54,7 +54,7 @@ class Compressor(ABC):
         or incomplete, or if bytes are left over; ProtocolError, reason oversized_payload, above the limit."""
 
 
-class Raw(MediaCodec):
+class Raw(Codec):
     """Bytes, unchanged."""
 
     def encode(self, value: Any) -> bytes:
@@ -64,7 +64,7 @@ class Raw(MediaCodec):
         return data
 
 
-class Json(MediaCodec):
+class Json(Codec):
     """JSON. Envelopes contain its text as it is; payloads of other codecs are base64 there."""
 
     def encode(self, value: Any) -> bytes:
@@ -74,7 +74,7 @@ class Json(MediaCodec):
         return msgspec.json.decode(data)
 
 
-class Msgpack(MediaCodec):
+class Msgpack(Codec):
     """MessagePack."""
 
     def encode(self, value: Any) -> bytes:
@@ -133,14 +133,14 @@ class Zstd(Compressor):
         return b"".join(parts)
 
 
-_CODECS: dict[str, type[MediaCodec]] = {"json": Json, "raw": Raw, "msgpack": Msgpack}
+_CODECS: dict[str, type[Codec]] = {"json": Json, "raw": Raw, "msgpack": Msgpack}
 _COMPRESSORS: dict[str, type[Compressor]] = {"lz4": Lz4, "zstd": Zstd}
 
 
 @functools.cache
-def codecs() -> dict[str, MediaCodec]:
+def codecs() -> dict[str, Codec]:
     """Returns all codecs by name. Raises OptionError if an entry point cannot be loaded."""
-    return {name: make() for name, make in _CODECS.items()} | _load_plugins(CODEC_POINTS, MediaCodec)
+    return {name: make() for name, make in _CODECS.items()} | _load_plugins(CODEC_POINTS, Codec)
 
 
 @functools.cache
@@ -161,7 +161,7 @@ def compressors() -> dict[str, Compressor]:
     return {name: make() for name, make in known.items()} | added
 
 
-def codec(name: object) -> MediaCodec:
+def codec(name: object) -> Codec:
     """Returns the codec of this name. Raises ProtocolError, reason unsupported_codec."""
     found = codecs().get(name) if isinstance(name, str) else None
     if found is None:

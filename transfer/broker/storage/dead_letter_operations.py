@@ -34,7 +34,7 @@ from transfer.broker.storage.dead_letter_requests import (
     unfit_to_purge,
     unfit_to_replay,
 )
-from transfer.broker.storage.dead_letters import DeadLetters, Note
+from transfer.broker.storage.dead_letter_table import DeadLetters, Note
 from transfer.transports.errors import Closed, LogFull, StateError, TransferError, UsageError
 
 _log = logging.getLogger("transfer.broker")

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from transfer.broker.delivery.message import Message
     from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letter_payloads import PayloadSource
-    from transfer.broker.storage.dead_letters import DeadLetters
+    from transfer.broker.storage.dead_letter_table import DeadLetters
     from transfer.broker.storage.durability import OnComplete
     from transfer.log import Log
 

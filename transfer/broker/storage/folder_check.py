@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.storage.audit_verification import examine
 from transfer.broker.storage.database import Database
-from transfer.broker.storage.dead_letters import LETTERS, DeadLetters
+from transfer.broker.storage.dead_letter_table import LETTERS, DeadLetters
 from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, lost_state, made_parts
 from transfer.log.read_only import LogReport, inspect
 from transfer.transports.errors import LogDamaged, LogInUse, TransferError, UsageError

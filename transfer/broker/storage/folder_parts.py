@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Set
 from pathlib import Path
 
-from transfer.broker.storage.dead_letters import LETTERS
+from transfer.broker.storage.dead_letter_table import LETTERS
 from transfer.log import Log
 from transfer.transports.errors import LogDamaged
 

@@ -1,6 +1,5 @@
 """The compiled core. `transports/core` decides whether it is used; importing it needs the build."""
 
-from transfer.transports.core.native.channel import TlsChannel, TlsContext
 from transfer.transports.core.native.checksum import crc32c
 from transfer.transports.core.native.flusher import Flusher
 from transfer.transports.core.native.json_check import check_json
@@ -18,6 +17,7 @@ from transfer.transports.core.native.pool import (
 from transfer.transports.core.native.slots import Slots
 from transfer.transports.core.native.socket import SocketBase
 from transfer.transports.core.native.stream import Stream
+from transfer.transports.core.native.tls_channel import TlsChannel, TlsContext
 from transfer.transports.core.native.turn import Turn
 
 __all__ = [

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.link cimport link_t
+from transfer.transports.core.native.write_queue cimport link_t
 from transfer.transports.core.native.outgoing cimport Outgoing
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.system cimport iovec

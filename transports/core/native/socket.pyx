@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """SocketBase: the methods that users call. Contract: core/contract.pyi.
 
-The common message passes `send` or `recv` without a call into Python; everything else is in sending.pyx and
+The common message passes `send` or `recv` without a call into Python; everything else is in distribution.pyx and
 receiving.pyx. The receive lock guards the reader.
 """
 
@@ -17,12 +17,12 @@ from transfer.transports.arguments import flags_of
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
 
-from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native cimport write_queue as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.known cimport known_frame, note_header
-from transfer.transports.core.native.link cimport (
+from transfer.transports.core.native.write_queue cimport (
     F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool

@@ -1,4 +1,4 @@
-# The sending half of a SocketBase. See sending.pyx.
+# The sending half of a SocketBase. See distribution.pyx.
 
 from libc.stdint cimport int64_t, uint64_t
 

@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""A connection's out-queue, without the GIL. The flusher thread is in thread.pyx.
+"""A connection's out-queue, and the system calls that write it, without the GIL. thread.pyx is the flusher.
 
 Small messages are copied into the tail chunk and share a write; large payloads lie in separate segments that
 point into the user's memory. `link_t.mutex` guards the queue. Rules against deadlock: never take the GIL

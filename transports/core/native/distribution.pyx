@@ -9,9 +9,9 @@ from posix.unistd cimport read as read_fd
 
 from transfer.transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
-from transfer.transports.core.native cimport link as native_link
+from transfer.transports.core.native cimport write_queue as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
-from transfer.transports.core.native.link cimport (
+from transfer.transports.core.native.write_queue cimport (
     BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_settle, link_t, link_write, load_segment, now_ns,
 )

@@ -1,4 +1,4 @@
-# TLS contexts and channels as Python sees them. See channel.pyx.
+# TLS contexts and channels as Python sees them. See tls_channel.pyx.
 
 from transfer.transports.core.native.openssl cimport ptr
 from transfer.transports.core.native.tls cimport tls_t

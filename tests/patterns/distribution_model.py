@@ -1,4 +1,4 @@
-"""Pure models of the core's distributors; tests compare the compiled ones with them."""
+"""Models of the core's distributors, with properties of their own."""
 
 from __future__ import annotations
 
