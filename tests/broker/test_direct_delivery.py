@@ -182,7 +182,6 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
 _SERVES = """
 import sys
 from tests.broker.serving import serve
-from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.config.settings import AbtpEndpoints
 serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
 """

@@ -1,8 +1,8 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """SocketBase: the methods that users call. Contract: core/contract.pyi.
 
-The common message passes `send` or `recv` without a call into Python; everything else is in distribution.pyx and
-receiving.pyx. The receive lock guards the reader.
+The common message passes `send` or `recv` without a call into Python; everything else is in distribution.pyx
+and receiving.pyx. The receive lock guards the reader.
 """
 
 from cpython.bytes cimport PyBytes_FromStringAndSize, PyBytes_GET_SIZE
