@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+import transfer
+
 ROOT = Path(__file__).parents[2]
 
 #: each line that is wrong says what mypy has to say of it
@@ -64,3 +66,13 @@ def test_pyright_finds_mistakes_and_nothing_else(tmp_path):
     found = re.findall(r"program\.py:(\d+):\d+ - (?:error|warning)", done.stdout)
     wanted = [number for number, line in enumerate(PROGRAM.split("\n"), 1) if "  # " in line]
     assert sorted(set(map(int, found))) == wanted, done.stdout + done.stderr
+
+
+def test_the_socket_says_what_it_is():
+    """`pydoc transfer.Socket` begins with it, and each public method has a docstring."""
+    assert "Sends and receives messages" in transfer.Socket.__doc__
+    public = {
+        name: getattr(transfer.Socket, name) for name in dir(transfer.Socket) if not name.startswith("_")
+    }
+    without = [name for name, one in public.items() if callable(one) and not (one.__doc__ or "").strip()]
+    assert without == []

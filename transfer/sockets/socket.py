@@ -465,7 +465,8 @@ _ENDLESS = 3600.0
 @functools.cache
 def socket_class(core: Any) -> type[SocketMethods]:
     """The Socket over a core: the compiled one, or the pure Python one."""
-    return type("Socket", (SocketMethods, core.SocketBase), {"__module__": __name__})
+    made = {"__module__": __name__, "__doc__": SocketMethods.__doc__}
+    return type("Socket", (SocketMethods, core.SocketBase), made)
 
 
 def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
