@@ -77,12 +77,12 @@ def save(path: Path, rank: int, stream: ShardedStream[Any], model: Any, optimize
     all."""
     if rank == 0:
         state = stream.state_dict()
-        beside = path.with_suffix(".new")
+        partial = path.with_suffix(".new")
         parts = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-        torch.save({"stream": state, **parts}, beside)
-        os.replace(beside, path)
+        torch.save({"stream": state, **parts}, partial)
+        os.replace(partial, path)
         stream.acknowledge(state)
-    dist.barrier()  # nobody is further than one checkpoint
+    dist.barrier()  # no rank is further than one checkpoint
 
 
 def main() -> None:

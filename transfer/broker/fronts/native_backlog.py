@@ -14,7 +14,7 @@ from transfer.broker.delivery.turns import call_after_turns
 if TYPE_CHECKING:
     from transfer.broker.fronts.native_sockets import LoopSocket
 
-#: bytes of messages that may wait where a connection cannot be held; beyond it nothing is received
+#: bytes of messages that may wait of connections that cannot be held; beyond it the front receives nothing
 _MOST_WAITING = 64 << 20
 
 _Call = Callable[[], None]
@@ -43,10 +43,12 @@ class Backlog:
         waiting = self._waiting.get(identity)
         if waiting is None:
             return False
-        nbytes = sum(len(frame) if isinstance(frame, bytes) else len(frame.data) for frame in frames)
+        nbytes = 0 if self._hold(identity) else sum(map(_size, frames))
         waiting.append((call, nbytes))
         self._nbytes += nbytes
-        self._hold(identity)
+        if self._nbytes > _MOST_WAITING and not self._paused:
+            self._paused = True
+            self._front.pause()
         return True
 
     def go_on_with(self, identity: bytes, call: _Call) -> None:
@@ -63,15 +65,17 @@ class Backlog:
         self._waiting.clear()
         self._held.clear()
 
-    def _hold(self, identity: bytes) -> None:
-        """The connection of the newest message."""
+    def _hold(self, identity: bytes) -> bool:
+        """Holds the connection of the newest message. True also for what a lost connection left: that is in
+        memory anyway, and no other program shall wait for it."""
         stream = self._front.socket._newest_stream
         held = self._held.setdefault(identity, [])
-        if stream is not None and stream not in held and self._front.socket._pause_reading(stream):
-            held.append(stream)
-        if self._nbytes > _MOST_WAITING and not self._paused:
-            self._paused = True
-            self._front.pause()
+        if stream in held or getattr(stream, "ended", False):
+            return True
+        if stream is None or not self._front.socket._pause_reading(stream):
+            return False
+        held.append(stream)
+        return True
 
     def _soon(self) -> None:
         if not self._due:
@@ -109,3 +113,7 @@ class Backlog:
             self._front.socket._resume_reading(stream)
         if held:
             self._front.listen_again()
+
+
+def _size(frame: Any) -> int:
+    return len(frame) if isinstance(frame, bytes) else len(frame.data)
