@@ -102,3 +102,21 @@ def test_what_only_its_content_shows(context, monkeypatch):
     assert came in ([b"one", b"three"], [b"one", b"one", b"three"])
     assert drained(pull) == []
     eventually(lambda: push.peers() and push.peers()[0].unconfirmed == 0)
+
+
+def test_a_handler_that_raises_while_the_reason_is_sent_leaves_the_rest_done(context, pull, monkeypatch):
+    push = connected(context, transfer.PUSH, pull, resend=True)
+    links = pull._links
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(type(links), "send_refusal", interrupted)
+    push.send(b"x" * 5000)
+    with pytest.raises(KeyboardInterrupt):
+        pull.recv()
+    assert links.counts["protocol:too_large"] == 1
+    monkeypatch.undo()
+    push.send(b"next")
+    assert pull.recv() == b"next"
+    assert drained(pull) == []

@@ -13,6 +13,7 @@ cdef class Attachments(Receiving):
     cdef bint left_was_next
 
     cdef Py_ssize_t count_ended(self)
+    cdef int end_stream(self, stream, error) except -1
     cdef int watch(self, Stream stream) except -1
     cdef int watch_foreign(self, int fd) except -1
     cdef int unwatch_foreign(self, int fd) except -1

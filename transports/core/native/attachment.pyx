@@ -172,9 +172,15 @@ cdef class Attachments(Receiving):
         self.losses += 1
         if self.inside is stream and self.inside_thread == PyThread_get_thread_ident():
             self.inside = None  # this thread does not read it any more: a detaching thread need not wait
-        if type(stream) is Stream:
-            if isinstance(error, ProtocolError):
+        try:
+            if type(stream) is Stream and isinstance(error, ProtocolError):
                 self._on_refused(stream, error)
+        finally:  # a signal handler may raise in there
+            self.end_stream(stream, error)
+        return 0
+
+    cdef int end_stream(self, stream, error) except -1:
+        if type(stream) is Stream:
             (<Stream>stream).fail(error)
         try:
             self._on_lost(stream, error)  # first: it sees that no message overtakes those left in the stream

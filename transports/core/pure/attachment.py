@@ -170,13 +170,18 @@ class Attachments:
             self._losses += 1
             attached = stream in self._attached
         if attached:
-            if isinstance(error, ProtocolError):
-                self._on_refused(stream, error)
-                if isinstance(stream, Stream):
-                    stream._fail(error)
-            self._on_lost(stream, error)
-            with self._lock:
-                self._remove(stream)
+            try:
+                if isinstance(error, ProtocolError):
+                    self._on_refused(stream, error)
+            finally:  # a signal handler may raise in there
+                self._end_stream(stream, error)
+
+    def _end_stream(self, stream: Any, error: BaseException) -> None:
+        if isinstance(error, ProtocolError) and isinstance(stream, Stream):
+            stream._fail(error)
+        self._on_lost(stream, error)
+        with self._lock:
+            self._remove(stream)
 
     def _watch(self, stream: Stream) -> None:
         fd = stream.fd
