@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rdma import beside, two_hosts, vm
+from tests.rdma import background, two_hosts, vm
 
 
 def tools_or_skip() -> vm.Tools:
@@ -16,8 +16,8 @@ def tools_or_skip() -> vm.Tools:
 
 @pytest.mark.timeout(vm.TIMEOUT + 60)
 def test_on_real_verbs(pytestconfig, record_property) -> None:
-    """Begun by `beside.py` before all other tests."""
-    note = beside.note(pytestconfig)
+    """Begun by `background.py` before all other tests."""
+    note = background.note(pytestconfig)
     if "missing" in note:
         pytest.skip(note["missing"])
     ran = vm.Begun(**note).wait(vm.TIMEOUT)
@@ -26,7 +26,7 @@ def test_on_real_verbs(pytestconfig, record_property) -> None:
     done, skipped = ran.counts["tests"] - ran.counts["skipped"], ran.counts["skipped"]
     assert done > 150, f"only {done} tests ran: {ran.output[-3000:]}"
     took = f"in {ran.seconds:.0f} s of a virtual machine"
-    record_property(beside.RAN, f"{done} tests passed, {skipped} skipped, {took}")
+    record_property(background.RAN, f"{done} tests passed, {skipped} skipped, {took}")
 
 
 def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:
