@@ -38,18 +38,18 @@ class Backlog:
         self._due = False
         self._paused = False
 
-    def add(self, identity: bytes, call: _Call, frames: list[Any]) -> bool:
-        """Keeps a message of a program that has something left to do. False: it has nothing left."""
-        waiting = self._waiting.get(identity)
-        if waiting is None:
-            return False
+    def holds(self, identity: bytes) -> bool:
+        """Whether something is left to do of a program."""
+        return identity in self._waiting
+
+    def add(self, identity: bytes, call: _Call, frames: list[Any]) -> None:
+        """Keeps a message of a program of which something is left."""
         nbytes = 0 if self._hold(identity) else sum(map(_size, frames))
-        waiting.append((call, nbytes))
+        self._waiting[identity].append((call, nbytes))
         self._nbytes += nbytes
         if self._nbytes > _MOST_WAITING and not self._paused:
             self._paused = True
             self._front.pause()
-        return True
 
     def go_on_with(self, identity: bytes, call: _Call) -> None:
         """Does the rest of a message in a later turn, before all else that waits of this program."""
@@ -107,7 +107,7 @@ class Backlog:
         self._front.end_turn()
 
     def _done(self, identity: bytes) -> None:
-        del self._waiting[identity]
+        self._waiting.pop(identity, None)
         held = self._held.pop(identity, ())
         for stream in held:
             self._front.socket._resume_reading(stream)

@@ -86,7 +86,9 @@ class NativeRequests(LoopSocket):
 
     def take(self, frames: list[Any]) -> None:
         identity = bytes(frames[0])
-        if not self._backlog.add(identity, partial(self._take_message, identity, frames), frames):
+        if self._backlog.holds(identity):
+            self._backlog.add(identity, partial(self._take_message, identity, frames), frames)
+        else:
             self._take_message(identity, frames)
 
     def _take_message(self, identity: bytes, frames: list[Any]) -> None:

@@ -7,7 +7,6 @@ import logging
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
@@ -112,13 +111,13 @@ class LoopSocket(ABC):
             except Exception as error:  # noqa: BLE001 - of this message only
                 self._failed(error)
                 continue
-            self.attempt(partial(self.take, frames))
+            self.attempt(self.take, frames)
         return 1
 
-    def attempt(self, call: Callable[[], None]) -> None:
+    def attempt(self, call: Callable[..., None], *arguments: object) -> None:
         """Does what a message asks for. What it raises ends nothing but this message."""
         try:
-            call()
+            call(*arguments)
         except ProtocolError as error:
             self._refused(error)
         except Exception as error:  # noqa: BLE001 - of this message; others go on
