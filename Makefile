@@ -6,6 +6,7 @@
 #                 `make test ARGS="tests/cli -k push"`: what you name)
 #   make test-slow   those of minutes each, which `make test` leaves out
 #   make test-rdma   the tests on real verbs, in a virtual machine (`make test` does it too)
+#   make test-gpu    the tests and numbers on a CUDA device; says so where there is none
 #   make test-asan   tests of the compiled core built with the address and undefined-behaviour sanitizers
 #   make test-tsan   the same with the thread sanitizer
 #   make check    ruff, mypy, pyright, import-linter, cython-lint, codespell
@@ -35,7 +36,7 @@ CORE_SOURCES := $(wildcard transports/core/native/*.pyx transports/core/native/*
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help quick site setup java demo test test-slow test-rdma test-asan test-tsan check format bench build clean
+.PHONY: help quick site setup java demo test test-slow test-rdma test-gpu test-asan test-tsan check format bench build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -53,7 +54,7 @@ $(PY):
 
 $(SETUP_DONE): pyproject.toml setup.py Makefile | $(PY)
 	@echo "installing into $(VENV) (a few minutes the first time)"
-	@$(PIP) install "setuptools>=77" "wheel" "Cython>=3.1"
+	@$(PIP) install "setuptools>=77" "wheel" "Cython>=3.3.1"
 	@$(PY) -c 'import importlib.metadata as m, sys; sys.exit(m.version("torch").split("+")[0] != "$(TORCH_VERSION)")' \
 	  2>/dev/null \
 	  || $(PIP) install "torch==$(TORCH_VERSION)$(TORCH_WHEEL)" 2>/dev/null \
@@ -86,7 +87,7 @@ demo: java setup
 PROCS ?= $(if $(ARGS),0,2)
 
 test: setup
-	@$(PY) -m pytest -m "not slow" -n $(PROCS) $(ARGS)
+	@$(PY) -m pytest -m "not slow and not gpu" -n $(PROCS) $(ARGS)
 
 test-slow: setup
 	@$(PY) -m pytest -m slow --timeout 900 $(ARGS)
@@ -94,6 +95,17 @@ test-slow: setup
 # Needs no InfiniBand: the machine's kernel brings Soft-RoCE. `python -m tests.rdma.vm --help`
 test-rdma: setup
 	@$(PY) -m tests.rdma.vm $(if $(ARGS),-- $(ARGS))
+
+# Without .venv, as on a machine that reaches no index, it takes the interpreter that holds torch, which needs
+# Cython, pytest, pytest-timeout and what the tests import. GPU_REPORT names the files of the report.
+GPU_PYTHON ?= $(if $(wildcard $(PY)),$(PY),python3)
+GPU_REPORT ?= build/gpu.json
+
+test-gpu:
+	@mkdir -p build
+	@$(GPU_PYTHON) setup.py --quiet build_ext --inplace
+	@$(GPU_PYTHON) -m pytest -p no:benchmark -m gpu tests/gpu $(ARGS)
+	@$(GPU_PYTHON) -m bench.gpu --report $(GPU_REPORT)
 
 # Of what ARGS chooses, `make test-tsan ARGS=sockets`; else the usual groups: tests/sanitizers/groups.py.
 test-asan test-tsan: setup

@@ -7,6 +7,7 @@ the Python twin (`transports/core/pure`) does the work.
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,10 @@ ROOT = Path(__file__).resolve().parent
 NATIVE = Path("transfer/transports/core/native")
 #: set to 1 to install the Python twin only
 SWITCH = "TRANSFER_NO_NATIVE"
+#: Older ones drop an attribute's old value before they store the new one. Where that frees an object and so
+#: lets another thread run, that thread frees it again: seen as a crash when sockets close on many cores
+#: (https://github.com/cython/cython/pull/7909).
+OLDEST_CYTHON = (3, 3, 1)
 #: set to 1 where a build without the compiled core is an error
 NEEDED = os.environ.get("TRANSFER_NEED_NATIVE") == "1"
 #: the compiler's flags; those of the sanitizers take their place (tests/sanitizers)
@@ -37,16 +42,27 @@ def give_up(reason: str) -> None:
     )
 
 
+def translator() -> Any:
+    """Cython's `cythonize`; None: it cannot be used, which was said."""
+    try:
+        from Cython import __version__
+        from Cython.Build import cythonize
+    except ImportError:
+        return give_up("Cython is not installed")
+    if tuple(map(int, re.findall(r"\d+", __version__)[:3])) < OLDEST_CYTHON:
+        oldest = ".".join(map(str, OLDEST_CYTHON))
+        return give_up(f"Cython {__version__} makes code that can crash; {oldest} or newer is needed")
+    return cythonize
+
+
 class BuildCore(build_ext):
     """Builds every extension or gives up on all: half a core would be neither one nor the other."""
 
     def run(self) -> None:
         """Translates to C what changed, then compiles it."""
         if self.extensions:
-            try:
-                from Cython.Build import cythonize
-            except ImportError:
-                give_up("Cython is not installed")
+            cythonize = translator()
+            if cythonize is None:
                 self.extensions = []
             else:
                 options = {"build_dir": "build/cython", "language_level": 3, "quiet": True}

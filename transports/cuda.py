@@ -1,7 +1,7 @@
 """The calls of the CUDA driver that register memory with a network card: four of them.
 
 They go by NVIDIA's cuda.bindings (extras `cuda12`, `cuda13`; torch for CUDA brings it), whose calls return a
-status and a result. Written from the driver's documentation; it never ran on a GPU.
+status and a result. Attributes and exports were tried on a GPU; registering with a card never was.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from transfer.transports.gpu import DMA_BUF_SUPPORTED, IS_LEGACY_IPC_CAPABLE, ME
 logger = logging.getLogger("transfer")
 
 #: CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
-_DMA_BUF: Final = 1
+DMA_BUF: Final = 1
 
 
 class Cuda:
@@ -55,7 +55,7 @@ class Cuda:
         Raises RegistrationError("dmabuf").
         """
         begin, end = pages(pointer, nbytes)
-        kind = self._driver.CUmemRangeHandleType(_DMA_BUF)
+        kind = self._driver.CUmemRangeHandleType(DMA_BUF)
         status, descriptor = self._driver.cuMemGetHandleForAddressRange(begin, end - begin, kind, 0)
         if int(status):
             raise RegistrationError(

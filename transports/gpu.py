@@ -1,7 +1,6 @@
-"""How a GPU's memory reaches a transport: one pure decision, and the plan of a staged copy.
+"""How a GPU's memory reaches a transport: one pure decision from descriptions of memory and machine.
 
-No GPU is needed here: `transfer/tensors/device.py` describes the memory, and these functions decide. The
-decisions are tested with descriptions, and not on a GPU.
+No GPU is needed here. What the descriptions say of each kind of memory was compared with a real one.
 
     decide(memory, can, machine) -> Way(route, reason, warning)
 
@@ -10,7 +9,7 @@ decisions are tested with descriptions, and not on a GPU.
 | pointer | the transport takes device pointers (ucx with CUDA) |
 | dmabuf | the transport registers memory, and this memory can be exported as a dma-buf |
 | peermem | it registers memory, and a peer-memory module is loaded |
-| staging | otherwise: copied through pinned host memory, in chunks that overlap |
+| staging | otherwise: copied through pinned host memory (`transfer/tensors/device.py`) |
 | host | the host can read the memory, whatever the library calls it |
 """
 
@@ -23,20 +22,16 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from transfer.transports.base import Capabilities
-from transfer.transports.errors import UsageError
 
 #: tensors below this many bytes are staged: registering them, or a rendezvous, takes longer than a copy
 DIRECT_FROM: Final = 64 * 1024
-#: bytes of one pinned slab; the next line: the number of slabs that take turns
-SLAB: Final = 4 << 20
-SLABS: Final = 3
 
 #: DLPack's device types
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13
 _HOST_READABLE: Final = frozenset({CPU, CUDA_HOST, ROCM_HOST, CUDA_MANAGED})
 
 #: numbers of cuPointerGetAttribute
-IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE = 13, 17
+IS_LEGACY_IPC_CAPABLE, MEMPOOL_HANDLE = 10, 17
 #: number of cuDeviceGetAttribute
 DMA_BUF_SUPPORTED: Final = 124
 
@@ -140,18 +135,19 @@ def decide(memory: DeviceMemory, can: Capabilities, machine: Machine) -> Way:
 
 
 def described(tensor: Any) -> DeviceMemory | None:
-    """What a tensor states by `__cuda_array_interface__` or DLPack; None: no device memory.
+    """What a tensor states by its own methods, `__cuda_array_interface__` or DLPack; None: no device memory.
 
     Nothing is imported and nothing is copied. Raises what the tensor's own attributes raise.
     """
-    interface = getattr(tensor, "__cuda_array_interface__", None)
-    if isinstance(interface, Mapping):
-        return _of_interface(tensor, interface)
     device = getattr(tensor, "__dlpack_device__", None)
+    pointer = getattr(tensor, "data_ptr", None)
+    if not (device is not None and callable(pointer)):  # torch's interface refuses a tensor with a gradient
+        interface = getattr(tensor, "__cuda_array_interface__", None)
+        if isinstance(interface, Mapping):
+            return _of_interface(tensor, interface)
     if device is None:
         return None
     kind, index = (int(number) for number in device())
-    pointer = getattr(tensor, "data_ptr", None)
     nbytes = int(getattr(tensor, "nbytes", 0))
     return DeviceMemory(kind, index, int(pointer()) if callable(pointer) else 0, nbytes)
 
@@ -217,33 +213,3 @@ def dmabuf_missing(release: str, supported: int | None, registers: bool) -> str:
     if supported is None:
         return "the CUDA driver did not answer"
     return "" if supported else "the driver cannot export it (the open kernel modules can)"
-
-
-# --- staging --------------------------------------------------------------------------------------
-
-
-class Chunk(NamedTuple):
-    """Bytes [offset, offset + length) of the tensor pass through slab number `slab`."""
-
-    offset: int
-    length: int
-    slab: int
-
-
-def staging_plan(nbytes: int, slab: int = SLAB, slabs: int = SLABS) -> tuple[Chunk, ...]:
-    """The chunks of a staged copy, in order. Slabs take turns: the copy between slab and host continues while
-    the device fills or empties the next slab. A chunk's slab is free when the chunk `slabs` before it is
-    complete.
-
-    A tensor of less than two slabs is split in halves, so that the copies overlap.
-    """
-    if nbytes <= 0:
-        return ()
-    if slab <= 0 or slabs <= 0:
-        raise UsageError("a slab has at least one byte, and there is one at least")
-    if slabs > 1 and nbytes <= slab and nbytes >= 2 * DIRECT_FROM:
-        slab = -(-nbytes // 2)
-    return tuple(
-        Chunk(offset, min(slab, nbytes - offset), number % slabs)
-        for number, offset in enumerate(range(0, nbytes, slab))
-    )

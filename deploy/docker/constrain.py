@@ -26,7 +26,7 @@ MACHINES = ("x86_64", "aarch64")
 _GLIBC = ("2_36", "2_35", "2_34", "2_31", "2_28", "2_27", "2_26", "2_24", "2_17")
 DOCKERFILE = Path(__file__).with_name("Dockerfile")
 #: the packages of the build; pyproject.toml names the first two
-TOOLS = ("setuptools>=77", "Cython>=3.1", "wheel")
+TOOLS = ("setuptools>=77", "Cython>=3.3.1", "wheel")
 _HEAD = """\
 # Made by deploy/docker/constrain.py; tests/deploy/test_image.py compares it with pyproject.toml.
 """

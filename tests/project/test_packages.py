@@ -78,3 +78,20 @@ def test_the_folders_are_no_packages_by_their_bare_names(name):
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False
     )
     assert done.returncode and f"the package is transfer.{name}" in done.stderr
+
+
+def test_a_cython_whose_code_can_free_an_object_twice_is_refused(tmp_path):
+    fake = tmp_path / "Cython"
+    fake.mkdir()
+    (fake / "__init__.py").write_text('__version__ = "3.2.4"\n')
+    (fake / "Build.py").write_text("cythonize = None\n")
+    done = subprocess.run(
+        [sys.executable, "setup.py", "--quiet", "build_ext", "--build-lib", str(tmp_path / "built")],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(tmp_path), "TRANSFER_NEED_NATIVE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=50,
+    )
+    assert done.returncode and "Cython 3.2.4 makes code that can crash; 3.3.1 or newer" in done.stderr
+    assert not list(tmp_path.glob("built/**/*.so"))

@@ -1,4 +1,4 @@
-"""Staged copies, on a stand-in for a GPU: no test here ran on one.
+"""Staged copies, on a stand-in for a GPU; tests/gpu runs them on one.
 
 The stand-in's memory is numpy's, and its streams are lists of things to do, done as late as their
 order allows, or at once: whoever forgets to wait sees wrong bytes under one of the two.
@@ -7,7 +7,6 @@ order allows, or at once: whoever forgets to wait sees wrong bytes under one of 
 from __future__ import annotations
 
 import ctypes
-import os
 import sys
 from types import ModuleType, SimpleNamespace
 
@@ -16,10 +15,10 @@ import pytest
 
 from transfer.tensors import device as devices
 from transfer.tensors.build import recipe_for
-from transfer.tensors.device import CupyDevice, StagingBuffer, TorchDevice
+from transfer.tensors.device import CupyDevice, Slab
 from transfer.tensors.export import export
 from transfer.tensors.target import CupyTarget, TorchTarget, target_for
-from transfer.transports.errors import TensorMismatch
+from transfer.transports.errors import InternalError, TensorMismatch
 
 
 class Stream:
@@ -42,135 +41,15 @@ class Stream:
             what()
 
 
-class FakeDevice:
-    """A stand-in: see the module. `forget`: waits of this kind are left out, as a bug would."""
-
-    def __init__(self, eager: bool = False, forget: str = "") -> None:
-        self.now = Stream()
-        self.own = Stream(eager)
-        self.log: list[str] = []
-        self.slabs = 0
-        self._forget = forget
-
-    def current(self):
-        return self.now
-
-    def side(self):
-        return self.own
-
-    def record(self, stream):
-        return stream, len(stream.todo)
-
-    def wait(self, stream, event):
-        kind = "before" if stream is self.own else "after"
-        if kind != self._forget:
-            self.log.append(kind)
-            stream.enqueue(lambda: event[0].run(event[1]))
-
-    def synchronize(self, event):
-        if self._forget != "slab":
-            event[0].run(event[1])
-
-    def pinned(self, nbytes):
-        self.slabs += 1
-        return bytearray(b"?" * nbytes)
-
-    def view(self, slab):
-        return memoryview(slab)
-
-    def copy_out(self, slab, flat, chunk, stream):
-        self.log.append(f"out {chunk.offset}")
-
-        def copy():
-            slab[: chunk.length] = flat[chunk.offset : chunk.offset + chunk.length].tobytes()
-
-        stream.enqueue(copy)
-
-    def copy_in(self, flat, chunk, slab, stream):
-        self.log.append(f"in {chunk.offset}")
-
-        def copy():
-            flat[chunk.offset : chunk.offset + chunk.length] = np.frombuffer(slab, "u1", chunk.length)
-
-        stream.enqueue(copy)
-
-    def keep(self, flat, stream):
-        self.log.append("keep")
-
-
-def pattern(nbytes):
-    return np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype="u1")
-
-
-def send(made, nbytes=1000):
-    """A tensor whose contents the current stream has still to write, copied to the host."""
-    flat, data = np.zeros(nbytes, "u1"), pattern(nbytes)
-    made.now.enqueue(lambda: flat.__setitem__(slice(None), data))
-    host = bytearray(nbytes)
-    StagingBuffer(made, slab=64, slabs=3).to_host(flat, memoryview(host))
-    return bytes(host) == data.tobytes()
-
-
-def receive(made, nbytes=1000):
-    """A tensor that work on the current stream reads before, and after; both must be right."""
-    flat, data = np.full(nbytes, 5, "u1"), pattern(nbytes)
-    seen = {}
-    made.now.enqueue(lambda: seen.setdefault("before", flat.copy()))
-    source = bytearray(data.tobytes())
-    StagingBuffer(made, slab=64, slabs=3).to_device(memoryview(source), flat)
-    source[:] = bytes(nbytes)  # the caller may use it again
-    made.now.enqueue(lambda: seen.setdefault("after", flat.copy()))
-    made.now.run(len(made.now.todo))
-    return (seen["before"] == 5).all() and (seen["after"] == data).all()
-
-
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("nbytes", [1, 63, 64, 65, 192, 1000, 4096])
-def test_the_order_of_streams_is_kept(eager, nbytes):
-    assert send(FakeDevice(eager), nbytes)
-    assert receive(FakeDevice(eager), nbytes)
-
-
-def test_the_stand_in_notices_a_wait_that_is_missing():
-    assert not (send(FakeDevice(False, "before")) and send(FakeDevice(True, "before")))
-    assert not (receive(FakeDevice(False, "before")) and receive(FakeDevice(True, "before")))
-    assert not (receive(FakeDevice(False, "after")) and receive(FakeDevice(True, "after")))
-    assert not send(FakeDevice(False, "slab"))
-    assert not receive(FakeDevice(False, "slab"))
-
-
-def test_slabs_are_few_and_used_again():
-    made = FakeDevice()
-    stage = StagingBuffer(made, slab=64, slabs=3)
-    flat = pattern(10_000)
-    for _ in range(3):
-        host = bytearray(10_000)
-        stage.to_host(flat, memoryview(host))
-        assert host == flat.tobytes()
-        target = np.zeros(10_000, "u1")
-        stage.to_device(memoryview(host), target)
-        made.now.run(len(made.now.todo))
-        assert (target == flat).all()
-    assert made.slabs == 3
-
-
-def test_chunks_overlap():
-    """The second chunk is on its way before the first one is taken off its slab."""
-    made = FakeDevice()
-    drained = []
-    made.synchronize = lambda event: (drained.append(len(made.log)), event[0].run(event[1]))
-    StagingBuffer(made, slab=64, slabs=3).to_host(pattern(640), memoryview(bytearray(640)))
-    assert made.log[:4] == ["before", "out 0", "out 64", "out 128"] and drained[0] == 4
-
-
-# -- the libraries' own calls, on fakes of the libraries ------------------------------------------
-
-
 class Event:
-    done = True
+    """As the libraries' events: after all work that its stream had when it was recorded."""
 
     def __init__(self, **_):
         self.at = None
+
+    @property
+    def done(self):
+        return self.at[0].done >= self.at[1]
 
     def record(self, stream):
         self.at = stream, len(stream.todo)
@@ -179,15 +58,132 @@ class Event:
         self.at[0].run(self.at[1])
 
 
-class LibraryStream(Stream):
-    ptr = 0
+class FakeDevice:
+    """A stand-in: see the module. `forget`: waits are left out, as a bug would."""
 
-    def __init__(self, *_, **__):
-        super().__init__()
-        type(self).last = self
+    def __init__(self, eager: bool = False, forget: bool = False) -> None:
+        self.now = Stream(eager)
+        self.made: list[Slab] = []
+        self._forget = forget
 
-    def wait_event(self, event):
-        self.enqueue(lambda: event.at[0].run(event.at[1]))
+    def record(self):
+        event = Event()
+        event.record(self.now)
+        return SimpleNamespace(synchronize=lambda: None) if self._forget else event
+
+    def pinned(self, nbytes):
+        memory = np.full(nbytes, 63, "u1")
+        self.made.append(Slab(memory, memory))
+        return self.made[-1]
+
+    def copy_out(self, flat, start, slab, nbytes):
+        self.now.enqueue(lambda: slab.view.__setitem__(slice(nbytes), flat[start : start + nbytes]))
+        return self.record()
+
+    def copy_in(self, slab, flat, start, nbytes):
+        self.now.enqueue(lambda: flat.__setitem__(slice(start, start + nbytes), slab.view[:nbytes]))
+        return self.record()
+
+
+@pytest.fixture(autouse=True)
+def small_slabs(monkeypatch):
+    """What takes gigabytes on a GPU takes kilobytes here."""
+    monkeypatch.setattr(devices, "SLAB", 64)
+    monkeypatch.setattr(devices, "PINNED_MOST", 1000)
+
+
+def pattern(nbytes):
+    return np.random.default_rng(nbytes).integers(0, 256, nbytes, dtype="u1")
+
+
+def send(made, nbytes=1000):
+    """A tensor whose contents the current stream has still to write, copied to the host; it is overwritten
+    afterwards."""
+    flat, data = np.zeros(nbytes, "u1"), pattern(nbytes)
+    made.now.enqueue(lambda: flat.__setitem__(slice(None), data))
+    host = devices.to_host(made, flat)
+    sent = host.tobytes()
+    made.now.enqueue(lambda: flat.__setitem__(slice(None), 0))
+    made.now.run(len(made.now.todo))
+    return sent == host.tobytes() == data.tobytes()
+
+
+def receive(made, nbytes=1000, landed=False):
+    """A tensor that work on the current stream reads before, and after; both must be right."""
+    flat, data = np.full(nbytes, 5, "u1"), pattern(nbytes)
+    seen = {}
+    made.now.enqueue(lambda: seen.setdefault("before", flat.copy()))
+    landing = devices.Landing(made)
+    source = landing.buffer(nbytes) if landed else None
+    if source is None:
+        source = np.empty(nbytes, "u1")
+    source[:] = data
+    landing.fill(flat, source)
+    if not landing.holds(source):
+        source[:] = 0  # the caller may use it again
+    made.now.enqueue(lambda: seen.setdefault("after", flat.copy()))
+    made.now.run(len(made.now.todo))
+    return (seen["before"] == 5).all() and (seen["after"] == data).all()
+
+
+SIZES = [1, 63, 64, 65, 192, 1000, 1001, 4096]
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("nbytes", SIZES)
+def test_the_order_of_the_stream_is_kept(eager, nbytes):
+    assert send(FakeDevice(eager), nbytes)
+    assert receive(FakeDevice(eager), nbytes)
+    assert receive(FakeDevice(eager), nbytes, landed=True)
+
+
+def test_the_stand_in_notices_a_wait_that_is_missing():
+    assert not send(FakeDevice(forget=True)) and not send(FakeDevice(forget=True), 4096)
+    assert not receive(FakeDevice(forget=True), 4096)
+
+
+def test_a_large_message_pins_no_more_than_its_slabs():
+    made = FakeDevice()
+    assert send(made, 10_000) and receive(made, 10_000)
+    assert [slab.view.nbytes for slab in made.made] == [64] * 2 * devices.SLABS
+    assert devices.Landing(made).buffer(1001) is None, "it is read into the pool, and passes through slabs"
+
+
+def test_the_next_chunk_is_on_its_way_while_one_is_taken_off():
+    made, running = FakeDevice(), []
+    flat = pattern(1280)
+    started, waited = made.copy_out, Event.synchronize
+
+    def out(flat, start, slab, nbytes):
+        running.append("out")
+        return started(flat, start, slab, nbytes)
+
+    def wait(event):
+        running.append("wait")
+        waited(event)
+
+    made.copy_out = out
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Event, "synchronize", wait)
+        assert devices.to_host(made, flat).tobytes() == flat.tobytes()
+    assert running[:5] == ["out", "out", "out", "wait", "out"]
+
+
+def test_pinned_memory_that_is_used_up_is_a_clear_error():
+    made = FakeDevice()
+
+    def pinned(nbytes):
+        raise RuntimeError("CUDA error: out of memory\nCompile with TORCH_USE_CUDA_DSA")
+
+    made.pinned = pinned
+    with pytest.raises(InternalError, match="no pinned memory for 100 bytes") as refused:
+        devices.to_host(made, pattern(100))
+    assert "out of memory" in str(refused.value) and "Compile" not in str(refused.value)
+    with pytest.raises(InternalError, match="no memory for"):
+        devices.to_host(made, SimpleNamespace(nbytes=1 << 60))
+
+
+# -- the libraries' own calls, on fakes of the libraries ------------------------------------------
 
 
 class Nothing:
@@ -201,10 +197,16 @@ class Nothing:
         return None
 
 
+class Numbered(Nothing):
+    """A device that is not the thread's current one."""
+
+    id = 3
+
+
 class FakeCupyArray(np.ndarray):
     """numpy's memory standing for a GPU's; its address is a host address."""
 
-    device = SimpleNamespace(id=0)
+    device = Numbered()
 
     @property
     def data(self):
@@ -228,29 +230,31 @@ class Pinned:
 
 @pytest.fixture
 def cupy(monkeypatch):
-    current = LibraryStream()
-    side = LibraryStream()
+    current = Stream()
+    current.ptr = 77
 
     def copy(target, source, nbytes, kind, stream):
-        assert stream == side.ptr and kind in (1, 2)
-        side.enqueue(lambda: ctypes.memmove(target, source, nbytes))
+        assert stream == current.ptr and kind in (1, 2)
+        current.enqueue(lambda: ctypes.memmove(target, source, nbytes))
+
+    def of_device(index):
+        assert index == FakeCupyArray.device.id, "another device's stream"
+        return current
 
     module = ModuleType("cupy")
     module.ndarray = FakeCupyArray
     module.cuda = SimpleNamespace(
         Device=Nothing,
-        Stream=lambda **_: side,
         Event=Event,
-        get_current_stream=lambda: current,
+        get_current_stream=of_device,
         alloc_pinned_memory=Pinned,
         runtime=SimpleNamespace(memcpyAsync=copy, memcpyDeviceToHost=2, memcpyHostToDevice=1),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
-    monkeypatch.setattr(
-        devices, "_stages", {("cupy", 0, os.getpid()): StagingBuffer(CupyDevice(module, 0), 4096, 3)}
-    )
     module.now = current
-    return module
+    yield module
+    current.run(len(current.todo))
+    devices._in_use.clear()
 
 
 def on_gpu(array):
@@ -265,11 +269,27 @@ def test_a_cupy_array_there_and_back(cupy, order):
     assert recipe.shape == (100, 300) and recipe.nbytes == array.nbytes and flags
     out = on_gpu(np.zeros_like(array))
     target = target_for(out)
-    assert isinstance(target, CupyTarget) and target.buffer_for(recipe) is None
+    assert isinstance(target, CupyTarget) and not target.direct
     target.check(recipe)
-    target.fill(recipe, buffer)
+    for place in (target.buffer_for(recipe), np.frombuffer(bytearray(buffer), "u1")):
+        if landed := place is not None:
+            place[:] = np.frombuffer(buffer, "u1")
+            target.fill(recipe, place)
+        cupy.now.run(len(cupy.now.todo))
+        assert np.array_equal(np.asarray(out), array) is landed
+    assert all(event.done for _, event in devices._in_use) and devices._in_use
+
+
+def test_pinned_memory_of_cupy_is_kept_until_its_copy_has_run(cupy):
+    out = on_gpu(np.zeros(500, "u1"))
+    landing = devices.Landing(CupyDevice(3))
+    landing.buffer(500)[:] = 7
+    landing.fill(out, landing._slab.view)
+    [(memory, event)] = devices._in_use
+    assert memory is landing._slab.memory and not event.done
     cupy.now.run(len(cupy.now.todo))
-    assert np.array_equal(np.asarray(out), array)
+    CupyDevice(3).pinned(10)
+    assert not devices._in_use and (np.asarray(out) == 7).all()
 
 
 def test_a_cupy_array_with_gaps_is_made_dense_first(cupy):
@@ -299,29 +319,23 @@ class FakeCudaTensor(torch.Tensor):
     def __dlpack_device__(self):
         return 2, 0
 
-    def record_stream(self, stream):
-        stream.kept = True
-
 
 @pytest.fixture
 def cuda(monkeypatch):
-    current = LibraryStream()
-    library = SimpleNamespace(
-        uint8=torch.uint8,
-        empty=lambda n, dtype, pin_memory: torch.empty(n, dtype=dtype),
-        cuda=SimpleNamespace(
-            Stream=LibraryStream, Event=Event, current_stream=lambda _: current, stream=Nothing
-        ),
-    )
-    made = TorchDevice(library, FakeCudaTensor.device)
-    monkeypatch.setattr(devices, "_stages", {("torch", 0, os.getpid()): StagingBuffer(made, 4096, 3)})
-    return SimpleNamespace(now=current, device=made)
+    """torch's copies happen at once here: only the calls are tried, and the order above."""
+    current = Stream(eager=True)
+    make = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda n, dtype, pin_memory=False: make(n, dtype=dtype))
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "device", Nothing)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool"])
 @pytest.mark.parametrize("permuted", [False, True])
-def test_a_torch_tensor_there_and_back(cuda, dtype, permuted):
-    plain = (torch.arange(24_000) % 7).reshape(10, 2400).to(getattr(torch, dtype))
+@pytest.mark.parametrize("size", [10, 2400])
+def test_a_torch_tensor_there_and_back(cuda, dtype, permuted, size):
+    plain = (torch.arange(10 * size) % 7).reshape(10, size).to(getattr(torch, dtype))
     if permuted:
         plain = plain.t().contiguous().t()
     _, header, buffer = export(plain.as_subclass(FakeCudaTensor))
@@ -329,23 +343,11 @@ def test_a_torch_tensor_there_and_back(cuda, dtype, permuted):
     assert recipe.nbytes == plain.numel() * plain.element_size() == len(buffer)
     out = torch.zeros_like(plain).as_subclass(FakeCudaTensor)
     target = target_for(out)
-    assert isinstance(target, TorchTarget) and target.buffer_for(recipe) is None
+    assert isinstance(target, TorchTarget) and not target.direct
     target.check(recipe)
-    target.fill(recipe, buffer)
-    cuda.now.run(len(cuda.now.todo))
+    place = target.buffer_for(recipe)
+    assert (place is None) is (recipe.nbytes > devices.PINNED_MOST)
+    if place is not None:
+        place[:] = buffer
+    target.fill(recipe, bytes(buffer) if place is None else place)
     assert torch.equal(out.as_subclass(torch.Tensor), plain)
-    assert cuda.device.side().kept
-
-
-# -- on a real one ---------------------------------------------------------------------------------
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu():
-    """Never ran: no GPU was at hand when this was written."""
-    tensor = torch.arange(50_000_000, device="cuda", dtype=torch.float32)
-    _, header, buffer = export(tensor * 2)
-    out = torch.empty_like(tensor)
-    target_for(out).fill(recipe_for(header), buffer)
-    assert torch.equal(out, tensor * 2)

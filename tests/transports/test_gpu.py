@@ -5,11 +5,9 @@ from __future__ import annotations
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given, settings, strategies as st
 
-from transfer.transports import gpu
+from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
-from transfer.transports.errors import UsageError
 from transfer.transports.gpu import (
     CPU,
     CUDA,
@@ -110,6 +108,22 @@ def test_what_the_machine_has():
     assert "driver" in gpu.dmabuf_missing("6.1.0", 0, True)
 
 
+class Parameter:
+    """As torch's, which refuses `__cuda_array_interface__` while it wants a gradient."""
+
+    nbytes = 64
+
+    @property
+    def __cuda_array_interface__(self):
+        raise RuntimeError("Can't get __cuda_array_interface__ on Variable that requires grad")
+
+    def __dlpack_device__(self):
+        return CUDA, 1
+
+    def data_ptr(self):
+        return 8192
+
+
 def test_what_a_tensor_says():
     interface = {"shape": (4, 5), "typestr": "<f4", "data": (4096, False), "stream": 2, "version": 3}
     cupy = SimpleNamespace(__cuda_array_interface__=interface)
@@ -120,25 +134,19 @@ def test_what_a_tensor_says():
     assert gpu.described(both) == DeviceMemory(CUDA_MANAGED, 3, 4096, 80)
     torch = SimpleNamespace(__dlpack_device__=lambda: (CUDA, 1), data_ptr=lambda: 8192, nbytes=64)
     assert gpu.described(torch) == DeviceMemory(CUDA, 1, 8192, 64)
+    assert gpu.described(Parameter()) == DeviceMemory(CUDA, 1, 8192, 64)
     assert gpu.described(b"bytes") is None
     scalar = SimpleNamespace(__cuda_array_interface__={"shape": (), "typestr": "|u1", "data": (1, False)})
     assert gpu.described(scalar).nbytes == 1
 
 
-@settings(deadline=None)
-@given(st.integers(0, 1 << 24), st.integers(1 << 14, 1 << 22), st.integers(1, 5))
-def test_the_plan_of_a_staged_copy(nbytes, slab, slabs):
-    plan = gpu.staging_plan(nbytes, slab, slabs)
-    assert sum(chunk.length for chunk in plan) == nbytes
-    position = 0
-    for number, chunk in enumerate(plan):
-        assert chunk.offset == position and 0 < chunk.length <= slab and chunk.slab == number % slabs
-        position += chunk.length
-    if slabs > 1 and nbytes >= 2 * DIRECT_FROM:
-        assert len(plan) > 1, "nothing overlaps"
-
-
-@pytest.mark.parametrize(("slab", "slabs"), [(0, 1), (1, 0), (-1, 1)])
-def test_a_plan_without_slabs(slab, slabs):
-    with pytest.raises(UsageError):
-        gpu.staging_plan(100, slab, slabs)
+def test_the_numbers_are_the_drivers():
+    """Against NVIDIA's own enumerations: a wheel, and no GPU."""
+    driver = pytest.importorskip("cuda.bindings.driver")
+    attribute = driver.CUpointer_attribute
+    assert attribute.CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE.value == gpu.IS_LEGACY_IPC_CAPABLE
+    assert attribute.CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE.value == gpu.MEMPOOL_HANDLE
+    supported = driver.CUdevice_attribute.CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED
+    assert supported.value == gpu.DMA_BUF_SUPPORTED
+    kind = driver.CUmemRangeHandleType.CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD
+    assert kind.value == cuda.DMA_BUF

@@ -35,16 +35,17 @@ def arrives(done, count):
 
 
 def test_what_it_waits_for_goes_on(handler):
-    done = []
+    done, raised = [], threading.Event()
 
     def step():
         signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
-        time.sleep(0.2)
+        raised.wait(20)
         done.append(True)
 
     with pytest.raises(Interrupted):
         uninterrupted(step, None)
     assert not done
+    raised.set()
     assert arrives(done, 1)
 
 

@@ -10,6 +10,7 @@ from types import ModuleType
 from typing import Any, Final
 
 from transfer.tensors import dtypes
+from transfer.tensors.device import moved
 from transfer.tensors.header import EXTENDED_FLAGS, TENSOR_FLAGS, TensorSpec, is_extended, unpack
 from transfer.transports.errors import NotATensor, NotSupported, ProtocolError, TensorMismatch
 from transfer.transports.forking import undivided
@@ -131,7 +132,7 @@ class TorchBuilder:
             tensor = self._from_numpy(NUMPY.build(recipe, data, offset))
         else:
             tensor = self._build_viewed(recipe, data, offset)
-        return tensor if self.device is None else tensor.to(self.device)
+        return tensor if self.device is None else moved(tensor, self.device)
 
     def _build_viewed(self, recipe: Recipe, data: Any, offset: int) -> Any:
         """Builds a dtype that numpy lacks, as integers of the same size and a view."""

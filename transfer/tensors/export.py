@@ -18,7 +18,7 @@ from transfer.transports.errors import NotATensor, NotSupported
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
 Exporter = Callable[[Any], Exported]
-_Flat = tuple[int, bytes, Any, device.StagingBuffer | None]
+_Flat = tuple[int, bytes, Any]
 
 #: headers, which repeat from message to message. The key is (dtype, shape), and the axes if not in C order;
 #: the entry (flags, header, how to get at the memory)
@@ -50,7 +50,7 @@ def export(tensor: Any) -> Exported:
 def _exporter_for(tensor: Any) -> Exporter:
     """Finds the exporter of an object, and caches it for frequent types."""
     if device.is_cupy(tensor):
-        return _export_cupy
+        return export_staged
     numpy = sys.modules.get("numpy")  # another thread may still be importing it
     if numpy is not None and hasattr(numpy, "ma") and isinstance(tensor, (numpy.ndarray, numpy.generic)):
         if isinstance(tensor, numpy.ma.MaskedArray):
@@ -158,13 +158,13 @@ def _export_torch(tensor: Any) -> Exported:
 def _export_any_torch(tensor: Any) -> Exported:
     import torch
 
+    if tensor.is_cuda:
+        return export_staged(tensor)
     tensor = _plain_torch(torch, tensor)
     where = (HOST, 0)
     if tensor.device.type != "cpu":
         kind, index = tensor.__dlpack_device__()
         where = (int(kind), int(index))
-        if tensor.is_cuda:
-            return _export_cuda(torch, tensor, where)
         tensor = tensor.cpu()
     shape = tuple(tensor.shape)
     tensor, axes = _dense(tensor)
@@ -205,47 +205,34 @@ def export_pointer(tensor: Any) -> Exported:
 
     It waits for the work of the current stream, since the transport may read at any time.
     """
-    if device.is_cupy(tensor):
-        flags, header, flat, stage = _flat_cupy(tensor)
-    else:
-        torch = sys.modules["torch"]
-        tensor = _plain_torch(torch, tensor)
-        kind, index = tensor.__dlpack_device__()
-        flags, header, flat, stage = _flat_cuda(torch, tensor, (int(kind), int(index)))
-    if stage is None:
+    flags, header, flat = _flat_cupy(tensor) if device.is_cupy(tensor) else _flat_cuda(tensor)
+    if flat is None:
         return flags, header, b""
-    stage.settle()
+    device.settle(device.device_of(tensor))
     return flags, header, flat
 
 
-def _staged(flags: int, header: bytes, flat: Any, stage: device.StagingBuffer | None) -> Exported:
-    """Copies through pinned memory, in the order of the device's current stream."""
-    if stage is None:
-        return flags, header, b""
-    host = bytearray(flat.nbytes)
-    stage.to_host(flat, memoryview(host))
-    return flags, header, host
+def export_staged(tensor: Any) -> Exported:
+    """As `export` for a tensor on a device: a copy in host memory that nobody else has."""
+    flags, header, flat = _flat_cupy(tensor) if device.is_cupy(tensor) else _flat_cuda(tensor)
+    return flags, header, b"" if flat is None else device.to_host(device.device_of(tensor), flat)
 
 
-def _export_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> Exported:
-    return _staged(*_flat_cuda(torch, tensor, where))
-
-
-def _flat_cuda(torch: Any, tensor: Any, where: tuple[int, int]) -> _Flat:
-    """Returns flags, header, the memory as bytes on the device, the device's slabs (None: no bytes)."""
+def _flat_cuda(tensor: Any) -> _Flat:
+    """Returns flags, header, the memory as bytes on the device (None: no bytes)."""
+    torch = sys.modules["torch"]
+    tensor = _plain_torch(torch, tensor)
+    kind, index = tensor.__dlpack_device__()
+    where = int(kind), int(index)
     shape = tuple(tensor.shape)
     tensor, axes = _dense(tensor)
     row = dtypes.describe_torch(tensor.dtype)
     spec = TensorSpec(row.code, shape, row.itemsize, axes, "", where)
     flags, header = pack(spec)
     if not spec.nbytes:
-        return flags, header, b"", None
+        return flags, header, None
     ordered = tensor if axes is None else tensor.permute(axes)
-    return flags, header, ordered.reshape(-1).view(torch.uint8), device.torch_stage(tensor)
-
-
-def _export_cupy(array: Any) -> Exported:
-    return _staged(*_flat_cupy(array))
+    return flags, header, ordered.reshape(-1).view(torch.uint8)
 
 
 def _flat_cupy(array: Any) -> _Flat:
@@ -255,14 +242,15 @@ def _flat_cupy(array: Any) -> _Flat:
     if not array.flags.c_contiguous:
         axes = dense_axes(array.shape, array.strides)
         if axes is None or not array.transpose(axes).flags.c_contiguous:
-            axes, array = None, array.copy(order="C")
+            with array.device:
+                axes, array = None, array.copy(order="C")
     code, text, itemsize = dtypes.describe_numpy(array.dtype)
     spec = TensorSpec(code, tuple(array.shape), itemsize, axes, text, (kind, index))
     flags, header = pack(spec)
     if not spec.nbytes:
-        return flags, header, b"", None
+        return flags, header, None
     ordered = array if axes is None else array.transpose(axes)
-    return flags, header, ordered.reshape(-1).view(_BYTES), device.cupy_stage(array)
+    return flags, header, ordered.reshape(-1).view(_BYTES)
 
 
 def _torch_plain(torch: Any, row: dtypes.ElementType, nbytes: int) -> Callable[[Any], Any] | None:

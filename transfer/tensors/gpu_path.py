@@ -1,7 +1,7 @@
 """Sends a tensor on a GPU: by its pointer or registered with the network card, if every peer's transport
 supports that, else through the host.
 
-Not tested on a GPU: tests use stand-ins for the tensor, its device, the driver and the peers.
+The ways without the host were never run on a GPU: their tests use stand-ins for device, driver and peers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from transfer import config
-from transfer.tensors.export import export, export_pointer
+from transfer.tensors.export import export_pointer, export_staged
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
@@ -26,22 +26,30 @@ _MODULES: Final = Path("/proc/modules")
 _warned: Final[set[str]] = set()
 
 
-def send_from_device(socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool) -> Any:
-    """Sends one tensor on a device, with `copy=False`. Raises as `send_tensor`."""
-    asked = getattr(socket, "_tensor_capabilities", None)
-    can = Capabilities() if asked is None else asked(flags)
-    way = way_of(tensor, can)
-    if way.route in _DIRECT:
+def send_from_device(
+    socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool, direct: bool
+) -> Any:
+    """Sends one tensor on a device. direct: not through the host, where that is possible, and with a tracker.
+    Raises as `send_tensor`."""
+    route = _direct_route(socket, tensor, flags) if direct else gpu.GpuRoute.STAGING
+    if route in _DIRECT:
         bits, header, flat = export_pointer(tensor)
-        payload = registrable(flat) if way.route is gpu.GpuRoute.DMABUF else flat
+        payload = registrable(flat) if route is gpu.GpuRoute.DMABUF else flat
         try:
             return socket._send_outframes([(bits, 0, topic, header, payload)], flags, track, False)
         except (TypeError, BufferError, RegistrationError) as error:
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
             warn(f"a tensor on a GPU is copied through the host after all: {error}")
-    bits, header, buffer = export(tensor)
-    return socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
+    bits, header, buffer = export_staged(tensor)
+    # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
+    tracker = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
+    return tracker if track or direct else None
+
+
+def _direct_route(socket: Any, tensor: Any, flags: int) -> gpu.GpuRoute:
+    asked = getattr(socket, "_tensor_capabilities", None)
+    return way_of(tensor, Capabilities() if asked is None else asked(flags)).route
 
 
 def way_of(tensor: Any, can: Capabilities) -> gpu.Way:

@@ -105,8 +105,8 @@ class TensorMethods:
             return None
         if topic is not None:
             topic = _topic(topic)
-        if copy is False and on_device(tensor):
-            return send_from_device(self, tensor, topic, flags, track)
+        if on_device(tensor):
+            return send_from_device(self, tensor, topic, flags, track, copy is False)
         bits, header, buffer = export(tensor)
         if common and buffer is tensor:
             self._note_known(tensor, bits, header)

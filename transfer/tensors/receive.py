@@ -147,7 +147,7 @@ def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
     data = frame.data
     if frame.flags & _LZ4:
         data = _decompressed(bytes(data) if data is placed else data, recipe.nbytes)
-    elif placed is not None and data is placed:
+    elif placed is not None and data is placed and target.direct:
         return
     check_length(recipe, memoryview(data).nbytes)
     target.fill(recipe, data)
@@ -353,6 +353,8 @@ class BundleArrival:
                 raise _other_header(entry)
             data = frame.data
             if data is self._placed.get(position) and not frame.flags & _LZ4:
+                if not self._targets[entry.name].direct:
+                    self._targets[entry.name].fill(entry.recipe, data)
                 continue
             # Frames that the sink did not see shift those behind them: data in the memory of another tensor
             # must be saved before that one is filled.

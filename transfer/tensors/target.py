@@ -1,7 +1,7 @@
 """Memory of the caller (`out=`) that a tensor is received into.
 
-`check` compares before the payload is read. `buffer_for` returns the memory if the payload can be read
-directly into it; else `fill` copies it once.
+`check` compares before the payload is read. `buffer_for` returns memory to read the payload into, if there is
+any. Where that is the caller's own (`direct`) nothing is left to do; else `fill` copies it once.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class NumpyTarget:
     """An array, in any order of axes, possibly with gaps."""
 
     __slots__ = ("out",)
+    direct = True
 
     def __init__(self, out: Any) -> None:
         if not out.flags.writeable:
@@ -56,7 +57,7 @@ class NumpyTarget:
 class TorchTarget:
     """A tensor, in any order of axes, on any device."""
 
-    __slots__ = ("_plain", "out")
+    __slots__ = ("_landing", "_plain", "direct", "out")
 
     def __init__(self, torch: Any, out: Any) -> None:
         if out.layout is not torch.strided or out.is_quantized or out.device.type == "meta":
@@ -65,6 +66,8 @@ class TorchTarget:
             raise TensorMismatch("out= has elements that overlap in memory", hint="was it made by expand()?")
         self.out = out
         self._plain = out.detach() if out.requires_grad else out
+        self.direct = not out.is_cuda
+        self._landing = None if self.direct else device.Landing(device.TorchDevice(out.device))
 
     def check(self, recipe: Recipe) -> None:
         """Raises TensorMismatch if dtype or shape differ."""
@@ -74,37 +77,43 @@ class TorchTarget:
 
     def buffer_for(self, recipe: Recipe) -> Any:
         """Returns writable flat memory for the payload in its order on the wire, or None."""
-        plain = self._plain
-        if not plain.is_cpu or plain.is_conj() or plain.is_neg() or not recipe.nbytes:
+        plain = self._dense(recipe)
+        if plain is None:
             return None
-        if recipe.spec.axes is not None:
-            plain = plain.permute(recipe.spec.axes)
-        if not plain.is_contiguous():
-            return None
+        if self._landing is not None:
+            return self._landing.buffer(recipe.nbytes)
         if recipe.torch_view is not None:
             plain = plain.view(getattr(sys.modules["torch"], recipe.torch_view))
         return plain.numpy().reshape(-1).view(_BYTES)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload that arrived in other memory; on a GPU the current stream waits for the copy."""
+        plain = self._dense(recipe)
+        if self._landing is not None and plain is not None:
+            flat = plain.reshape(-1).view(sys.modules["torch"].uint8)
+            self._landing.fill(flat, data if self._landing.holds(data) else _part(recipe, data, offset))
+        else:
+            self._plain.copy_(TORCH.build(recipe, data, offset))
+
+    def _dense(self, recipe: Recipe) -> Any:
+        """The tensor in the payload's order of axes; None: it has gaps there, lazy bits, or no bytes."""
         plain = self._plain
-        if plain.is_cuda and recipe.nbytes and not plain.is_conj() and not plain.is_neg():
-            if recipe.spec.axes is not None:
-                plain = plain.permute(recipe.spec.axes)
-            if plain.is_contiguous():
-                flat = plain.reshape(-1).view(sys.modules["torch"].uint8)
-                device.torch_stage(plain).to_device(_part(recipe, data, offset), flat)
-                return
-        self._plain.copy_(TORCH.build(recipe, data, offset))
+        if not (plain.is_cpu or plain.is_cuda) or plain.is_conj() or plain.is_neg() or not recipe.nbytes:
+            return None
+        if recipe.spec.axes is not None:
+            plain = plain.permute(recipe.spec.axes)
+        return plain if plain.is_contiguous() else None
 
 
 class CupyTarget:
     """A CuPy array whose memory is dense in the message's order of axes."""
 
-    __slots__ = ("out",)
+    __slots__ = ("_landing", "out")
+    direct = False
 
     def __init__(self, out: Any) -> None:
         self.out = out
+        self._landing = device.Landing(device.device_of(out))
 
     def check(self, recipe: Recipe) -> None:
         """Raises TensorMismatch if dtype, shape or the order of axes differ."""
@@ -116,14 +125,14 @@ class CupyTarget:
             raise TensorMismatch("out= is not dense in the order of axes of the tensor that arrived")
 
     def buffer_for(self, recipe: Recipe) -> Any:
-        """Returns None: the host cannot read into it."""
-        return None
+        """Returns pinned memory, which `fill` copies from, or None."""
+        return self._landing.buffer(recipe.nbytes)
 
     def fill(self, recipe: Recipe, data: Any, offset: int = 0) -> None:
         """Copies a payload; the current stream waits for the copy."""
         if recipe.nbytes:
             flat = self._ordered(recipe).reshape(-1).view(_BYTES)
-            device.cupy_stage(self.out).to_device(_part(recipe, data, offset), flat)
+            self._landing.fill(flat, data if self._landing.holds(data) else _part(recipe, data, offset))
 
     def _ordered(self, recipe: Recipe) -> Any:
         return self.out if recipe.spec.axes is None else self.out.transpose(recipe.spec.axes)
@@ -133,6 +142,7 @@ class MemoryTarget:
     """Plain writable memory (bytearray, memoryview ...), for any tensor with the same number of bytes."""
 
     __slots__ = ("_view", "out")
+    direct = True
 
     def __init__(self, out: Any) -> None:
         try:

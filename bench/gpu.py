@@ -1,0 +1,267 @@
+"""Tensors of a GPU: `python -m bench.gpu --report FILE.json`, on a machine that has one.
+
+Each row names the slowest raw stage that its bytes must pass, measured in the same run, and the ratio to it.
+Without a device it says "not run" and exits with 0.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from bench.machine import describe
+
+MIB, GIB = 1 << 20, 1 << 30
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
+    parser.add_argument("--report", type=Path, help="write the rows as JSON here, and a table beside it")
+    options = parser.parse_args()
+    try:
+        import torch
+    except ImportError:
+        print("not run: torch is not installed")
+        return 0
+    if not torch.cuda.is_available():
+        print("not run: there is no CUDA device")
+        return 0
+    report = {"machine": describe(), "gpu": _gpu(torch), "rows": []}
+    raw: dict[str, float] = {}
+    for case in (raw_copies, raw_streams, staged_sends, pairs, pauses):
+        for row in case(torch, raw):
+            report["rows"].append(row)
+            print(_line(row), flush=True)
+            if options.report:
+                options.report.write_text(json.dumps(report, indent=1) + "\n")
+    if options.report:
+        options.report.with_suffix(".md").write_text(table(report))
+    return 0
+
+
+def _gpu(torch: Any) -> dict[str, Any]:
+    query = "--query-gpu=name,driver_version,memory.total,pcie.link.gen.max,pcie.link.width.max"
+    command = ["nvidia-smi", query, "--format=csv,noheader"]
+    seen = subprocess.run(command, capture_output=True, text=True, check=False)
+    return {"device": seen.stdout.strip(), "torch": torch.__version__, "cuda": torch.version.cuda}
+
+
+def _row(name: str, nbytes: int, seconds: float, limit: str = "", floor: float = 0.0) -> dict[str, Any]:
+    rate = nbytes / seconds / 1e9
+    return {
+        "case": name,
+        "bytes": nbytes,
+        "gb_s": round(rate, 2),
+        "limit": limit,
+        "ratio": round(rate / floor, 2) if floor else None,
+    }
+
+
+def _line(row: dict[str, Any]) -> str:
+    if "gb_s" not in row:
+        return f"{row['case']:<48} {row['value']}"
+    ratio = f"{row['ratio']} of {row['limit']}" if row["ratio"] is not None else ""
+    return f"{row['case']:<48} {row['bytes'] / MIB:>7.0f} MiB {row['gb_s']:>9.2f} GB/s  {ratio}"
+
+
+def table(report: dict[str, Any]) -> str:
+    """The rows as Markdown."""
+    lines = ["| case | size | result | of its slowest raw stage |", "|---|---|---|---|"]
+    for row in report["rows"]:
+        if "gb_s" in row:
+            ratio = f"{row['ratio']} of {row['limit']}" if row["ratio"] is not None else ""
+            lines.append(f"| {row['case']} | {row['bytes'] // MIB} MiB | {row['gb_s']} GB/s | {ratio} |")
+        else:
+            lines.append(f"| {row['case']} | | {row['value']} | |")
+    return "\n".join(lines) + "\n"
+
+
+def timed(work: Callable[[], object], repeat: int = 5) -> float:
+    """Seconds of one round, the median after one that does not count."""
+    work()
+    taken = []
+    for _ in range(repeat):
+        start = time.perf_counter()
+        work()
+        taken.append(time.perf_counter() - start)
+    return statistics.median(taken)
+
+
+# --- raw limits --------------------------------------------------------------------------------
+
+
+def raw_copies(torch: Any, raw: dict[str, float]) -> Any:
+    """Device to device, and over PCIe with pinned and with pageable memory."""
+    nbytes = GIB
+    device = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+    memory = {
+        "D2D": torch.empty_like(device),
+        "pinned": torch.empty(nbytes, dtype=torch.uint8, pin_memory=True),
+        "pageable": torch.zeros(nbytes, dtype=torch.uint8),
+    }
+
+    def copied(target: Any, source: Any) -> float:
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+
+        return timed(work)
+
+    for name, target, source in (
+        ("raw D2D", memory["D2D"], device),
+        ("raw D2H pinned", memory["pinned"], device),
+        ("raw H2D pinned", device, memory["pinned"]),
+        ("raw D2H pageable", memory["pageable"], device),
+        ("raw H2D pageable", device, memory["pageable"]),
+        ("raw memcpy of the host", memory["pageable"], memory["pinned"]),
+    ):
+        row = _row(name, nbytes, copied(target, source))
+        raw[name] = row["gb_s"]
+        yield row
+
+
+def raw_streams(torch: Any, raw: dict[str, float]) -> Any:
+    """Host tensors between two processes."""
+    for transport in ("tcp", "local"):
+        for nbytes in (64 * MIB, GIB):
+            name = f"raw host → {transport} → host"
+            row = _row(name, nbytes, between(transport, nbytes, device=False))
+            raw[f"{name} {nbytes}"] = row["gb_s"]
+            yield row
+
+
+# --- ours ---------------------------------------------------------------------------------------
+
+
+def staged_sends(torch: Any, raw: dict[str, float]) -> Any:
+    """Device to host, the send side alone."""
+    from transfer.tensors.export import export
+
+    for nbytes in (64 * 1024, MIB, 64 * MIB, GIB):
+        tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        seconds = timed(lambda tensor=tensor: export(tensor))
+        yield _row("device → host, send side", nbytes, seconds, "D2H pinned", raw["raw D2H pinned"])
+
+
+def pairs(torch: Any, raw: dict[str, float]) -> Any:
+    """Device to device between two processes."""
+    for transport in ("tcp", "local"):
+        for nbytes in (64 * MIB, GIB):
+            limits = {
+                "D2H pinned": raw["raw D2H pinned"],
+                "H2D pinned": raw["raw H2D pinned"],
+                transport: raw[f"raw host → {transport} → host {nbytes}"],
+            }
+            limit = min(limits, key=lambda name: limits[name])
+            seconds = between(transport, nbytes, device=True)
+            yield _row(f"device → {transport} → device", nbytes, seconds, limit, limits[limit])
+
+
+def pauses(torch: Any, raw: dict[str, float]) -> Any:
+    """The longest time for which a ticking thread stood still while 8 GiB are staged."""
+    from transfer.tensors.export import export
+
+    tensor = torch.zeros(8 * GIB, dtype=torch.uint8, device="cuda")
+    stop = threading.Event()
+    longest = 0.0
+
+    def tick() -> None:
+        nonlocal longest
+        last = time.perf_counter()
+        while not stop.is_set():
+            time.sleep(0.0005)
+            now = time.perf_counter()
+            longest = max(longest, now - last)
+            last = now
+
+    thread = threading.Thread(target=tick)
+    thread.start()
+    start = time.perf_counter()
+    export(tensor)
+    taken = time.perf_counter() - start
+    stop.set()
+    thread.join()
+    yield _row("8 GiB staged", 8 * GIB, taken, "D2H pinned", raw["raw D2H pinned"])
+    yield {"case": "longest pause of a thread meanwhile", "value": f"{longest * 1000:.1f} ms"}
+
+
+# --- two processes ------------------------------------------------------------------------------
+
+
+def between(transport: str, nbytes: int, *, device: bool) -> float:
+    """Seconds for a tensor from one process to another, the median of several in a row."""
+    count = max(4, min(20, 2 * GIB // nbytes))
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device))
+    child.start()
+    try:
+        with _context(transport) as made, made.socket(_kinds("PUSH")) as push:
+            push.sndtimeo = 60_000
+            push.connect(ours.recv())
+            push.wait_for_peers(1)
+            assert push.peers()[0].transport == transport
+            tensor = _tensor(nbytes, device)
+            for _ in range(count):
+                push.send_tensor(tensor)
+            seconds = ours.recv()
+        child.join(30)
+        return float(seconds)
+    finally:
+        child.kill()
+        child.join()
+
+
+def _receive(pipe: Any, transport: str, nbytes: int, count: int, device: bool) -> None:
+    import torch
+
+    with _context(transport) as made, made.socket(_kinds("PULL")) as pull:
+        pull.rcvtimeo = 60_000
+        pull.rcvhwm = 2
+        pull.bind("tcp://127.0.0.1:0")
+        out = _tensor(nbytes, device)
+        settle = torch.cuda.synchronize if device else time.perf_counter
+        settle()
+        pipe.send(pull.last_endpoint)
+        marks = []
+        for _ in range(count):
+            pull.recv_tensor(out=out)
+            settle()
+            marks.append(time.perf_counter())
+        pipe.send((marks[-1] - marks[0]) / (count - 1))
+
+
+def _context(transport: str) -> Any:
+    import os
+
+    os.environ["TRANSFER_LOCAL"] = "on" if transport == "local" else "off"
+    import transfer
+    from transfer.transports import probe
+
+    probe.forget()  # the process may have looked before, under another switch
+    return transfer.Context()
+
+
+def _kinds(name: str) -> Any:
+    import transfer
+
+    return getattr(transfer, name)
+
+
+def _tensor(nbytes: int, device: bool) -> Any:
+    import torch
+
+    return torch.zeros(nbytes, dtype=torch.uint8, device="cuda" if device else "cpu")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
