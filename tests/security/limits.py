@@ -86,39 +86,25 @@ LIMITS = {
         "discovery/test_many_addresses.py::test_an_answer_with_many_addresses_leaves_descriptors_for_files",
     ),
     ("each port", "memory"): (
-        size(MOST_OF_A_HANDSHAKE),
+        "; ".join((size(MOST_OF_A_HANDSHAKE), size(tls._MAX_HANDSHAKE))),
         "broker/test_besieged.py::test_an_unfinished_handshake_takes_little_memory",
-    ),
-    ("each port", "bytes of a TLS handshake"): (
-        size(tls._MAX_HANDSHAKE),
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
     ("each port", "bytes of a ClientHello"): (
-        size(LARGEST_HELLO),
+        # 24 KiB: CERTIFICATES in native/tls.pxd
+        "; ".join((size(LARGEST_HELLO), "24 KiB")),
         "core/test_tls_peers.py::test_a_client_hello_in_pieces_is_refused",
-    ),
-    ("each port", "bytes of a peer's certificates"): (
-        "24 KiB",  # CERTIFICATES in native/tls.pxd
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
     ("each port", "bytes of TLS records"): (
-        size(tls._MAX_BARREN),
+        "; ".join((size(tls._MAX_BARREN), size(tls._MAX_STRANGE))),
         "core/test_tls_peers.py::test_new_keys_without_end_are_refused",
-    ),
-    ("each port", "bytes inside"): (
-        size(tls._MAX_STRANGE),
         "security/test_limits.py::test_bytes_of_a_peer_that_does_not_say_who_it_is",
     ),
     ("own sockets", "bytes of a hello"): (
-        size(hello.MAX_HELLO),
+        "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(SocketMethods.maxmsgsize.default))),
         "transports/test_hello.py::test_a_hello_has_a_limit",
-    ),
-    ("own sockets", "bytes of a step"): (
-        size(upgrade.MAX_STEP),
         "local/test_dialogue.py::test_a_body_that_is_no_step_is_refused",
-    ),
-    ("own sockets", "bytes of a message"): (
-        size(SocketMethods.maxmsgsize.default),
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
     ),
     ("own sockets", "subscriptions"): (
@@ -154,11 +140,8 @@ LIMITS = {
         "broker/test_own_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
     ),
     ("own front", "bytes that wait for one SUB"): (
-        size(TRANSFER.send_high_water_bytes),
+        "; ".join((size(TRANSFER.send_high_water_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
         "broker/test_own_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
-    ),
-    ("own front", "the same"): (
-        size(own_catch_up.MAX_QUEUED_BYTES),
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),
     ("own front", "positions"): (
@@ -172,8 +155,10 @@ LIMITS = {
         "broker/test_catch_up.py::test_floods_end_their_connection",
     ),
     ("abtp", "bytes of a payload"): (
-        size(_ABTP.largest),
+        "; ".join((size(_ABTP.largest), size(_ABTP.largest), size(abtp_words.MAX_CONTROL))),
         "broker/test_abtp_fanout.py::test_what_is_too_large_for_the_pub_socket",
+        "broker/test_abtp_control.py::test_decompression_is_bounded",
+        "broker/test_abtp_limits.py::test_an_envelope_without_its_payload",
     ),
     ("abtp", "bytes of READY"): (
         f"{size(zmtp.LONGEST_READY)}; {number(zmtp.LONGEST_IDENTITY)}",
@@ -183,17 +168,9 @@ LIMITS = {
         f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
         "broker/test_abtp_front.py::test_too_much_that_waits_for_the_disk",
     ),
-    ("abtp", "bytes of a message unpacked"): (
-        size(_ABTP.largest),
-        "broker/test_abtp_control.py::test_decompression_is_bounded",
-    ),
     ("abtp", "bytes of a control"): (
         f"{size(abtp_words.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
         "broker/test_abtp_limits.py::test_a_control_message_and_its_subscriptions",
-    ),
-    ("abtp", "bytes of an envelope"): (
-        size(abtp_words.MAX_CONTROL),
-        "broker/test_abtp_limits.py::test_an_envelope_without_its_payload",
     ),
     ("abtp", "bytes that are published"): (
         size(abtp_relay._SLOW_SUBSCRIBER_BYTES),
@@ -226,11 +203,8 @@ LIMITS = {
         "broker/test_abtp_limits.py::test_more_prefixes_than_are_told_apart",
     ),
     ("HTTP of a broker", "bytes of a body"): (
-        size(MAX_BODY),
+        "; ".join((size(MAX_BODY), number(_of_aiohttp("max_line_size")))),
         "broker/test_admin.py::test_other_requests_are_refused_as_json",
-    ),
-    ("HTTP of a broker", "bytes of a request line"): (
-        number(_of_aiohttp("max_line_size")),
         "security/test_limits.py::test_a_header_without_end",
     ),
     ("HTTP of a broker", "bytes of a request's head"): (
@@ -259,11 +233,8 @@ LIMITS = {
         "metrics/test_secure_serving.py::test_who_is_known_is_answered_to_the_end",
     ),
     ("HTTP of metrics", "bytes"): (
-        size(scraping.MOST_HEAD),
+        "; ".join((size(scraping.MOST_HEAD), seconds(scraping._PATIENCE))),
         "metrics/test_secure_serving.py::test_the_head_of_a_request_has_a_limit",
-    ),
-    ("HTTP of metrics", "time"): (
-        seconds(scraping._PATIENCE),
         "metrics/test_secure_serving.py::test_a_head_has_a_limit_in_time",
     ),
     ("answers", "bytes"): (
@@ -275,31 +246,24 @@ LIMITS = {
         "cli/test_answers.py::test_an_answer_that_drips_is_given_up",
     ),
     ("spool", "bytes of a request"): (
-        size(protocol.MAX_REQUEST),
+        "; ".join((size(protocol.MAX_REQUEST), size(protocol.MAX_ANSWER), size(reader._MOST_UNSENT))),
         "spool/test_server.py::test_a_request_that_is_too_large_ends_its_connection",
-    ),
-    ("spool", "bytes of an answer"): (
-        size(protocol.MAX_ANSWER),
         "spool/test_chosen_columns.py::test_limits_count_the_chosen_columns",
-    ),
-    ("spool", "bytes of answers"): (
-        size(reader._MOST_UNSENT),
         "spool/test_server.py::test_a_slow_reader_stops_nobody_and_takes_no_memory",
     ),
-    ("spool", "shards"): (
-        number(group.MAX_SHARDS),
+    ("spool", "fetches"): (
+        "; ".join((number(row_requests._MAX_WAITING), number(group.MAX_SHARDS))),
+        "spool/test_server.py::test_too_many_fetches_are_refused",
         "spool/test_shards.py::test_shards_that_are_none_are_refused",
     ),
-    ("spool", "fetches"): (
-        number(row_requests._MAX_WAITING),
-        "spool/test_server.py::test_too_many_fetches_are_refused",
-    ),
     ("registry", "names"): (
-        "; ".join(map(number, (_REGISTRY.names, _REGISTRY.members, _REGISTRY.each, _REGISTRY.all))),
+        "; ".join(
+            (
+                "; ".join(map(number, (_REGISTRY.names, _REGISTRY.members, _REGISTRY.each, _REGISTRY.all))),
+                number(_REGISTRY.watchers),
+            )
+        ),
         "discovery/test_registry_books.py::test_there_is_a_limit_to_everything",
-    ),
-    ("registry", "watches"): (
-        number(_REGISTRY.watchers),
         "discovery/test_registry_books.py::test_there_is_a_limit_to_watchers",
     ),
     ("all fronts", "bytes of large payloads"): (
