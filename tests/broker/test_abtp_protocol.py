@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.broker.abtp_frames import ENVELOPE, NOW, PEER, TOPIC, code, envelope, new, published, read
+from tests.broker.vectors import frames
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Deregister,
@@ -187,19 +187,10 @@ def test_any_json_is_decided(value, shape):
 # --- the document -------------------------------------------------------------------------------------------
 
 DOCUMENT = Path(__file__).parents[2] / "docs/protocols/abtp.md"
-LINE = re.compile(r"^\| ([^`|]+) \| ((?:`[0-9a-f]*` ?)+) \|$", re.MULTILINE)
-
-
-def vectors():
-    table = DOCUMENT.read_text().split("\n## Test vectors\n")[1]
-    return {
-        name: [bytes.fromhex(digits) for digits in re.findall("`([0-9a-f]*)`", frames)]
-        for name, frames in LINE.findall(table)
-    }
 
 
 def test_the_documents_requests():
-    found = vectors()
+    found = frames("abtp")
     for name, topic, payload, answer in (
         ("old producer, DEALER", "a.b", b'{"n":1}', False),
         ("old producer, REQ", "a.b", b'{"n":1}', True),

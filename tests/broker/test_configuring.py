@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from transfer.broker.config.configuration import ConfigValue, configured, parse_flag, read_file
-from transfer.broker.config.options import OPTIONS, default_of
+from transfer.broker.config.options import BY_NAME, OPTIONS, default_of
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.subscriber import Overflow
@@ -233,9 +234,22 @@ def test_each_choice_has_a_default_and_a_place(choice):
 
 def test_the_document_has_every_option_and_every_variable():
     text = DOCUMENT.read_text()
-    assert [one.name for one in OPTIONS if f"| `{one.name}` |" not in text] == []
+    assert [one.name for one in OPTIONS if f"`{one.name}`" not in text] == []
     names = [*BROKER_NAMES, *BROKER_IDLE_NAMES, "FASTPATH_REQUIRE", "TRANSFER_BROKER_CONFIG"]
     assert [name for name in names if name not in text] == []
+
+
+def test_defaults_in_the_document_are_those_of_the_code():
+    section = DOCUMENT.read_text().split("\n## Options\n")[1].split("\n## ")[0]
+    found = {}
+    for names, texts in re.findall(r"^\| (`[^|]+) \| ([^|]*) \|", section, re.MULTILINE):
+        options, defaults = names.replace("`", "").split(", "), texts.replace("`", "").split(", ")
+        found |= zip(options, defaults * len(options) if len(defaults) == 1 else defaults, strict=True)
+    assert len(found) > 50
+    for name, text in found.items():
+        if text not in ("", "none") and name != "broker.data":
+            option = BY_NAME[name]
+            assert option.read(text) == default_of(option), name
 
 
 def test_what_is_chosen_of_security_and_the_variables_fit_together(tmp_path):

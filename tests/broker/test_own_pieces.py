@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.broker.vectors import vectors
 from transfer.broker.protocols.native import Op, decode, encode
 from transfer.broker.protocols.native_pieces import (
     Begin,
@@ -24,7 +22,6 @@ from transfer.broker.protocols.native_pieces import (
 )
 from transfer.transports.errors import ProtocolError
 
-DOCUMENT = (Path(__file__).parents[2] / "docs" / "protocols" / "own.md").read_text()
 TENSOR = Part(1, bytes(48), 100)
 VECTORS = {
     "BEGIN of message 7": encode_begin(7, Begin(b"logs", 16 << 20, b"")),
@@ -35,8 +32,7 @@ VECTORS = {
 
 @pytest.mark.parametrize("name", VECTORS)
 def test_the_document_tells_the_bytes(name):
-    [row] = re.findall(rf"^\| {re.escape(name)}.*?\| (.*) \|$", DOCUMENT, re.MULTILINE)
-    assert bytes.fromhex("".join(re.findall(r"`([0-9a-f]+)`", row))) == VECTORS[name]
+    assert [data for what, data in vectors("own").items() if what.startswith(name)] == [VECTORS[name]]
 
 
 PARTS = st.lists(

@@ -30,12 +30,12 @@ def read(data: bytes) -> Publish | PyBrokerFetch | None:
 
 def test_the_document_says_what_the_codec_does():
     assert vectors("pybroker") == {
-        "PUBLISH `hello` to `logs`": encode_publish("logs", 5) + b"hello",
-        "PUBLISH nothing to `logs`": encode_publish("logs", 0),
-        "PUBLISH `00 ff` to `größe`": encode_publish("größe", 2) + b"\x00\xff",
-        "FETCH `logs` from 0": encode_fetch("logs", 0),
-        "FETCH `a` from 2^40 + 1": encode_fetch("a", 2**40 + 1),
-        "answer: `hello`": encode_length(5) + b"hello",
+        "PUBLISH hello to logs": encode_publish("logs", 5) + b"hello",
+        "PUBLISH nothing to logs": encode_publish("logs", 0),
+        "PUBLISH 00 ff to größe": encode_publish("größe", 2) + b"\x00\xff",
+        "FETCH logs from 0": encode_fetch("logs", 0),
+        "FETCH a from 2^40 + 1": encode_fetch("a", 2**40 + 1),
+        "answer: hello": encode_length(5) + b"hello",
         "answer: nothing": encode_length(0),
         "answer: gone, the oldest is 4096": encode_gone(4096),
     }

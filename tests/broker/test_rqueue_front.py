@@ -76,8 +76,8 @@ def test_subscribers_are_told_of_their_topics_and_no_others(broker):
 def test_the_notification_is_the_one_that_was_published(broker):
     found = vectors("rqueue")
     with broker.connect() as plain:
-        plain.sendall(found["SUBSCRIBE `news`"] + found["PUBLISH `hello` to `news`"])
-        wanted = found["NOTIFICATION `hello` on `news`"]
+        plain.sendall(found["SUBSCRIBE news"] + found["PUBLISH hello to news"])
+        wanted = found["NOTIFICATION hello on news"]
         assert receive(plain, len(wanted)) == wanted
 
 

@@ -1,16 +1,18 @@
-"""The test vectors that stand in the documents of the protocols."""
+"""The test vectors of the protocols: docs/protocols/vectors.json."""
 
 from __future__ import annotations
 
-import re
+import json
 from pathlib import Path
 
-_FOLDER = Path(__file__).parents[2] / "docs/protocols"
-_ROW = re.compile(r"^\| (.+) \| `([0-9a-f ]+)` \|$", re.MULTILINE)
+_ALL = json.loads((Path(__file__).parents[2] / "docs/protocols/vectors.json").read_text())
 
 
 def vectors(protocol: str) -> dict[str, bytes]:
-    """What each row of the document's table says, and the bytes for it."""
-    text = (_FOLDER / f"{protocol}.md").read_text()
-    table = text.split("\n## Test vectors\n")[1]
-    return {name: bytes.fromhex(digits) for name, digits in _ROW.findall(table)}
+    """The bytes of each vector, by what it says."""
+    return {name: bytes.fromhex(digits) for name, digits in _ALL[protocol].items()}
+
+
+def frames(protocol: str) -> dict[str, list[bytes]]:
+    """The same where a vector has several frames."""
+    return {name: [bytes.fromhex(digits) for digits in several] for name, several in _ALL[protocol].items()}

@@ -1,4 +1,4 @@
-"""The table of ports in docs/security.md: what a broker and a spool listen at, and nothing else."""
+"""The ports in docs/broker.md and docs/security.md: what a broker and a spool listen at, and nothing else."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ from transfer.broker.config.options import BY_NAME, default_of
 from transfer.certificates import Authority
 from transfer.spool.format.address import DEFAULT_PORT, default_rows_endpoint
 
-_PAGE = (Path(__file__).parents[2] / "docs" / "security.md").read_text()
+_DOCS = Path(__file__).parents[2] / "docs"
+_PAGES = {"transfer broker": _DOCS / "broker.md", "transfer serve": _DOCS / "security.md"}
 HERE = "127.0.0.1"
 
 
 def table(program):
     """(port, option, whether it is one above that of the option) of each row."""
-    found, of = [], ""
-    for line in _PAGE.partition("## Ports")[2].partition("\n## ")[0].splitlines():
+    found = []
+    for line in _PAGES[program].read_text().partition("## Ports")[2].partition("\n## ")[0].splitlines():
         cells = [cell.strip() for cell in line.strip("|").split("|")]
-        if len(cells) == 4:
-            of = cells[0] or of
-            if of == f"`{program}`":
-                found.append((cells[1], re.findall(r"`([^`]+)`", cells[2])[-1], "one above" in cells[2]))
+        if len(cells) == 3 and "`" in cells[1]:
+            found.append((cells[0], re.findall(r"`([^`]+)`", cells[1])[-1], "one above" in cells[1]))
     assert found
     return found
 

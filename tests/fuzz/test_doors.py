@@ -25,6 +25,7 @@ from tests.fuzz.doors import PORTS, SECURED, TALKS, talk
 from tests.fuzz.serving import HERE, Process
 from tests.fuzz.stranger import Drips, Strangers
 from tests.fuzz.ways import Local, plain, unix_door
+from tests.security.limits import SECTIONS
 from tests.security.test_limits import rows
 
 KEPT = sorted((Path(__file__).parent / "kept").glob("*.json"))
@@ -34,8 +35,6 @@ FEW = 25
 #: ports that the table of limits has for all doors at once
 _FOR_ALL = {
     "all TCP ports of a process together",
-    "ports of a broker",
-    "ports of a broker that ask for no certificate",
     "all fronts",
     # of what this side asks, not of its ports
     "answers that the `transfer` commands read over HTTP",
@@ -81,7 +80,8 @@ def test_every_door_is_in_the_set(attack):
     places = attack.broker.places
     there = {*places["ports"], *places["endpoints"]}
     assert there == {door for door in TALKS if door in there}
-    assert {port for ports in PORTS.values() for port in ports} == {row[0] for row in rows()} - _FOR_ALL
+    limited = {row[0] for row in rows()} - _FOR_ALL | set(SECTIONS.values())
+    assert {port for ports in PORTS.values() for port in ports} == limited
     assert set(PORTS) <= {*TALKS, *SECURED, "metrics"}
 
 
