@@ -23,9 +23,17 @@ def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any
     if rows:
         head = ("case", "against", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
         parts.append(_table(head, (report.number_cells(row) for row in rows)))
-    head = ("case", "size", "messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer", "also")
-    parts.append(_table(head, (cells for line_up in line_ups for cells in report.peer_cells(line_up))))
+    parts.append(_peers(line_ups))
     return "\n\n".join(parts) + "\n"
+
+
+def _peers(line_ups: Sequence[LineUp]) -> str:
+    """Returns a table with a row for each peer, without columns that are empty or 0 in all rows."""
+    head = ("case, size, messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer", "also")
+    cells = [line for line_up in line_ups for line in report.peer_cells(line_up)]
+    rows = [(" ".join(line[:3]).strip(), *line[3:]) for line in cells]
+    shown = [place for place in range(len(head)) if any(row[place] not in ("", "0") for row in rows)]
+    return _table([head[place] for place in shown], ([row[place] for place in shown] for row in rows))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
