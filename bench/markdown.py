@@ -29,9 +29,12 @@ def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any
 
 def _peers(line_ups: Sequence[LineUp]) -> str:
     """Returns a table with a row for each peer, without columns that are empty or 0 in all rows."""
-    head = ("case, size, messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer", "also")
-    cells = [line for line_up in line_ups for line in report.peer_cells(line_up)]
-    rows = [(" ".join(line[:3]).strip(), *line[3:]) for line in cells]
+    head = ("case, size, messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer")
+    rows = [
+        (" ".join((case, size, count)).strip(), peer, "; ".join(filter(None, (median, also))), *others)
+        for line_up in line_ups
+        for case, size, count, peer, median, *others, also in report.peer_cells(line_up)
+    ]
     shown = [place for place in range(len(head)) if any(row[place] not in ("", "0") for row in rows)]
     return _table([head[place] for place in shown], ([row[place] for place in shown] for row in rows))
 
