@@ -37,17 +37,15 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
 * Both ends must use this project: the wire is not ZMTP. The log warns of a peer that speaks ZeroMQ's
   protocol. Endpoints are `tcp://`, `ipc://` and `inproc://`; `pgm`, `udp`, `ws`, `vmci`, `tipc` and `norm`
   are missing.
-* `except zmq.ZMQError` catches every error raised on purpose, with pyzmq's `errno`. Texts end with a hint:
-  `Again` names the endpoint that does not answer.
-* An unsupported name raises `NotSupported` (a `ZMQError` with ENOTSUP) with the reason when it is used. An
-  unsupported option can be set to its default.
+* `except zmq.ZMQError` catches every error raised on purpose, with pyzmq's `errno`; texts end with a hint.
+* An unsupported name raises `NotSupported` (a `ZMQError` with ENOTSUP) when it is used. An unsupported
+  option can be set to its default.
 * A socket type can be ZeroMQ's number, a name ("PUSH"), or the member of that name of any enumeration
   (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except bare numbers, which
-  differ from ZeroMQ's: `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though both are 4.
+  differ: `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though both are 4.
 * Any thread may use a socket.
 * `close` returns at once and messages are delivered in the background, as in libzmq; `Context.term` and
-  `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before. `term`
-  closes sockets that are still open instead of waiting for their owners.
+  `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before.
 * A ROUTER refuses a second peer with an identity in use, and that peer retries (libzmq leaves it connected
   and ignores it). A peer that reconnects keeps its identity. ROUTER_HANDOVER is as in libzmq.
 * `transfer` is faster: `send` and `recv` run no Python, and `transfer.asyncio` makes no future when a call
