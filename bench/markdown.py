@@ -21,10 +21,19 @@ def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     parts = [f"{where['when'][:10]}, revision {where['revision']}. {machine.one_line(where)}. {versions}."]
     if rows:
-        head = ("case", "against", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
-        parts.append(_table(head, (report.number_cells(row) for row in rows)))
+        parts.append(_targets(rows))
     parts.append(_peers(line_ups))
     return "\n\n".join(parts) + "\n"
+
+
+def _targets(rows: Sequence[Row]) -> str:
+    """Returns a table of the targets, each with the peer that it is measured against."""
+    head = ("case", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
+    lines = []
+    for row in rows:
+        case, _, bound, *result = report.number_cells(row)
+        lines.append((case, f"{bound} {row.target.theirs}".strip(), *result))
+    return _table(head, lines)
 
 
 def _peers(line_ups: Sequence[LineUp]) -> str:
