@@ -21,11 +21,31 @@ def render(line_ups: Sequence[LineUp], rows: Sequence[Row], where: dict[str, Any
     versions = ", ".join(f"{name} {version}" for name, version in where["versions"].items())
     parts = [f"{where['when'][:10]}, revision {where['revision']}. {machine.one_line(where)}. {versions}."]
     if rows:
-        head = ("case", "against", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
-        parts.append(_table(head, (report.number_cells(row) for row in rows)))
-    head = ("case", "size", "messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer", "also")
-    parts.append(_table(head, (cells for line_up in line_ups for cells in report.peer_cells(line_up))))
+        parts.append(_targets(rows))
+    parts.append(_peers(line_ups))
     return "\n\n".join(parts) + "\n"
+
+
+def _targets(rows: Sequence[Row]) -> str:
+    """Returns a table of the targets, each with the peer that it is measured against."""
+    head = ("case", "target", "measured (lowest–highest round)", "CPU ÷", "verdict")
+    lines = []
+    for row in rows:
+        case, _, bound, *result = report.number_cells(row)
+        lines.append((case, f"{bound} {row.target.theirs}".strip(), *result))
+    return _table(head, lines)
+
+
+def _peers(line_ups: Sequence[LineUp]) -> str:
+    """Returns a table with a row for each peer, without columns that are empty or 0 in all rows."""
+    head = ("case, size, messages", "peer", "median", "spread", "CPU", "lost", f"{OURS} ÷ peer")
+    rows = [
+        (" ".join((case, size, count)).strip(), peer, "; ".join(filter(None, (median, also))), *others)
+        for line_up in line_ups
+        for case, size, count, peer, median, *others, also in report.peer_cells(line_up)
+    ]
+    shown = [place for place in range(len(head)) if any(row[place] not in ("", "0") for row in rows)]
+    return _table([head[place] for place in shown], ([row[place] for place in shown] for row in rows))
 
 
 def _table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

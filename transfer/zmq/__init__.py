@@ -4,7 +4,7 @@ For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER
 (linger -1, high-water mark 1000, lazy connect) and errors are those of pyzmq 27.3. Peers must use this
 project,
 too: the wire protocol is a different one. Missing functions raise `NotSupported` with the reason;
-`docs/zmq-compat.md` lists every public name.
+`docs/zmq-compat.md` lists every public name that differs.
 """
 
 from __future__ import annotations
