@@ -34,7 +34,7 @@ def _group(where: str, verdict: SupportVerdict, reason: str, names: str) -> Supp
 
 
 _NO_LIBZMQ = "there is no libzmq behind this, so there is no address to hand out"
-_NO_SECURITY = "libzmq's security mechanisms are not implemented; use a network that you trust"
+_NO_SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
 _DRAFT = "for libzmq's draft socket types, which do not exist here"
 _PICKLE = "needs MOONCAKE_ALLOW_PICKLE=1 in the environment, else PickleRefused"
 _THREAD = "`proxy` in a thread or process of the program does the same"

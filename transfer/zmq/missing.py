@@ -13,12 +13,12 @@ _CURVE = "CURVE needs libzmq's security mechanisms, which are not implemented"
 
 def curve_keypair() -> NoReturn:
     """Raises NotSupported."""
-    raise NotSupported(_CURVE, hint="use a network that you trust")
+    raise NotSupported(_CURVE, hint="TLS and tokens of `transfer` protect sockets: docs/security.md")
 
 
 def curve_public(secret_key: bytes) -> NoReturn:
     """Raises NotSupported."""
-    raise NotSupported(_CURVE, hint="use a network that you trust")
+    raise NotSupported(_CURVE, hint="TLS and tokens of `transfer` protect sockets: docs/security.md")
 
 
 def get_includes() -> NoReturn:

@@ -65,7 +65,7 @@ def _fixed(effect: Effect, reason: str, **defaults: int | bytes | None) -> dict[
 
 _TUNING = "tunes something that this implementation does not have"
 _MULTICAST = "there are no multicast transports; nothing uses it"
-_SECURITY = "libzmq's security mechanisms are not implemented; use a network that you trust"
+_SECURITY = "libzmq's security mechanisms are not implemented; TLS and tokens of `transfer` are"
 _XPUB = "XPUB and XSUB are not implemented"
 _ROUTER = "it changes what a ROUTER means, and ours knows the standard meaning only"
 _MESSAGES = "automatic messages at connect and disconnect are not implemented (draft in libzmq)"
