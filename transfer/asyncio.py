@@ -169,7 +169,7 @@ class AsyncMethods(SocketMethods):
             try:
                 return call()  # the message may have arrived in the moment of the timeout
             except Again as error:
-                raise self._links.explained(error) from None
+                raise self._links.no_peer.explained(error) from None
 
     async def _try_when_readable(self, call: Callable[[], T]) -> T:
         waiting = LongWait(asyncio.get_running_loop(), self)

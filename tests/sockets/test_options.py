@@ -115,7 +115,7 @@ def test_a_limit_on_arriving_messages(context):
     assert pull.poll(300) == 0
     event = monitor.recv(10)
     assert (event.kind, event.reason) == ("protocol_failed", "too_large")
-    assert pull._links.counts["protocol:too_large"] == 1
+    assert pull._links.state.counts["protocol:too_large"] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "lz4"}], ids=["plain", "lz4"])

@@ -53,7 +53,7 @@ class Announcing:
         """
         self._check_usable()
         if endpoint is None:
-            bound = [str(one.address) for one in self._links.endpoints if one.acceptor is not None]
+            bound = [str(one.address) for one in self._links.state.endpoints if one.acceptor is not None]
             if not bound:
                 raise UsageError("nothing is bound that could be announced", hint="bind first")
             endpoint = bound[0]

@@ -40,12 +40,12 @@ def _dump_socket(socket: SocketMethods) -> dict[str, Any]:
                 "direction": "connect" if one.outgoing else "bind",
                 "error": None if one.error is None else str(one.error),
             }
-            for one in tuple(links.endpoints)
+            for one in tuple(links.state.endpoints)
         ],
         "options": {
             name: _plain(value) for name, value in socket._values.items() if value != defaults.get(name)
         },
-        "waiting_for_a_peer": len(links.orphans),
+        "waiting_for_a_peer": len(links.state.orphans),
         "peers": [_dump_peer(peer) for peer in links.infos()],
     }
 

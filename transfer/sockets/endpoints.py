@@ -131,18 +131,18 @@ class SocketEndpoints:
         while True:
             self._check_usable()
             if time.monotonic() >= due:
-                links.long_wait()
+                links.no_peer.long_wait()
             if isinstance(self._pattern, Subscriber):
                 self._readable()  # acknowledgements arrive among the messages
-            with links.changed:
-                if links.ready >= n:
+            with links.state.changed:
+                if links.state.ready >= n:
                     return
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     break
                 look = _PUMP if isinstance(self._pattern, Subscriber) else 0.2
-                links.changed.wait(look if left is None else min(look, left))
-        raise links.no_peer_error(f"{links.ready} of {n} peers after {timeout:g} s: ")
+                links.state.changed.wait(look if left is None else min(look, left))
+        raise links.no_peer.error(f"{links.state.ready} of {n} peers after {timeout:g} s: ")
 
 
 def _text(addr: str | bytes) -> str:

@@ -63,11 +63,11 @@ class Forwarding:
         """
         identity, reason = octets(identity, "identity"), text(reason, "reason")
         peer = self._router().routes().get(identity)
-        return peer is not None and self._links.lost(peer, ProtocolError("stalled", reason))
+        return peer is not None and self._links.loss.lost(peer, ProtocolError("stalled", reason))
 
     def _router(self) -> Router:
         self._check_forked()
-        pattern = self._links.pattern
+        pattern = self._links.state.pattern
         if not isinstance(pattern, Router):
             raise NotSupported(f"a {pattern.socket_type.name} has no identities", hint="a ROUTER has")
         return pattern

@@ -207,7 +207,7 @@ class Receiving(Turns):
         return self._first(self._parts(self._recv_frames(flags)), copy)
 
     def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
-        self._links.record_position(stream, frames)
+        self._links.state.record_position(stream, frames)
         try:
             return self._first(self._parts(frames), copy)
         except ProtocolError as error:
@@ -255,8 +255,8 @@ class Receiving(Turns):
         """Takes the core's next message. `map` stores it before a signal handler can run."""
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
-        if self._links.positions is not None:
-            self._links.record_position(*message)
+        if self._links.state.positions is not None:
+            self._links.state.record_position(*message)
         return message
 
     def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
@@ -278,8 +278,8 @@ class Receiving(Turns):
         """Ends the connection that sent an invalid message. Raises the error for a REQ, which has no other
         reply to wait for."""
         self._came.by = self._came.given = None
-        self._links.send_refusal(stream, error, taken=True)
-        self._links.lost(stream, error)
+        self._links.loss.send_refusal(stream, error, taken=True)
+        self._links.loss.lost(stream, error)
         if isinstance(self._pattern, Replier):
             self._pattern.gone(stream)
         elif self._requester is not None:
@@ -389,7 +389,7 @@ class Receiving(Turns):
 
     def _no_message(self) -> Again:
         """Makes the error of a receive after its timeout. Called by the core."""
-        return self._links.explained(Again("no message came in time"))
+        return self._links.no_peer.explained(Again("no message came in time"))
 
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
         """Waits in slices, so that the wait ends when the peer is lost."""
@@ -412,7 +412,7 @@ class Receiving(Turns):
                 if deadline is not None and time.monotonic() >= deadline:
                     raise self._no_reply(pattern, timeout) from None
                 if time.monotonic() >= due:
-                    self._links.long_wait()
+                    self._links.no_peer.long_wait()
                 continue
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
@@ -430,9 +430,9 @@ class Receiving(Turns):
         pattern.turn.answered(time.monotonic_ns())
 
     def _no_reply(self, pattern: Requester, timeout: int) -> Again:
-        if self._links.alone:
-            return self._links.no_peer_error(f"no reply within {timeout} ms: ")
-        peer = self._links.peers.get(pattern.peer)
+        if self._links.no_peer.alone:
+            return self._links.no_peer.error(f"no reply within {timeout} ms: ")
+        peer = self._links.state.peers.get(pattern.peer)
         where = "no peer has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
         return Again(
             f"no reply within {timeout} ms: {where}",

@@ -141,7 +141,7 @@ class Sending(Turns):
     ) -> Tracker | None:
         """Sends one whole message by the pattern."""
         # Before the pattern: the error of a closed socket is Closed, whatever the pattern's state is.
-        if self._inherited or self._ending.locked() or self._links.fatal is not None:
+        if self._inherited or self._ending.locked() or self._links.state.fatal is not None:
             self._check_usable()
         if not frames:
             raise UsageError("a message has at least one part")
@@ -177,10 +177,10 @@ class Sending(Turns):
         taken = None
         if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
             self._lockstep = False  # the reply must pass through `_admitted`, which confirms it
-            taken = partial(self._links.note, frames, tracker)
+            taken = partial(self._links.loss.note, frames, tracker)
         try:
             if target is ANYONE and self._values["conflate"]:
-                taker = self._links.send_newest(frames, released, taken)
+                taker = self._links.loss.send_newest(frames, released, taken)
             elif target is ANYONE:
                 taker = self._send_to_one(frames, timeout, hold, released, taken)
             else:
@@ -215,10 +215,10 @@ class Sending(Turns):
     def _preferred(self) -> Sequence[Peer]:
         """The preferred peers. Empty while messages of a lost peer wait: those go first."""
         links, balance = self._links, self._balance
-        wanted = links.peers if balance is not None else self._pattern.preferred()
+        wanted = links.state.peers if balance is not None else self._pattern.preferred()
         if not wanted or self._behind:
             return ()
-        peers = [links.peers.get(stream) for stream in list(wanted)]
+        peers = [links.state.peers.get(stream) for stream in list(wanted)]
         there = [peer for peer in peers if peer is not None and not peer.pending]
         return there if balance is None else balance.order(there)
 
@@ -247,13 +247,13 @@ class Sending(Turns):
 
     def _on_long_wait(self) -> None:
         """Called when the core, or a call of this file, has waited for `_long_wait` ms."""
-        self._links.long_wait()
+        self._links.no_peer.long_wait()
 
     def _explained(self, error: Again) -> Again:
         """Adds to the error what is known of endpoints without a peer."""
-        if self._links.fatal is not None:
+        if self._links.state.fatal is not None:
             self._check_usable()
-        return self._links.no_peer_error() if self._links.alone else error
+        return self._links.no_peer.error() if self._links.no_peer.alone else error
 
 
 def encoded(given: Any, encoding: str) -> bytes:

@@ -239,9 +239,9 @@ class SocketMethods(
             NotSupported: the socket is not a SUB.
         """
         wanted = self._prefix(prefix)
-        self._links.prepare_subscribe(wanted)
+        self._links.admission.prepare_subscribe(wanted)
         self._filter_add(wanted)
-        self._links.subscribe(wanted, add=True)
+        self._links.control.subscribe(wanted, add=True)
 
     def unsubscribe(self, prefix: bytes | str = b"") -> None:
         """Removes one subscription that `subscribe` added.
@@ -254,7 +254,7 @@ class SocketMethods(
             NotSupported: the socket is not a SUB.
         """
         wanted = self._prefix(prefix)
-        self._links.subscribe(wanted, add=False)
+        self._links.control.subscribe(wanted, add=False)
         self._filter_remove(wanted)
 
     def subscribers(self, topic: bytes | str | None = None) -> int:
@@ -269,7 +269,7 @@ class SocketMethods(
         if not isinstance(self._pattern, Publisher):
             raise NotSupported(f"a {self.type.name} has no subscribers")
         self._check_forked()
-        with self._links.changed:
+        with self._links.state.changed:
             if topic is None:
                 return self._pattern.ready
             return self._pattern.wanting(octets(topic, "topic"))
@@ -307,7 +307,7 @@ class SocketMethods(
     def get_monitor(self) -> Monitor:
         """Returns a new Monitor, which receives every event from now on until it or the socket is closed."""
         self._check_usable()
-        monitors = self._links.monitors
+        monitors = self._links.state.monitors
 
         def forget(monitor: Monitor) -> None:
             if monitor in monitors:
@@ -360,7 +360,7 @@ class SocketMethods(
             end_dropped(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self._links.peers)} peers"
+        state = "closed" if self.closed else f"{len(self._links.state.peers)} peers"
         return f"<{type(self).__name__} {self._pattern.socket_type.name} {state}>"
 
     def _check_forked(self) -> None:
@@ -374,8 +374,8 @@ class SocketMethods(
         self._check_forked()
         if self.closed or self._ending.locked():
             raise Closed("the socket is closed")
-        if self._links.fatal is not None:
-            raise self._links.fatal
+        if self._links.state.fatal is not None:
+            raise self._links.state.fatal
 
     def _forked(self) -> None:
         """This object is the child's copy of a parent's socket: every call enters Python and is refused."""
@@ -390,7 +390,7 @@ class SocketMethods(
         return MAX_DATA if value < 0 else value
 
     def _limits_changed(self) -> None:
-        for peer in list(self._links.peers.values()):
+        for peer in list(self._links.state.peers.values()):
             stream = peer.stream
             stream.send_high_water = self.sndhwm
             stream.send_high_water_bytes = self.sndhwm_bytes
@@ -399,7 +399,7 @@ class SocketMethods(
         self._notify()
 
     def _buffers_changed(self) -> None:
-        self._links.resize_buffers(self.sndbuf, self.rcvbuf)
+        self._links.state.resize_buffers(self.sndbuf, self.rcvbuf)
 
     def _pattern_changed(self) -> None:
         pattern = self._pattern
@@ -414,7 +414,7 @@ class SocketMethods(
         self._ways_changed()
 
     def _checks_changed(self) -> None:
-        if self._links.endpoints:
+        if self._links.state.endpoints:
             self._links.schedule_checks()
 
     def _ways_changed(self) -> None:
@@ -434,28 +434,28 @@ class SocketMethods(
             or self._inherited
             or self._ending.locked()
             # without a peer the error must name the missing peer and its endpoint
-            or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
+            or (not self._links.state.peers and pattern.send_mode is not SendMode.FANOUT)
         )
         receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.positions is not None
+        noted = pattern.ordered or self._links.state.positions is not None
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------
 
     def _on_control(self, stream: Any, frame: Frame) -> None:
-        self._links.control_arrived(stream, frame)
+        self._links.control.arrived(stream, frame)
 
     def _send_orphans(self) -> None:
-        self._links.give_orphans()
+        self._links.loss.give_orphans()
 
     def _on_refused(self, stream: Any, error: ProtocolError) -> None:
-        self._links.send_refusal(stream, error)
+        self._links.loss.send_refusal(stream, error)
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
-        self._links.lost(stream, error)
+        self._links.loss.lost(stream, error)
 
 
 #: seconds that stand for an endless linger, so that no wait is endless

@@ -232,9 +232,9 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def _hinted(self, error: Again) -> Again:
         """Replaces the error by a description of the missing peer, if that is the reason."""
         links = self._links
-        if not links.endpoints or any(not peer.pending for peer in list(links.peers.values())):
+        if not links.state.endpoints or any(not peer.pending for peer in list(links.state.peers.values())):
             return error
-        found: Again = links.no_peer_error()
+        found: Again = links.no_peer.error()
         return found
 
     def _ended(self, error: Closed) -> Closed:

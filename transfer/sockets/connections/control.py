@@ -10,7 +10,6 @@ from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
 from transfer.sockets import drain as draining
 from transfer.sockets.connections import refusal
-from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.sockets.monitor import EventKind
@@ -20,6 +19,9 @@ from transfer.transports.errors import Broken, Closed, ProtocolError
 from transfer.transports.reactor import READABLE
 
 if TYPE_CHECKING:
+    from transfer.sockets.connections.connection_loss import ConnectionLoss
+    from transfer.sockets.connections.credits import Credits
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
 
 #: the reason for which a ROUTER refuses a connection after a newer one with the same identity
@@ -41,12 +43,16 @@ TURN_FRAMES = 64
 _GATHERED = 16
 
 
-class Controls(ConnectionLoss):
+class Controls:
     """Credits, subscriptions and heartbeats; not on the path of messages."""
+
+    def __init__(self, state: ConnectionState, credits: Credits, loss: ConnectionLoss) -> None:
+        self._state, self._credits, self._loss = state, credits, loss
+        self._pulse = 0.0  # seconds between two checks of the peers
 
     # -- what arrives -------------------------------------------------------------------------------
 
-    def _read(self, peer: Peer, events: int = READABLE) -> None:
+    def read(self, peer: Peer, events: int = READABLE) -> None:
         """Reads control frames and the peer's end on a send-only socket, a limited number at a time."""
         if peer.read_later:
             return
@@ -59,65 +65,65 @@ class Controls(ConnectionLoss):
                         return
                     if not frames[0].flags & Flag.CONTROL:
                         raise ProtocolError(
-                            "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
+                            "flags", f"data for a {self._state.pattern.socket_type.name}, which only sends"
                         )
                     self.on_control(stream, frames[0])
         except (Broken, ProtocolError) as error:
-            self.lost(stream, error)
+            self._loss.lost(stream, error)
             return
         peer.read_later = True
-        self.context.reactor.call_soon(self._read_on, peer)
+        self._state.context.reactor.call_soon(self._read_on, peer)
 
     def _read_on(self, peer: Peer) -> None:
         peer.read_later = False
-        if self.peers.get(peer.stream) is peer:
-            self._read(peer)
+        if self._state.peers.get(peer.stream) is peer:
+            self.read(peer)
 
-    def _read_control(self, peer: Peer, events: int) -> None:
+    def read_control(self, peer: Peer, events: int) -> None:
         """Reads the control connection of a foreign stream: control frames, and the peer's end."""
         try:
             with peer.reading:
                 for frame in peer.stream.control_ready():
                     self.on_control(peer.stream, frame)
         except (Broken, ProtocolError) as error:
-            self.lost(peer.stream, error)
+            self._loss.lost(peer.stream, error)
 
-    def _read_sharing(self, fd: int, events: int) -> None:
+    def read_sharing(self, fd: int, events: int) -> None:
         """Reads the foreign streams of a send-only socket that share a readable descriptor."""
-        for peer in list(self.peers.values()):
+        for peer in list(self._state.peers.values()):
             if peer.foreign and fd in peer.stream.wait_fds:
-                self._read(peer)
+                self.read(peer)
 
-    def _ended(self, peer: Peer, events: int) -> None:
+    def ended(self, peer: Peer, events: int) -> None:
         """Handles a peer that closed its side. The application still reads what the peer sent before, and
         then finds the end; only a new connection need not wait for that."""
-        self.context.reactor.unregister(peer.fd)
+        self._state.context.reactor.unregister(peer.fd)
         peer.ended = True
-        if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+        if self._state.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
             peer.source.peer = None
             if peer.source.connector is not None:
                 peer.source.connector.lost()
-        socket = self._socket()
+        socket = self._state.socket()
         if socket is not None:
             # Another thread may close the socket or the stream now: then there is nothing to find.
             with suppress(Closed, Broken):
                 socket._readable()  # finds the end, unless data precedes it
 
-    def control_arrived(self, stream: Any, frame: Any) -> None:
+    def arrived(self, stream: Any, frame: Any) -> None:
         """As `on_control`; an invalid frame ends the connection."""
         try:
             self.on_control(stream, frame)
         except (ProtocolError, Broken) as error:
-            self.lost(stream, error)
+            self._loss.lost(stream, error)
 
     def on_control(self, stream: Any, frame: Any) -> None:
         """Handles a control frame. Raises ProtocolError for an invalid one."""
         data = bytes(frame.data)
         if data[:1] == _CREDIT:
             if isinstance(sender := stream.peer, Peer):  # a lost one too, until it is settled
-                self.on_credit(sender, data)
+                self._credits.on_credit(sender, data)
             return
-        peer = self.peers.get(stream)
+        peer = self._state.peers.get(stream)
         if peer is None or not data:
             return
         kind = data[0]
@@ -128,10 +134,10 @@ class Controls(ConnectionLoss):
         elif kind == Control.REFUSED:
             peer.refusal = refusal.decode(data)
             reason = peer.refusal[0]
-            self._count(f"refused:{reason}")
-            self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+            self._state.count(f"refused:{reason}")
+            self._state.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
             if reason == TAKEN:
-                self.context.log_once(
+                self._state.context.log_once(
                     f"{peer.endpoint} refuses this socket, and is tried again: another one has its routing_id"
                 )
             if data[1:] == REPLACED and peer.source.connector is not None:
@@ -139,10 +145,10 @@ class Controls(ConnectionLoss):
 
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)
-        pattern, stream = self.pattern, peer.stream
-        source = self.catch_up_source if peer.catch_up else None
+        pattern, stream = self._state.pattern, peer.stream
+        source = self._state.catch_up_source if peer.catch_up else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
-            self.acknowledged(pattern, peer, number)
+            self._credits.acknowledged(pattern, peer, number)
         elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
@@ -153,75 +159,75 @@ class Controls(ConnectionLoss):
                     raise ProtocolError("control", "the peer subscribes, and does not read the answers")
                 stream.subscribe(prefix)
                 stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
-            self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
+            self._state.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
             pattern.unsubscribe(stream, prefix)
             if source is not None:
                 source.unsubscribe(peer, prefix)
             else:
                 stream.unsubscribe(prefix)
-            self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
+            self._state.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
         else:
             raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
-        with self._lock:
-            self.changed.notify_all()
+        with self._state.lock:
+            self._state.changed.notify_all()
 
     def _on_position_control(self, peer: Peer, kind: int, data: bytes) -> None:
-        source = self.catch_up_source if peer.catch_up else None
+        source = self._state.catch_up_source if peer.catch_up else None
         if source is not None and kind == Control.POSITION:
             source.set_position(peer, *decode_position(data))
         elif source is not None and kind == Control.OFFLINE:
             source.set_offline(peer, decode_offline(data))
-        elif self.positions is not None and peer.log is not None and kind != Control.OFFLINE:
-            self.on_publisher_position(peer, kind, data)
+        elif self._state.positions is not None and peer.log is not None and kind != Control.OFFLINE:
+            self._credits.on_publisher_position(peer, kind, data)
         else:
-            ours = self.pattern.socket_type.name
+            ours = self._state.pattern.socket_type.name
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or removes a subscription and sends the change to every publisher."""
-        pattern = self.pattern
+        pattern = self._state.pattern
         assert isinstance(pattern, Subscriber)
-        if add and any(record.address.begin for record in list(self.endpoints)):
+        if add and any(record.address.begin for record in list(self._state.endpoints)):
             check_log_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
         stream: Any
-        with self._lock:
+        with self._state.lock:
             for stream, order in pattern.subscribe(prefix) if add else pattern.unsubscribe(prefix):
                 try:
                     stream.send(control(order), force=True)
                 except Broken as error:
                     broken.append((stream, error))
-            for peer in self.peers.values() if not add and prefix not in pattern.subscriptions else ():
+            for peer in self._state.peers.values() if not add and prefix not in pattern.subscriptions else ():
                 if peer.log is not None:
                     peer.unsubscribed.add(prefix if len(peer.unsubscribed) < _MAX_UNSUBSCRIBED else b"")
         for stream, reason in broken:
-            self.lost(stream, reason)
+            self._loss.lost(stream, reason)
 
     # -- heartbeats ---------------------------------------------------------------------------------
 
     def schedule_heartbeat(self) -> None:
         """Schedules the next check of the peers, often enough for each of the three options."""
-        socket = self._socket()
-        if socket is None or self.closing:
+        socket = self._state.socket()
+        if socket is None or self._state.closing:
             return
         beat = socket.heartbeat_ivl or socket.heartbeat_timeout
         pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
-        with self._lock:
-            if "heartbeat" in self._timers and pulse < self._pulse:
-                self._timers.pop("heartbeat").cancel()
+        with self._state.lock:
+            if "heartbeat" in self._state.timers and pulse < self._pulse:
+                self._state.timers.pop("heartbeat").cancel()
             if pulse:
                 self._pulse = pulse
-                self._later("heartbeat", pulse, self._beat)
+                self._state.later("heartbeat", pulse, self._beat)
 
     def _beat(self) -> None:
         """Sends heartbeats to idle peers, and ends connections that were silent for too long. One-way."""
-        socket = self._socket()
-        if socket is None or self.closing:
+        socket = self._state.socket()
+        if socket is None or self._state.closing:
             return
         now = time.monotonic_ns()
-        with self._lock:
-            peers = [peer for peer in self.peers.values() if peer.fd >= 0]
+        with self._state.lock:
+            peers = [peer for peer in self._state.peers.values() if peer.fd >= 0]
         idle = socket.heartbeat_ivl * 1_000_000
         for peer in peers:
             if peer.agreement is None:
@@ -236,14 +242,14 @@ class Controls(ConnectionLoss):
                 if beats and now - last_sent >= idle // 2 and not way.queued:
                     stream.send(control(bytes([Control.HEARTBEAT])), force=True)
                 if self._is_silent(socket, peer, now):
-                    self.emit(EventKind.SILENT, peer.endpoint, peer.address)
-                    self._count("silent")
-                    self.lost(stream, Broken("the peer was silent for too long"))
+                    self._state.emit(EventKind.SILENT, peer.endpoint, peer.address)
+                    self._state.count("silent")
+                    self._loss.lost(stream, Broken("the peer was silent for too long"))
                 elif self._is_stalled(socket, peer, now):
                     # Not raised: the event would keep the half-read message alive through the traceback.
-                    self.lost(stream, _stalled(socket.frame_timeout))
+                    self._loss.lost(stream, _stalled(socket.frame_timeout))
             except Broken as error:
-                self.lost(stream, error)
+                self._loss.lost(stream, error)
         if any(map(self._has_gathered, peers)):
             with suppress(Closed):
                 socket._readable()
@@ -252,7 +258,7 @@ class Controls(ConnectionLoss):
     def _has_gathered(self, peer: Peer) -> bool:
         """Whether many control frames wait, and only such, by their length: the next receive would have to
         go through an hour of heartbeats first."""
-        unread = draining.unread(peer.fd) if self.receives else 0
+        unread = draining.unread(peer.fd) if self._state.receives else 0
         return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
 
     def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
