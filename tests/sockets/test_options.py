@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import transfer
+import transfer.sockets.socket
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
 from transfer.config import exit_linger
 from transfer.sockets.defaults import PYZMQ

@@ -57,6 +57,7 @@ def hand_over(sock: Any, make: Any) -> None:
     sock._links, successor._links = successor._links, links
     sock._pattern, successor._pattern = successor._pattern, sock._pattern
     sock._requester, successor._requester = successor._requester, sock._requester
+    sock._sender, successor._sender = successor._sender, sock._sender
     links.state.socket = weakref.ref(successor)
     make.close(sock, 0)  # it has no connections any more
     for stream in streams:

@@ -45,6 +45,7 @@ class ConnectionAdmission:
         self, state: ConnectionState, no_peer: NoPeer, loss: ConnectionLoss, control: Controls
     ) -> None:
         self._state, self._no_peer, self._loss, self._control = state, no_peer, loss, control
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def connected(self, record: Endpoint, made: Connected) -> None:
         """Takes a connection from the reactor, after its handshake."""
@@ -54,7 +55,7 @@ class ConnectionAdmission:
             return
         if record.outgoing and record.connector is None:  # `connect` has not returned yet
             try:
-                self._state.context.reactor.call_soon(self.connected, record, made, otherwise=made.discard)
+                self._context.reactor.call_soon(self.connected, record, made, otherwise=made.discard)
             except Closed:  # the context is closing
                 made.discard()
             return
@@ -85,9 +86,8 @@ class ConnectionAdmission:
         try:
             self._begin(socket, record, peer, replaced, queue)
         except Exception as error:  # the peer owns the connection, which ends with it
-            if not (
-                self._state.closing or self._state.context.closed
-            ):  # another thread may be closing its descriptor
+            # A thread that closes the socket or the context may be closing its descriptor.
+            if not (self._state.closing or self._context.closed):
                 logger.exception("the connection to %s cannot be used", peer.address)
             self._loss.lost(peer.stream, error)
 
@@ -126,11 +126,11 @@ class ConnectionAdmission:
         self._end_those(is_earlier, _CAME_BACK)
 
     def _end_those(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
-        with self._state.lock:
+        with self._lock:
             earlier = [other.stream for other in self._state.peers.values() if is_earlier(other)]
         for stream in earlier:
             self._loss.lost(stream, Broken(reason))
-        with self._state.lock:  # another thread may be handling the end of the previous connection
+        with self._lock:  # another thread may be handling the end of the previous connection
             self._state.changed.wait_for(
                 lambda: not any(map(is_earlier, self._state.ending_peers)), _UNREAD_TIMEOUT
             )
@@ -141,9 +141,9 @@ class ConnectionAdmission:
         self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
 
     def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
-        if not isinstance(self._state.pattern, Subscriber) or not peer.unsubscribed:
+        if not isinstance(self._pattern, Subscriber) or not peer.unsubscribed:
             return False
-        return prefix not in self._state.pattern.subscriptions and any(
+        return prefix not in self._pattern.subscriptions and any(
             one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
         )
 
@@ -159,7 +159,7 @@ class ConnectionAdmission:
         self._explain_choice(peer)
         self._loss.give_orphans()
         socket._ways_changed()
-        with self._state.lock:
+        with self._lock:
             self._state.changed.notify_all()
         socket._notify()
         self._state.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
@@ -171,18 +171,18 @@ class ConnectionAdmission:
         pattern refuses it). Raises HandshakeError, OSError or Closed; nothing has changed then."""
         remote = made.agreement.remote
         features = made.agreement.features
-        with self._state.lock:
+        with self._lock:
             if self._state.closing:
                 raise Closed("the socket is closed")
             if queue is not None:
-                self._state.pattern.detach(queue.stream)
-            credits = self._state.pattern.confirms and "credit" in features
+                self._pattern.detach(queue.stream)
+            credits = self._pattern.confirms and "credit" in features
             try:
                 self._check(socket, record, remote)
                 stream = self._stream_for(socket, made, queue, credits)
             except (HandshakeError, OSError):
                 if queue is not None:
-                    self._state.pattern.attach(queue.stream, queue.socket_type)
+                    self._pattern.attach(queue.stream, queue.socket_type)
                 raise
             peer = queue
             if peer is None or made.stream is not None:
@@ -202,13 +202,13 @@ class ConnectionAdmission:
             peer.catch_up = begins if isinstance(begins, str) and begins in BEGINS else ""
             replaced = refused = None
             try:
-                replaced = self._state.pattern.attach(stream, remote.socket_type, remote.routing_id)
+                replaced = self._pattern.attach(stream, remote.socket_type, remote.routing_id)
             except Exception as error:  # noqa: BLE001 - a pattern of the program may raise anything
                 refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
                 refused.__cause__ = error
             self._state.peers[stream] = peer
-            if isinstance(self._state.pattern, Subscriber):
-                self._introduce(self._state.pattern, peer)
+            if isinstance(self._pattern, Subscriber):
+                self._introduce(self._pattern, peer)
         return peer, replaced, refused
 
     def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
@@ -233,21 +233,21 @@ class ConnectionAdmission:
         socket = self._state.socket()
         if socket is None:
             return
-        if isinstance(self._state.pattern, Pair):
+        if isinstance(self._pattern, Pair):
             self._end_given_up(record, agreement.remote)
-        with self._state.lock:
+        with self._lock:
             queue = record.queue
             if queue is not None:  # the peer replaces it
-                self._state.pattern.detach(queue.stream)
+                self._pattern.detach(queue.stream)
             try:
                 self._check(socket, record, agreement.remote)
             finally:
                 if queue is not None:
-                    self._state.pattern.attach(queue.stream, queue.socket_type)
+                    self._pattern.attach(queue.stream, queue.socket_type)
 
     def _end_given_up(self, record: Endpoint, remote: Hello) -> None:
         """Ends the earlier connection of a peer that connects again: its end has not arrived yet."""
-        with self._state.lock:
+        with self._lock:
             earlier = [
                 peer.stream
                 for peer in self._state.peers.values()
@@ -259,21 +259,19 @@ class ConnectionAdmission:
     def check_handshake(self, record: Endpoint) -> None:
         """Lets a PAIR shake hands with one peer at a time: a second one would lose the messages that it sends
         right after its handshake. Runs in the reactor's thread. Raises HandshakeError."""
-        if not isinstance(self._state.pattern, Pair):
+        if not isinstance(self._pattern, Pair):
             return
-        with self._state.lock:
+        with self._lock:
             there = any(not peer.pending for peer in self._state.peers.values())
             others = [other.connector for other in self._state.endpoints if other is not record]
         if there or any(getattr(other, "state", "") == "shaking hands" for other in others):
-            raise HandshakeError(
-                "pair_busy", "this PAIR has its peer already", hint=self._state.pattern.one_to_one
-            )
+            raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self._pattern.one_to_one)
 
     def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
-        most = self._state.context.credentials.security.connections
+        most = self._context.credentials.security.connections
         if not record.outgoing and len(self._state.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
-        self._state.pattern.check(remote.socket_type, remote.routing_id)
+        self._pattern.check(remote.socket_type, remote.routing_id)
         self._check_log(record, log_of(remote))
         if not socket.router_handover:
             self._check_identity(remote)
@@ -299,7 +297,7 @@ class ConnectionAdmission:
 
     def _check_identity(self, remote: Hello) -> None:
         """Checks that no other live peer has this identity. Raises HandshakeError."""
-        there = self._state.peers.get(self._state.pattern.holder(remote.routing_id))
+        there = self._state.peers.get(self._pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
         if not draining.has_ended(there.fd):
@@ -361,7 +359,7 @@ class ConnectionAdmission:
             else:
                 self._state.count(f"handshake:{reason}")
                 self._state.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
-        with self._state.lock:
+        with self._lock:
             self._state.changed.notify_all()
 
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
@@ -379,11 +377,11 @@ class ConnectionAdmission:
             made.discard()  # a plain peer does not know this message
         elif made.fd >= 0:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
-            stream = self._state.context.core.Stream(
+            stream = self._context.core.Stream(
                 made.fd,
-                int(self._state.pattern.socket_type),
-                self._state.context.flusher,
-                self._state.context.pool,
+                int(self._pattern.socket_type),
+                self._context.flusher,
+                self._context.pool,
                 channel=made.channel,
             )
             try:
@@ -411,18 +409,18 @@ class ConnectionAdmission:
         elif self._state.receives:
             events = PEER_CLOSED | EDGE
             if events != EDGE and PEER_CLOSED:
-                self._state.context.reactor.register(peer.fd, events, partial(self._control.ended, peer))
+                self._context.reactor.register(peer.fd, events, partial(self._control.ended, peer))
         else:
-            self._state.context.reactor.register(peer.fd, READABLE, partial(self._control.read, peer))
+            self._context.reactor.register(peer.fd, READABLE, partial(self._control.read, peer))
 
     def _watch_foreign(self, peer: Peer) -> None:
         """Watches the control connection of a foreign stream, which carries control frames and reports its
         end. If the application does not receive, the reactor watches the stream's descriptors, too."""
         if peer.fd >= 0:
-            self._state.context.reactor.register(peer.fd, READABLE, partial(self._control.read_control, peer))
+            self._context.reactor.register(peer.fd, READABLE, partial(self._control.read_control, peer))
         if not self._state.receives:
             for fd in self._state.share_foreign(peer, 1):
-                self._state.context.reactor.register(fd, READABLE, partial(self._control.read_sharing, fd))
+                self._context.reactor.register(fd, READABLE, partial(self._control.read_sharing, fd))
 
     def _explain_choice(self, peer: Peer) -> None:
         """Logs once why a better transport is not used."""
@@ -431,14 +429,14 @@ class ConnectionAdmission:
             return
         for name in agreement.choice.unused:
             self._state.count(f"unused:{name}")
-            self._state.context.log_once(
+            self._context.log_once(
                 f"{name} is there on both sides and not used: {agreement.choice.reason} "
-                f"(decided by {self._state.context.transport_config.protocol_source})"
+                f"(decided by {self._context.transport_config.protocol_source})"
             )
         if agreement.choice.fallback:
             choice = agreement.choice
             self._state.count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
-            self._state.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
+            self._context.log_once(f"fell back to {choice.transport}: {choice.reason}")
 
 
 def _are_same(one: Peer, other: Peer) -> bool:

@@ -54,6 +54,7 @@ class ConnectionLoss:
 
     def __init__(self, state: ConnectionState, no_peer: NoPeer, credits: Credits) -> None:
         self._state, self._no_peer, self._credits = state, no_peer, credits
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def lost(self, stream: Any, error: BaseException) -> bool:
         """Handles the end of a stream. Any thread, any number of times. False: it is known already."""
@@ -64,10 +65,10 @@ class ConnectionLoss:
             return self._lost_in_order(stream, error)
 
     def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
-        with self._state.lock:
+        with self._lock:
             if isinstance(stream, UnreadMessages):
-                self._state.pattern.fail(stream, error)
-                self._state.pattern.detach(stream)
+                self._pattern.fail(stream, error)
+                self._pattern.detach(stream)
             if self._state.closing or stream not in self._state.peers:  # `close` handles the rest
                 return False
             peer = self._state.peers.pop(stream)
@@ -80,13 +81,13 @@ class ConnectionLoss:
             self._keep_unread(socket, peer, error)
             error = self._reason_of(peer, error)
         finally:
-            with self._state.lock:
+            with self._lock:
                 self._state.ending_peers.remove(peer)
                 self._state.changed.notify_all()
         unsent, count = self._take_unsent(peer)
         unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
         stream.close()
-        self._state.context.tally.peer_ended(self._state.pattern.socket_type.name, peer)
+        self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
         self._state.count("disconnected")
         self._settle(peer, unsent, count, error)
         if unconfirmed:
@@ -97,14 +98,14 @@ class ConnectionLoss:
         self.give_orphans()
         if socket is not None:
             socket._ways_changed()
-        with self._state.lock:
+        with self._lock:
             self._state.changed.notify_all()
         if socket is not None and not socket.closed:
             socket._notify()
-            if self._state.pattern.failure is not None:
+            if self._pattern.failure is not None:
                 # Notify again from another thread: a receiving call that found the loss clears its own
                 # notification, and an event loop must see that there is an error to fetch.
-                self._state.context.reactor.call_soon(self._state.notify)
+                self._context.reactor.call_soon(self._state.notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
 
@@ -120,10 +121,10 @@ class ConnectionLoss:
         if socket is not None:
             socket._detach(stream)
         remnant = self._left_by(peer, lambda: self._rescue(peer, error))
-        with self._state.lock:
+        with self._lock:
             if remnant is not None and self._matters(remnant):
-                self._state.pattern.inherit(remnant, stream)
-            self._state.pattern.detach(stream)
+                self._pattern.inherit(remnant, stream)
+            self._pattern.detach(stream)
         if remnant is not None and socket is not None:
             self._state.attach(socket, remnant, sends=False)
 
@@ -161,8 +162,8 @@ class ConnectionLoss:
         found = [
             one for one in received if not one[0].flags & Flag.CONTROL and self._credits.is_subscribed(one)
         ]
-        if self._state.pattern.answers:  # the requester is gone, its reply has no receiver
-            self._state.pattern.drop("requester_gone", len(found))
+        if self._pattern.answers:  # the requester is gone, its reply has no receiver
+            self._pattern.drop("requester_gone", len(found))
             return None
         for frames in received if self._state.positions is not None else ():
             self._credits.read_late(peer, frames)
@@ -177,9 +178,7 @@ class ConnectionLoss:
         if stream.broken is None and not draining.has_ended(peer.fd):
             return False
         peer.ended = True
-        if (
-            self._state.context.reactor.in_loop()
-        ):  # the socket may have been dropped during a read of this thread
+        if self._context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
             return True
         if peer.foreign:
             with suppress(Broken, ProtocolError):
@@ -197,7 +196,7 @@ class ConnectionLoss:
 
     def _matters(self, remnant: UnreadMessages) -> bool:
         """Whether a REQ finds its reply in the unread messages; if not, its request has failed."""
-        pattern = self._state.pattern
+        pattern = self._pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
 
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
@@ -206,36 +205,32 @@ class ConnectionLoss:
         The last `count` messages of the stream were not sent; `unsent` has those that may go to other peers.
         """
         first = peer.stream.sent - count + 1
-        kept = self._state.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(
-            self._state.pattern, Requester
-        )
+        kept = self._pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self._pattern, Requester)
         left: list[Orphan] = []
 
         def orphan(number: int, frames: list[OutFrame]) -> Orphan:
             return Orphan(frames, trackers.pop(number, None), peer.loss, number)
 
-        with self._state.lock:  # a thread that notes a message later finds it in `moved`
+        with self._lock:  # a thread that notes a message later finds it in `moved`
             peer.settle(first)
             trackers = dict(peer.trackers)
             if kept:
                 refused = peer.refusal[1] if peer.refusal is not None else 0
                 left = [orphan(n, frames) for n, frames in peer.retained if n < first and n != refused]
                 if len(left) < sum(n < first for n, _ in peer.retained):
-                    self._state.pattern.drop("refused")  # it would be refused again, for ever
+                    self._pattern.drop("refused")  # it would be refused again, for ever
                 self._state.count("resent", len(left))
                 moved = [orphan(n, frames) for n, frames in enumerate(unsent, first)]
                 peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
                 self._state.count("redistributed", len(moved))
-                if self._state.pattern.ordered:
-                    self._state.pattern.fail(
-                        peer.stream, error, {orphan.frames[0][1] for orphan in left + moved}
-                    )
+                if self._pattern.ordered:
+                    self._pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
                 self._state.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
-        if isinstance(self._state.pattern, Requester):
-            self._settle_request(self._state.pattern, peer, unsent, error)
+        if isinstance(self._pattern, Requester):
+            self._settle_request(self._pattern, peer, unsent, error)
         dropped = count - len(unsent)
-        if dropped and not isinstance(self._state.pattern, Requester):
-            self._state.pattern.drop("peer_gone", dropped)
+        if dropped and not isinstance(self._pattern, Requester):
+            self._pattern.drop("peer_gone", dropped)
         for tracker in trackers.values():
             tracker._fail(error)
         peer.part()
@@ -296,7 +291,7 @@ class ConnectionLoss:
             self._state.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
         if unconfirmed:
             self._state.emit(EventKind.UNCONFIRMED, *where, count=unconfirmed, error=error)
-        if unsent and self._state.pattern.send_mode is SendMode.ROUND_ROBIN:
+        if unsent and self._pattern.send_mode is SendMode.ROUND_ROBIN:
             self._state.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
         self._state.emit(EventKind.DISCONNECTED, *where, error=error)
 
@@ -304,7 +299,7 @@ class ConnectionLoss:
         """Takes what the peer's stream had not begun to send, copied to memory of the core, if it may go to
         other peers. Returns it and the number of messages that the stream had not begun."""
         stream = peer.stream
-        if self._state.pattern.send_mode is not SendMode.ROUND_ROBIN:
+        if self._pattern.send_mode is not SendMode.ROUND_ROBIN:
             return [], stream.drop_unsent()
         for _, tracker in list(peer.trackers):  # `_settle` decides about them
             tracker._rescue()
@@ -316,22 +311,22 @@ class ConnectionLoss:
     def queue_for(self, record: Endpoint) -> None:
         """Queues messages until the endpoint is connected (lazy connect)."""
         socket = self._state.socket()
-        if socket is None or socket.immediate or self._state.pattern.send_mode is not SendMode.ROUND_ROBIN:
+        if socket is None or socket.immediate or self._pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
         if record.follower is not None:  # members share the queue of their endpoint
             return
-        expected = min(self._state.pattern.peer_types)
-        with self._state.lock:
+        expected = min(self._pattern.peer_types)
+        with self._lock:
             if (
                 self._state.closing
                 or record not in self._state.endpoints
-                or (self._state.pattern.socket_type is SocketType.PAIR and self._state.pattern.peers)
+                or (self._pattern.socket_type is SocketType.PAIR and self._pattern.peers)
             ):
                 return
             stream = self._state.new_stream(socket, -1)
             peer = Peer(stream, record, expected)
             stream.peer = peer
-            self._state.pattern.attach(stream, expected)
+            self._pattern.attach(stream, expected)
             self._state.peers[stream] = peer
             record.queue = peer
         self._state.attach(socket, stream)
@@ -342,11 +337,11 @@ class ConnectionLoss:
     def take_queue(self, record: Endpoint) -> None:
         """Moves the queue of an endpoint that stands for many to its connected members."""
         with self._state.in_order():
-            with self._state.lock:
+            with self._lock:
                 queue, record.queue = record.queue, None
                 if queue is None or queue.stream not in self._state.peers:
                     return
-                self._state.pattern.detach(queue.stream)
+                self._pattern.detach(queue.stream)
             socket = self._state.socket()
             if socket is not None:
                 socket._detach(queue.stream)
@@ -358,7 +353,7 @@ class ConnectionLoss:
     def hand_over(self, queue: Peer) -> None:
         """Moves the queue to a connection that brought its own stream (inproc)."""
         stream = queue.stream
-        with self._state.lock:
+        with self._lock:
             self._state.peers.pop(stream, None)
             self._state.losses += 1
             queue.loss = self._state.losses
@@ -383,7 +378,7 @@ class ConnectionLoss:
 
     def _give_oldest(self, socket: SocketMethods) -> bool:
         """Offers the oldest orphan. False: there is none, or no peer has room for it."""
-        with self._state.lock:
+        with self._lock:
             if not self._state.orphans or not self._state.peers or socket.closed or self._state.closing:
                 return False
             orphan = self._state.orphans[0]
@@ -399,13 +394,13 @@ class ConnectionLoss:
                 return True
             self._state.later("orphans", _RETRY, self.give_orphans)
             return False
-        with self._state.lock, suppress(ValueError):  # `send_newest` may have dropped it
+        with self._lock, suppress(ValueError):  # `send_newest` may have dropped it
             self._state.orphans.remove(orphan)
-        self._state.pattern.moved(stream, frames)
+        self._pattern.moved(stream, frames)
         return True
 
     def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
-        with self._state.lock:
+        with self._lock:
             orphan.taken = stream, number
             frames, tracker = orphan.frames, orphan.tracker
             orphan.frames = []
@@ -419,14 +414,14 @@ class ConnectionLoss:
         socket = self._state.socket()
         assert socket is not None
         with self._state.none_gives():
-            with self._state.lock:
-                self._state.pattern.drop("conflated", len(self._state.orphans))
+            with self._lock:
+                self._pattern.drop("conflated", len(self._state.orphans))
                 self._state.orphans.clear()
             try:
                 return socket._send_frames(frames, 0, released=released, taken=taken, first=True)
             except Again:
                 kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
-                with self._state.lock:
+                with self._lock:
                     self._state.orphans.append(Orphan(kept, None, fresh=True))
                 if self._state.peers:
                     self._state.later("orphans", _RETRY, self.give_orphans)
@@ -448,7 +443,7 @@ class ConnectionLoss:
         peer = stream.peer
         if tracker is not None and not again:
             tracker._taken(1)
-        confirmable = peer.confirms or peer.pending or isinstance(self._state.pattern, Requester)
+        confirmable = peer.confirms or peer.pending or isinstance(self._pattern, Requester)
         socket = self._state.socket()
         resend = frames is not None and socket is not None and socket.resend
         if peer.note(number, tracker if confirmable else None, list(frames or ()) if resend else None):
@@ -467,7 +462,7 @@ class ConnectionLoss:
     def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
         """Handles a loss between the send and its record. If the message had not left, the tracker goes with
         it to another peer: True."""
-        with self._state.lock:
+        with self._lock:
             orphan = peer.moved.pop(number, None)
             if orphan is None:
                 return False
@@ -484,12 +479,10 @@ class ConnectionLoss:
     ) -> bool:
         """Handles a loss between the send and its record, after the peer's other messages were offered to
         other peers: offers this one too. False: it had not left, and was among those."""
-        kept = self._state.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(
-            self._state.pattern, Requester
-        )
+        kept = self._pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self._pattern, Requester)
         if peer.settled is None or number >= peer.settled or not kept:
             return False
-        with self._state.in_order(), self._state.lock:
+        with self._state.in_order(), self._lock:
             self._put_back(Orphan(list(frames), tracker, peer.loss, number))
         self._state.count("resent")
         self.give_orphans()

@@ -62,6 +62,7 @@ class Connections:
 
     def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
         self.state = state = ConnectionState(socket, context, pattern)
+        self._pattern, self._context, self._lock = pattern, context, state.lock
         self.no_peer = NoPeer(state)
         self.credits = Credits(state)
         self.loss = ConnectionLoss(state, self.no_peer, self.credits)
@@ -73,7 +74,7 @@ class Connections:
     def infos(self) -> list[PeerInfo]:
         """Every connected peer, for display."""
         self.credits.read_credits()
-        with self.state.lock:
+        with self._lock:
             return [peer.info() for peer in self.state.peers.values() if not peer.pending]
 
     def schedule_checks(self) -> None:
@@ -92,14 +93,14 @@ class Connections:
                 f"{endpoint} can be connected to, not bound",
                 hint="bind tcp://*:port; announce() registers it, and a service of Kubernetes DNS",
             )
-        check_begin(address, self.state.pattern, bound=True)
+        check_begin(address, self._pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)
         prepare = self._preparation(address)
         if prepare is not None:
             prepare()
         try:
             record.acceptor = serve(
-                self.state.context.reactor,
+                self._context.reactor,
                 registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
                 address,
                 hello=self._dialer.hello,
@@ -109,14 +110,14 @@ class Connections:
                 backlog=socket.backlog,
                 handshake_timeout=handshake_timeout(socket),
                 upgrades=self._dialer.upgrade,
-                credentials=self.state.context.credentials,
-                shares_endpoint=self.state.context.defaults.shares_endpoints,
+                credentials=self._context.credentials,
+                shares_endpoint=self._context.defaults.shares_endpoints,
             )
         except TransferError as error:
             self.state.emit(EventKind.BIND_FAILED, endpoint, error=error)
             raise
         record.address = record.acceptor.address
-        with self.state.lock:
+        with self._lock:
             open_still = not self.state.closing
             if open_still:
                 self.state.endpoints.append(record)
@@ -132,13 +133,13 @@ class Connections:
         socket = self.state.owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
-        if check_begin(address, self.state.pattern):
-            with self.state.lock:
+        if check_begin(address, self._pattern):
+            with self._lock:
                 self._check_once(address)
                 self.state.positions = self.state.positions or TopicPositions()
             socket._ways_changed()
-        directory = open_directory(address, self.state.context) if address.is_directory else None
-        with self.state.lock:
+        directory = open_directory(address, self._context) if address.is_directory else None
+        with self._lock:
             self.state.owner()
             self.state.endpoints.append(record)
         self.loss.queue_for(record)
@@ -154,7 +155,7 @@ class Connections:
             record.close()
             raise Closed("the socket is closed")
         self.schedule_checks()
-        if (address.policy or self.state.context.transport_config.policy) == "require":
+        if (address.policy or self._context.transport_config.policy) == "require":
             self._await_handshake(record, handshake_timeout(socket))
         return record
 
@@ -170,7 +171,7 @@ class Connections:
     def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
         address = record.address
         record.connector = reach(
-            self.state.context.reactor,
+            self._context.reactor,
             registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
             address,
             hello=partial(self._dialer.hello, new_nonce(), address),
@@ -182,7 +183,7 @@ class Connections:
             on_retried=partial(self._retried, str(address)),
             options=replace(self._dialer.connect_options(socket), prepare=self._preparation(address)),
             upgrades=self._dialer.upgrade,
-            credentials=self.state.context.credentials,
+            credentials=self._context.credentials,
         )
 
     def reach_member(self, follower: DirectoryConnector, address: Address) -> Endpoint | None:
@@ -191,7 +192,7 @@ class Connections:
         socket = self.state.socket()
         record = Endpoint(address, time.monotonic(), outgoing=True)
         record.follower = follower
-        with self.state.lock:
+        with self._lock:
             if socket is None or self.state.closing or follower.record not in self.state.endpoints:
                 return None
             self.state.endpoints.append(record)
@@ -200,7 +201,7 @@ class Connections:
         except BaseException:
             self.forget(record)
             raise
-        with self.state.lock:
+        with self._lock:
             wanted = not self.state.closing and record in self.state.endpoints
         if not wanted:  # another thread gave it up and may have found no connector here
             record.close()
@@ -211,7 +212,7 @@ class Connections:
     def release(self, endpoint: str, bound: bool) -> Endpoint:
         """Ends a bound or connected endpoint. Raises AddressError if there is no such endpoint."""
         wanted = str(parse(endpoint))
-        with self.state.lock:
+        with self._lock:
             for record in reversed(self.state.endpoints):
                 own = record.follower is None and bound == (record.acceptor is not None)
                 if own and str(record.address) == wanted:
@@ -227,7 +228,7 @@ class Connections:
 
     def drop(self, record: Endpoint, linger: float) -> None:
         """Ends the connections and the queue of a released endpoint, and of its members."""
-        with self.state.lock:
+        with self._lock:
             members = [other for other in self.state.endpoints if is_member_of(other, record.connector)]
             self.state.endpoints = [other for other in self.state.endpoints if other not in members]
             ended = [record, *members]
@@ -254,7 +255,7 @@ class Connections:
         return record.peer is not None or any(member.peer is not None for member in members)
 
     def forget(self, record: Endpoint) -> None:
-        with self.state.lock:
+        with self._lock:
             if record in self.state.endpoints:
                 self.state.endpoints.remove(record)
             queue, record.queue = record.queue, None
@@ -305,7 +306,7 @@ class Connections:
             for peer in list(self.state.peers.values()):
                 if peer.retained and draining.has_ended(peer.fd):
                     self.loss.lost(peer.stream, Broken("the peer closed the connection"))
-            with self.state.lock:
+            with self._lock:
                 streams = [peer.stream for peer in self.state.peers.values()]
                 left_over = bool(self.state.moves or self.state.orphans)
                 waiting = left_over or any(map(draining.unsent, streams))
@@ -315,13 +316,13 @@ class Connections:
             if time.monotonic() >= deadline:
                 return
             if left_over or not waiting:
-                with self.state.lock:
+                with self._lock:
                     self.state.changed.wait(0.01)
 
     def _awaits_confirmation(self) -> bool:
         """Whether a message is kept for a resend, and its confirmation may still arrive."""
         kept = list(filter(_is_kept, list(self.state.peers.values())))
-        if isinstance(self.state.pattern, Requester) or not kept:
+        if isinstance(self._pattern, Requester) or not kept:
             return False
         for peer in kept if not self.state.receives else ():
             self.control.read(peer)
@@ -332,7 +333,7 @@ class Connections:
 
     def close(self, deadline: float) -> int:
         """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
-        with self.state.none_gives(), self.state.lock:
+        with self.state.none_gives(), self._lock:
             self.state.wait_for_moves()
             self.state.closing = True
             endpoints, self.state.endpoints = self.state.endpoints, []
@@ -351,10 +352,10 @@ class Connections:
         unsent += self.end(peers, deadline)
         for record in endpoints:
             record.peer = record.queue = None
-        self.state.pattern.drop("unsent", unsent)
+        self._pattern.drop("unsent", unsent)
         for kept in self.state.own.values():
             kept.close()
-        with self.state.lock:
+        with self._lock:
             self.state.peers.clear()
         self.state.emit(EventKind.CLOSED)
         return unsent
@@ -384,7 +385,7 @@ class Connections:
             if gone or kept:
                 unconfirmed = self.loss.count_unconfirmed(peer, left)
                 unsent += unconfirmed if kept else 0
-            self.state.context.tally.peer_ended(self.state.pattern.socket_type.name, peer)
+            self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
             peer.settle(0)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
@@ -396,9 +397,9 @@ class Connections:
         reactor's thread."""
         if address.scheme in ("inproc", "ipc"):
             return None
-        offer = self.state.context.offer
+        offer = self._context.offer
         if address.scheme == BASE:  # other transports are named by the scheme
-            known, loopback = self.state.context.credentials.security.any, is_loopback(address.host)
+            known, loopback = self._context.credentials.security.any, is_loopback(address.host)
             offer = permitted(offer, known=known, loopback=loopback)
         return registry.preparation(offer, address.scheme)
 

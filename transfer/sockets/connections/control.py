@@ -48,6 +48,7 @@ class Controls:
 
     def __init__(self, state: ConnectionState, credits: Credits, loss: ConnectionLoss) -> None:
         self._state, self._credits, self._loss = state, credits, loss
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
         self._pulse = 0.0  # seconds between two checks of the peers
 
     # -- what arrives -------------------------------------------------------------------------------
@@ -65,14 +66,14 @@ class Controls:
                         return
                     if not frames[0].flags & Flag.CONTROL:
                         raise ProtocolError(
-                            "flags", f"data for a {self._state.pattern.socket_type.name}, which only sends"
+                            "flags", f"data for a {self._pattern.socket_type.name}, which only sends"
                         )
                     self.on_control(stream, frames[0])
         except (Broken, ProtocolError) as error:
             self._loss.lost(stream, error)
             return
         peer.read_later = True
-        self._state.context.reactor.call_soon(self._read_on, peer)
+        self._context.reactor.call_soon(self._read_on, peer)
 
     def _read_on(self, peer: Peer) -> None:
         peer.read_later = False
@@ -97,9 +98,9 @@ class Controls:
     def ended(self, peer: Peer, events: int) -> None:
         """Handles a peer that closed its side. The application still reads what the peer sent before, and
         then finds the end; only a new connection need not wait for that."""
-        self._state.context.reactor.unregister(peer.fd)
+        self._context.reactor.unregister(peer.fd)
         peer.ended = True
-        if self._state.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+        if self._pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
             peer.source.peer = None
             if peer.source.connector is not None:
                 peer.source.connector.lost()
@@ -137,7 +138,7 @@ class Controls:
             self._state.count(f"refused:{reason}")
             self._state.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
             if reason == TAKEN:
-                self._state.context.log_once(
+                self._context.log_once(
                     f"{peer.endpoint} refuses this socket, and is tried again: another one has its routing_id"
                 )
             if data[1:] == REPLACED and peer.source.connector is not None:
@@ -145,7 +146,7 @@ class Controls:
 
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)
-        pattern, stream = self._state.pattern, peer.stream
+        pattern, stream = self._pattern, peer.stream
         source = self._state.catch_up_source if peer.catch_up else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
             self._credits.acknowledged(pattern, peer, number)
@@ -169,7 +170,7 @@ class Controls:
             self._state.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
         else:
             raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
-        with self._state.lock:
+        with self._lock:
             self._state.changed.notify_all()
 
     def _on_position_control(self, peer: Peer, kind: int, data: bytes) -> None:
@@ -181,18 +182,18 @@ class Controls:
         elif self._state.positions is not None and peer.log is not None and kind != Control.OFFLINE:
             self._credits.on_publisher_position(peer, kind, data)
         else:
-            ours = self._state.pattern.socket_type.name
+            ours = self._pattern.socket_type.name
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or removes a subscription and sends the change to every publisher."""
-        pattern = self._state.pattern
+        pattern = self._pattern
         assert isinstance(pattern, Subscriber)
         if add and any(record.address.begin for record in list(self._state.endpoints)):
             check_log_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
         stream: Any
-        with self._state.lock:
+        with self._lock:
             for stream, order in pattern.subscribe(prefix) if add else pattern.unsubscribe(prefix):
                 try:
                     stream.send(control(order), force=True)
@@ -213,7 +214,7 @@ class Controls:
             return
         beat = socket.heartbeat_ivl or socket.heartbeat_timeout
         pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
-        with self._state.lock:
+        with self._lock:
             if "heartbeat" in self._state.timers and pulse < self._pulse:
                 self._state.timers.pop("heartbeat").cancel()
             if pulse:
@@ -226,7 +227,7 @@ class Controls:
         if socket is None or self._state.closing:
             return
         now = time.monotonic_ns()
-        with self._state.lock:
+        with self._lock:
             peers = [peer for peer in self._state.peers.values() if peer.fd >= 0]
         idle = socket.heartbeat_ivl * 1_000_000
         for peer in peers:

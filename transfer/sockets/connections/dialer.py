@@ -23,23 +23,24 @@ class Dialer:
 
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
+        self._pattern, self._context = state.pattern, state.context
 
     def hello(self, instance: str = "", address: Address | None = None) -> Any:
         """Makes this side's hello. address: the address to connect to."""
         socket = self._state.socket()
         if socket is None:  # the socket was closed: the result of the handshake is discarded
-            return make_hello(self._state.pattern.socket_type, offer=self._state.context.offer)
+            return make_hello(self._pattern.socket_type, offer=self._context.offer)
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if address is not None and address.begin:
             extra[BEGIN] = address.begin
         if self._state.catch_up_source is not None:
             extra[LOG], extra[EPOCH] = self._state.catch_up_source.log
         return make_hello(
-            self._state.pattern.socket_type,
+            self._pattern.socket_type,
             routing_id=socket.routing_id,
             instance=instance,
             max_message=socket.largest_message,
-            offer=self._state.context.offer,
+            offer=self._context.offer,
             lazy=not socket.immediate,
             extra=extra,
         )
@@ -48,18 +49,18 @@ class Dialer:
         """Prepares this side's change to the chosen transport. Raises Declined."""
         socket = self._state.owner()
         around = Surroundings(
-            core=self._state.context.core,
-            reactor=self._state.context.reactor,
-            flusher=self._state.context.flusher,
-            pool=self._state.context.pool,
-            socket_type=self._state.pattern.socket_type,
+            core=self._context.core,
+            reactor=self._context.reactor,
+            flusher=self._context.flusher,
+            pool=self._context.pool,
+            socket_type=self._pattern.socket_type,
             max_message=socket.largest_message,
             send_high_water=socket.sndhwm,
             send_high_water_bytes=socket.sndhwm_bytes,
-            credits=self._state.pattern.confirms and "credit" in agreement.features,
+            credits=self._pattern.confirms and "credit" in agreement.features,
             checksum=socket.checksum,
             options=self.transport_options(socket),
-            shared=self._state.context.shared,
+            shared=self._context.shared,
             own=self._state.own,
         )
         return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)

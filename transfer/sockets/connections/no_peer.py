@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.transports.errors import Again
@@ -84,6 +84,17 @@ class NoPeer:
                 f"{before}no peer has connected to {names} yet", hint="start the peer, or wait_for_peers()"
             )
         return _unserved(tried[0], before)
+
+    def no_reply(self, stream: Any, timeout: int) -> Again:
+        """Makes the error of a REQ whose reply did not come in time. stream: that of its request, or None."""
+        if self.alone:
+            return self.error(f"no reply within {timeout} ms: ")
+        peer = self._state.peers.get(stream)
+        where = "no peer has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
+        return Again(
+            f"no reply within {timeout} ms: {where}",
+            hint="receive again to wait on, or set req_relaxed = True and send anew",
+        )
 
     def _too_few(self, before: str) -> Again:
         """Makes the error if fewer peers than expected are connected, or have subscriptions."""

@@ -148,6 +148,17 @@ class ConnectionState:
             for monitor in list(self.monitors):
                 monitor._put(event)
 
+    def new_monitor(self) -> Monitor:
+        """A new Monitor of these connections."""
+
+        def forget(monitor: Monitor) -> None:
+            if monitor in self.monitors:
+                self.monitors.remove(monitor)
+
+        monitor = Monitor(forget)
+        self.monitors.append(monitor)
+        return monitor
+
     # -- for the parts of `Connections` --------------------------------------------------------------
 
     def resize_buffers(self, send: int, receive: int) -> None:
