@@ -232,8 +232,7 @@ class SocketMethods(SocketBase):
     @property
     def hwm(self) -> int:
         """Both high-water marks, in messages; reading returns the one for sending."""
-        value: int = self.sndhwm
-        return value
+        return self.sndhwm
 
     @hwm.setter
     def hwm(self, value: int) -> None:
@@ -242,8 +241,7 @@ class SocketMethods(SocketBase):
     @property
     def identity(self) -> bytes:
         """ZeroMQ's older name of `routing_id`."""
-        value: bytes = self.routing_id
-        return value
+        return self.routing_id
 
     @identity.setter
     def identity(self, value: bytes | str) -> None:
@@ -252,7 +250,7 @@ class SocketMethods(SocketBase):
     @property
     def largest_message(self) -> int:
         """The limit of an arriving message, in bytes."""
-        value: int = self.maxmsgsize
+        value: int = self._values["maxmsgsize"]
         return MAX_DATA if value < 0 else value
 
     def _limits_changed(self) -> None:
