@@ -145,7 +145,7 @@ def test_subscriptions_that_come_later_and_go(context, broker, client):
 
 
 def numbers_of(sub):
-    [known] = sub._links.state.positions._by_log.values()
+    [known] = sub._links.log_reader.positions._by_log.values()
     return {topic: epochs[-1].number for topic, epochs in known.by_topic.items()}
 
 

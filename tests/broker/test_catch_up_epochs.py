@@ -146,7 +146,7 @@ def test_the_last_epochs_are_kept(site):
             assert received(sub, 1) == {"t": [turn]}
             site.stop()
             site.start()
-        [known] = sub._links.state.positions._by_log.values()
+        [known] = sub._links.log_reader.positions._by_log.values()
         [epochs] = known.by_topic.values()
         assert [one.number for one in epochs] in ([4, 5, 6, 7], [5, 6, 7, 7])
 

@@ -769,7 +769,7 @@ class SocketMethods(SocketBase):
         return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
 
     def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
-        self._links.state.record_position(stream, frames)
+        self._links.log_reader.record(stream, frames)
         try:
             return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
         except ProtocolError as error:
@@ -817,8 +817,8 @@ class SocketMethods(SocketBase):
         """Takes the core's next message. `map` stores it before a signal handler can run."""
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
-        if self._links.state.positions is not None:
-            self._links.state.record_position(*message)
+        if self._links.log_reader.positions is not None:
+            self._links.log_reader.record(*message)
         return message
 
     def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
@@ -1267,7 +1267,7 @@ class SocketMethods(SocketBase):
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.state.positions is not None
+        noted = pattern.ordered or self._links.log_reader.positions is not None
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
     # -- hooks of the core ---------------------------------------------------------------------------

@@ -26,6 +26,7 @@ from transfer.transports.reactor import EDGE, PEER_CLOSED, READABLE
 if TYPE_CHECKING:
     from transfer.sockets.connections.connection_loss import ConnectionLoss
     from transfer.sockets.connections.control import Controls
+    from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.no_peer import NoPeer
     from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
@@ -42,9 +43,15 @@ class ConnectionAdmission:
     """The beginning of a connection, in the reactor's thread."""
 
     def __init__(
-        self, state: ConnectionState, no_peer: NoPeer, loss: ConnectionLoss, control: Controls
+        self,
+        state: ConnectionState,
+        no_peer: NoPeer,
+        log_reader: LogReader,
+        loss: ConnectionLoss,
+        control: Controls,
     ) -> None:
-        self._state, self._no_peer, self._loss, self._control = state, no_peer, loss, control
+        self._state, self._no_peer, self._log_reader = state, no_peer, log_reader
+        self._loss, self._control = loss, control
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def connected(self, record: Endpoint, made: Connected) -> None:
@@ -310,17 +317,15 @@ class ConnectionAdmission:
     def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
-        if self._state.positions is not None and peer.log is not None:
+        if self._log_reader.positions is not None and peer.log is not None:
             socket = self._state.socket()
             for found in socket._found() if socket is not None else ():
-                self._state.record_position(
-                    *found
-                )  # the program receives it before messages of this connection
+                self._log_reader.record(*found)  # the program receives it before messages of this connection
             name, last_seen, offline = peer.log.name, peer.source.last_seen, []
-            if not self._state.positions.connected(peer.log) and last_seen is not None:
+            if not self._log_reader.positions.connected(peer.log) and last_seen is not None:
                 offline.append(encode_offline(time.monotonic() - last_seen))
-            orders = [self._state.positions.subscribe_order(name, order) for order in orders]
-            orders = [*offline, *self._state.positions.control_frames(name), *orders]
+            orders = [self._log_reader.positions.subscribe_order(name, order) for order in orders]
+            orders = [*offline, *self._log_reader.positions.control_frames(name), *orders]
         try:
             for order in orders:
                 stream.send(control(order), force=True)

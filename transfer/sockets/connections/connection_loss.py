@@ -32,6 +32,7 @@ from transfer.transports.uninterrupted import uninterrupted
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
     from transfer.sockets.connections.credits import Credits
+    from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.no_peer import NoPeer
     from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
@@ -52,8 +53,10 @@ _MOST_LEFT = 64 << 20
 class ConnectionLoss:
     """Handles the end of a connection, in the thread that finds it."""
 
-    def __init__(self, state: ConnectionState, no_peer: NoPeer, credits: Credits) -> None:
-        self._state, self._no_peer, self._credits = state, no_peer, credits
+    def __init__(
+        self, state: ConnectionState, no_peer: NoPeer, credits: Credits, log_reader: LogReader
+    ) -> None:
+        self._state, self._no_peer, self._credits, self._log_reader = state, no_peer, credits, log_reader
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -160,13 +163,13 @@ class ConnectionLoss:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
         found = [
-            one for one in received if not one[0].flags & Flag.CONTROL and self._credits.is_subscribed(one)
+            one for one in received if not one[0].flags & Flag.CONTROL and self._log_reader.is_subscribed(one)
         ]
         if self._pattern.answers:  # the requester is gone, its reply has no receiver
             self._pattern.drop("requester_gone", len(found))
             return None
-        for frames in received if self._state.positions is not None else ():
-            self._credits.read_late(peer, frames)
+        for frames in received if self._log_reader.positions is not None else ():
+            self._log_reader.read_late(peer, frames)
         return UnreadMessages(found, peer) if found and self._state.receives else None
 
     def is_gone(self, peer: Peer) -> bool:

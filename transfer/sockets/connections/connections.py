@@ -23,6 +23,7 @@ from transfer.sockets.connections.control import Controls
 from transfer.sockets.connections.credits import Credits
 from transfer.sockets.connections.dialer import Dialer, handshake_timeout
 from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of
+from transfer.sockets.connections.log_reader import LogReader
 from transfer.sockets.connections.no_peer import NoPeer
 from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import ConnectionState, control
@@ -65,9 +66,10 @@ class Connections:
         self._pattern, self._context, self._lock = pattern, context, state.lock
         self.no_peer = NoPeer(state)
         self.credits = Credits(state)
-        self.loss = ConnectionLoss(state, self.no_peer, self.credits)
-        self.control = Controls(state, self.credits, self.loss)
-        self.admission = ConnectionAdmission(state, self.no_peer, self.loss, self.control)
+        self.log_reader = reader = LogReader(state)
+        self.loss = ConnectionLoss(state, self.no_peer, self.credits, reader)
+        self.control = Controls(state, self.credits, reader, self.loss)
+        self.admission = ConnectionAdmission(state, self.no_peer, reader, self.loss, self.control)
         self.queue_limits = QueueLimits(state)
         self._dialer = Dialer(state)
 
@@ -136,7 +138,7 @@ class Connections:
         if check_begin(address, self._pattern):
             with self._lock:
                 self._check_once(address)
-                self.state.positions = self.state.positions or TopicPositions()
+                self.log_reader.positions = self.log_reader.positions or TopicPositions()
             socket._ways_changed()
         directory = open_directory(address, self._context) if address.is_directory else None
         with self._lock:

@@ -21,6 +21,7 @@ from transfer.transports.reactor import READABLE
 if TYPE_CHECKING:
     from transfer.sockets.connections.connection_loss import ConnectionLoss
     from transfer.sockets.connections.credits import Credits
+    from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
 
@@ -46,8 +47,10 @@ _GATHERED = 16
 class Controls:
     """Credits, subscriptions and heartbeats; not on the path of messages."""
 
-    def __init__(self, state: ConnectionState, credits: Credits, loss: ConnectionLoss) -> None:
-        self._state, self._credits, self._loss = state, credits, loss
+    def __init__(
+        self, state: ConnectionState, credits: Credits, log_reader: LogReader, loss: ConnectionLoss
+    ) -> None:
+        self._state, self._credits, self._log_reader, self._loss = state, credits, log_reader, loss
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
         self._pulse = 0.0  # seconds between two checks of the peers
 
@@ -149,7 +152,7 @@ class Controls:
         pattern, stream = self._pattern, peer.stream
         source = self._state.catch_up_source if peer.catch_up else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
-            self._credits.acknowledged(pattern, peer, number)
+            self._log_reader.acknowledged(pattern, peer, number)
         elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
@@ -179,8 +182,8 @@ class Controls:
             source.set_position(peer, *decode_position(data))
         elif source is not None and kind == Control.OFFLINE:
             source.set_offline(peer, decode_offline(data))
-        elif self._state.positions is not None and peer.log is not None and kind != Control.OFFLINE:
-            self._credits.on_publisher_position(peer, kind, data)
+        elif self._log_reader.positions is not None and peer.log is not None and kind != Control.OFFLINE:
+            self._log_reader.on_position(peer, kind, data)
         else:
             ours = self._pattern.socket_type.name
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")

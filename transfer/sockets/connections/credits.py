@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.patterns import Subscriber
-from transfer.patterns.pub_sub import decode_order
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.topic_positions import decode_position, decode_skipped
 from transfer.sockets.peer import Peer
-from transfer.transports.core.wire import CREDIT, Control, Flag
+from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
 if TYPE_CHECKING:
@@ -52,50 +47,6 @@ class Credits:
     def credited(self, peer: Peer, frame: Any) -> None:
         if frame.data[:1] == bytes([Control.CREDIT]):
             self.on_credit(peer, bytes(frame.data))
-
-    def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
-        """Handles a publisher's acknowledgement of the subscription with this number."""
-        pattern.acknowledged(peer.stream, number)
-        if self._state.positions is not None and peer.log is not None and pattern.is_held(peer.stream):
-            self._state.positions.confirm(peer.log.name, pattern.subscriptions)
-            peer.source.caught_up = True
-
-    def on_publisher_position(self, peer: Peer, kind: int, data: bytes) -> None:
-        """Handles a publisher's position in a topic, or a skipped message. Raises ProtocolError."""
-        assert self._state.positions is not None
-        if kind == Control.POSITION:
-            self._state.positions.reset(peer, *decode_position(data))
-            return
-        number, nbytes, topic = decode_skipped(data)
-        if self._state.positions.skip(peer, number, topic):
-            self._state.count("missed")
-            text = "%s: a message of topic %r has %d bytes, more than maxmsgsize: raise it to receive such"
-            name = topic.decode(errors="replace")
-            self._state.throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
-
-    def read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
-        """Handles messages and control frames that a connection received before its end, in order."""
-        data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
-        pattern = self._state.pattern
-        if not data:
-            if self.is_subscribed(frames):
-                self._state.record_position(peer.stream, frames)
-            return
-        if not isinstance(pattern, Subscriber) or self._state.positions is None or peer.log is None:
-            return
-        with suppress(ProtocolError):  # the connection has ended anyway
-            if data[0] in (Control.POSITION, Control.SKIPPED):
-                self.on_publisher_position(peer, data[0], bytes(frames[0].data))
-            elif data[0] == Control.SUBSCRIBED:
-                self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
-
-    def is_subscribed(self, frames: Sequence[Any]) -> bool:
-        topic = frames[0].topic
-        return (
-            topic is None
-            or not isinstance(self._state.pattern, Subscriber)
-            or self._state.pattern.subscriptions.matches(topic)
-        )
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
         """Handles the count of messages that the peer has consumed. Raises ProtocolError."""

@@ -6,7 +6,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.topic_positions import MAX_LATE_GAP
 from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.sockets.peer import Endpoint, Peer
 from transfer.sockets.tracker import Tracker
@@ -24,10 +23,9 @@ from transfer.transports.errors import Closed, Fatal
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.connections.topic_positions import CatchUpSource, TopicPositions
+    from transfer.sockets.connections.topic_positions import CatchUpSource
     from transfer.sockets.context import Context
     from transfer.sockets.socket import SocketMethods
-    from transfer.transports.core.contract import Frame
 
 logger = logging.getLogger("transfer")
 
@@ -89,10 +87,6 @@ class ConnectionState:
         self.lock = threading.RLock()
         self.changed = threading.Condition(self.lock)
         self.timers: dict[str, Any] = {}
-        #: the positions of a SUB in publishers' logs, if it connects with `?begin=`
-        self.positions: TopicPositions | None = None
-        #: the thread that received last from a log, and whether other threads did before
-        self._last_receiver, self._several_receive = 0, False
         #: sends subscribers messages from a PUB's log
         self.catch_up_source: CatchUpSource | None = None
         #: what transports keep for all connections of this socket, by name; closed with it
@@ -101,21 +95,6 @@ class ConnectionState:
         self._foreign_fds: dict[int, int] = {}
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
-
-    def record_position(self, stream: Any, frames: Sequence[Frame]) -> None:
-        """Records a message that the program has, or receives before anything else."""
-        if self.positions is None:
-            return
-        missed, thread = self.positions.record(stream, frames), threading.get_ident()
-        if thread != self._last_receiver:
-            self._several_receive, self._last_receiver = self._last_receiver != 0, thread
-        if missed:
-            self.count("missed", missed)
-            if missed < 0 or (missed <= MAX_LATE_GAP and self._several_receive):
-                return  # another receiving thread was faster
-            text = "%s: %d messages of topic %r were removed from the log before they could be received"
-            where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
-            self.throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 
     # -- for display --------------------------------------------------------------------------------
 
