@@ -58,7 +58,9 @@ def test_a_pull_killed_under_load_costs_what_is_told(context, tmp_path, size):
             taken += 1
         assert awaited(monitor, "disconnected").error is not None
         # The other one gets all that was not yet given to the kernel for the first.
-        assert eventually(lambda: not push._links.state.orphans and all(p.queued == 0 for p in push.peers()))
+        assert eventually(
+            lambda: not push._links.orphans.messages and all(p.queued == 0 for p in push.peers())
+        )
         lost = push._links.state.counts.get("unconfirmed", 0)
         assert eventually(lambda: sum(b.stat().st_size for b in books) >= taken - lost)
         received = sum(book.stat().st_size for book in books)

@@ -137,7 +137,7 @@ def test_a_large_message_holds_up_neither_credits_nor_heartbeats(context):
     # Nor does the receiver think that the sender is dead, however long this lasts.
     (receiver,) = pull._links.state.peers.values()
     assert receiver.heartbeat == 20
-    assert not pull._links.control._is_silent(pull, receiver, time.monotonic_ns() + 3600 * 10**9)
+    assert not pull._links.heartbeats._is_silent(pull, receiver, time.monotonic_ns() + 3600 * 10**9)
     assert len(pull.recv()) == 64 << 20
     large.wait_confirmed(20)
 

@@ -138,7 +138,7 @@ class Judged:
         (self.peer,) = self.links.state.peers.values()
 
     def stalled(self, later: int = 900 * 10**9) -> bool:
-        return self.links.control._is_stalled(self.pull, self.peer, time.monotonic_ns() + later)
+        return self.links.heartbeats._is_stalled(self.pull, self.peer, time.monotonic_ns() + later)
 
     def arrived(self, nbytes: int) -> None:
         """Waits until the kernel has so many bytes of it unread."""

@@ -69,7 +69,7 @@ def test_a_killed_pull_costs_no_more_than_is_told(context):
     (event,) = drain(monitor, "unconfirmed")
     assert event.count == push._links.state.counts["unconfirmed"]
     assert event.error is not None
-    waiting = len(push._links.state.orphans)
+    waiting = len(push._links.orphans.messages)
     assert sent <= 50 + event.count + waiting
     assert sent >= event.count + waiting  # and not more than what there was
 
@@ -102,12 +102,12 @@ def test_with_resend_a_peer_that_goes_between_a_send_and_its_note_loses_nothing(
     push.wait_for_peers(2, 10)
     links, late = push._links, []
     with monkeypatch.context() as patch:
-        patch.setattr(links.loss, "note", lambda *found, **options: late.append((found, options)))
+        patch.setattr(links.orphans, "note", lambda *found, **options: late.append((found, options)))
         push.send(b"x", track=True)
     ((noted, options),) = late
     frames, tracker, stream, number = noted
     assert links.loss.lost(stream, Broken("cut"))
-    links.loss.note(frames, tracker, stream, number, **options)
+    links.orphans.note(frames, tracker, stream, number, **options)
     assert links.state.counts["resent"] == 1
     received = []
     until = time.monotonic() + 10

@@ -195,8 +195,8 @@ def test_a_send_behind_what_is_left_over_waits_or_says_again(core):
     with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
         sent = left_over(push, cutter, pull)
         cutter.close()  # nobody comes back
-        assert eventually(lambda: not push.peers() and push._links.state.orphans)
-        waiting = len(push._links.state.orphans)
+        assert eventually(lambda: not push.peers() and push._links.orphans.messages)
+        waiting = len(push._links.orphans.messages)
         assert not push.poll(0, POLLOUT)
         with pytest.raises(Again):
             push.send(b"newer", DONTWAIT)
@@ -252,7 +252,7 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
         far.rcvtimeo = 10_000
         near.wait_for_peers(1, 10)
         links = near._links
-        note, stream = links.loss.note, next(iter(links.state.peers))
+        note, stream = links.orphans.note, next(iter(links.state.peers))
 
         def late(frames, tracker, taker, number, again=False):
             if bytes(frames[-1][4]) == b"2" and taker is stream:
@@ -260,7 +260,7 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
                 links.loss.lost(stream, Broken("cut"))
             note(frames, tracker, taker, number, again)
 
-        links.loss.note = late
+        links.orphans.note = late
         for number in range(4):
             near.send(b"%d" % number)
         got = [far.recv() for _ in range(7)]

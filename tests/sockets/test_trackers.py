@@ -92,15 +92,15 @@ def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp
         push.send(bytes(1_000_000))  # more than the kernel takes
     memory = b"the last".rjust(size)
     links = push._links
-    note = links.loss.note
+    note = links.orphans.note
 
     def late(frames, tracker, stream, *arguments, **others):
-        monkeypatch.setattr(links.loss, "note", note)
+        monkeypatch.setattr(links.orphans, "note", note)
         pull.close(0)
         assert eventually(lambda: stream.peer.settled is not None)
         note(frames, tracker, stream, *arguments, **others)
 
-    monkeypatch.setattr(links.loss, "note", late)
+    monkeypatch.setattr(links.orphans, "note", late)
     tracker = push.send(memory, copy=False, track=True)
     with by_tcp.socket(PULL, rcvtimeo=10000) as other:
         other.bind(pull.last_endpoint)

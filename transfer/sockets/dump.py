@@ -47,7 +47,7 @@ def _dump_socket(socket: SocketMethods) -> dict[str, Any]:
         "options": {
             name: _plain(value) for name, value in socket._values.items() if value != defaults.get(name)
         },
-        "waiting_for_a_peer": len(links.state.orphans),
+        "waiting_for_a_peer": len(links.orphans.messages),
         "peers": [_dump_peer(peer) for peer in links.infos()],
     }
 

@@ -56,10 +56,10 @@ class MessageSender:
         taken = None
         if pattern.send_mode is not SendMode.FANOUT and (tracker is not None or self._values["resend"]):
             core._lockstep = False  # the reply must pass through `_admitted`, which confirms it
-            taken = partial(self._links.loss.note, frames, tracker)
+            taken = partial(self._links.orphans.note, frames, tracker)
         try:
             if target is ANYONE and self._values["conflate"]:
-                taker = self._links.loss.send_newest(frames, released, taken)
+                taker = self._links.orphans.send_newest(frames, released, taken)
             elif target is ANYONE:
                 taker = self._send_to_one(core, frames, timeout, hold, released, taken)
             else:

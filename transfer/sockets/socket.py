@@ -1276,7 +1276,7 @@ class SocketMethods(SocketBase):
         self._links.control.arrived(stream, frame)
 
     def _send_orphans(self) -> None:
-        self._links.loss.give_orphans()
+        self._links.orphans.give()
 
     def _on_refused(self, stream: Any, error: ProtocolError) -> None:
         self._links.loss.send_refusal(stream, error)

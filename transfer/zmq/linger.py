@@ -41,7 +41,7 @@ def has_unsent(sock: Any) -> bool:
 
 def _waiting(links: Any) -> bool:
     with links.state.lock:
-        return bool(links.state.orphans) or any(
+        return bool(links.orphans.messages) or any(
             draining.unsent(peer.stream) for peer in links.state.peers.values()
         )
 

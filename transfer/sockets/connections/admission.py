@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from transfer.sockets.connections.control import Controls
     from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.no_peer import NoPeer
+    from transfer.sockets.connections.orphans import Orphans
     from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
     from transfer.transports.handshake.hello import Agreement, Hello
@@ -47,11 +48,12 @@ class ConnectionAdmission:
         state: ConnectionState,
         no_peer: NoPeer,
         log_reader: LogReader,
+        orphans: Orphans,
         loss: ConnectionLoss,
         control: Controls,
     ) -> None:
         self._state, self._no_peer, self._log_reader = state, no_peer, log_reader
-        self._loss, self._control = loss, control
+        self._orphans, self._loss, self._control = orphans, loss, control
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def connected(self, record: Endpoint, made: Connected) -> None:
@@ -112,7 +114,7 @@ class ConnectionAdmission:
         # Watched before it is attached: the thread that finds it broken afterwards also ends the watch.
         self._watch(peer)
         moves = queue is not None and queue is not peer
-        with self._state.in_order() if moves else nullcontext():
+        with self._orphans.in_order() if moves else nullcontext():
             if not self._state.attach(socket, peer.stream):
                 return  # `close` knows the peer already and ends it
             if queue is not None and moves:
@@ -164,7 +166,7 @@ class ConnectionAdmission:
             carrier.watch(partial(self._loss.lost, peer.stream))
         self._state.count("connected")
         self._explain_choice(peer)
-        self._loss.give_orphans()
+        self._orphans.give()
         socket._ways_changed()
         with self._lock:
             self._state.changed.notify_all()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,14 +14,12 @@ from transfer.patterns import Requester
 from transfer.patterns.base import SendMode
 from transfer.sockets import drain as draining
 from transfer.sockets.connections import refusal
-from transfer.sockets.connections.state import Orphan
+from transfer.sockets.connections.orphans import Orphan, Orphans
 from transfer.sockets.connections.unread_messages import UnreadMessages
 from transfer.sockets.monitor import EventKind
-from transfer.sockets.peer import Endpoint, LostPeer, Peer
-from transfer.sockets.tracker import Tracker
+from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import (
-    Again,
     Broken,
     Closed,
     ProtocolError,
@@ -43,8 +41,6 @@ _Left = TypeVar("_Left")
 
 #: seconds that another thread may take to count what it has read from a lost peer
 _READING = 1.0
-#: seconds until messages of a lost peer are offered again after no peer had room
-_RETRY = 0.01
 _REFUSED = bytes([Control.REFUSED])
 #: bytes that are still read from a connection which the peer has given up
 _MOST_LEFT = 64 << 20
@@ -54,9 +50,15 @@ class ConnectionLoss:
     """Handles the end of a connection, in the thread that finds it."""
 
     def __init__(
-        self, state: ConnectionState, no_peer: NoPeer, credits: Credits, log_reader: LogReader
+        self,
+        state: ConnectionState,
+        no_peer: NoPeer,
+        credits: Credits,
+        log_reader: LogReader,
+        orphans: Orphans,
     ) -> None:
-        self._state, self._no_peer, self._credits, self._log_reader = state, no_peer, credits, log_reader
+        self._state, self._no_peer, self._credits = state, no_peer, credits
+        self._log_reader, self._orphans = log_reader, orphans
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def lost(self, stream: Any, error: BaseException) -> bool:
@@ -64,7 +66,7 @@ class ConnectionLoss:
         return uninterrupted(partial(self._lost, stream, without_frames(error)), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
-        with self._state.in_order():
+        with self._orphans.in_order():
             return self._lost_in_order(stream, error)
 
     def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
@@ -98,7 +100,7 @@ class ConnectionLoss:
         self._reconnect(peer)
         if peer.source.follower is not None:
             peer.source.follower.ended(peer.source)
-        self.give_orphans()
+        self._orphans.give()
         if socket is not None:
             socket._ways_changed()
         with self._lock:
@@ -228,7 +230,8 @@ class ConnectionLoss:
                 self._state.count("redistributed", len(moved))
                 if self._pattern.ordered:
                     self._pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
-                self._state.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
+                # They are older than those that wait.
+                self._orphans.messages.extendleft(reversed(left + moved))
         if isinstance(self._pattern, Requester):
             self._settle_request(self._pattern, peer, unsent, error)
         dropped = count - len(unsent)
@@ -253,7 +256,7 @@ class ConnectionLoss:
             pattern.fail(peer.stream, error)
         else:
             pattern.peer = None
-            self._state.orphans.append(Orphan(request, None))
+            self._orphans.messages.append(Orphan(request, None))
 
     def _reconnect(self, peer: Peer) -> None:
         record = peer.source
@@ -309,7 +312,7 @@ class ConnectionLoss:
         unsent = self._left_by(peer, stream.take_unsent)
         return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
 
-    # -- messages that wait for a peer --------------------------------------------------------------
+    # -- queues of endpoints without a connection ---------------------------------------------------
 
     def queue_for(self, record: Endpoint) -> None:
         """Queues messages until the endpoint is connected (lazy connect)."""
@@ -334,12 +337,12 @@ class ConnectionLoss:
             record.queue = peer
         self._state.attach(socket, stream)
         self._no_peer.watch_queue(record, socket._long_wait / 1000)
-        self.give_orphans()
+        self._orphans.give()
         socket._ways_changed()
 
     def take_queue(self, record: Endpoint) -> None:
         """Moves the queue of an endpoint that stands for many to its connected members."""
-        with self._state.in_order():
+        with self._orphans.in_order():
             with self._lock:
                 queue, record.queue = record.queue, None
                 if queue is None or queue.stream not in self._state.peers:
@@ -349,7 +352,7 @@ class ConnectionLoss:
             if socket is not None:
                 socket._detach(queue.stream)
             self.hand_over(queue)
-            self.give_orphans()
+            self._orphans.give()
             if socket is not None:
                 socket._ways_changed()
 
@@ -362,138 +365,3 @@ class ConnectionLoss:
             queue.loss = self._state.losses
         self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
         stream.close()
-
-    def give_orphans(self) -> None:
-        """Offers the messages of lost peers to peers with room, in order. One thread at a time."""
-        if self._state.orphans:
-            uninterrupted(self._give_orphans, None)
-
-    def _give_orphans(self) -> None:
-        socket = self._state.socket()
-        if socket is None or not self._state.orphans or not self._state.giving.acquire(blocking=False):
-            return
-        try:
-            while self._give_oldest(socket):
-                pass
-        finally:
-            self._state.giving.release()
-        self._state.look_behind()
-
-    def _give_oldest(self, socket: SocketMethods) -> bool:
-        """Offers the oldest orphan. False: there is none, or no peer has room for it."""
-        with self._lock:
-            if not self._state.orphans or not self._state.peers or socket.closed or self._state.closing:
-                return False
-            orphan = self._state.orphans[0]
-            losses = self._state.losses
-        # The core owns this memory: the sender may have changed its memory since.
-        taken, frames = partial(self._given, orphan), orphan.frames
-        try:
-            stream = socket._send_frames(
-                frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
-            )
-        except (Again, Closed):
-            if losses != self._state.losses:  # messages of that connection go before this one
-                return True
-            self._state.later("orphans", _RETRY, self.give_orphans)
-            return False
-        with self._lock, suppress(ValueError):  # `send_newest` may have dropped it
-            self._state.orphans.remove(orphan)
-        self._pattern.moved(stream, frames)
-        return True
-
-    def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
-        with self._lock:
-            orphan.taken = stream, number
-            frames, tracker = orphan.frames, orphan.tracker
-            orphan.frames = []
-        self.note(frames, tracker, stream, number, again=True)
-
-    def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
-        """Sends the message now, or keeps it instead of the one that was kept before (conflate).
-
-        Returns the stream that took it (a count for a fan-out), or None if it waits here.
-        """
-        socket = self._state.socket()
-        assert socket is not None
-        with self._state.none_gives():
-            with self._lock:
-                self._pattern.drop("conflated", len(self._state.orphans))
-                self._state.orphans.clear()
-            try:
-                return socket._send_frames(frames, 0, released=released, taken=taken, first=True)
-            except Again:
-                kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
-                with self._lock:
-                    self._state.orphans.append(Orphan(kept, None, fresh=True))
-                if self._state.peers:
-                    self._state.later("orphans", _RETRY, self.give_orphans)
-                return None
-
-    def note(
-        self,
-        frames: Sequence[OutFrame] | None,
-        tracker: Tracker | None,
-        stream: Any,
-        number: int,
-        again: bool = False,
-    ) -> None:
-        """Records that a stream has a message, for its tracker and for `resend`.
-
-        number: the message's number in the stream. again: another stream had it before. frames None: the
-        message is recorded already, but not its tracker.
-        """
-        peer = stream.peer
-        if tracker is not None and not again:
-            tracker._taken(1)
-        confirmable = peer.confirms or peer.pending or isinstance(self._pattern, Requester)
-        socket = self._state.socket()
-        resend = frames is not None and socket is not None and socket.resend
-        if peer.note(number, tracker if confirmable else None, list(frames or ()) if resend else None):
-            if tracker is not None and not confirmable:
-                tracker._not_confirmable()
-            if peer.confirms:
-                self._credits.await_credits()
-            peer.confirm(stream.confirmed)  # its credit may have arrived before this was recorded
-        elif self._follow(tracker, peer, number) or (
-            resend and self._resend(frames or (), tracker, peer, number)
-        ):
-            return
-        elif tracker is not None:
-            tracker._fail(Broken("the peer disconnected at once"))
-
-    def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
-        """Handles a loss between the send and its record. If the message had not left, the tracker goes with
-        it to another peer: True."""
-        with self._lock:
-            orphan = peer.moved.pop(number, None)
-            if orphan is None:
-                return False
-            if tracker is not None:
-                tracker._rescue()
-            orphan.tracker = tracker
-            taken = orphan.taken
-        if taken is not None and tracker is not None:
-            self.note(None, tracker, *taken, again=True)
-        return True
-
-    def _resend(
-        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer | LostPeer, number: int
-    ) -> bool:
-        """Handles a loss between the send and its record, after the peer's other messages were offered to
-        other peers: offers this one too. False: it had not left, and was among those."""
-        kept = self._pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self._pattern, Requester)
-        if peer.settled is None or number >= peer.settled or not kept:
-            return False
-        with self._state.in_order(), self._lock:
-            self._put_back(Orphan(list(frames), tracker, peer.loss, number))
-        self._state.count("resent")
-        self.give_orphans()
-        return True
-
-    def _put_back(self, orphan: Orphan) -> None:
-        """Inserts an orphan before waiting messages, in the order of its stream. Under the lock."""
-        its = [i for i, other in enumerate(self._state.orphans) if other.loss == orphan.loss]
-        older = sum(self._state.orphans[i].number < orphan.number for i in its)
-        at = its[0] + older if its else 0  # they are adjacent
-        self._state.orphans.insert(at, orphan)

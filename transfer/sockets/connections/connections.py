@@ -2,14 +2,14 @@
 
 All of this is rare: it runs in the reactor's thread, or in the thread that found a connection broken, never
 once for each message. `Connections` has the endpoints, and owns one object for each other part: the beginning
-of connections, their end, control frames, credits, limits of queues. The parts share the data in `state`.
+of connections, their end, messages that wait for a peer, control frames, credits, limits of queues. The parts
+share the data in `state`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,8 +23,10 @@ from transfer.sockets.connections.control import Controls
 from transfer.sockets.connections.credits import Credits
 from transfer.sockets.connections.dialer import Dialer, handshake_timeout
 from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of
+from transfer.sockets.connections.heartbeats import Heartbeats
 from transfer.sockets.connections.log_reader import LogReader
 from transfer.sockets.connections.no_peer import NoPeer
+from transfer.sockets.connections.orphans import Orphans
 from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import ConnectionState, control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
@@ -67,9 +69,11 @@ class Connections:
         self.no_peer = NoPeer(state)
         self.credits = Credits(state)
         self.log_reader = reader = LogReader(state)
-        self.loss = ConnectionLoss(state, self.no_peer, self.credits, reader)
+        self.orphans = orphans = Orphans(state, self.credits)
+        self.loss = ConnectionLoss(state, self.no_peer, self.credits, reader, orphans)
         self.control = Controls(state, self.credits, reader, self.loss)
-        self.admission = ConnectionAdmission(state, self.no_peer, reader, self.loss, self.control)
+        self.admission = ConnectionAdmission(state, self.no_peer, reader, orphans, self.loss, self.control)
+        self.heartbeats = Heartbeats(state, self.loss)
         self.queue_limits = QueueLimits(state)
         self._dialer = Dialer(state)
 
@@ -81,7 +85,7 @@ class Connections:
 
     def schedule_checks(self) -> None:
         """Schedules the next check of the peers, for heartbeats and for limits."""
-        self.control.schedule_heartbeat()
+        self.heartbeats.schedule()
         self.queue_limits.schedule()
 
     # -- endpoints ----------------------------------------------------------------------------------
@@ -310,7 +314,7 @@ class Connections:
                     self.loss.lost(peer.stream, Broken("the peer closed the connection"))
             with self._lock:
                 streams = [peer.stream for peer in self.state.peers.values()]
-                left_over = bool(self.state.moves or self.state.orphans)
+                left_over = self.orphans.waiting
                 waiting = left_over or any(map(draining.unsent, streams))
             if not waiting and not self._awaits_confirmation():
                 return
@@ -335,13 +339,13 @@ class Connections:
 
     def close(self, deadline: float) -> int:
         """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
-        with self.state.none_gives(), self._lock:
-            self.state.wait_for_moves()
+        with self.orphans.none_gives(), self._lock:
+            self.orphans.wait_for_moves()
             self.state.closing = True
             endpoints, self.state.endpoints = self.state.endpoints, []
             peers = list(self.state.peers.values())
             timers, self.state.timers = list(self.state.timers.values()), {}
-            orphans, self.state.orphans = list(self.state.orphans), deque()
+            orphans = self.orphans.take_all()
             self.state.changed.notify_all()
         for timer in timers:
             timer.cancel()

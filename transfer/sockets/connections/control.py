@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
-from transfer.sockets import drain as draining
 from transfer.sockets.connections import refusal
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Peer
-from transfer.transports.core.wire import HEADER_SIZE, Control, Flag, SocketType
+from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import Broken, Closed, ProtocolError
 from transfer.transports.reactor import READABLE
 
@@ -23,13 +21,11 @@ if TYPE_CHECKING:
     from transfer.sockets.connections.credits import Credits
     from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
 
 #: the reason for which a ROUTER refuses a connection after a newer one with the same identity
 REPLACED = b"replaced"
 #: the reason for which it refuses a connection whose identity another one has
 TAKEN = "identity"
-_HEARTBEAT_SIZE = HEADER_SIZE + 1
 _CREDIT = bytes([Control.CREDIT])
 #: bytes of acknowledged subscriptions that may wait for a peer, in addition to its messages
 _ANSWERS = 16 << 20
@@ -40,21 +36,16 @@ _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
 _MAX_UNSUBSCRIBED = 1000
 #: control frames of one peer that the reactor reads before it serves other peers
 TURN_FRAMES = 64
-#: heartbeats that may wait for a receiver
-_GATHERED = 16
 
 
 class Controls:
-    """Credits, subscriptions and heartbeats; not on the path of messages."""
+    """Credits, subscriptions, positions and refusals; not on the path of messages."""
 
     def __init__(
         self, state: ConnectionState, credits: Credits, log_reader: LogReader, loss: ConnectionLoss
     ) -> None:
         self._state, self._credits, self._log_reader, self._loss = state, credits, log_reader, loss
         self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
-        self._pulse = 0.0  # seconds between two checks of the peers
-
-    # -- what arrives -------------------------------------------------------------------------------
 
     def read(self, peer: Peer, events: int = READABLE) -> None:
         """Reads control frames and the peer's end on a send-only socket, a limited number at a time."""
@@ -207,85 +198,3 @@ class Controls:
                     peer.unsubscribed.add(prefix if len(peer.unsubscribed) < _MAX_UNSUBSCRIBED else b"")
         for stream, reason in broken:
             self._loss.lost(stream, reason)
-
-    # -- heartbeats ---------------------------------------------------------------------------------
-
-    def schedule_heartbeat(self) -> None:
-        """Schedules the next check of the peers, often enough for each of the three options."""
-        socket = self._state.socket()
-        if socket is None or self._state.closing:
-            return
-        beat = socket.heartbeat_ivl or socket.heartbeat_timeout
-        pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
-        with self._lock:
-            if "heartbeat" in self._state.timers and pulse < self._pulse:
-                self._state.timers.pop("heartbeat").cancel()
-            if pulse:
-                self._pulse = pulse
-                self._state.later("heartbeat", pulse, self._beat)
-
-    def _beat(self) -> None:
-        """Sends heartbeats to idle peers, and ends connections that were silent for too long. One-way."""
-        socket = self._state.socket()
-        if socket is None or self._state.closing:
-            return
-        now = time.monotonic_ns()
-        with self._lock:
-            peers = [peer for peer in self._state.peers.values() if peer.fd >= 0]
-        idle = socket.heartbeat_ivl * 1_000_000
-        for peer in peers:
-            if peer.agreement is None:
-                continue
-            stream = peer.stream
-            beats = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
-            # A peer notices data of a foreign stream when its application reads; its reactor notices the
-            # control connection.
-            way = stream.control if peer.foreign else stream
-            try:
-                last_sent = max(way.last_sent_ns, peer.since_ns)  # the hello is a sign of life, too
-                if beats and now - last_sent >= idle // 2 and not way.queued:
-                    stream.send(control(bytes([Control.HEARTBEAT])), force=True)
-                if self._is_silent(socket, peer, now):
-                    self._state.emit(EventKind.SILENT, peer.endpoint, peer.address)
-                    self._state.count("silent")
-                    self._loss.lost(stream, Broken("the peer was silent for too long"))
-                elif self._is_stalled(socket, peer, now):
-                    # Not raised: the event would keep the half-read message alive through the traceback.
-                    self._loss.lost(stream, _stalled(socket.frame_timeout))
-            except Broken as error:
-                self._loss.lost(stream, error)
-        if any(map(self._has_gathered, peers)):
-            with suppress(Closed):
-                socket._readable()
-        self.schedule_heartbeat()
-
-    def _has_gathered(self, peer: Peer) -> bool:
-        """Whether many control frames wait, and only such, by their length: the next receive would have to
-        go through an hour of heartbeats first."""
-        unread = draining.unread(peer.fd) if self._state.receives else 0
-        return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
-
-    def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Whether a peer is silent. Unread bytes are a sign of life: the application is only slow to read."""
-        if not peer.heartbeat or socket.heartbeat_timeout <= 0:
-            return False
-        allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
-        last = max(peer.stream.last_received_ns, peer.since_ns)
-        return now - last > allowed and draining.unread(peer.fd) == 0
-
-    def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Whether a peer is silent in the middle of a message. Between messages it may be silent for ever."""
-        allowed = socket.frame_timeout * 1_000_000
-        stream = peer.stream
-        if allowed <= 0 or not stream.midway or draining.unread(peer.fd):
-            return False
-        # Checked again after the kernel's queue, which a thread may have emptied in this moment.
-        return bool(stream.midway) and now - stream.last_received_ns > allowed
-
-
-def _stalled(milliseconds: int) -> ProtocolError:
-    return ProtocolError(
-        "stalled",
-        f"the peer was silent for {milliseconds / 1000:g} s inside a message",
-        hint="frame_timeout sets the time",
-    )

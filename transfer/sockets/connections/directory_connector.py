@@ -244,7 +244,7 @@ class DirectoryConnector:
             peer.stream.on_readable = partial(links.control.read, peer)
             links.control.read(peer)
         if not muted:
-            links.loss.give_orphans()
+            links.orphans.give()
         socket._notify()
 
     # -- connected members, checked periodically ----------------------------------------------------

@@ -5,10 +5,6 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
@@ -16,7 +12,6 @@ from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import drain as draining
 from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.sockets.peer import Endpoint, Peer
-from transfer.sockets.tracker import Tracker
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import Closed, Fatal
@@ -29,8 +24,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds that a call waits for the thread that offers orphans
-_GIVING = 1.0
 #: counters of one socket
 _MOST_WORDS = 500
 
@@ -38,20 +31,6 @@ _MOST_WORDS = 500
 def control(data: bytes) -> list[OutFrame]:
     """Makes a message of one control frame."""
     return [(Flag.CONTROL, 0, None, None, data)]
-
-
-@dataclass(slots=True, eq=False)
-class Orphan:
-    """A message for a peer that was lost. loss: the number of that loss. number: the message's number in that
-    peer's stream. fresh: no stream has had it, so that it does not count as sent. taken: the stream that took
-    it, and its number there."""
-
-    frames: list[OutFrame]
-    tracker: Tracker | None
-    loss: int = 0
-    number: int = 0
-    fresh: bool = False
-    taken: tuple[Any, int] | None = None
 
 
 class ConnectionState:
@@ -65,12 +44,6 @@ class ConnectionState:
         self.peers: dict[Any, Peer] = {}
         self.endpoints: list[Endpoint] = []
         self.monitors: list[Monitor] = []
-        #: messages of lost peers that wait for another one, the oldest first; new messages go behind them
-        self.orphans: deque[Orphan] = deque()
-        #: held by the thread that offers them to peers
-        self.giving = threading.Lock()
-        #: threads that take messages out of a stream and have not yet put them into another or into `orphans`
-        self.moves = 0
         #: lost peers whose unread messages do not yet replace their stream
         self.ending_peers: list[Peer] = []
         #: number of lost connections
@@ -216,48 +189,6 @@ class ConnectionState:
                     name, *between, _ = word.split(":")
                     word = ":".join([name, *(between if name == "fallback" else ()), "other"])
                 self.counts[word] = self.counts.get(word, 0) + count
-
-    @contextmanager
-    def in_order(self) -> Iterator[None]:
-        """Makes new messages wait while the body moves messages from one stream to another."""
-        with self.lock:
-            self.moves += 1
-        self.look_behind()
-        try:
-            yield
-        finally:
-            with self.lock:
-                self.moves -= 1
-                self.changed.notify_all()
-            self.look_behind()
-
-    def wait_for_moves(self) -> None:
-        """Waits until no message of a lost connection is between two lists. Under the lock, when the socket
-        closes. The reactor's own thread does not wait."""
-        if not self.context.reactor.in_loop():
-            self.changed.wait_for(lambda: not self.moves, _GIVING)
-
-    def look_behind(self) -> None:
-        """Makes the core's distributor wait while older messages are left. Call it when that may change."""
-        socket = self.socket()
-        if socket is None or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
-            return
-        with self.lock:
-            behind = bool(self.moves or self.orphans) and not socket.conflate
-            freed = socket._behind and not behind
-            socket._behind = behind
-        if freed and not socket.closed:
-            socket._notify()
-
-    @contextmanager
-    def none_gives(self) -> Iterator[None]:
-        """Keeps other threads from offering orphans. It never blocks inside."""
-        held = self.giving.acquire(timeout=_GIVING)
-        try:
-            yield
-        finally:
-            if held:
-                self.giving.release()
 
     def later(self, name: str, seconds: float, call: Any) -> None:
         """Starts a timer, one of each name at a time."""
