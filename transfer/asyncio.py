@@ -20,8 +20,8 @@ from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.json_text import decoder
 from transfer.sockets.connections.no_peer import LongWait
 from transfer.sockets.context import Context as _Context
+from transfer.sockets.parts import encoded, json_of, pour_frame
 from transfer.sockets.poller import Poller as _Poller
-from transfer.sockets.send import encoded, json_of
 from transfer.sockets.socket import SocketMethods, socket_of
 from transfer.transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
 from transfer.transports.core.copies import room_in
@@ -133,7 +133,7 @@ class AsyncMethods(SocketMethods):
     async def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into memory of the caller, as `Socket.recv_into`."""
         target = room_in(buffer, nbytes)
-        return self._pour(await self.recv(flags, copy=False), target)
+        return pour_frame(await self.recv(flags, copy=False), target)
 
     async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
         """Receives one tensor, as `Socket.recv_tensor`."""
@@ -169,7 +169,7 @@ class AsyncMethods(SocketMethods):
             try:
                 return call()  # the message may have arrived in the moment of the timeout
             except Again as error:
-                raise self._links.explained(error) from None
+                raise self._links.no_peer.explained(error) from None
 
     async def _try_when_readable(self, call: Callable[[], T]) -> T:
         waiting = LongWait(asyncio.get_running_loop(), self)

@@ -6,6 +6,7 @@ import numpy
 import pytest
 
 import transfer
+import transfer.sockets.socket
 from tests.arguments.wrong import KINDS
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from transfer import DEALER, PUSH, OptionError, zmq

@@ -145,7 +145,7 @@ def test_subscriptions_that_come_later_and_go(context, broker, client):
 
 
 def numbers_of(sub):
-    [known] = sub._links.positions._by_log.values()
+    [known] = sub._links.log_reader.positions._by_log.values()
     return {topic: epochs[-1].number for topic, epochs in known.by_topic.items()}
 
 
@@ -224,7 +224,7 @@ def test_connections_that_are_cut_again_and_again(broker, client):
                 cuts, due = cuts + 1, time.monotonic() + rng.random() / 20
         publisher.join(20)
         assert list(map(int, found[1:-1])) == list(range(len(found) - 2))
-        assert sub._links.counts["disconnected"] > 10
+        assert sub._links.state.counts["disconnected"] > 10
 
 
 def test_a_broker_that_is_killed(context, tmp_path):
@@ -289,7 +289,7 @@ def test_messages_removed_from_the_log_are_counted_and_logged(context, tmp_path,
             sub.connect(endpoint)
             first = int(sub.recv_multipart()[-1].partition(b" ")[0])
             assert first > 10
-            assert sub._links.counts["missed"] == first - 10
+            assert sub._links.state.counts["missed"] == first - 10
             assert "removed from the log" in caplog.text
 
 
@@ -351,7 +351,7 @@ def test_one_that_comes_while_a_large_message_is_on_its_way(context, broker, cli
     uploader.join(20)
     client.publish("t", b"2")
     assert [len(sub.recv_multipart()[-1]) for _ in range(2)] == [12 << 20, 1]
-    assert "missed" not in sub._links.counts
+    assert "missed" not in sub._links.state.counts
 
 
 def test_begin_new_of_another_broker_and_of_a_later_subscription(context, tmp_path):
@@ -369,8 +369,8 @@ def test_begin_new_of_another_broker_and_of_a_later_subscription(context, tmp_pa
             sub.wait_for_peers(2, 10)
             publish(b, "t", [3])
             assert received(sub, 1) == {"t": [3]}
-            for stream in list(sub._links.peers):
-                sub._links.lost(stream, Broken("as if"))
+            for stream in list(sub._links.state.peers):
+                sub._links.loss.lost(stream, Broken("as if"))
             sub.subscribe(b"u")
             sub.wait_for_peers(2, 10)
             publish(a, "t", [4])
@@ -387,8 +387,8 @@ def test_a_connection_that_is_lost_before_its_places_are_heard(context, broker, 
     publish(client, "x", [3])
     assert eventually(lambda: subscriber.delivered.get("x") == 4)
     time.sleep(0.1)  # all of it lies there unread
-    for stream in list(sub._links.peers):
-        sub._links.lost(stream, Broken("as if"))
+    for stream in list(sub._links.state.peers):
+        sub._links.loss.lost(stream, Broken("as if"))
     publish(client, "y", [3])
     assert received(sub, 2) == {"x": [3], "y": [3]}
     assert not sub.poll(100)
@@ -407,8 +407,8 @@ def test_a_topic_that_is_removed_and_made_again(context, broker, client):
     admin.remove_topic("t", actor="me", reason="a test", force=True)
     publish(client, "t", [100, 101])
     assert received(sub, 2) == {"t": [100, 101]}
-    for stream in list(sub._links.peers):
-        sub._links.lost(stream, Broken("as if"))
+    for stream in list(sub._links.state.peers):
+        sub._links.loss.lost(stream, Broken("as if"))
     publish(client, "t", range(102, 110))
     assert received(sub, 8) == {"t": list(range(102, 110))}
     endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
@@ -417,7 +417,7 @@ def test_a_topic_that_is_removed_and_made_again(context, broker, client):
     publish(client, "t", range(110, 140))
     sub.connect(endpoint)
     assert received(sub, 30) == {"t": list(range(110, 140))}
-    assert "missed" not in sub._links.counts
+    assert "missed" not in sub._links.state.counts
 
 
 def test_who_waits_already_when_it_connects(context, broker, client):
@@ -440,7 +440,7 @@ def test_conflate_has_the_newest_place(context, broker, client):
     while int(sub.recv_multipart()[-1]) != 49:
         pass
     assert numbers_of(sub) == {b"t": 50}
-    assert "missed" not in sub._links.counts
+    assert "missed" not in sub._links.state.counts
 
 
 def test_what_was_not_subscribed_is_not_missed(context, broker, client):
@@ -456,7 +456,7 @@ def test_what_was_not_subscribed_is_not_missed(context, broker, client):
     sub.wait_for_peers(1, 10)
     publish(client, "t", [4])
     assert received(sub, 3) == {"t": [2, 3, 4]}  # since it had begun
-    assert "missed" not in sub._links.counts
+    assert "missed" not in sub._links.state.counts
 
 
 def test_a_message_that_is_too_large_for_it_is_passed_over(context, broker, client):
@@ -465,7 +465,7 @@ def test_a_message_that_is_too_large_for_it_is_passed_over(context, broker, clie
     publish(client, "t", [2])
     sub = subscribed(context, broker, maxmsgsize=100_000)
     assert received(sub, 2) == {"t": [0, 2]}
-    assert sub._links.counts["missed"] == 1
+    assert sub._links.state.counts["missed"] == 1
 
 
 def test_one_that_catches_up_leaves_turns_to_others(context, broker, client):
@@ -671,7 +671,7 @@ def test_parts_that_are_too_large_together_are_passed_over(context, broker, clie
     assert eventually(lambda: broker.hub.store.messages == 3)
     sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
     assert [len(sub.recv_multipart()) for _ in range(2)] == [3, 2]
-    assert sub._links.counts["missed"] == 1 and sub._links.counts["connected"] == 1
+    assert sub._links.state.counts["missed"] == 1 and sub._links.state.counts["connected"] == 1
 
 
 @pytest.mark.parametrize("count", [1, 2, 40])
@@ -683,9 +683,9 @@ def test_what_was_looked_at_and_not_received_comes_once(context, broker, client,
     publish(client, "t", range(1, 1 + count))
     assert sub.poll(5000)
     time.sleep(0.2)
-    [stream] = list(sub._links.peers)
-    sub._links.lost(stream, Broken("as if"))
-    assert eventually(lambda: sub._links.counts["connected"] == 2)
+    [stream] = list(sub._links.state.peers)
+    sub._links.loss.lost(stream, Broken("as if"))
+    assert eventually(lambda: sub._links.state.counts["connected"] == 2)
     publish(client, "t", [99])
     assert received(sub, count + 1) == {"t": [*range(1, 1 + count), 99]}
     assert not sub.poll(200)
@@ -714,7 +714,7 @@ def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, cl
     for thread in threads:
         thread.join(50)
     assert sorted(got) == list(range(10_000))
-    assert not sub._links.counts.get("missed")
+    assert not sub._links.state.counts.get("missed")
     assert "removed from the log" not in caplog.text
 
 
@@ -757,7 +757,7 @@ def test_what_was_on_its_way_when_it_was_unsubscribed_comes_again(context, broke
     sub.unsubscribe(b"a")
     publish(client, "a", [1100])
     assert received(sub, 1) == {"a": [1100]}
-    assert sub._links.counts["connected"] == 2 and "missed" not in sub._links.counts
+    assert sub._links.state.counts["connected"] == 2 and "missed" not in sub._links.state.counts
 
 
 def test_a_thread_that_unsubscribes_and_subscribes_beside_one_that_receives(context, broker, client):
@@ -842,7 +842,7 @@ def test_a_plain_endpoint_beside_one_with_begin(context, broker, client, plain_f
     for endpoint in endpoints if plain_first else reversed(endpoints):
         sub.connect(endpoint)
         sub.wait_for_peers(1, 10)
-    assert eventually(lambda: sub._links.counts.get("handshake:duplicate_log"))
+    assert eventually(lambda: sub._links.state.counts.get("handshake:duplicate_log"))
     publish(client, "t", range(5))
     assert received(sub, 5) == {"t": list(range(5))}
     assert not sub.poll(100)

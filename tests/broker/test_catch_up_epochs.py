@@ -88,7 +88,7 @@ def test_a_backup_that_is_put_back(site, tmp_path, more, begin):
         assert received(sub, more + 5) == {"t": list(range(1000, 1000 + more)), "other": list(range(5))}
         publish(site.client, "t", range(5))
         assert received(sub, 5) == {"t": list(range(5))}
-        assert "missed" not in sub._links.counts
+        assert "missed" not in sub._links.state.counts
 
 
 def test_one_that_stays_while_a_backup_is_put_back(site, tmp_path):
@@ -146,7 +146,7 @@ def test_the_last_epochs_are_kept(site):
             assert received(sub, 1) == {"t": [turn]}
             site.stop()
             site.start()
-        [known] = sub._links.positions._by_log.values()
+        [known] = sub._links.log_reader.positions._by_log.values()
         [epochs] = known.by_topic.values()
         assert [one.number for one in epochs] in ([4, 5, 6, 7], [5, 6, 7, 7])
 
@@ -214,14 +214,14 @@ def test_another_way_to_the_same_broker_stands_by(context, site, caplog):
     assert received(sub, 3) == {"t": [0, 1, 2]}
     first = sub.last_endpoint
     sub.connect(f"{site.own.subscriptions.replace('127.0.0.1', 'localhost')}?begin=old")
-    assert eventually(lambda: sub._links.counts.get("handshake:duplicate_log", 0) > 1)
+    assert eventually(lambda: sub._links.state.counts.get("handshake:duplicate_log", 0) > 1)
     publish(site.client, "t", range(3, 6))
     assert received(sub, 3) == {"t": [3, 4, 5]}
     assert f"from {first} already" in caplog.text
     sub.disconnect(first)
     publish(site.client, "t", range(6, 9))
     assert received(sub, 3) == {"t": [6, 7, 8]}
-    assert "missed" not in sub._links.counts
+    assert "missed" not in sub._links.state.counts
 
 
 def test_a_copy_beside_the_original(site, tmp_path):
@@ -234,7 +234,7 @@ def test_a_copy_beside_the_original(site, tmp_path):
             sub = subscribed(context, site.broker)
             assert received(sub, 6) == {"t": list(range(6))}
             sub.connect(f"{copy.endpoints['subscriptions']}?begin=old")
-            assert eventually(lambda: sub._links.counts.get("handshake:duplicate_log"))
+            assert eventually(lambda: sub._links.state.counts.get("handshake:duplicate_log"))
             sub.disconnect(f"{site.own.subscriptions}?begin=old")
             # The copy never had a run of the original since then: it is read from its beginning.
             assert received(sub, 6) == {"t": [0, 1, 2, 100, 101, 102]}
@@ -250,7 +250,7 @@ def test_each_skipped_message_is_logged_once(context, site, caplog):
         site.client.publish("second", bytes(1 << 20))
     sub = subscribed(context, site.broker, maxmsgsize=100_000)
     assert received(sub, 3) == {"second": [0, 2, 5]}
-    assert eventually(lambda: sub.poll(0) is not None and sub._links.counts.get("missed") == 6)
+    assert eventually(lambda: sub.poll(0) is not None and sub._links.state.counts.get("missed") == 6)
     assert "a message of topic 'first' has 1048576 bytes, more than maxmsgsize" in caplog.text
     endpoint = sub.last_endpoint
     for _ in range(3):
@@ -258,11 +258,11 @@ def test_each_skipped_message_is_logged_once(context, site, caplog):
         sub.connect(endpoint)
         sub.wait_for_peers(1, 10)
         assert not sub.poll(200)
-    assert sub._links.counts["missed"] == 6
+    assert sub._links.state.counts["missed"] == 6
     publish(site.client, "first", [7])
     publish(site.client, "second", [8])
     assert received(sub, 2) == {"first": [7], "second": [8]}
-    assert sub._links.counts["missed"] == 6
+    assert sub._links.state.counts["missed"] == 6
 
 
 def test_prefixes_that_are_not_utf8(context, site):

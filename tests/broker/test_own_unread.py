@@ -177,7 +177,7 @@ def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
             for _ in range(10):
                 client.publish_many("t", [data] * 10)
         publisher = broker.fronts["own"]._publisher
-        (stream,) = publisher.socket._links.peers
+        (stream,) = publisher.socket._links.state.peers
         assert 32 << 20 < stream.queued_bytes <= 64 << 20
         assert stream.dropped >= 10
 

@@ -11,7 +11,7 @@ import pytest
 from tests.core.conftest import BOTH
 from tests.core.raw import plain, read_frame
 from tests.sockets.helpers import Thread
-from transfer.sockets.receive import Receiving
+from transfer.sockets.parts import pour_frame
 from transfer.transports.core.copies import owned
 from transfer.transports.errors import Again, Broken
 
@@ -209,21 +209,21 @@ def passes(copy):
 def test_others_run_during_a_large_copy(core, source):
     frame = core.Frame(source(4 << 20))
     target = bytearray(4 << 20)
-    assert passes(lambda: Receiving._pour(frame, memoryview(target)))
-    assert passes(lambda: Receiving._pour(frame, memoryview(target)[: 3 << 20]))
+    assert passes(lambda: pour_frame(frame, memoryview(target)))
+    assert passes(lambda: pour_frame(frame, memoryview(target)[: 3 << 20]))
     assert passes(lambda: core.copy_into(target, frame.data))
     assert passes(lambda: owned([(0, 0, None, None, memoryview(frame.data)[1:])]))
     small = core.Frame(source(100))
-    assert not passes(lambda: Receiving._pour(small, memoryview(bytearray(100))))
+    assert not passes(lambda: pour_frame(small, memoryview(bytearray(100))))
 
 
 def test_what_is_poured_and_what_is_not(core):
     for size, room in ((10, 10), (10, 4), (200_000, 200_000), (200_000, 70_001), (200_000, 300_000)):
         frame, target = core.Frame(bytes(numbered(size))), bytearray(room)
-        assert Receiving._pour(frame, memoryview(target)) == size
+        assert pour_frame(frame, memoryview(target)) == size
         least = min(size, room)
         assert target == bytes(numbered(size)[:least]) + bytes(room - least)
     with pytest.raises(TypeError):
-        Receiving._pour(core.Frame(bytes(200_000)), memoryview(bytes(200_000)))
+        pour_frame(core.Frame(bytes(200_000)), memoryview(bytes(200_000)))
     with pytest.raises(BufferError):
         core.copy_into(bytearray(10), bytes(11))

@@ -38,7 +38,7 @@ PUSHER = """
                 stop.set()
                 thread.join()
             peers = {peer.endpoint: (peer.sent, peer.unconfirmed + peer.queued) for peer in push.peers()}
-            print(json.dumps({**state, "peers": peers, "counts": push._links.counts}), flush=True)
+            print(json.dumps({**state, "peers": peers, "counts": push._links.state.counts}), flush=True)
 """
 
 #: receives, and writes what it has received into a file

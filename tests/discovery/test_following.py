@@ -73,7 +73,7 @@ def test_a_new_pod_gets_work_and_one_that_left_does_not(names, pods, push):
     assert told == [
         ("member_added", where % 4), ("member_retired", where % 2), ("member_removed", where % 2)
     ]  # fmt: skip
-    counts = push._links.counts
+    counts = push._links.state.counts
     assert (counts["member:added"], counts["member:retired"], counts["member:removed"]) == (3, 1, 1)
     assert not counts.get("unconfirmed")
 
@@ -85,14 +85,16 @@ def test_a_pod_that_drains_keeps_what_it_has_and_gets_nothing_new(names, pods, p
         push.send(b"%d" % number)
     until(lambda: not any(peer.queued for peer in push.peers()))
     put(names, 3)
-    until(lambda: push._links.counts.get("member:retired"))
+    until(lambda: push._links.state.counts.get("member:retired"))
     for number in range(10, 20):
         push.send(b"%d" % number)
     assert hosts(push) == [2, 3], "what it has is not confirmed"
     assert len(drain(pods[3])) == 15
     assert len(drain(pods[2])) == 5
     until(lambda: hosts(push) == [3])
-    assert not push._links.counts.get("unconfirmed") and not push._links.counts.get("redistributed")
+    assert not push._links.state.counts.get("unconfirmed") and not push._links.state.counts.get(
+        "redistributed"
+    )
 
 
 @both_cores
@@ -100,13 +102,13 @@ def test_a_pod_that_comes_back_gets_work_by_the_same_connection(names, pods, pus
     push.send(b"a")
     push.send(b"b")
     put(names, 3)
-    until(lambda: push._links.counts.get("member:retired"))
+    until(lambda: push._links.state.counts.get("member:retired"))
     put(names, 2, 3)
-    until(lambda: push._links.counts.get("member:restored"))
+    until(lambda: push._links.state.counts.get("member:restored"))
     for number in range(10):
         push.send(b"%d" % number)
     assert [len(drain(pods[number])) for number in (2, 3)] == [6, 6]
-    assert push._links.counts["connected"] == 2
+    assert push._links.state.counts["connected"] == 2
     pods.stop(2)
     until(lambda: hosts(push) == [3])
     pods.start(2)
@@ -119,11 +121,11 @@ def test_of_a_pod_that_dies_everything_is_counted_or_sent_again(context, names, 
     for number in range(40):
         push.send(b"%d" % number)
     put(names, 3)
-    until(lambda: push._links.counts.get("member:retired"))
+    until(lambda: push._links.state.counts.get("member:retired"))
     pods.stop(2)
     until(lambda: hosts(push) == [3])
     received = {int(data) for data in drain(pods[3])}
-    unconfirmed = push._links.counts.get("unconfirmed", 0)
+    unconfirmed = push._links.state.counts.get("unconfirmed", 0)
     assert len(received) + unconfirmed >= 40
     assert (received == set(range(40))) == resend
 
@@ -131,13 +133,13 @@ def test_of_a_pod_that_dies_everything_is_counted_or_sent_again(context, names, 
 def test_an_empty_answer_drops_nobody(names, pods, push):
     """As of a headless service whose pods are all not ready: it has no name then."""
     put(names)
-    looked = push._links.counts["looked_up:done"]
-    until(lambda: push._links.counts["looked_up:done"] >= looked + 2)
+    looked = push._links.state.counts["looked_up:done"]
+    until(lambda: push._links.state.counts["looked_up:done"] >= looked + 2)
     for number in range(10):
         push.send(b"%d" % number)
     assert [len(drain(pods[number])) for number in (2, 3)] == [5, 5]
     pods.stop(2)
-    until(lambda: push._links.counts.get("member:removed"), "who is not there is not tried any more")
+    until(lambda: push._links.state.counts.get("member:removed"), "who is not there is not tried any more")
     assert hosts(push) == [3]
     put(names, 3)
     push.send(b"x")
@@ -147,7 +149,7 @@ def test_an_empty_answer_drops_nobody(names, pods, push):
 @pytest.mark.parametrize("mode", ["servfail", "silent"])
 def test_while_the_name_server_fails_all_goes_on(names, pods, push, mode):
     names.mode = mode
-    until(lambda: push._links.counts.get("looked_up:failed"))
+    until(lambda: push._links.state.counts.get("looked_up:failed"))
     pods.stop(2)
     until(lambda: hosts(push) == [3])
     pods.start(2)
@@ -164,7 +166,7 @@ def test_while_the_name_server_fails_all_goes_on(names, pods, push, mode):
 def test_nobody_is_there_yet(context, names, pods):
     push = context.socket(PUSH, sndtimeo=300)
     push.connect(f"dns://{NAME}:{pods.port}")
-    until(lambda: push._links.counts.get("looked_up:done"))
+    until(lambda: push._links.state.counts.get("looked_up:done"))
     with pytest.raises(Again, match=r"no peer is listed for dns://pods\.test"):
         push.send(b"x")
     push.sndtimeo = 10_000
@@ -178,7 +180,7 @@ def test_disconnect_ends_all_of_them(names, pods, push):
     with pytest.raises(AddressError, match="is not connected"):
         push.disconnect(f"tcp://127.0.0.2:{pods.port}")
     push.disconnect(f"dns://{NAME}:{pods.port}")
-    assert push.peers() == [] and push._links.endpoints == []
+    assert push.peers() == [] and push._links.state.endpoints == []
     asked = len(names.asked)
     pods.start(4)
     put(names, 2, 3, 4)
@@ -208,7 +210,7 @@ def test_a_publisher_follows_its_subscribers(context, names):
     pub.wait_for_peers(2, PATIENCE)
     pub.send(b"two")
     put(names, 3)
-    until(lambda: pub._links.counts.get("member:retired"))
+    until(lambda: pub._links.state.counts.get("member:retired"))
     pub.send(b"three")
     assert drain(pods[2]) == [b"one", b"two"]
     assert drain(pods[3]) == [b"two", b"three"]
@@ -231,11 +233,11 @@ def test_a_subscriber_follows_publishers(context, names):
         pods[number].send(b"%d" % number)
     assert {sub.recv(), sub.recv()} == {b"2", b"3"}
     put(names, 3)
-    until(lambda: sub._links.counts.get("member:retired"))
+    until(lambda: sub._links.state.counts.get("member:retired"))
     pods[2].send(b"last")
     assert sub.recv() == b"last", "what it still says is heard"
     pods.stop(2)
-    until(lambda: hosts(sub) == [3] and sub._links.counts.get("member:removed"))
+    until(lambda: hosts(sub) == [3] and sub._links.state.counts.get("member:removed"))
 
 
 def test_a_puller_follows_pushers(context, names):
@@ -246,12 +248,12 @@ def test_a_puller_follows_pushers(context, names):
     pull.connect(f"dns://{NAME}:{pods.port}")
     pull.wait_for_peers(2, PATIENCE)
     put(names, 3)
-    until(lambda: pull._links.counts.get("member:retired"))
+    until(lambda: pull._links.state.counts.get("member:retired"))
     for number in range(10):
         pods[2].send(b"%d" % number)
     assert [pull.recv() for _ in range(10)] == [b"%d" % number for number in range(10)]
     pods.stop(2)
-    until(lambda: pull._links.counts.get("member:removed"))
+    until(lambda: pull._links.state.counts.get("member:removed"))
 
 
 @pytest.mark.parametrize("kind", [REQ, DEALER])
@@ -271,7 +273,7 @@ def test_requests_go_on_while_pods_change(context, names, monkeypatch, kind):
 
     assert ask(2) == b"2"
     put(names, 3)
-    until(lambda: asks._links.counts.get("member:retired"))
+    until(lambda: asks._links.state.counts.get("member:retired"))
     if kind == DEALER:  # which has no way to tell what is still to be answered
         monkeypatch.setattr(following, "QUIET", 0.2)
     until(lambda: hosts(asks) == [3])
@@ -289,7 +291,7 @@ def test_a_request_is_answered_by_a_pod_that_left_meanwhile(context, names):
     asks.send(b"question")
     assert pods[2].recv() == b"question"
     put(names, 3)
-    until(lambda: asks._links.counts.get("member:retired"))
+    until(lambda: asks._links.state.counts.get("member:retired"))
     until(lambda: hosts(asks) == [2, 3])
     time.sleep(0.3)  # looks at its connections some times
     pods[2].send(b"answer")
@@ -335,12 +337,12 @@ def test_with_asyncio(names, core):
 
 def test_what_is_counted_has_names(names, pods, push):
     put(names, 3)
-    until(lambda: push._links.counts.get("member:removed"))
+    until(lambda: push._links.state.counts.get("member:removed"))
     found = {key for key, _ in socket_counts(push) if key[0].startswith("transfer_discovery")}
     assert ("transfer_discovery_changes_total", ("retired",)) in found
     assert ("transfer_discovery_lookups_total", ("done",)) in found
     assert {name for name, _ in found} <= set(FAMILIES)
-    assert push._links.followed == 1
+    assert push._links.state.followed == 1
 
 
 def test_a_policy_is_that_of_every_connection(context, names, pods):
@@ -367,7 +369,7 @@ def test_a_pod_that_refuses_is_why_nobody_is_there(context, names, pods):
     put(names, 2)
     push = context.socket(PUSH, sndtimeo=300)
     push.connect(f"dns://{NAME}:{pods.port}")
-    until(lambda: isinstance(push._links.endpoints[0].error, Broken))
+    until(lambda: isinstance(push._links.state.endpoints[0].error, Broken))
     with pytest.raises(Again, match="Connection refused"):
         push.send(b"x")
 
@@ -386,4 +388,4 @@ def test_one_that_cannot_be_followed_does_not_hold_up_others(names, pods, push, 
     pods.start(4, 5)
     put(names, 2, 3, 4, 5)
     until(lambda: hosts(push) == [2, 3, 4, 5])
-    assert len(refused) == 3 and not set(refused) & set(push._links.endpoints)
+    assert len(refused) == 3 and not set(refused) & set(push._links.state.endpoints)

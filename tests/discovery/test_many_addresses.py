@@ -34,11 +34,11 @@ def test_an_answer_with_many_addresses_leaves_descriptors_for_files(context, nam
         names.put(NAME, [f"127.1.{number // 250}.{1 + number % 250}" for number in range(LISTED)])
         with context.socket(PUSH, linger=0) as push:
             push.connect(f"dns://{NAME}:{port}")
-            until(lambda: push._links.counts.get("member:added"), "an answer")
+            until(lambda: push._links.state.counts.get("member:added"), "an answer")
             until(lambda: len(os.listdir("/proc/self/fd")) > followed, "their connections")
             with open("/dev/null") as file:
                 assert not is_reserved(file.fileno())
-            assert push._links.counts["member:added"] == followed
-            until(lambda: push._links.counts["looked_up:done"] > 1, "one more answer")
+            assert push._links.state.counts["member:added"] == followed
+            until(lambda: push._links.state.counts["looked_up:done"] > 1, "one more answer")
     warnings = [text for text in caplog.messages if "left out" in text]
     assert len(warnings) == 1 and f"{LISTED} addresses are listed, {followed} are followed" in warnings[0]

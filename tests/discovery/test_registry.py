@@ -108,7 +108,7 @@ def test_who_announces_himself_gets_work_until_he_closes(context, service):
     until(lambda: names(push) == {pulls[1].last_endpoint} and len(service.books) == 1)
     push.send(b"x")
     assert pulls[1].recv() == b"x"
-    assert not push._links.counts.get("unconfirmed")
+    assert not push._links.state.counts.get("unconfirmed")
 
 
 def test_who_gives_his_name_back_works_on_what_he_has(context, service):
@@ -119,12 +119,12 @@ def test_who_gives_his_name_back_works_on_what_he_has(context, service):
         push.send(b"%d" % number)
     [registration] = pull._announced
     registration.close()
-    until(lambda: push._links.counts.get("member:retired"))
+    until(lambda: push._links.state.counts.get("member:retired"))
     with pytest.raises(Again):
         push.send(b"new", transfer.DONTWAIT)
     assert len(drain(pull)) == 10
     until(lambda: push.peers() == [])
-    assert not push._links.counts.get("unconfirmed")
+    assert not push._links.state.counts.get("unconfirmed")
 
 
 def test_a_pod_that_is_killed_gets_nothing_and_is_forgotten(context, service):
@@ -151,7 +151,7 @@ def test_a_pod_that_hangs_is_forgotten_when_its_lease_is_over(context, service):
         program.process.send_signal(signal.SIGSTOP)
         try:
             until(lambda: len(service.books) == 0)
-            until(lambda: push._links.counts.get("member:retired"))
+            until(lambda: push._links.state.counts.get("member:retired"))
             with pytest.raises(Again):
                 push.send(b"x", transfer.DONTWAIT)
         finally:
@@ -164,17 +164,17 @@ def test_a_restart_of_the_broker_drops_nobody(context, service):
     pulls = [announced(context, service, lease=1.0) for _ in range(2)]
     push = follow(context, service, 2)
     service.stop()
-    until(lambda: push._links.counts.get("looked_up:failed"))
+    until(lambda: push._links.state.counts.get("looked_up:failed"))
     for number in range(10):
         push.send(b"%d" % number)
     assert [len(drain(pull)) for pull in pulls] == [5, 5]
     service.start()
     until(lambda: len(service.books) == 2)
-    until(lambda: push._links.followed == 2)
+    until(lambda: push._links.state.followed == 2)
     for number in range(10):
         push.send(b"%d" % number)
     assert sorted(len(drain(pull)) for pull in pulls) == [5, 5]
-    assert push._links.counts["connected"] == 2 and not push._links.counts.get("member:retired")
+    assert push._links.state.counts["connected"] == 2 and not push._links.state.counts.get("member:retired")
     pulls[0].close()
     until(lambda: names(push) == {pulls[1].last_endpoint})
 
@@ -217,13 +217,13 @@ def test_a_broker_that_comes_later(context, tmp_path):
         registration.wait(0.2)
     push = context.socket(PUSH)
     push.connect(name)
-    until(lambda: push._links.counts.get("looked_up:failed"))
+    until(lambda: push._links.state.counts.get("looked_up:failed"))
     service = Service.__new__(Service)
     service._folder, service.endpoint = tmp_path, f"tcp://127.0.0.1:{port}"
     service.start()
     try:
         registration.wait(PATIENCE)
-        until(lambda: push._links.followed == 1)
+        until(lambda: push._links.state.followed == 1)
         registration.close()
     finally:
         service.stop()
@@ -246,12 +246,12 @@ def test_a_thousand_members(context, service):
         until(lambda: len(service.books) == 1000)
         for push in directories:
             push.connect(service.name)
-        until(lambda: all(push._links.followed == 1000 for push in directories))
+        until(lambda: all(push._links.state.followed == 1000 for push in directories))
         for number in range(0, 1000, 2):
             link.send(encode(Op.UNREGISTER, number))
-        until(lambda: all(push._links.followed == 500 for push in directories))
+        until(lambda: all(push._links.state.followed == 500 for push in directories))
         link.close()
-        until(lambda: all(push._links.followed == 0 for push in directories))
+        until(lambda: all(push._links.state.followed == 0 for push in directories))
     finally:
         link.close()
 
@@ -277,7 +277,7 @@ def test_more_than_one_program_may_have_is_refused(context, service):
 def test_a_follower_says_when_the_broker_is_away(context):
     push = context.socket(PUSH, sndtimeo=100)
     push.connect(f"registry://127.0.0.1:{free_port()}/trainers")
-    until(lambda: push._links.counts.get("looked_up:failed"))
+    until(lambda: push._links.state.counts.get("looked_up:failed"))
     with pytest.raises(Again, match=r"no peer listens at registry://.*"):
         push.send(b"x")
 

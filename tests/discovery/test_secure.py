@@ -30,7 +30,7 @@ def test_a_certificate_has_to_name_the_service(tmp_path, names, name):
                 push.send(b"x")
                 assert pods[2].recv() == b"x"
             else:
-                until(lambda: push._links.endpoints[0].error is not None)
-                assert "certificate" in str(push._links.endpoints[0].error) and not push.peers()
+                until(lambda: push._links.state.endpoints[0].error is not None)
+                assert "certificate" in str(push._links.state.endpoints[0].error) and not push.peers()
         finally:
             context.destroy(0)

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import transfer
+import transfer.sockets.socket
 from transfer import zmq
 from transfer.sockets.options import CORE, OPTIONS, READ_ONLY
 

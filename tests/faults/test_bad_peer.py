@@ -70,7 +70,7 @@ class Watched:
     def refuses(self, bare, reason, look=None):
         """The connection ends: told by a typed error, counted, seen by the monitor."""
         address = "{}:{}".format(*bare.getsockname())
-        counts, word = self.pull._links.counts, f"protocol:{reason}"
+        counts, word = self.pull._links.state.counts, f"protocol:{reason}"
         assert eventually(lambda: (look or self.look)() or word in counts)
         assert counts[word] == 1
         assert self.pool.in_use <= self.taken[0] + (1 << 20)  # what arrived, and no more
@@ -167,7 +167,7 @@ def test_a_frame_cut_in_the_middle(context, size, end):
         watched.look()
         # A close with a credit unread would be a reset, too.
         hang_up(bare) if end == "reset" else bare.shutdown(socket.SHUT_WR)
-        counts = watched.pull._links.counts
+        counts = watched.pull._links.state.counts
         assert eventually(lambda: watched.look() or "disconnected" in counts)
         event = awaited(watched.monitor, "disconnected")
         assert event.peer == "{}:{}".format(*address)
@@ -193,7 +193,7 @@ def test_announced_messages_that_never_come_cost_no_memory(context):
         watched.push.send(b"others are served")
         assert watched.pull.recv() == b"others are served"
         assert psutil.Process().memory_info().rss < resident + (16 << 20)
-    assert eventually(lambda: watched.look() or "protocol:truncated" in watched.pull._links.counts)
+    assert eventually(lambda: watched.look() or "protocol:truncated" in watched.pull._links.state.counts)
     watched.nobody_noticed()
 
 
@@ -315,7 +315,7 @@ def test_a_bad_reply_fails_its_request(context):
             with pytest.raises((ProtocolError, Broken)):
                 client.recv()
             assert ended(bare)
-    assert client._links.counts["protocol:compression"] == 1
+    assert client._links.state.counts["protocol:compression"] == 1
     with pytest.raises(StateError, match="no request"):
         client.recv()
 
@@ -352,7 +352,7 @@ def test_a_bad_beginning_ends_its_connection_and_no_other(context, case):
         event = awaited(watched.monitor, "handshake_failed")
         assert (event.reason, event.peer) == (reason, address)
         assert isinstance(event.error, HandshakeError)
-        assert watched.pull._links.counts[f"handshake:{reason}"] == 1
+        assert watched.pull._links.state.counts[f"handshake:{reason}"] == 1
         assert ended(bare)
     watched.nobody_noticed()
 

@@ -59,7 +59,7 @@ def test_nothing_that_arrives_is_unpickled(context, tmp_path):
             while True:
                 with pytest.raises(Again):
                     pull.recv_tensor()
-                if "protocol:dtype" in pull._links.counts:
+                if "protocol:dtype" in pull._links.state.counts:
                     break
             assert awaited(monitor, "protocol_failed").reason == "dtype"
             assert ended(bare)

@@ -58,8 +58,10 @@ def test_a_pull_killed_under_load_costs_what_is_told(context, tmp_path, size):
             taken += 1
         assert awaited(monitor, "disconnected").error is not None
         # The other one gets all that was not yet given to the kernel for the first.
-        assert eventually(lambda: not push._links.orphans and all(p.queued == 0 for p in push.peers()))
-        lost = push._links.counts.get("unconfirmed", 0)
+        assert eventually(
+            lambda: not push._links.orphans.messages and all(p.queued == 0 for p in push.peers())
+        )
+        lost = push._links.state.counts.get("unconfirmed", 0)
         assert eventually(lambda: sum(b.stat().st_size for b in books) >= taken - lost)
         received = sum(book.stat().st_size for book in books)
         assert taken <= received + lost
@@ -171,7 +173,7 @@ def test_a_server_killed_and_started_again_is_a_new_peer(context):
         req.connect(endpoint)
         req.send(b"1")
         assert req.recv() == b"from first: 1"
-        (old,) = req._links.peers.values()
+        (old,) = req._links.state.peers.values()
         req.send(b"stall")
         assert first.line() == "stalling"
         kill(first)
@@ -181,7 +183,7 @@ def test_a_server_killed_and_started_again_is_a_new_peer(context):
     with Program(SERVER, endpoint, "second", core=name_of(context)) as second:
         assert second.line() == endpoint
         req.wait_for_peers(1, 20)
-        (new,) = req._links.peers.values()
+        (new,) = req._links.state.peers.values()
         assert new.agreement.remote.epoch != old.agreement.remote.epoch
         req.send(b"2")
         assert req.recv() == b"from second: 2"
@@ -225,7 +227,7 @@ def test_a_stopped_receiver_does_not_hold_a_sender_for_ever(context, tmp_path):
         blocked = Thread(lambda: [push.send(b"%d" % i + b"x" * 100_000) for i in range(40)])
         assert awaited(monitor, "silent").peer
         awaited(monitor, "disconnected")
-        lost = push._links.counts.get("unconfirmed", 0)
+        lost = push._links.state.counts.get("unconfirmed", 0)
         other = context.socket(PULL, rcvtimeo=10_000)
         other.connect(push.last_endpoint)
         received = {int(other.recv().rstrip(b"x")) for _ in range(40 - lost)}
@@ -241,7 +243,7 @@ def test_waits_on_the_dead_have_an_end_by_default(context):
         assert 0 < socket.heartbeat_ivl < socket.heartbeat_timeout <= 60_000
         assert 0 <= socket.linger <= 30_000
         assert 0 < socket.handshake_ivl <= 30_000
-        assert 0 < socket._links._connect_options(socket).connect_timeout <= 30
+        assert 0 < socket._links._dialer.connect_options(socket).connect_timeout <= 30
     assert 0 < context.socket(REQ).rcvtimeo <= 30_000
     req = context.socket(REQ, sndtimeo=50)
     req.connect("tcp://127.0.0.1:1")

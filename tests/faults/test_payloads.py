@@ -43,7 +43,7 @@ def test_a_tensor_of_more_than_4_gb(context, roomy, tmp_path, scheme):
     assert received.shape == sent.shape
     for start in range(0, len(sent), 1 << 24):  # in slices, so that nothing as large is made
         assert (received[start : start + (1 << 24)] == sent[start : start + (1 << 24)]).all()
-    assert push._links.counts.get("unconfirmed", 0) == 0
+    assert push._links.state.counts.get("unconfirmed", 0) == 0
     received = None
     pull.rcvtimeo = 10_000
     push.send(b"and the next one")
@@ -99,7 +99,7 @@ def test_short_writes_between_processes(context, tmp_path):
     with Program(ECHO, dealer.last_endpoint, core=context.core.__name__.rpartition(".")[2]) as program:
         dealer.wait_for_peers(1, 20)
         sending = Thread(lambda: [dealer.send_multipart(parts) for parts in messages])
-        (peer,) = dealer._links.peers.values()
+        (peer,) = dealer._links.state.peers.values()
         assert kernel_buffer(peer.fd) < 10_000
         for parts in messages:
             assert dealer.recv_multipart() == parts
@@ -129,15 +129,15 @@ def test_a_large_message_holds_up_neither_credits_nor_heartbeats(context):
         assert rep.recv() == b"ask"
         rep.send(b"answer")
         assert req.recv() == b"answer"
-    (sender,) = push._links.peers.values()
+    (sender,) = push._links.state.peers.values()
     for _ in range(5):
         heard = sender.stream.last_received_ns
         assert eventually(lambda: sender.stream.last_received_ns > heard, 20)  # noqa: B023 - used at once
     assert not large.done
     # Nor does the receiver think that the sender is dead, however long this lasts.
-    (receiver,) = pull._links.peers.values()
+    (receiver,) = pull._links.state.peers.values()
     assert receiver.heartbeat == 20
-    assert not pull._links._is_silent(pull, receiver, time.monotonic_ns() + 3600 * 10**9)
+    assert not pull._links.heartbeats._is_silent(pull, receiver, time.monotonic_ns() + 3600 * 10**9)
     assert len(pull.recv()) == 64 << 20
     large.wait_confirmed(20)
 
@@ -213,7 +213,7 @@ def test_a_burst_after_a_long_rest(context, interval):
     (before,) = push.peers()
     monitors = pull.get_monitor(), push.get_monitor()
     threads = threading.active_count()
-    (sender,) = push._links.peers.values()
+    (sender,) = push._links.state.peers.values()
     for _ in range(100 if interval else 0):
         heard = sender.stream.last_received_ns
         assert eventually(lambda: sender.stream.last_received_ns > heard, 20)  # noqa: B023 - used at once

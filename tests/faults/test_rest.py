@@ -174,7 +174,7 @@ def between(before, after):
 def test_heartbeats_do_not_gather(context):
     """Who sends a request after a rest would have to go through all of them before its reply."""
     rep, req = pair_of(context, REP, REQ, heartbeat_ivl=5, heartbeat_timeout=5000)
-    (peer,) = req._links.peers.values()
+    (peer,) = req._links.state.peers.values()
     waiting = []
     until = time.monotonic() + 1.5
     while time.monotonic() < until:

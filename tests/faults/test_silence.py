@@ -62,7 +62,7 @@ def test_a_peer_without_hello_that_sends_one_header_only(context):
     watched = Watched(context, frame_timeout=100)
     with dialled(watched.pull.last_endpoint) as bare:
         speak(bare, Raw(length=1 << 30).encode())
-        assert eventually(lambda: watched.look() or "protocol:stalled" in watched.pull._links.counts)
+        assert eventually(lambda: watched.look() or "protocol:stalled" in watched.pull._links.state.counts)
         assert awaited(watched.monitor, "protocol_failed").reason == "stalled"
         assert ended(bare)
     watched.nobody_noticed()
@@ -90,7 +90,7 @@ def test_at_a_socket_that_only_sends(context, ours, theirs):
         speak(bare, order[:17])
         event = awaited(monitor, "protocol_failed")
         assert event.reason == "stalled" and isinstance(event.error, ProtocolError)
-        assert server._links.counts["protocol:stalled"] == 1
+        assert server._links.state.counts["protocol:stalled"] == 1
         assert ended(bare)
 
 
@@ -113,7 +113,7 @@ def test_a_server_that_falls_silent_in_its_reply(context):
             asked = read_frame(bare)
             speak(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1))
             assert client.recv() == b"answer"
-    assert client._links.counts["protocol:stalled"] == 1
+    assert client._links.state.counts["protocol:stalled"] == 1
 
 
 def test_the_time_may_be_changed_while_it_runs(context):
@@ -135,10 +135,10 @@ class Judged:
     def __init__(self, context, bare, pull):
         self.pull, self.bare = pull, bare
         self.links = pull._links
-        (self.peer,) = self.links.peers.values()
+        (self.peer,) = self.links.state.peers.values()
 
     def stalled(self, later: int = 900 * 10**9) -> bool:
-        return self.links._is_stalled(self.pull, self.peer, time.monotonic_ns() + later)
+        return self.links.heartbeats._is_stalled(self.pull, self.peer, time.monotonic_ns() + later)
 
     def arrived(self, nbytes: int) -> None:
         """Waits until the kernel has so many bytes of it unread."""

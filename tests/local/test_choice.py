@@ -118,7 +118,7 @@ def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
     for socket in (pull, push):
         (peer,) = socket.peers()
         assert peer.transport == "tcp" and "local could not be set up" in peer.reason
-        assert socket._links.counts["fallback:local:tcp:unreachable"] == 1
+        assert socket._links.state.counts["fallback:local:tcp:unreachable"] == 1
 
 
 def test_without_descriptors_tcp_goes_on(context, monkeypatch):

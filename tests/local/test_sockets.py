@@ -29,7 +29,7 @@ def large(number=0, size=SIZE):
 
 
 def carrier_of(socket, index=0):
-    return list(socket._links.peers.values())[index].stream.carrier
+    return list(socket._links.state.peers.values())[index].stream.carrier
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def other(core):
 def test_kernel_buffers_are_those_of_the_options(context):
     bound, connected = pair_of(context, PULL, PUSH, bound_options={"rcvbuf": 20_000}, sndbuf=10_000)
     for socket, option, size in ((bound, SO_RCVBUF, 20_000), (connected, SO_SNDBUF, 10_000)):
-        [peer] = socket._links.peers.values()
+        [peer] = socket._links.state.peers.values()
         assert peer.stream.carrier is not None
         with sockets.socket(fileno=os.dup(peer.fd)) as connection:
             assert connection.getsockopt(sockets.SOL_SOCKET, option) == 2 * size  # the kernel doubles it
@@ -433,7 +433,7 @@ def test_a_payload_above_the_limit_ends_the_connection(context):
     pull.rcvtimeo = 300
     with pytest.raises(transfer.Again):
         pull.recv()
-    assert eventually(lambda: pull._links.counts.get("protocol:too_large"))
+    assert eventually(lambda: pull._links.state.counts.get("protocol:too_large"))
     assert any(event.reason == "too_large" for event in iter(lambda: monitor.recv(1), None))
     monitor.close()
 
@@ -540,7 +540,7 @@ def test_garbage_on_a_control_channel_ends_that_connection_only(context, other, 
     victim = pull if side == "receiver" else bad
     speaker = carrier_of(bad) if side == "receiver" else carrier_of(pull, 0)
     speaker._control._socket.send(b"garbage")
-    assert eventually(lambda: victim._links.counts.get("protocol:control_channel") == 1)
+    assert eventually(lambda: victim._links.state.counts.get("protocol:control_channel") == 1)
     for number in range(5):
         good.send(large(number))
         assert pull.recv() == large(number)
@@ -557,18 +557,18 @@ def test_a_forged_reference_ends_that_connection_only(context, other, core):
         push.connect(pull.last_endpoint)
         push.wait_for_peers(1, 10)
     for reference in [(5, 0, 4096, 100_000), (1, 0, 4096, 1 << 30), (1, 1, 0, 70_000)]:
-        stream = next(iter(bad._links.peers.values())).stream
+        stream = next(iter(bad._links.state.peers.values())).stream
         stream.send([(BY_REFERENCE, 0, None, None, REFERENCE.pack(*reference))])
         stream.flush()
         good.send(large(3))
         assert pull.recv() == large(3)
         assert eventually(lambda: pull.poll(5) or _protocol_errors(pull)) == {"protocol:reference": 1}
-        pull._links.counts.clear()
+        pull._links.state.counts.clear()
         assert eventually(lambda: len(bad.peers()) == 1 and len(pull.peers()) == 2)
 
 
 def _protocol_errors(socket):
-    return {word: count for word, count in socket._links.counts.items() if word.startswith("protocol:")}
+    return {word: count for word, count in socket._links.state.counts.items() if word.startswith("protocol:")}
 
 
 def test_many_threads_send_tensors(context, other):

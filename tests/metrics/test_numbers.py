@@ -218,7 +218,7 @@ def test_unconfirmed_messages_are_counted_when_the_peer_goes(context, sample):
         push.send(b"x")
     pull.recv()
     # The connection ends under it, as if the process had been killed: nothing is said.
-    for peer in list(pull._links.peers.values()):
+    for peer in list(pull._links.state.peers.values()):
         ended = plain.socket(fileno=peer.stream.fd)
         ended.setsockopt(plain.SOL_SOCKET, plain.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         ended.shutdown(plain.SHUT_RDWR)

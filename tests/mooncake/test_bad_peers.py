@@ -65,7 +65,7 @@ def test_a_bad_message_ends_its_connection_and_no_other(linked, case, how):
         assert event.reason == reason
         assert isinstance(event.error, ProtocolError)
         assert ended(bare)
-    assert pull._socket._links.counts[f"protocol:{reason}"] == 1
+    assert pull._socket._links.state.counts[f"protocol:{reason}"] == 1
     assert push.push(b"still here") == 0
     pull.set_socket_option(ZmqSocketOption.RCVTIMEO, 10_000)
     assert (pull.recv() if how == "polling" else inbox.get())["data"] == b"still here"

@@ -42,8 +42,10 @@ def test_nobody_reads_it(paper, tmp_path, caplog, by):
         push.send(b"x")
         assert pull.recv() == b"x"
         stranger.connect(pull.last_endpoint)
-        until(lambda: stranger._links.endpoints[0].error, "the refusal")
-        texts.append(f"{stranger._links.endpoints[0].error} {stranger._links.endpoints[0].error!r}")
+        until(lambda: stranger._links.state.endpoints[0].error, "the refusal")
+        texts.append(
+            f"{stranger._links.state.endpoints[0].error} {stranger._links.state.endpoints[0].error!r}"
+        )
         texts += [repr(each) for each in (context, pull, push, stranger, *pull.peers(), *push.peers())]
         texts += [
             repr(context.__dict__),

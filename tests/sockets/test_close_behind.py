@@ -66,7 +66,7 @@ def test_what_a_receiver_had_when_it_closed_is_unconfirmed(
     with busy(context):
         receiver.close(0)
         assert sender.close(linger) == 0
-    assert sender._links.counts["unconfirmed"] == SENT - TAKEN
+    assert sender._links.state.counts["unconfirmed"] == SENT - TAKEN
     assert [tracker.confirmed for tracker in trackers] == [True] * TAKEN + [False] * (SENT - TAKEN)
     assert all(isinstance(tracker.error, Closed) for tracker in trackers[TAKEN:])
     while (event := monitor.recv(10)).kind != EventKind.UNCONFIRMED:
@@ -85,7 +85,7 @@ def test_messages_that_were_not_read_do_not_hide_the_last_credit(context, elsewh
     with busy(context):
         receiver.close(0)
         sender.close(0)
-    assert sender._links.counts["unconfirmed"] == SENT - TAKEN
+    assert sender._links.state.counts["unconfirmed"] == SENT - TAKEN
 
 
 def test_a_receiver_that_is_there_costs_nothing(context, elsewhere):
@@ -93,7 +93,7 @@ def test_a_receiver_that_is_there_costs_nothing(context, elsewhere):
     for _ in range(SENT):
         sender.send(b"x")
     assert sender.close(10_000) == 0
-    assert not sender._links.counts.get("unconfirmed")
+    assert not sender._links.state.counts.get("unconfirmed")
     assert [receiver.recv() for _ in range(SENT)] == [b"x"] * SENT
 
 
@@ -107,7 +107,7 @@ def test_each_message_is_in_one_count(context, elsewhere, endpoint):
     with busy(context):
         receiver.close(0)
         left = sender.close(0)
-    assert left + sender._links.counts.get("unconfirmed", 0) == 19
+    assert left + sender._links.state.counts.get("unconfirmed", 0) == 19
 
 
 def test_what_is_sent_again_is_sent_before_the_end(context, elsewhere):
@@ -134,7 +134,7 @@ def test_a_socket_that_ends_while_its_reactor_reads_it(context, elsewhere):
     for _ in range(SENT):
         sender.send(b"x")
     monitor = sender.get_monitor()
-    [peer] = sender._links.peers.values()
+    [peer] = sender._links.state.peers.values()
     assert eventually(lambda: not peer.stream.queued)
     done = threading.Event()
 

@@ -67,9 +67,9 @@ def test_a_killed_pull_costs_no_more_than_is_told(context):
         assert program.line() == "50"
         program.kill()
     (event,) = drain(monitor, "unconfirmed")
-    assert event.count == push._links.counts["unconfirmed"]
+    assert event.count == push._links.state.counts["unconfirmed"]
     assert event.error is not None
-    waiting = len(push._links.orphans)
+    waiting = len(push._links.orphans.messages)
     assert sent <= 50 + event.count + waiting
     assert sent >= event.count + waiting  # and not more than what there was
 
@@ -85,13 +85,13 @@ def test_what_was_not_written_goes_to_another_peer(context):
         program.kill()
     other = context.socket(PULL)
     other.connect(push.last_endpoint)
-    assert eventually(lambda: "redistributed" in push._links.counts)
-    moved = push._links.counts["redistributed"]
+    assert eventually(lambda: "redistributed" in push._links.state.counts)
+    moved = push._links.state.counts["redistributed"]
     assert 0 < moved < 300
     received = [other.recv() for _ in range(moved)]
     assert received == [b"%d" % i * 5000 for i in range(300 - moved, 300)]
     # The first message was read there, so at most it is not in the books.
-    assert 1 + push._links.counts["unconfirmed"] + moved >= 300
+    assert 1 + push._links.state.counts["unconfirmed"] + moved >= 300
 
 
 def test_with_resend_a_peer_that_goes_between_a_send_and_its_note_loses_nothing(context, monkeypatch):
@@ -102,13 +102,13 @@ def test_with_resend_a_peer_that_goes_between_a_send_and_its_note_loses_nothing(
     push.wait_for_peers(2, 10)
     links, late = push._links, []
     with monkeypatch.context() as patch:
-        patch.setattr(links, "note", lambda *found, **options: late.append((found, options)))
+        patch.setattr(links.orphans, "note", lambda *found, **options: late.append((found, options)))
         push.send(b"x", track=True)
     ((noted, options),) = late
     frames, tracker, stream, number = noted
-    assert links.lost(stream, Broken("cut"))
-    links.note(frames, tracker, stream, number, **options)
-    assert links.counts["resent"] == 1
+    assert links.loss.lost(stream, Broken("cut"))
+    links.orphans.note(frames, tracker, stream, number, **options)
+    assert links.state.counts["resent"] == 1
     received = []
     until = time.monotonic() + 10
     while len(received) < 2 and time.monotonic() < until:  # the lost one may have had it, too
@@ -169,13 +169,13 @@ def test_a_killed_server_fails_the_request_and_its_successor_answers(context):
 def test_while_the_peer_is_down_nothing_grows(context):
     push = context.socket(PUSH, reconnect_ivl=1, reconnect_ivl_max=2)
     push.connect("tcp://127.0.0.1:1")
-    record = push._links.endpoints[0]
+    record = push._links.state.endpoints[0]
     assert eventually(lambda: record.attempts > 20)
     before = len(os.listdir("/proc/self/fd"))
     attempts = record.attempts
     assert eventually(lambda: record.attempts > attempts + 100)
     assert len(os.listdir("/proc/self/fd")) <= before + 1
-    assert len(push._links._timers) <= 1
+    assert len(push._links.state.timers) <= 1
 
 
 def test_a_restarted_peer_is_found_again(context):
@@ -256,7 +256,7 @@ def test_a_pull_that_consumed_everything_leaves_nothing_unconfirmed(context):
     while not kinds or kinds[-1] != "disconnected":
         kinds.append(monitor.recv(10).kind)
     assert "unconfirmed" not in kinds
-    assert "unconfirmed" not in push._links.counts
+    assert "unconfirmed" not in push._links.state.counts
 
 
 def test_policy_require_fails_at_connect(context):
@@ -292,7 +292,7 @@ def test_policy_prefer_falls_back_and_says_so_once(context, caplog):
         assert peer.transport == "tcp"
         assert "rdma" in peer.reason
     assert caplog.text.count("fell back to tcp") == 2  # each end says it once
-    assert push._links.counts["fallback:rdma:tcp:no_device"] == 1
+    assert push._links.state.counts["fallback:rdma:tcp:no_device"] == 1
 
 
 def test_a_listener_without_descriptors_says_so_once_and_comes_back(context, monkeypatch, caplog):
@@ -389,5 +389,5 @@ def test_a_reply_that_came_before_the_end_is_received(context):
     rep.send(b"answer")
     assert rep.close(20_000) == 0
     assert eventually(lambda: not req.peers() or req.poll(0))
-    req._links.lost(next(iter(req._links.peers), None), Broken("found by somebody else"))
+    req._links.loss.lost(next(iter(req._links.state.peers), None), Broken("found by somebody else"))
     assert req.recv() == b"answer"

@@ -86,7 +86,7 @@ def test_who_waits_for_an_identity_gets_it_when_its_owner_is_gone(context):
     first.wait_for_peers(1, 10)
     second = context.socket(DEALER, routing_id=b"worker", reconnect_ivl=1, reconnect_ivl_max=20)
     second.connect(router.last_endpoint)
-    assert eventually(lambda: router._links.counts.get("refused:identity"))
+    assert eventually(lambda: router._links.state.counts.get("refused:identity"))
     first.close(0)
     assert eventually(lambda: second.peers() and router.peers())
     second.rcvtimeo = 100
@@ -125,11 +125,11 @@ def test_who_reconnects_is_the_same(plain):
         assert router.recv_multipart() == [b"worker", b"one"]
         assert len(router.peers()) == 1
         relay.cut()
-        assert eventually(lambda: router._links.counts["connected"] == 2)
+        assert eventually(lambda: router._links.state.counts["connected"] == 2)
         assert eventually(lambda: len(router.peers()) == 1)
         router.send_multipart([b"worker", b"two"])
         assert dealer.recv() == b"two"
-        assert not router._links.counts.get("refused:identity")
+        assert not router._links.state.counts.get("refused:identity")
         for one in (dealer, router):
             one.close(0)
 
@@ -141,9 +141,9 @@ def test_what_a_peer_is_known_by_is_in_no_output(context):
     dealer.connect(router.last_endpoint)
     dealer.wait_for_peers(1, 10)
     assert eventually(lambda: router.peers())
-    (secret,) = [peer.agreement.remote.instance for peer in router._links.peers.values()]
+    (secret,) = [peer.agreement.remote.instance for peer in router._links.state.peers.values()]
     assert len(secret) == 32
-    assert secret not in f"{router.peers()} {list(router._links.peers.values())}"
+    assert secret not in f"{router.peers()} {list(router._links.state.peers.values())}"
 
 
 @pytest.mark.parametrize(("kind", "other", "why"), [(DEALER, ROUTER, "identity"), (PAIR, PAIR, "pair_busy")])
@@ -170,9 +170,9 @@ def test_a_socket_that_is_refused_has_sent_nothing(core, kind, other, why, way, 
                 taken += 1
             except transfer.Again as error:
                 refusal = error
-            if second._links.counts.get(f"refused:{why}", 0) >= 10:
+            if second._links.state.counts.get(f"refused:{why}", 0) >= 10:
                 break
-        assert not taken and not accepting._links.counts.get("unconfirmed")
+        assert not taken and not accepting._links.state.counts.get("unconfirmed")
         assert f"{accepting.last_endpoint} refuses this socket: tried for " in str(refusal)
         assert f"({why}: " in str(refusal)
         said = [record for record in caplog.records if f": {why}: " in record.getMessage()]

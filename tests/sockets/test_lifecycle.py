@@ -16,6 +16,7 @@ import pytest
 import transfer
 from transfer import PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER
 from transfer.sockets.connections.admission import ConnectionAdmission
+from transfer.sockets.connections.state import ConnectionState
 from transfer.sockets.peer import Endpoint
 from transfer.transports.address import parse
 from transfer.transports.connect.connection import Connected
@@ -352,7 +353,7 @@ def test_a_child_reads_and_changes_nothing_of_its_parents(context):
     begun, done = threading.Event(), threading.Event()
 
     def holds():
-        with context._lock, one._links._lock, pub._links._lock:
+        with context._lock, one._links.state.lock, pub._links.state.lock:
             begun.set()
             done.wait(30)
 
@@ -414,11 +415,11 @@ def test_a_connection_that_comes_when_the_context_ends_is_closed(context):
     push = context.socket(PUSH)
     context.start()
     record = Endpoint(parse("tcp://127.0.0.1:1"), 0.0, outgoing=True)
-    push._links.endpoints.append(record)
+    push._links.state.endpoints.append(record)
     ours = [sockets.socketpair() for _ in range(2)]
 
     def comes(near):
-        push._links._connected(record, Connected(near.detach(), None, None, record.address, "peer"))
+        push._links.admission.connected(record, Connected(near.detach(), None, None, record.address, "peer"))
 
     def end():
         comes(ours[0][0])  # waits in the reactor's queue
@@ -430,7 +431,7 @@ def test_a_connection_that_comes_when_the_context_ends_is_closed(context):
         far.settimeout(20)
         assert far.recv(1) == b""
         far.close()
-    push._links.endpoints.remove(record)
+    push._links.state.endpoints.remove(record)
 
 
 @pytest.mark.parametrize("receives", [False, True], ids=["sends", "receives"])
@@ -439,7 +440,7 @@ def test_a_connection_that_cannot_be_used_ends_and_comes_again(context, monkeypa
     failing = context.socket(PULL if receives else PUSH, reconnect_ivl=1)
     peer = context.socket(PUSH if receives else PULL)
     peer.bind(TCP)
-    attach = failing._links._attach
+    attach = failing._links.state.attach
     failures = []
 
     def once(socket, stream, sends=True):
@@ -448,12 +449,12 @@ def test_a_connection_that_cannot_be_used_ends_and_comes_again(context, monkeypa
             raise InternalError("no memory in the kernel")
         return attach(socket, stream, sends)
 
-    monkeypatch.setattr(failing._links, "_attach", once)
+    monkeypatch.setattr(failing._links.state, "attach", once)
     failing.connect(peer.last_endpoint)
     failing.wait_for_peers(1, 20)
     peer.wait_for_peers(1, 20)
     assert failures[0].fd == -1
-    assert failing._links.counts["disconnected"] == 1
+    assert failing._links.state.counts["disconnected"] == 1
     assert [record.getMessage() for record in caplog.records if "cannot be used" in record.getMessage()]
     sender, receiver = (peer, failing) if receives else (failing, peer)
     assert eventually(lambda: len(sender.peers()) == 1)
@@ -465,10 +466,10 @@ def test_peers_cannot_make_counters_without_end(context):
     """Reasons of refusals are words of the peer's; a few hundred are kept, then they are others."""
     pull = context.socket(PULL)
     for number in range(2000):
-        pull._links._count(f"refused:{number}:{number}")
-        pull._links._count(f"fallback:rdma:tcp:{number}")
-    pull._links._count("connected", 7)
-    counts = pull._links.counts
+        pull._links.state.count(f"refused:{number}:{number}")
+        pull._links.state.count(f"fallback:rdma:tcp:{number}")
+    pull._links.state.count("connected", 7)
+    counts = pull._links.state.counts
     assert len(counts) < 600
     assert counts["connected"] == 7
     assert counts["fallback:rdma:tcp:other"] > 1000
@@ -518,14 +519,14 @@ def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, capl
     push = context.socket(transfer.PUSH)
     watch, closed = ConnectionAdmission._watch, threading.Event()
 
-    def closing(links, peer):
-        if links is push._links:
+    def closing(admission, peer):
+        if admission is push._links.admission:
             closing_one = threading.Thread(target=push.close, args=(0,))
             closing_one.start()
             eventually(lambda: push.closed)
             closing_one.join(20)
             closed.set()
-        watch(links, peer)
+        watch(admission, peer)
 
     monkeypatch.setattr(ConnectionAdmission, "_watch", closing)
     pull = context.socket(transfer.PULL)
@@ -537,15 +538,15 @@ def test_a_socket_is_closed_while_a_connection_begins(context, monkeypatch, capl
 
 def test_a_connection_of_which_no_stream_can_be_made_is_dropped(context, monkeypatch, caplog):
     """More came by TLS than the handshake's part: no traceback, and the next one is served."""
-    make, failed = ConnectionAdmission._new_stream, []
+    make, failed = ConnectionState.new_stream, []
 
-    def fails_once(links, *arguments):
+    def fails_once(state, *arguments):
         if not failed:
             failed.append(1)
             raise OSError(errno.EPROTO, "the peer sent more than its part of the handshake")
-        return make(links, *arguments)
+        return make(state, *arguments)
 
-    monkeypatch.setattr(ConnectionAdmission, "_new_stream", fails_once)
+    monkeypatch.setattr(ConnectionState, "new_stream", fails_once)
     pull, push = context.socket(transfer.PULL), context.socket(transfer.PUSH)
     pull.bind("tcp://127.0.0.1:0")
     push.connect(pull.last_endpoint)

@@ -28,9 +28,9 @@ def test_what_goes_to_nobody_else_is_not_copied(context):
     before = forget_peak()
     dealer.close(0)
     assert eventually(lambda: not router.routes())
-    assert eventually(lambda: router._links.counts.get("disconnected"))
+    assert eventually(lambda: router._links.state.counts.get("disconnected"))
     assert peak() - before < 100 * MIB
-    assert waiting - 1 <= router._links.pattern.drops["peer_gone"] <= waiting
+    assert waiting - 1 <= router._links.state.pattern.drops["peer_gone"] <= waiting
 
 
 def test_a_connection_ends_though_what_it_left_cannot_be_had(context, monkeypatch, caplog):
@@ -43,7 +43,7 @@ def test_a_connection_ends_though_what_it_left_cannot_be_had(context, monkeypatc
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
     monkeypatch.setattr(ConnectionLoss, "_rescue", fails)
     pull.close(0)
-    assert eventually(lambda: push._links.counts.get("disconnected"))
+    assert eventually(lambda: push._links.state.counts.get("disconnected"))
     assert eventually(lambda: len(list(Path("/proc/self/fd").iterdir())) < descriptors)
     assert [record.exc_info[0] for record in caplog.records if record.exc_info] == [MemoryError]
     again = context.socket(PULL)

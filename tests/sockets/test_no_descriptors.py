@@ -96,7 +96,7 @@ def test_the_connecting_side_does_not_say_that_it_must_be_tls(core, monkeypatch)
     ):
         pull.bind("tcp://127.0.0.1:0")
         push.connect(pull.last_endpoint)
-        assert eventually(lambda: push._links.endpoints[0].attempts > 3)
+        assert eventually(lambda: push._links.state.endpoints[0].attempts > 3)
         with pytest.raises(
             Again, match=r"hint: the other side's log says why: .* or have no descriptors left"
         ):

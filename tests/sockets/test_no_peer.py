@@ -231,7 +231,7 @@ def test_who_closes_without_a_word_may_want_tls_or_have_no_descriptors_which_is_
     with answering(b"") as endpoint:
         push.connect(endpoint)
         assert eventually(lines)
-        assert eventually(lambda: push._links.endpoints[0].attempts > 5)
+        assert eventually(lambda: push._links.state.endpoints[0].attempts > 5)
         push.close(0)
     (line,) = lines()
     assert "the other side's log says why: it may want TLS" in line
@@ -244,7 +244,7 @@ def test_a_reason_that_lasts_stays_known(context):
     push = context.socket(PUSH, reconnect_ivl=1)
     with answering(refusal, b"") as endpoint:
         push.connect(endpoint)
-        assert eventually(lambda: push._links.endpoints[0].attempts > 3)
+        assert eventually(lambda: push._links.state.endpoints[0].attempts > 3)
         with pytest.raises(Again, match=r"\(token: .*\)\n  hint: give both sides the same token"):
             push.wait_for_peers(1, 0.05)
         push.close(0)
@@ -254,7 +254,7 @@ def test_a_server_that_says_nothing_is_no_missing_one(context):
     with sockets.create_server(("127.0.0.1", 0)) as server:
         push = context.socket(PUSH)
         push.connect(f"tcp://127.0.0.1:{server.getsockname()[1]}")
-        assert eventually(lambda: push._links.endpoints[0].connector.state == "shaking hands")
+        assert eventually(lambda: push._links.state.endpoints[0].connector.state == "shaking hands")
         with pytest.raises(
             Again, match=r"\(connected, but the other side sends nothing\)\n  hint: does a peer"
         ):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 import transfer
+import transfer.sockets.socket
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
 from transfer.config import exit_linger
 from transfer.sockets.defaults import PYZMQ
@@ -115,7 +116,7 @@ def test_a_limit_on_arriving_messages(context):
     assert pull.poll(300) == 0
     event = monitor.recv(10)
     assert (event.kind, event.reason) == ("protocol_failed", "too_large")
-    assert pull._links.counts["protocol:too_large"] == 1
+    assert pull._links.state.counts["protocol:too_large"] == 1
 
 
 @pytest.mark.parametrize("options", [{}, {"compression": "lz4"}], ids=["plain", "lz4"])

@@ -195,8 +195,8 @@ def test_a_send_behind_what_is_left_over_waits_or_says_again(core):
     with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
         sent = left_over(push, cutter, pull)
         cutter.close()  # nobody comes back
-        assert eventually(lambda: not push.peers() and push._links.orphans)
-        waiting = len(push._links.orphans)
+        assert eventually(lambda: not push.peers() and push._links.orphans.messages)
+        waiting = len(push._links.orphans.messages)
         assert not push.poll(0, POLLOUT)
         with pytest.raises(Again):
             push.send(b"newer", DONTWAIT)
@@ -252,15 +252,15 @@ def test_what_is_noted_after_the_loss_goes_behind_what_the_connection_had_before
         far.rcvtimeo = 10_000
         near.wait_for_peers(1, 10)
         links = near._links
-        note, stream = links.note, next(iter(links.peers))
+        note, stream = links.orphans.note, next(iter(links.state.peers))
 
         def late(frames, tracker, taker, number, again=False):
             if bytes(frames[-1][4]) == b"2" and taker is stream:
                 assert eventually(lambda: not stream.queued)
-                links.lost(stream, Broken("cut"))
+                links.loss.lost(stream, Broken("cut"))
             note(frames, tracker, taker, number, again)
 
-        links.note = late
+        links.orphans.note = late
         for number in range(4):
             near.send(b"%d" % number)
         got = [far.recv() for _ in range(7)]
@@ -272,19 +272,23 @@ def test_what_two_lost_connections_left_comes_in_their_order(core):
     connection 2 and attaches connection 3."""
     with cut_pair(core, DEALER, ROUTER, immediate=True) as (near, far, cutter):
         far.rcvtimeo = 10_000
-        lost, numbers = far._links.lost, iter(range(9))
+        lost, numbers = far._links.loss.lost, iter(range(9))
 
         def come():
             """Three more messages are there to be received."""
             near.wait_for_peers(1, 10)
             for number in itertools.islice(numbers, 3):
                 near.send(_NUMBER.pack(number))
-            assert eventually(lambda: [unread(peer.fd) for peer in far._links.peers.values()] == [3 * whole])
+            assert eventually(
+                lambda: [unread(peer.fd) for peer in far._links.state.peers.values()] == [3 * whole]
+            )
 
         def cut():
-            before = list(far._links.peers)
+            before = list(far._links.state.peers)
             cutter.cut()
-            assert eventually(lambda: near._links.peers and not set(before) & set(far._links.peers))
+            assert eventually(
+                lambda: near._links.state.peers and not set(before) & set(far._links.state.peers)
+            )
 
         def late(stream, error):
             if isinstance(stream, UnreadMessages) and not ends:
@@ -298,7 +302,7 @@ def test_what_two_lost_connections_left_comes_in_their_order(core):
         come()
         cut()
         come()
-        far._links.lost = late
+        far._links.loss.lost = late
         assert [_NUMBER.unpack(far.recv_multipart()[1])[0] for _ in range(9)] == list(range(9))
         assert len(ends) == 1
 
@@ -309,9 +313,9 @@ def test_what_is_left_comes_first_also_if_another_thread_finds_the_end(core, sen
     with cut_pair(core, sender, receiver, immediate=True) as (near, far, cutter):
         near.wait_for_peers(1, 10)
         far.wait_for_peers(1, 10)
-        links, got, begun, old = far._links, [], threading.Event(), set(near._links.peers)
-        [earlier] = links.peers
-        rescue = links._rescue
+        links, got, begun, old = far._links, [], threading.Event(), set(near._links.state.peers)
+        [earlier] = links.state.peers
+        rescue = links.loss._rescue
 
         def slow(peer, error):
             begun.set()
@@ -321,11 +325,11 @@ def test_what_is_left_comes_first_also_if_another_thread_finds_the_end(core, sen
         for number in range(5):
             near.send(_NUMBER.pack(number))
         assert eventually(lambda: unread(earlier.peer.fd) == 5 * (HEADER_SIZE + _NUMBER.size))
-        links._rescue = slow
-        finder = Thread(lambda: links.lost(earlier, Broken("found by a send")))
+        links.loss._rescue = slow
+        finder = Thread(lambda: links.loss.lost(earlier, Broken("found by a send")))
         assert begun.wait(10)
         cutter.cut()
-        assert eventually(lambda: near.peers() and not old & set(near._links.peers))
+        assert eventually(lambda: near.peers() and not old & set(near._links.state.peers))
         near.sndtimeo = 10_000
         later = Thread(lambda: [near.send(_NUMBER.pack(number)) for number in range(5, 10)])
         far.rcvtimeo = 10_000
@@ -340,14 +344,14 @@ def test_a_close_waits_for_what_a_lost_connection_left(core):
     """While it is taken from there it is in no list, and the peer is gone already."""
     with cut_pair(core, PUSH, PULL, immediate=True, sndhwm=20) as (push, pull, cutter):
         links, begun = push._links, threading.Event()
-        take = links._take_unsent
+        take = links.loss._take_unsent
 
         def slow(peer):
             begun.set()
             time.sleep(0.3)
             return take(peer)
 
-        links._take_unsent = slow
+        links.loss._take_unsent = slow
         left_over(push, cutter, pull)
         cutter.close()
         assert begun.wait(20)

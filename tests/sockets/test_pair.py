@@ -69,7 +69,7 @@ def test_of_two_that_a_pair_connects_to_the_one_without_it_sends_nothing(core, p
                 with suppress(transfer.Again):
                     other.send(b"%d" % number)
                     taken[other].append(b"%d" % number)
-            if one._links.counts.get("refused:pair_busy", 0) >= 10 and any(taken.values()):
+            if one._links.state.counts.get("refused:pair_busy", 0) >= 10 and any(taken.values()):
                 break
         (sent,) = (numbers for numbers in taken.values() if numbers)
         assert [one.recv() for _ in sent] == sent

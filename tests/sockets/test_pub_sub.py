@@ -169,7 +169,7 @@ def test_a_subscriber_that_says_more_and_more_keeps_no_other_out(context):
     (stream,) = talker._streams()
     (flooded,) = pub._streams()
     heartbeat = control(bytes([Control.HEARTBEAT]))
-    on_control, read, ended = type(pub._links).on_control, [], threading.Event()
+    on_control, read, ended = type(pub._links.control).on_control, [], threading.Event()
 
     def answered(links, origin, frame):
         on_control(links, origin, frame)
@@ -178,7 +178,7 @@ def test_a_subscriber_that_says_more_and_more_keeps_no_other_out(context):
             stream.send(heartbeat, force=True)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(pub._links), "on_control", answered)
+        patch.setattr(type(pub._links.control), "on_control", answered)
         stream.send(heartbeat, force=True)
         assert eventually(lambda: len(read) > 500)
         late = context.socket(transfer.SUB)

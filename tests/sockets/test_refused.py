@@ -111,11 +111,11 @@ def test_a_handler_that_raises_while_the_reason_is_sent_leaves_the_rest_done(con
     def interrupted(*_, **__):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(type(links), "send_refusal", interrupted)
+    monkeypatch.setattr(type(links.loss), "send_refusal", interrupted)
     push.send(b"x" * 5000)
     with pytest.raises(KeyboardInterrupt):
         pull.recv()
-    assert links.counts["protocol:too_large"] == 1
+    assert links.state.counts["protocol:too_large"] == 1
     monkeypatch.undo()
     push.send(b"next")
     assert pull.recv() == b"next"

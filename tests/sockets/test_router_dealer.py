@@ -164,8 +164,8 @@ def test_two_that_claim_one_identity_do_not_push_each_other_out_for_ever(context
         assert event.kind != "closed"
     assert event.reason == "replaced"
     assert eventually(lambda: not first.peers())
-    connected = router._links.counts["connected"]
-    assert not eventually(lambda: router._links.counts["connected"] != connected, 0.3)
+    connected = router._links.state.counts["connected"]
+    assert not eventually(lambda: router._links.state.counts["connected"] != connected, 0.3)
 
 
 def test_a_polled_router_does_not_wait_for_room_that_its_message_is_too_large_for(context):

@@ -385,6 +385,6 @@ def test_a_connection_has_the_buffers_that_its_own_socket_asks_for(context):
     requester = context.socket(transfer.REQ)
     requester.connect(pull.last_endpoint)
     rep.wait_for_peers(1, 10)
-    [peer] = rep._links.peers.values()
+    [peer] = rep._links.state.peers.values()
     with socket.socket(fileno=os.dup(peer.fd)) as copy:
         assert copy.getsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF) == 200_000  # the kernel doubles it

@@ -297,7 +297,7 @@ def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
     monkeypatch.setattr(endpoints, name, make_and_close)
     with pytest.raises(Closed):
         getattr(here, call)(endpoint.replace(":0", ":9" if call == "connect" else ":0"))
-    assert here._links.endpoints == []
+    assert here._links.state.endpoints == []
     monkeypatch.undo()
     if call == "bind":  # it is free again
         with context.socket(PULL) as there:

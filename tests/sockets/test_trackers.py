@@ -71,14 +71,14 @@ def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, mo
     """It died behind the look at whether it is there, and the tracker was noted when all had failed."""
     pull, push = pair_of(context, PULL, PUSH)
     links = push._links
-    await_credits = links.await_credits
+    await_credits = links.credits.await_credits
 
     def killed_first():
         pull.close(0)
-        assert eventually(lambda: not links.peers)
+        assert eventually(lambda: not links.state.peers)
         await_credits()
 
-    monkeypatch.setattr(links, "await_credits", killed_first)
+    monkeypatch.setattr(links.credits, "await_credits", killed_first)
     tracker = push.send(b"x", track=True)
     with pytest.raises(Broken, match="unconfirmed"):
         tracker.wait_confirmed(10)
@@ -92,15 +92,15 @@ def test_a_tracker_that_is_noted_late_follows_its_message_to_another_peer(by_tcp
         push.send(bytes(1_000_000))  # more than the kernel takes
     memory = b"the last".rjust(size)
     links = push._links
-    note = links.note
+    note = links.orphans.note
 
     def late(frames, tracker, stream, *arguments, **others):
-        monkeypatch.setattr(links, "note", note)
+        monkeypatch.setattr(links.orphans, "note", note)
         pull.close(0)
         assert eventually(lambda: stream.peer.settled is not None)
         note(frames, tracker, stream, *arguments, **others)
 
-    monkeypatch.setattr(links, "note", late)
+    monkeypatch.setattr(links.orphans, "note", late)
     tracker = push.send(memory, copy=False, track=True)
     with by_tcp.socket(PULL, rcvtimeo=10000) as other:
         other.bind(pull.last_endpoint)
@@ -114,18 +114,18 @@ def test_a_credit_that_another_thread_has_just_read_counts(by_tcp):
     _, push = pair_of(by_tcp, PULL, PUSH)
     tracker = push.send(b"x", track=True)
     tracker.wait(10)
-    [peer] = push._links.peers.values()
+    [peer] = push._links.state.peers.values()
     read = threading.Event()
 
     def reads():
         with peer.reading:
             read.set()
-            eventually(lambda: not push._links.peers)
-            push._links.on_control(peer.stream, by_tcp.core.Frame(CREDIT.pack(Control.CREDIT, 1)))
+            eventually(lambda: not push._links.state.peers)
+            push._links.control.on_control(peer.stream, by_tcp.core.Frame(CREDIT.pack(Control.CREDIT, 1)))
 
     reader = Thread(reads)
     assert read.wait(10)
-    push._links.lost(peer.stream, Broken("the peer closed the connection"))
+    push._links.loss.lost(peer.stream, Broken("the peer closed the connection"))
     reader.finish()
     tracker.wait_confirmed(0)
 
@@ -314,7 +314,7 @@ def test_what_a_socket_that_never_receives_sent_is_confirmed(context, endpoint, 
         assert receiver.recv_multipart()[-1] == b"%d" % number
     tracker.wait_confirmed(20)
     assert sender.peers()[0].unconfirmed == 0
-    peer = next(iter(sender._links.peers.values()))
+    peer = next(iter(sender._links.state.peers.values()))
     assert eventually(lambda: not peer.retained), "what is confirmed is not kept"
 
 

@@ -10,6 +10,7 @@ import pytest
 
 import transfer
 import transfer.asyncio
+import transfer.sockets.socket
 from transfer import zmq
 from transfer.sockets.options import NUMBERS
 from transfer.transports.core.wire import SocketType

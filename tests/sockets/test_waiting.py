@@ -246,7 +246,7 @@ def test_a_monitor_may_be_closed_before_its_socket(context):
     dealer.bind(TCP)
     with pytest.raises(Closed):
         monitor.recv(1)
-    assert dealer._links.monitors == []
+    assert dealer._links.state.monitors == []
 
 
 def test_wait_for_peers_says_what_it_waits_for(context):

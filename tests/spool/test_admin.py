@@ -73,5 +73,5 @@ def test_ranges_have_the_rows_of_the_table_once(rows):
 def test_who_asks_has_no_name_in_metrics(tmp_path):
     with Spool(tmp_path) as spool, SpoolAdmin(spool.url()) as admin:
         assert admin.overview()["runs"] == []
-        names = [peer_name(peer) for one in spool.context.sockets for peer in one._links.peers.values()]
+        names = [peer_name(peer) for one in spool.context.sockets for peer in one._links.state.peers.values()]
         assert names == ["127.0.0.1"]

@@ -62,7 +62,7 @@ class LatencyCounts:
 
     def merge_turn(self, socket: Any) -> None:
         """Adds the round trips of a REQ; other sockets have none."""
-        pattern = socket._links.pattern
+        pattern = socket._links.state.pattern
         if pattern.socket_type is SocketType.REQ:
             self.merge(pattern.turn)
 
@@ -110,9 +110,9 @@ class Tally:
 
 def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
     """Yields the counters of one socket, without those of its peers."""
-    counts: Mapping[str, int] = socket._links.counts
-    drops: Mapping[str, int] = socket._links.pattern.drops
-    socket_type = socket._links.pattern.socket_type.name
+    counts: Mapping[str, int] = socket._links.state.counts
+    drops: Mapping[str, int] = socket._links.state.pattern.drops
+    socket_type = socket._links.state.pattern.socket_type.name
     label = (socket_type,)
     yield ("transfer_messages_sent_total", label), socket.messages_sent
     yield ("transfer_messages_received_total", label), socket.messages_received

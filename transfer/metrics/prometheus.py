@@ -214,14 +214,14 @@ def _read(context: Context) -> dict[Key, float]:
     total: dict[Key, float] = defaultdict(float, context.tally.ended())
     for socket in context.sockets:
         links = socket._links
-        kind = links.pattern.socket_type.name
+        kind = links.state.pattern.socket_type.name
         counts = [*socket_counts(socket)]
-        for peer in list(links.peers.values()):
+        for peer in list(links.state.peers.values()):
             name = context.tally.name_of(peer)
             counts += [*peer_counts(kind, peer, name), *peer_gauges(kind, peer, name)]
         counts.append((("transfer_sockets", (kind,)), 1))
-        if links.followed:
-            counts.append((("transfer_discovery_members", (kind,)), links.followed))
+        if links.state.followed:
+            counts.append((("transfer_discovery_members", (kind,)), links.state.followed))
         for key, value in counts:
             total[key] += value
     total["transfer_pool_bytes", ("in_use",)] += context.pool.in_use

@@ -131,7 +131,7 @@ class Channel:
 
     def understand(self, stream: Any, frames: Sequence[Any]) -> IncomingMessage:
         """Decodes frames. Raises ProtocolError for an invalid message, other errors of tensors."""
-        self.socket._links.record_position(stream, frames)
+        self.socket._links.log_reader.record(stream, frames)
         source = source_of(stream)
         first = frames[0]
         topic = "" if first.topic is None else first.topic.decode("utf-8", _ERRORS)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from transfer.transports.arguments import wrong
+
 if TYPE_CHECKING:
     from transfer.sockets.socket import SocketMethods
 
@@ -27,3 +29,12 @@ class Binding:
 
     def __repr__(self) -> str:
         return f"<{self.kind} {self.addr}>"
+
+
+def endpoint_text(addr: str | bytes) -> str:
+    """The endpoint as text. Raises ArgumentError."""
+    if isinstance(addr, str):
+        return addr
+    if isinstance(addr, bytes):
+        return addr.decode(errors="replace")
+    raise wrong("an endpoint", addr, 'text, for instance "tcp://127.0.0.1:5555"')

@@ -63,4 +63,4 @@ class SocketDispatcher:
 
     def _failed(self, error: BaseException) -> None:
         logger.error("the callback of %r failed", self._socket, exc_info=error)
-        self._socket._links.emit(EventKind.CALLBACK_FAILED, error=error)
+        self._socket._links.state.emit(EventKind.CALLBACK_FAILED, error=error)

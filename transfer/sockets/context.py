@@ -16,12 +16,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from transfer import config, log_output
 from transfer.metrics.counters import Tally
-from transfer.sockets.attributes import Strict
+from transfer.sockets.attributes import check_name
 from transfer.sockets.defaults import TRANSFER, Defaults
-from transfer.sockets.options import OPTIONS
 from transfer.transports.arguments import linger_of, whole, wrong
 from transfer.transports.config import load, security as read_security
-from transfer.transports.errors import Closed, ContextTerminated, ForkedError, NoSuchAttribute, comes_with
+from transfer.transports.errors import Closed, ContextTerminated, ForkedError, comes_with
 from transfer.transports.forking import undivided
 from transfer.transports.handshake.choice import Offer
 from transfer.transports.reactor import READABLE, Reactor
@@ -49,7 +48,7 @@ _inherited: list[Any] = []
 _hooks_set = False
 
 
-class Context(Strict):
+class Context:
     """Makes sockets and owns their threads and memory.
 
     A context may be used from any thread, but not in a forked child: make a new one there. No thread starts
@@ -74,6 +73,8 @@ class Context(Strict):
 
     _instances: ClassVar[dict[type[Context], Context]] = {}
     _instance_lock: ClassVar[Any] = threading.Lock()
+
+    _complete = False
 
     def __init__(
         self,
@@ -127,6 +128,13 @@ class Context(Strict):
 
             self._metrics = metrics.serve(self, port=metrics_port, registry=registry)
         self._complete = True
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if self._complete and name[:1] != "_":
+                check_name(self, name)
+            super().__setattr__(name, value)
 
     @classmethod
     def instance(cls, io_threads: int = 1) -> Context:
@@ -373,13 +381,6 @@ class Context(Strict):
             from transfer.sockets.dump import dump_context
 
         return dump_context(self)
-
-    def _no_such(self, name: str) -> NoSuchAttribute:
-        error = super()._no_such(name)
-        if name.lower() not in OPTIONS:
-            return error
-        hint = f"it is an option of sockets: socket(transfer.PUSH, {name.lower()}=...)"
-        return NoSuchAttribute(f"a {type(self).__name__} has no attribute {name}", hint=hint)
 
     def _add(self, socket: SocketMethods) -> None:
         with self._lock:

@@ -6,6 +6,8 @@ import os
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from transfer.sockets.options import initial_values
+
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
@@ -31,7 +33,7 @@ def dump_context(context: Context) -> dict[str, Any]:
 
 def _dump_socket(socket: SocketMethods) -> dict[str, Any]:
     links = socket._links
-    defaults = socket._initial_values(socket.context.defaults)
+    defaults = initial_values(socket.context.defaults)
     return {
         "type": socket._pattern.socket_type.name,
         "endpoints": [
@@ -40,12 +42,12 @@ def _dump_socket(socket: SocketMethods) -> dict[str, Any]:
                 "direction": "connect" if one.outgoing else "bind",
                 "error": None if one.error is None else str(one.error),
             }
-            for one in tuple(links.endpoints)
+            for one in tuple(links.state.endpoints)
         ],
         "options": {
             name: _plain(value) for name, value in socket._values.items() if value != defaults.get(name)
         },
-        "waiting_for_a_peer": len(links.orphans),
+        "waiting_for_a_peer": len(links.orphans.messages),
         "peers": [_dump_peer(peer) for peer in links.infos()],
     }
 

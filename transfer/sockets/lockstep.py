@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from transfer.transports.errors import Again
 
 if TYPE_CHECKING:
-    from transfer.transports.core.contract import SocketBase
-else:
-    SocketBase = object
+    from transfer.transports.core.contract import Turn
 
 #: sides of `core_contract.Turn`
 SENDING, RECEIVING = 0, 1
@@ -18,37 +17,24 @@ SENDING, RECEIVING = 0, 1
 _LOOK = 0.1
 
 
-class Turns(SocketBase):
-    """The part that both halves of a socket use if the order of its calls matters."""
+def enter(turn: Turn, side: int, timeout: int, check: Callable[[], None]) -> int:
+    """Waits while another thread is inside; `turn.leave` must follow. Returns the milliseconds that are left.
 
-    if TYPE_CHECKING:
-
-        def _check_usable(self) -> None: ...
-
-    def _enter(self, side: int, timeout: int) -> int:
-        """Waits while another thread is inside; `_leave` must follow. Returns the milliseconds that are left.
-
-        Raises Again, Closed, and StateError if this same thread is inside (a signal handler).
-        """
-        turn = self._turn
-        assert turn is not None
-        # `map`: no signal handler runs between the call and the return, nor after it.
-        [entered] = map(turn.enter, (side,), (0.0,))
+    check: raises Closed if the socket was closed meanwhile. Raises Again, Closed, and StateError if this same
+    thread is inside (a signal handler).
+    """
+    # `map`: no signal handler runs between the call and the return, nor after it.
+    [entered] = map(turn.enter, (side,), (0.0,))
+    if entered:
+        return timeout
+    deadline = time.monotonic() + timeout / 1000
+    while True:
+        left = _LOOK if timeout < 0 else min(_LOOK, deadline - time.monotonic())
+        if left <= 0:
+            doing = "receiving" if side else "sending"
+            raise Again(f"another thread is {doing} on this socket")
+        after = timeout if timeout < 0 else max(0, int((deadline - left - time.monotonic()) * 1000))
+        [entered] = map(turn.enter, (side,), (left,))
         if entered:
-            return timeout
-        deadline = time.monotonic() + timeout / 1000
-        while True:
-            left = _LOOK if timeout < 0 else min(_LOOK, deadline - time.monotonic())
-            if left <= 0:
-                doing = "receiving" if side else "sending"
-                raise Again(f"another thread is {doing} on this socket")
-            after = timeout if timeout < 0 else max(0, int((deadline - left - time.monotonic()) * 1000))
-            [entered] = map(turn.enter, (side,), (left,))
-            if entered:
-                return after
-            self._check_usable()
-
-    def _leave(self, side: int) -> None:
-        turn = self._turn
-        assert turn is not None
-        turn.leave(side)
+            return after
+        check()

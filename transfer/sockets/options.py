@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from transfer.sockets import balance
 from transfer.transports.arguments import number as number_of, shown
-from transfer.transports.core.wire import MAX_DATA
 from transfer.transports.errors import ArgumentError, Closed, OptionError
 
 if TYPE_CHECKING:
@@ -44,6 +44,9 @@ class Option(Generic[G, S]):
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
+        OPTIONS[name] = self
+        if self.number is not None:
+            NUMBERS[self.number] = name
 
     @overload
     def __get__(self, socket: None, owner: type | None = None) -> Self: ...
@@ -70,6 +73,23 @@ class Option(Generic[G, S]):
 
     def initial(self, defaults: Defaults) -> Any:
         return getattr(defaults, self.default[1:]) if _is_field(self.default) else self.default
+
+
+#: the options that `Socket` declares, by name
+OPTIONS: dict[str, Option[Any, Any]] = {}
+#: names by ZeroMQ's number: of those options, and of other attributes and methods
+NUMBERS: dict[int, str] = {
+    6: "subscribe",
+    7: "unsubscribe",
+    13: "rcvmore",
+    14: "fd",
+    15: "events",
+    16: "type",
+    32: "last_endpoint",
+    1000: "hwm",
+    1004: "spin_us",
+    1006: "copy_threshold",
+}
 
 
 def _wrong(name: str, value: object, error: Exception) -> OptionError:
@@ -122,111 +142,17 @@ def compression(value: Any) -> str | None:
     return "lz4"
 
 
-_MS = whole(-1, 2**31 - 1, " of milliseconds (-1: endless)")
-_DURATION = whole(0, 2**31 - 1, " of milliseconds")
-_Number = Option[int, int]
-_Switch = Option[bool, bool]
+MILLISECONDS = whole(-1, 2**31 - 1, " of milliseconds (-1: endless)")
+DURATION = whole(0, 2**31 - 1, " of milliseconds")
+Number = Option[int, int]
+Switch = Option[bool, bool]
 
 
-class SocketOptions:
-    """The options as attributes of `Socket`, with ZeroMQ's numbers."""
-
-    if TYPE_CHECKING:
-        _values: dict[str, Any]
-
-        def _check_forked(self) -> None: ...
-
-    sndhwm = _Number(".send_high_water", whole(0), 23, effect="_limits_changed")
-    rcvhwm = _Number(1000, whole(0), 24)
-    sndhwm_bytes = _Number(".send_high_water_bytes", whole(0), 1001, effect="_limits_changed")
-    sndtimeo = _Number(-1, _MS, 28, attribute="send_timeout")
-    rcvtimeo = _Number(-1, _MS, 27, attribute="receive_timeout")
-    linger = _Number(".linger", _MS, 17)
-    reconnect_ivl = _Number(100, _MS, 18)
-    reconnect_ivl_max = _Number(".reconnect_ivl_max", _DURATION, 21)
-    sndbuf = _Number(-1, whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
-    rcvbuf = _Number(-1, whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
-    routing_id = Option[bytes, bytes | str](b"", name_of_peer, 5)
-    maxmsgsize = _Number(MAX_DATA, whole(-1), 22, effect="_limits_changed")
-    tcp_keepalive = _Number(-1, whole(-1, 1, truth=True), 34)
-    tcp_keepalive_cnt = _Number(-1, whole(-1), 35)
-    tcp_keepalive_idle = _Number(-1, whole(-1), 36)
-    tcp_keepalive_intvl = _Number(-1, whole(-1), 37)
-    checksum = _Switch(False, switch, 1002, effect="_limits_changed")
-    compression = Option[str | None, str | None](None, compression, 1003, effect="_ways_changed")
-    immediate = _Switch(".immediate", switch, 39)
-    conflate = _Switch(False, switch, 54, effect="_ways_changed")
-    router_mandatory = _Switch(False, switch, 33, effect="_pattern_changed")
-    router_handover = _Switch(False, switch, 56)
-    req_relaxed = _Switch(False, switch, 53, effect="_pattern_changed")
-    req_correlate = _Switch(False, switch, 52, effect="_pattern_changed")
-    heartbeat_ivl = _Number(".heartbeat_ivl", _DURATION, 75, effect="_checks_changed")
-    heartbeat_timeout = _Number(".heartbeat_timeout", _MS, 77)
-    frame_timeout = _Number(60_000, _MS, 1007, effect="_checks_changed")
-    handshake_ivl = _Number(".handshake_ivl", _DURATION, 66)
-    connect_timeout = _Number(0, _DURATION, 79)
-    resend = _Switch(False, switch, 1005, effect="_ways_changed")
-    adaptive_hwm = _Number(0, _DURATION, 1009, effect="_checks_changed")
-    balance = Option[Any, Any](None, balance.checked, 1008, effect="_balance_changed")
-    backlog = _Number(4096, whole(1, 65535), 19)
-
-    def set(self, option: int | str, value: Any) -> None:
-        """Sets an option by name or number.
-
-        Args:
-            option: a name ("rcvtimeo", in any case) or ZeroMQ's number.
-            value: its new value, of the option's type.
-
-        Raises:
-            OptionError: there is no such option, or it cannot have this value.
-        """
-        name = _name(option)
-        if name == "hwm":
-            self.sndhwm = value
-            self.rcvhwm = value
-        elif name in ACTIONS:
-            getattr(self, name)(value)
-        elif name in READ_ONLY:
-            raise OptionError(f"{name} can only be read")
-        else:
-            setattr(self, name, value)
-
-    def get(self, option: int | str) -> Any:
-        """Returns the value of an option, by name or number. Raises OptionError."""
-        name = _name(option)
-        if name in ACTIONS:
-            raise OptionError(f"{name} can only be set")
-        return self.sndhwm if name == "hwm" else getattr(self, name)
-
-    setsockopt = set
-    getsockopt = get
-
-    @property
-    def hwm(self) -> int:
-        """Both high-water marks, in messages; reading returns the one for sending."""
-        value: int = self.sndhwm
-        return value
-
-    @hwm.setter
-    def hwm(self, value: int) -> None:
-        self.set("hwm", value)
-
-    @property
-    def identity(self) -> bytes:
-        """ZeroMQ's older name of `routing_id`."""
-        value: bytes = self.routing_id
-        return value
-
-    @identity.setter
-    def identity(self, value: bytes | str) -> None:
-        self.routing_id = value
-
-    def _checked(self, name: str, value: Any) -> Any:
-        self._check_forked()
-        return checked(name, value)
-
-    def _initial_values(self, defaults: Defaults) -> dict[str, Any]:
-        return {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
+@functools.cache
+def initial_values(defaults: Defaults) -> Mapping[str, Any]:
+    """The values of a new socket's options, by name, except for those that are attributes of the core."""
+    values = {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
+    return MappingProxyType(values)
 
 
 def checked(name: str, value: Any) -> Any:
@@ -234,41 +160,26 @@ def checked(name: str, value: Any) -> Any:
     if name not in CORE:
         return value
     try:
-        return CORE[name][1](value)
+        return CORE[name](value)
     except ValueError as error:
         raise _wrong(name, value, error) from error
 
 
-OPTIONS: dict[str, Option[Any, Any]] = {
-    name: option for name, option in vars(SocketOptions).items() if isinstance(option, Option)
-}
 ACTIONS = {"subscribe", "unsubscribe"}
 READ_ONLY = {"rcvmore", "fd", "events", "type", "last_endpoint"}
 #: plain attributes of the core: it reads them for each message, so no descriptor wraps them
-CORE = {"spin_us": (1004, whole(0, 2**31 - 1, " of microseconds")), "copy_threshold": (1006, whole(0))}
-NUMBERS: dict[int, str] = {
-    **{option.number: option.name for option in OPTIONS.values() if option.number is not None},
-    **{number: name for name, (number, _) in CORE.items()},
-    6: "subscribe",
-    7: "unsubscribe",
-    13: "rcvmore",
-    14: "fd",
-    15: "events",
-    16: "type",
-    32: "last_endpoint",
-    1000: "hwm",
-}
-_NAMES = set(NUMBERS.values()) | {"identity"}
+CORE = {"spin_us": whole(0, 2**31 - 1, " of microseconds"), "copy_threshold": whole(0)}
 
 
-def _name(option: int | str) -> str:
+def name_of(option: int | str) -> str:
     """Returns the option's name for its number or for any spelling of its name."""
+    names = {*NUMBERS.values(), "identity"}
     if not isinstance(option, str | int):
         what = f"an option is a name or a number, not {type(option).__name__}"
-        raise ArgumentError(what, hint='for instance "rcvtimeo"; options: ' + ", ".join(sorted(_NAMES)))
+        raise ArgumentError(what, hint='for instance "rcvtimeo"; options: ' + ", ".join(sorted(names)))
     name = option.lower() if isinstance(option, str) else NUMBERS.get(int(option), "")
-    if name not in _NAMES:
-        near = get_close_matches(str(option).lower(), _NAMES, 1)
-        hint = f"did you mean {near[0]}?" if near else "options: " + ", ".join(sorted(_NAMES))
+    if name not in names:
+        near = get_close_matches(str(option).lower(), names, 1)
+        hint = f"did you mean {near[0]}?" if near else "options: " + ", ".join(sorted(names))
         raise OptionError(f"there is no option {option!r}", hint=hint)
     return name

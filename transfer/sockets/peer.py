@@ -15,7 +15,7 @@ from transfer.transports.core.wire import SocketType
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
     from transfer.sockets.connections.directory_connector import DirectoryConnector
-    from transfer.sockets.connections.state import Orphan
+    from transfer.sockets.connections.orphans import Orphan
     from transfer.sockets.connections.topic_positions import LogId
     from transfer.sockets.queue_limit import QueueLimit
     from transfer.transports.errors import TransferError

@@ -11,46 +11,89 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Literal, Self, overload
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
-from transfer.constants import POLLIN, POLLOUT, pattern_of
-from transfer.patterns import Publisher, Requester, Router, Subscriber
+from transfer.constants import DONTWAIT, POLLIN, POLLOUT, SNDMORE, pattern_of
+from transfer.json_text import decoder
+from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
-from transfer.sockets import balance
-from transfer.sockets.announcement import Announcing
-from transfer.sockets.attributes import Strict
+from transfer.sockets import balance, options
+from transfer.sockets.attributes import check_name
+from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
-from transfer.sockets.endpoints import SocketEndpoints
-from transfer.sockets.forward import Forwarding
+from transfer.sockets.directories import announce
+from transfer.sockets.lockstep import RECEIVING, SENDING, enter
 from transfer.sockets.monitor import Monitor
-from transfer.sockets.options import SocketOptions
-from transfer.sockets.receive import Receiving, UnreadParts
-from transfer.sockets.send import Sending
+from transfer.sockets.parts import (
+    UnreadParts,
+    as_bytes,
+    as_frames,
+    encoded,
+    frame_to_send,
+    json_of,
+    owned_frame,
+    pour_frame,
+    whole_parts,
+)
+from transfer.sockets.sender import MessageSender
+from transfer.sockets.tracker import Tracker
 from transfer.sockets.unclosed import end_dropped
 from transfer.tensors import TensorMethods
 from transfer.transports.arguments import (
     callable_or_none,
+    decoder_of,
     events_of,
+    flags_of,
     milliseconds,
     octets,
+    seconds,
+    text,
+    whole,
+    wrong,
 )
-from transfer.transports.core.wire import MAX_DATA, SocketType
-from transfer.transports.errors import Closed, ForkedError, NotSupported, ProtocolError
+from transfer.transports.base import Capabilities
+from transfer.transports.core.copies import room_in
+from transfer.transports.core.wire import MAX_DATA, Flag, SocketType
+from transfer.transports.errors import (
+    Again,
+    ArgumentError,
+    Closed,
+    ForkedError,
+    NotSupported,
+    OptionError,
+    ProtocolError,
+    TransferError,
+    UsageError,
+)
+from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
+    from transfer.broker.clients.registry import RegisteredName
     from transfer.patterns.base import OutFrame
     from transfer.sockets.callback import SocketDispatcher
     from transfer.sockets.context import Context
-    from transfer.sockets.tracker import Tracker
-    from transfer.transports.core.contract import Buffer, Frame, SocketBase
+    from transfer.sockets.peer import PeerInfo
+    from transfer.transports.core.contract import Buffer, Frame, Sink, SocketBase
 else:
     SocketBase = object
 
+T = TypeVar("T")
 
-class SocketMethods(
-    SocketOptions, Strict, SocketEndpoints, Sending, Receiving, TensorMethods, Forwarding, Announcing
-):
+#: milliseconds after which a REQ checks whether the peer that has its request is still connected
+_LOOK = 50
+#: seconds between two checks of `wait_for_peers` on a SUB, whose acknowledgements arrive with the data
+_ACK_CHECK = 0.005
+#: to keep a message although handlers of signals raise again and again meanwhile; behind a call one may raise
+_TRIES = range(100)
+#: seconds that stand for an endless linger, so that no wait is endless
+_ENDLESS = 3600.0
+
+_NONE_LEFT = UnreadParts()
+
+
+class SocketMethods(SocketBase):
     """Sends and receives messages by the rules of its type (PUSH, SUB, REQ, ...).
 
     `Context.socket` makes one. A socket may be used from any thread. Parts sent with SNDMORE form one message
@@ -58,6 +101,347 @@ class SocketMethods(
 
     Every blocking call raises Again after its timeout, and Closed if another thread closes the socket.
     """
+
+    _complete = False
+
+    def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
+        make: Any = super().__new__
+        if make is object.__new__:  # the pure Python core needs nothing before __init__
+            return make(cls)
+        modes = pattern_of(socket_type, pattern).modes()
+        return make(cls, *modes, context.flusher, context.pool)  # type: ignore[no-any-return]
+
+    def __init__(
+        self, context: Context, socket_type: SocketType | str, pattern: type[Pattern] | None = None
+    ) -> None:
+        defaults = context.defaults
+        self._pattern = pattern_of(socket_type, pattern)()
+        self._values = dict(options.initial_values(defaults))
+        self._links = Connections(self, context, self._pattern)
+        self._sender = MessageSender(self._pattern, self._links, self._values)
+        super().__init__(*self._pattern.modes(), context.flusher, context.pool)
+        self.context = context
+        self._lent = context.shared
+        self.last_endpoint = ""
+        self._requester = self._pattern if isinstance(self._pattern, Requester) else None
+        if self._pattern.turn is not None:
+            self._pattern.turn = context.core.Turn()
+        if self._pattern.in_turns:
+            self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
+        #: parts sent with SNDMORE whose message is not complete, by thread
+        self._partial: dict[int, list[OutFrame]] = {}
+        #: what each thread has left of a message that it receives part by part
+        self._rests: weakref.WeakSet[UnreadParts] = weakref.WeakSet()
+        #: held while deciding which calls the core may do alone
+        self._deciding = threading.RLock()
+        #: messages that were received as another kind than the caller wanted: (stream, frames, the pattern's
+        #: state); the next call returns them
+        self._returned: deque[tuple[Any, list[Any], Any]] = deque()
+        self._dispatcher: SocketDispatcher | None = None
+        self._announced: list[RegisteredName] = []
+        self._ending = threading.Lock()
+        self._inherited = False
+        #: of each thread. `by`: the stream of its newest message, if that passed through `_recv_frames`;
+        #: `given`: that message of the core, until its call ends; `rest`: the remaining parts of a message
+        self._came = threading.local()
+        self._frame: type[Frame] = context.core.Frame
+        if self._requester is not None and defaults.reply_timeout >= 0:
+            self.receive_timeout = defaults.reply_timeout
+        self._ways_changed()
+        context._add(self)
+        self._complete = True
+
+    # -- options -------------------------------------------------------------------------------------
+
+    sndhwm = options.Number(".send_high_water", options.whole(0), 23, effect="_limits_changed")
+    rcvhwm = options.Number(1000, options.whole(0), 24)
+    sndhwm_bytes = options.Number(".send_high_water_bytes", options.whole(0), 1001, effect="_limits_changed")
+    sndtimeo = options.Number(-1, options.MILLISECONDS, 28, attribute="send_timeout")
+    rcvtimeo = options.Number(-1, options.MILLISECONDS, 27, attribute="receive_timeout")
+    linger = options.Number(".linger", options.MILLISECONDS, 17)
+    reconnect_ivl = options.Number(100, options.MILLISECONDS, 18)
+    reconnect_ivl_max = options.Number(".reconnect_ivl_max", options.DURATION, 21)
+    sndbuf = options.Number(-1, options.whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
+    rcvbuf = options.Number(-1, options.whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
+    routing_id = options.Option[bytes, bytes | str](b"", options.name_of_peer, 5)
+    maxmsgsize = options.Number(MAX_DATA, options.whole(-1), 22, effect="_limits_changed")
+    tcp_keepalive = options.Number(-1, options.whole(-1, 1, truth=True), 34)
+    tcp_keepalive_cnt = options.Number(-1, options.whole(-1), 35)
+    tcp_keepalive_idle = options.Number(-1, options.whole(-1), 36)
+    tcp_keepalive_intvl = options.Number(-1, options.whole(-1), 37)
+    checksum = options.Switch(False, options.switch, 1002, effect="_limits_changed")
+    compression = options.Option[str | None, str | None](
+        None, options.compression, 1003, effect="_ways_changed"
+    )
+    immediate = options.Switch(".immediate", options.switch, 39)
+    conflate = options.Switch(False, options.switch, 54, effect="_ways_changed")
+    router_mandatory = options.Switch(False, options.switch, 33, effect="_pattern_changed")
+    router_handover = options.Switch(False, options.switch, 56)
+    req_relaxed = options.Switch(False, options.switch, 53, effect="_pattern_changed")
+    req_correlate = options.Switch(False, options.switch, 52, effect="_pattern_changed")
+    heartbeat_ivl = options.Number(".heartbeat_ivl", options.DURATION, 75, effect="_checks_changed")
+    heartbeat_timeout = options.Number(".heartbeat_timeout", options.MILLISECONDS, 77)
+    frame_timeout = options.Number(60_000, options.MILLISECONDS, 1007, effect="_checks_changed")
+    handshake_ivl = options.Number(".handshake_ivl", options.DURATION, 66)
+    connect_timeout = options.Number(0, options.DURATION, 79)
+    resend = options.Switch(False, options.switch, 1005, effect="_ways_changed")
+    adaptive_hwm = options.Number(0, options.DURATION, 1009, effect="_checks_changed")
+    balance = options.Option[Any, Any](None, balance.checked, 1008, effect="_balance_changed")
+    backlog = options.Number(4096, options.whole(1, 65535), 19)
+
+    def set(self, option: int | str, value: Any) -> None:
+        """Sets an option by name or number.
+
+        Args:
+            option: a name ("rcvtimeo", in any case) or ZeroMQ's number.
+            value: its new value, of the option's type.
+
+        Raises:
+            OptionError: there is no such option, or it cannot have this value.
+        """
+        name = options.name_of(option)
+        if name == "hwm":
+            self.sndhwm = value
+            self.rcvhwm = value
+        elif name in options.ACTIONS:
+            getattr(self, name)(value)
+        elif name in options.READ_ONLY:
+            raise OptionError(f"{name} can only be read")
+        else:
+            setattr(self, name, value)
+
+    def get(self, option: int | str) -> Any:
+        """Returns the value of an option, by name or number. Raises OptionError."""
+        name = options.name_of(option)
+        if name in options.ACTIONS:
+            raise OptionError(f"{name} can only be set")
+        return self.sndhwm if name == "hwm" else getattr(self, name)
+
+    setsockopt = set
+    getsockopt = get
+
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if self._complete and name[:1] != "_":
+                self._check_forked()
+                value = options.checked(name, value)
+                check_name(self, name)
+            super().__setattr__(name, value)
+
+    @property
+    def hwm(self) -> int:
+        """Both high-water marks, in messages; reading returns the one for sending."""
+        return self.sndhwm
+
+    @hwm.setter
+    def hwm(self, value: int) -> None:
+        self.set("hwm", value)
+
+    @property
+    def identity(self) -> bytes:
+        """ZeroMQ's older name of `routing_id`."""
+        return self.routing_id
+
+    @identity.setter
+    def identity(self, value: bytes | str) -> None:
+        self.routing_id = value
+
+    @property
+    def largest_message(self) -> int:
+        """The limit of an arriving message, in bytes."""
+        value: int = self._values["maxmsgsize"]
+        return MAX_DATA if value < 0 else value
+
+    def _limits_changed(self) -> None:
+        for peer in list(self._links.state.peers.values()):
+            stream = peer.stream
+            stream.send_high_water = self.sndhwm
+            stream.send_high_water_bytes = self.sndhwm_bytes
+            stream.max_message = self.largest_message
+            stream.checksum = self.checksum
+        self._notify()
+
+    def _buffers_changed(self) -> None:
+        self._links.state.resize_buffers(self.sndbuf, self.rcvbuf)
+
+    def _pattern_changed(self) -> None:
+        pattern = self._pattern
+        if isinstance(pattern, Requester):
+            pattern.relaxed = self.req_relaxed
+            pattern.correlate = self.req_correlate
+        elif isinstance(pattern, Router):
+            pattern.mandatory = self.router_mandatory
+
+    def _balance_changed(self) -> None:
+        self._sender.balance = balance.made(self._values["balance"])
+        self._ways_changed()
+
+    def _checks_changed(self) -> None:
+        if self._links.state.endpoints:
+            self._links.schedule_checks()
+
+    # -- endpoints and peers -------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Binding:
+        """Listens on an endpoint and returns at once.
+
+        A socket may bind several endpoints. Sockets of one context may share an endpoint if their peers are
+        of different types.
+
+        Args:
+            addr: the endpoint, for instance "tcp://*:5555"; port 0 takes any free port.
+
+        Returns:
+            A context manager that unbinds the endpoint. `last_endpoint` has the real port.
+
+        Raises:
+            AddressError: the endpoint is not valid.
+            AddressInUse: another socket listens on it.
+            AddressNotAvailable: this machine does not have the address.
+        """
+        self._check_usable()
+        self.context.start()
+        self.last_endpoint = self._links.bind(endpoint_text(addr))
+        return Binding(self, "bind", self.last_endpoint)
+
+    def connect(self, addr: str) -> Binding:
+        """Starts to connect to an endpoint and returns at once; a lost connection is made again.
+
+        With the policy `require`, for instance by `?policy=require` in the endpoint, it blocks until the
+        handshake is complete.
+
+        Args:
+            addr: the endpoint, for instance "tcp://node7:5555".
+
+        Returns:
+            A context manager that disconnects the endpoint.
+
+        Raises:
+            AddressError: the endpoint is not valid.
+            Again: with the policy `require`, the handshake was not complete in time.
+            Fatal: with the policy `require`, the peers have no such transport in common.
+        """
+        self._check_usable()
+        self.context.start()
+        record = self._links.connect(endpoint_text(addr))
+        self.last_endpoint = str(record.address)
+        return Binding(self, "connect", endpoint_text(addr))
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening on an endpoint; its accepted connections stay open.
+
+        Args:
+            addr: the endpoint as it was bound.
+
+        Raises:
+            AddressError: the socket is not bound to it.
+        """
+        self._check_usable()
+        self._links.release(endpoint_text(addr), bound=True)
+
+    def disconnect(self, addr: str) -> None:
+        """Disconnects from an endpoint, after flushing queued messages for at most `linger`.
+
+        Args:
+            addr: the endpoint as it was connected.
+
+        Raises:
+            AddressError: the socket is not connected to it.
+        """
+        self._check_usable()
+        record = self._links.release(endpoint_text(addr), bound=False)
+        self._links.drop(record, self._linger_seconds(None))
+
+    def peers(self) -> list[PeerInfo]:
+        """Returns a PeerInfo for each peer: its transport, why that transport was chosen, message counts."""
+        self._check_forked()
+        return self._links.infos()
+
+    def wait_for_peers(self, n: int = 1, timeout: float | None = 30.0) -> None:
+        """Blocks until `n` peers are connected.
+
+        A PUB counts peers whose subscriptions have arrived. A SUB counts publishers that acknowledged all of
+        its subscriptions.
+
+        Args:
+            n: number of peers.
+            timeout: seconds; None waits without limit.
+
+        Raises:
+            Again: fewer peers are connected in time; the text says what is known of each endpoint.
+            Closed: the socket is closed.
+        """
+        n, timeout = whole(n, "n"), seconds(timeout)
+        links = self._links
+        deadline = None if timeout is None else time.monotonic() + timeout
+        due = time.monotonic() + self._long_wait / 1000
+        while True:
+            self._check_usable()
+            if time.monotonic() >= due:
+                links.no_peer.long_wait()
+            if isinstance(self._pattern, Subscriber):
+                self._readable()  # acknowledgements arrive among the messages
+            with links.state.changed:
+                if links.state.ready >= n:
+                    return
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                look = _ACK_CHECK if isinstance(self._pattern, Subscriber) else 0.2
+                links.state.changed.wait(look if left is None else min(look, left))
+        raise links.no_peer.error(f"{links.state.ready} of {n} peers after {timeout:g} s: ")
+
+    @property
+    def has_peers(self) -> bool:
+        """Returns whether a peer is connected. Cheaper than `peers()`."""
+        return bool(self._streams())
+
+    def announce(
+        self,
+        registry: str,
+        endpoint: str | None = None,
+        *,
+        lease: float | None = None,
+        advertise: str = "",
+        metadata: Mapping[str, str] | None = None,
+    ) -> RegisteredName:
+        """Announces a bound endpoint under a name of a broker's registry, until the socket closes.
+
+        It returns at once; `wait()` of the result blocks until the broker has the announcement, and `close()`
+        withdraws it.
+
+        Args:
+            registry: the name, "registry://broker:port/name".
+            endpoint: the bound endpoint to announce; None announces the first one.
+            lease: see `transfer.broker.clients.registry.RegisteredName`, in seconds.
+            advertise: the host or host:port to announce instead of the bound one (as TRANSFER_ADVERTISE).
+                By default a wildcard is announced as the address by which this machine reaches the broker.
+            metadata: see `transfer.broker.clients.registry.RegisteredName`.
+
+        Raises:
+            UsageError: nothing is bound.
+            AddressError: the registry's address is not valid.
+            OptionError: a value is not valid.
+        """
+        self._check_usable()
+        if endpoint is None:
+            bound = [str(one.address) for one in self._links.state.endpoints if one.acceptor is not None]
+            if not bound:
+                raise UsageError("nothing is bound that could be announced", hint="bind first")
+            endpoint = bound[0]
+        registration: RegisteredName = announce(
+            registry,
+            endpoint,
+            **({} if lease is None else {"lease": lease}),
+            advertise=advertise,
+            metadata=metadata,
+            context=self.context,
+        )
+        self._announced.append(registration)
+        return registration
+
+    # -- sending -------------------------------------------------------------------------------------
 
     if TYPE_CHECKING:  # methods of the core, with the types that callers see
 
@@ -119,49 +503,498 @@ class SocketMethods(
                 NotSupported: this type does not receive.
             """
 
-    def __new__(cls, context: Context, socket_type: SocketType | str, pattern: Any = None) -> Self:
-        make: Any = super().__new__
-        if make is object.__new__:  # the pure Python core needs nothing before __init__
-            return make(cls)
-        modes = pattern_of(socket_type, pattern).modes()
-        return make(cls, *modes, context.flusher, context.pool)  # type: ignore[no-any-return]
+    def send_multipart(
+        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
+        """Sends several parts as one message, completely or not at all.
 
-    def __init__(
-        self, context: Context, socket_type: SocketType | str, pattern: type[Pattern] | None = None
-    ) -> None:
-        defaults = context.defaults
-        self._pattern = pattern_of(socket_type, pattern)()
-        self._values = self._initial_values(defaults)
-        self._balance = None
-        self._links = Connections(self, context, self._pattern)
-        super().__init__(*self._pattern.modes(), context.flusher, context.pool)
-        self.context = context
-        self._lent = context.shared
-        self.last_endpoint = ""
-        self._requester = self._pattern if isinstance(self._pattern, Requester) else None
-        if self._pattern.turn is not None:
-            self._pattern.turn = context.core.Turn()
-        if self._pattern.in_turns:
-            self._turn = self._pattern.turn  # type: ignore[assignment]  # the Turn of the core
-        #: parts sent with SNDMORE whose message is not complete, by thread
-        self._partial: dict[int, list[OutFrame]] = {}
-        self._rests: weakref.WeakSet[UnreadParts] = weakref.WeakSet()
-        self._deciding = threading.RLock()
-        #: messages that were received as another kind than the caller wanted; the next call returns them
-        self._returned: deque[tuple[Any, list[Any], Any]] = deque()
-        self._dispatcher: SocketDispatcher | None = None
-        self._announced = []
-        self._ending = threading.Lock()
-        self._inherited = False
-        self._came = threading.local()
-        self._frame: type[Frame] = context.core.Frame
-        if self._requester is not None and defaults.reply_timeout >= 0:
-            self.receive_timeout = defaults.reply_timeout
+        Args:
+            msg_parts: a list of objects with contiguous buffers.
+            flags: DONTWAIT, SNDMORE, or 0.
+            copy, track: as in `send`.
+
+        Returns:
+            A Tracker if `track`, else None.
+
+        Raises:
+            Again, Closed, StateError, NotSupported: as in `send`.
+        """
+        if isinstance(msg_parts, (str, bytes, bytearray, memoryview)) or not isinstance(msg_parts, Iterable):
+            raise ArgumentError(
+                f"the parts of a message are a list, not {type(msg_parts).__name__}",
+                hint="send() sends one part, send_multipart([part]) too",
+            )
+        frames: list[OutFrame] = [(0, 0, None, None, part) for part in msg_parts]
+        return self._send_message(frames, flags_of(flags), not copy, track)
+
+    def send_string(self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8") -> None:
+        """Sends a text as one part. Raises as `send`, and ArgumentError."""
+        self.send(encoded(u, encoding), flags, copy)
+
+    def send_json(self, obj: Any, flags: int = 0, **kwargs: Any) -> None:
+        """Sends an object as JSON; keyword arguments go to `json.dumps`. Raises as `send`, ArgumentError."""
+        self.send(json_of(obj, kwargs), flags)
+
+    def send_frames(
+        self,
+        frames: Sequence[tuple[bytes | None, bytes | None, int, Any]],
+        flags: int = 0,
+        *,
+        copy: bool | None = None,
+        track: bool = False,
+    ) -> Tracker | None:
+        """Sends one message of frames, each (topic or None, tensor header or None, flags, data).
+
+        Topic, tensor header and flags are those of a frame that `recv_frames` returned. copy, track: as in
+        `send`; with copy None, memory is held only until this returns. Raises as `send_multipart`.
+        """
+        try:
+            parts = [frame_to_send(topic, meta, flags_, data) for topic, meta, flags_, data in frames]
+        except ArgumentError:
+            raise
+        except (TypeError, ValueError):
+            raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
+        return self._send_outframes(parts, flags_of(flags), track, copy)
+
+    send_tensor = TensorMethods.send_tensor
+    send_tensors = TensorMethods.send_tensors
+    send_tensors_to = TensorMethods.send_tensors_to
+
+    def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        if flags & SNDMORE or self._partial:
+            return self._send_part([(0, 0, None, None, data)], flags, not copy, track)
+        return self._send_message([(0, 0, None, None, data)], flags, not copy, track)
+
+    def _send_outframes(
+        self, frames: list[OutFrame], flags: int = 0, track: bool = False, copy: bool | None = None
+    ) -> Tracker | None:
+        """Sends frames for the tensor methods. copy None: memory is held only until the kernel has it, unless
+        it is memory of `Context.empty`."""
+        if copy is None and not (flags & ~DONTWAIT or track or self._general_send or self._lent):
+            # The core may do it alone, as a plain send.
+            self._send_frames(frames, 0 if flags else self.send_timeout)
+            return None
+        hold = copy is False
+        if copy is None and self._lent:
+            hold = any(self.context.is_shared(frame[4]) for frame in frames)
+        if flags & SNDMORE or self._partial:
+            return self._send_part(frames, flags, hold, track or hold)
+        return self._send_message(frames, flags, hold, track or hold)
+
+    def _tensor_capabilities(self, flags: int) -> Capabilities:
+        """Returns what all peers that a tensor may go to now support. Device pointers only where no step in
+        between reads, keeps or multiplies the payload."""
+        values, streams = self._values, self._streams()
+        plain = self._pattern.send_mode is not SendMode.FANOUT and not (
+            flags & SNDMORE
+            or self._partial
+            or values["compression"]
+            or values["resend"]
+            or values["conflate"]
+        )
+        if not plain or not streams:
+            return Capabilities()
+        return Capabilities(
+            device_memory=all(getattr(s, "takes_device_memory", False) for s in streams),
+            registers_memory=all(getattr(s, "registers_device_memory", False) for s in streams),
+        )
+
+    def _send_part(self, frames: list[OutFrame], flags: int, hold: bool, track: bool) -> Tracker | None:
+        thread = threading.get_ident()
+        if flags & SNDMORE:
+            # The caller may change its memory after this returns, and nothing has been sent yet.
+            kept = frames if hold else [_kept(frame) for frame in frames]
+            self._check_usable()
+            with self._deciding:  # else a thread with an older state would undo it
+                self._partial.setdefault(thread, []).extend(kept)
+                self._general_send = True
+            return None
+        parts = [*self._partial.pop(thread, ()), *frames]
         self._ways_changed()
-        context._add(self)
-        self._complete = True
+        return self._send_message(parts, flags, hold, track)
 
-    # -- waiting -------------------------------------------------------------------------------
+    def _send_message(
+        self, frames: Sequence[OutFrame], flags: int = 0, hold: bool = False, track: bool = False
+    ) -> Tracker | None:
+        """Sends one whole message by the pattern."""
+        # Before the pattern: the error of a closed socket is Closed, whatever the pattern's state is.
+        if self._inherited or self._ending.locked() or self._links.state.fatal is not None:
+            self._check_usable()
+        if not frames:
+            raise UsageError("a message has at least one part")
+        timeout = 0 if flags & DONTWAIT else self.send_timeout
+        if self._turn is None:
+            return self._sender.send(self, frames, timeout, hold, track)
+        # One thread at a time: the pattern's turn must not change between the check and the send.
+        timeout = enter(self._turn, SENDING, timeout, self._check_usable)
+        try:
+            return self._sender.send(self, frames, timeout, hold, track)
+        finally:
+            try:
+                self._turn.leave(SENDING)
+            except BaseException:  # of a signal handler, maybe before `leave` ran
+                self._turn.leave(SENDING)
+                raise
+
+    # -- receiving -----------------------------------------------------------------------------------
+
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
+        """Receives all parts of one message.
+
+        Args:
+            flags: DONTWAIT, or 0.
+            copy: True returns bytes, False frames.
+            track: ignored; present for pyzmq.
+
+        Raises:
+            Again, Closed, StateError, NotSupported: as in `recv`.
+        """
+        rest = self._rest
+        if not rest:
+            return self._sound(self._recv_whole, flags, copy)
+        self._check_open()
+        parts = list(rest)
+        try:
+            rest.clear()
+            self._ways_changed()
+            return as_bytes(parts) if copy else as_frames(parts, self._frame)
+        except BaseException:  # a signal handler raised: the parts are still unread
+            if not rest:
+                rest.extend(parts)
+            self._ways_changed()
+            raise
+
+    def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
+        parts = whole_parts(self._recv_frames(flags), self._frame, self.largest_message)
+        return as_bytes(parts) if copy else as_frames(parts, self._frame)
+
+    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
+        """Receives one part as text. Raises as `recv`, and UnicodeDecodeError."""
+        decoder_of(encoding)
+        return self._made(lambda data: str(data, encoding), flags)
+
+    def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
+        """Receives one part of JSON; keyword arguments go to `json.loads`. Raises as `recv`, ValueError."""
+        return self._made(decoder(kwargs), flags)
+
+    def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
+        """Receives one part into memory of the caller.
+
+        Args:
+            buffer: writable contiguous memory. A longer message is cut off, as in pyzmq.
+            nbytes: how many bytes of the buffer to use; 0 uses all.
+            flags: DONTWAIT, or 0.
+
+        Returns:
+            The length of the received part, in bytes.
+
+        Raises:
+            UsageError: the buffer is not writable or not contiguous; nothing is received.
+            Again, Closed, StateError, NotSupported: as in `recv`.
+        """
+        target = room_in(buffer, nbytes)
+        return self._made(lambda frame: pour_frame(frame, target), flags, copy=False)
+
+    def _made(self, make: Callable[[Any], T], flags: int, copy: bool = True) -> T:
+        """Converts one part. If a signal handler raises, the part is received again."""
+        [part] = map(self.recv, (flags,), (copy,))  # no signal handler runs before the assignment
+        try:
+            return make(part)
+        except ValueError:  # the part is no text, or no JSON
+            raise
+        except BaseException:
+            with self._deciding:
+                self._leave_rest([])
+                self._rest.appendleft(part)
+                self._ways_changed()
+            raise
+
+    def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
+        """Receives one whole message as its frames, with topics and tensor headers, still compressed.
+
+        Parts that the pattern adds (a ROUTER's identity) are bytes. `data` of a frame is bytes, or a lease
+        whose memory belongs to the caller as long as it has a view of it. Raises as `recv`.
+        """
+        frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
+        return frames
+
+    recv_tensor = TensorMethods.recv_tensor
+    recv_tensors = TensorMethods.recv_tensors
+    recv_tensors_from = TensorMethods.recv_tensors_from
+
+    @property
+    def rcvmore(self) -> bool:
+        """Whether the message of this thread's last `recv` has parts left."""
+        return bool(self._rest)
+
+    @property
+    def _newest_stream(self) -> Any:
+        """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
+        return getattr(self._came, "by", None)
+
+    @property
+    def _rest(self) -> UnreadParts:
+        """The remaining parts of the message that this thread receives part by part."""
+        return getattr(self._came, "rest", _NONE_LEFT)
+
+    def _leave_rest(self, parts: list[Any]) -> None:
+        """Keeps parts for the next calls of this thread; other threads receive other messages."""
+        with self._deciding:
+            rest = self._rest
+            if rest is _NONE_LEFT:
+                rest = self._came.rest = UnreadParts()
+                self._rests.add(rest)
+            rest.extend(parts)
+            self._general_recv = True
+
+    def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+        rest = self._rest
+        if not rest:
+            return self._sound(self._recv_first, flags, copy)
+        self._check_open()
+        left, part = len(rest), rest[0]
+        try:
+            rest.popleft()
+            if not rest:
+                self._ways_changed()
+            return self._one(part, copy)
+        except BaseException:  # as in `recv_multipart`
+            if len(rest) < left:
+                rest.appendleft(part)
+            self._ways_changed()
+            raise
+
+    def _recv_first(self, flags: int, copy: bool) -> Any:
+        frames = self._recv_frames(flags)
+        return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
+
+    def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
+        self._links.log_reader.record(stream, frames)
+        try:
+            return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
+        except ProtocolError as error:
+            self._refuse(stream, error)
+            return NotImplemented
+
+    def _admitted(self, stream: Any, frames: list[Frame]) -> Any:
+        """Lets the pattern decide whether a REQ or REP takes this message. Called by the core."""
+        admitted = self._pattern.admit(stream, frames)
+        if admitted is not None and self._requester is not None:
+            self._replied(self._requester, stream)
+        return admitted
+
+    def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
+        """Returns the next valid message. An error found after reading (compressed data, dicts) ends the
+        connection as an invalid frame does. If a signal handler raises, the next receive has the message."""
+        came = self._came
+        came.given = None
+        while True:
+            try:
+                result = receive(*arguments)
+            except ProtocolError as error:
+                stream = getattr(came, "by", None)
+                if stream is None:
+                    raise
+                self._refuse(stream, error)
+                continue
+            except BaseException as error:  # of a signal's handler, if it is none of ours
+                given, came.given = [came.given], None
+                for _ in _TRIES:  # more handlers may raise meanwhile
+                    try:
+                        if given == [None] or isinstance(error, TransferError):
+                            break
+                        self._take_back(given)
+                        break
+                    except BaseException:  # noqa: BLE001 - the first error is raised
+                        if not given:
+                            break
+                raise
+            # No call from here to the return, so no signal handler runs.
+            came.given = None
+            return result
+
+    def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
+        """Takes the core's next message. `map` stores it before a signal handler can run."""
+        [self._came.given] = map(self._recv_message, (timeout,), (sink,))
+        message: tuple[Any, list[Any]] = self._came.given
+        if self._links.log_reader.positions is not None:
+            self._links.log_reader.record(*message)
+        return message
+
+    def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
+        """A call was interrupted between its message and its caller, which has not got it: the next receive
+        gives it. The core calls it too. Again until `given` is empty."""
+        uninterrupted(partial(self._take_back_once, given, self._rest), None)
+
+    def _take_back_once(self, given: list[tuple[Any, list[Any]]], rest: UnreadParts) -> None:
+        with self._deciding:
+            if given:
+                stream, frames = given[0]
+                self._pattern.withdraw(stream, frames)
+                rest.clear()
+                self._give_again(stream, frames)
+                given.clear()
+                self._ways_changed()
+
+    def _refuse(self, stream: Any, error: ProtocolError) -> None:
+        """Ends the connection that sent an invalid message. Raises the error for a REQ, which has no other
+        reply to wait for."""
+        self._came.by = self._came.given = None
+        self._links.loss.send_refusal(stream, error, taken=True)
+        self._links.loss.lost(stream, error)
+        if isinstance(self._pattern, Replier):
+            self._pattern.gone(stream)
+        elif self._requester is not None:
+            raise error
+
+    def _recv_frames(self, flags: int = 0, sink: Sink | None = None, wait: int | None = None) -> list[Any]:
+        """Receives one whole message by the pattern: frames as they arrived, after `bytes` that the pattern
+        adds (ROUTER). LZ4 frames are still compressed. wait: ms, instead of receive_timeout."""
+        waits = flags == 0 or not flags_of(flags) & DONTWAIT
+        timeout = 0 if not waits else self.receive_timeout if wait is None else wait
+        came = self._came
+        came.by = None
+        if not self._general_recv:  # the core may do it alone, as it does a plain receive
+            came.by, frames = self._take(timeout, sink)
+            return frames
+        self._check_open()
+        pattern = self._pattern
+        if self._returned:
+            again = self._take_returned(timeout)
+            if again is not None:
+                return again
+        if not pattern.ordered:
+            pattern.expect()
+            came.by, frames = self._take(timeout, sink)
+            return self._latest(frames) if self._values["conflate"] else frames
+        if self._requester is not None:
+            return self._recv_reply(self._requester, timeout, sink)
+        if self._turn is None:
+            return self._recv_request(timeout, sink)
+        # One thread at a time: a second request would replace this one.
+        timeout = enter(self._turn, RECEIVING, timeout, self._check_usable)
+        try:
+            return self._recv_request(timeout, sink)
+        finally:
+            try:
+                self._turn.leave(RECEIVING)
+            except BaseException:  # of a signal handler, maybe before `leave` ran
+                self._turn.leave(RECEIVING)
+                raise
+
+    def _recv_request(self, timeout: int, sink: Sink | None) -> list[Any]:
+        pattern = self._pattern
+        pattern.expect()
+        deadline = time.monotonic() + timeout / 1000 if timeout > 0 else 0.0
+        while True:
+            stream, frames = self._take(timeout, sink)
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                self._came.by = stream
+                return list(admitted)
+            if timeout > 0:
+                timeout = max(0, int((deadline - time.monotonic()) * 1000))
+
+    def _take_returned(self, timeout: int) -> list[Any] | None:
+        """Takes the oldest message that was put back. None: another thread took it, or it is obsolete."""
+        pattern = self._pattern
+        turn = self._turn if isinstance(pattern, Replier) else None
+        if turn is not None:
+            enter(turn, RECEIVING, timeout, self._check_usable)
+        try:
+            if turn is not None:
+                pattern.expect()  # another thread may have received a request
+            try:
+                stream, frames, state = self._returned.popleft()
+            except IndexError:
+                return None
+            self._ways_changed()
+            if not pattern.readmit(frames, state):
+                return None
+        finally:
+            if turn is not None:
+                turn.leave(RECEIVING)
+        self._came.by = stream
+        return frames
+
+    def _check_open(self) -> None:
+        """Checks for a closed socket first: the error is Closed, whatever the pattern's state is."""
+        if self._inherited or self._ending.locked():
+            self._check_usable()
+
+    def _unreceive(self, frames: list[Any]) -> None:
+        """Puts the last message back: it is of another kind than the caller wants. The next call receives it.
+
+        The core does this for messages that a sink refuses. But sinks do not see compressed frames, and the
+        pattern puts an envelope before a tensor.
+        """
+        kept = [owned_frame(frame, self.context) for frame in frames]
+        self._came.given = None
+        self._returned.append((self._came.by, kept, self._pattern.unadmit(frames)))
+        self._ways_changed()
+        self._notify()  # pollers check again
+
+    def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
+        """Waits in slices, so that the wait ends when the peer is lost."""
+        if pattern.failure is None:
+            pattern.expect()
+        else:
+            timeout = 0  # the reply may have arrived before the loss
+        deadline = time.monotonic() + timeout / 1000 if timeout >= 0 else None
+        due = time.monotonic() + self._long_wait / 1000
+        while True:
+            slice_ms = _LOOK
+            if deadline is not None:
+                slice_ms = min(_LOOK, max(0, int((deadline - time.monotonic()) * 1000)))
+            try:
+                stream, frames = self._take(slice_ms, sink)
+            except Again:
+                pattern.expect()  # raises the error of a lost peer
+                if timeout == 0:
+                    raise
+                if deadline is not None and time.monotonic() >= deadline:
+                    raise self._links.no_peer.no_reply(pattern.peer, timeout) from None
+                if time.monotonic() >= due:
+                    self._links.no_peer.long_wait()
+                continue
+            admitted = pattern.admit(stream, frames)
+            if admitted is not None:
+                self._came.by = stream
+                self._replied(pattern, stream)
+                return list(admitted)
+
+    def _replied(self, pattern: Requester, stream: Any) -> None:
+        """Records that the open request has its reply."""
+        peer = stream.peer
+        if peer is not None:
+            peer.answered()
+        if not self._lockstep:
+            self._ways_changed()
+        pattern.turn.answered(time.monotonic_ns())
+
+    def _latest(self, frames: list[Any]) -> list[Any]:
+        """Returns the newest available message (conflate); older ones are dropped and counted."""
+        while True:
+            try:
+                self._came.by, newer = self._take(0)
+            except Again:
+                return frames
+            self._pattern.drop("conflated")
+            frames = newer
+
+    def _first(self, parts: list[Any], copy: bool) -> Any:
+        if len(parts) > 1:
+            self._leave_rest(parts[1:])
+        return self._one(parts[0], copy)
+
+    def _one(self, part: Any, copy: bool) -> Any:
+        if copy:
+            return part if type(part) is bytes else part.bytes
+        if type(part) is bytes:
+            return self._frame(part, flags=Flag.MORE if self._rest else 0)
+        return part
+
+    # -- waiting -------------------------------------------------------------------------------------
 
     def poll(self, timeout: float | None = None, flags: int = POLLIN) -> int:
         """Waits until the socket is ready to receive or to send.
@@ -225,7 +1058,7 @@ class SocketMethods(
             return self._pattern.may_receive()
         return not bits & POLLOUT
 
-    # -- subscriptions, callbacks, events ------------------------------------------------------
+    # -- subscriptions, callbacks, events ------------------------------------------------------------
 
     def subscribe(self, prefix: bytes | str = b"") -> None:
         """Subscribes to messages whose topic (or first part) begins with `prefix`.
@@ -239,9 +1072,9 @@ class SocketMethods(
             NotSupported: the socket is not a SUB.
         """
         wanted = self._prefix(prefix)
-        self._links.prepare_subscribe(wanted)
+        self._links.admission.prepare_subscribe(wanted)
         self._filter_add(wanted)
-        self._links.subscribe(wanted, add=True)
+        self._links.control.subscribe(wanted, add=True)
 
     def unsubscribe(self, prefix: bytes | str = b"") -> None:
         """Removes one subscription that `subscribe` added.
@@ -254,7 +1087,7 @@ class SocketMethods(
             NotSupported: the socket is not a SUB.
         """
         wanted = self._prefix(prefix)
-        self._links.subscribe(wanted, add=False)
+        self._links.control.subscribe(wanted, add=False)
         self._filter_remove(wanted)
 
     def subscribers(self, topic: bytes | str | None = None) -> int:
@@ -269,7 +1102,7 @@ class SocketMethods(
         if not isinstance(self._pattern, Publisher):
             raise NotSupported(f"a {self.type.name} has no subscribers")
         self._check_forked()
-        with self._links.changed:
+        with self._links.state.changed:
             if topic is None:
                 return self._pattern.ready
             return self._pattern.wanting(octets(topic, "topic"))
@@ -307,17 +1140,44 @@ class SocketMethods(
     def get_monitor(self) -> Monitor:
         """Returns a new Monitor, which receives every event from now on until it or the socket is closed."""
         self._check_usable()
-        monitors = self._links.monitors
+        return self._links.state.new_monitor()
 
-        def forget(monitor: Monitor) -> None:
-            if monitor in monitors:
-                monitors.remove(monitor)
+    # -- the peers of a ROUTER -----------------------------------------------------------------------
 
-        monitor = Monitor(forget)
-        monitors.append(monitor)
-        return monitor
+    def routes(self) -> dict[bytes, int]:
+        """Returns, for a ROUTER, the identities of its peers and how many messages wait for each.
 
-    # -- the end -------------------------------------------------------------------------------
+        Peers that set no identity have a generated one. Raises NotSupported.
+        """
+        streams: dict[bytes, Any] = {**self._router().routes()}
+        return {identity: stream.queued for identity, stream in streams.items()}
+
+    def waiting_bytes(self, identity: bytes) -> int | None:
+        """Returns, for a ROUTER, the bytes that wait for a peer; None: it is not connected.
+
+        Raises NotSupported.
+        """
+        stream: Any = self._router().routes().get(octets(identity, "identity"))
+        return None if stream is None else int(stream.queued_bytes)
+
+    def expel(self, identity: bytes, reason: str) -> bool:
+        """Ends, for a ROUTER, the connection of a peer that misbehaves.
+
+        Messages that wait for the peer and unread messages from it are dropped. Returns False if the peer is
+        not connected. Raises NotSupported.
+        """
+        identity, reason = octets(identity, "identity"), text(reason, "reason")
+        peer = self._router().routes().get(identity)
+        return peer is not None and self._links.loss.lost(peer, ProtocolError("stalled", reason))
+
+    def _router(self) -> Router:
+        self._check_forked()
+        pattern = self._links.state.pattern
+        if not isinstance(pattern, Router):
+            raise NotSupported(f"a {pattern.socket_type.name} has no identities", hint="a ROUTER has")
+        return pattern
+
+    # -- the end -------------------------------------------------------------------------------------
 
     def close(self, linger: float | None = None) -> int:
         """Flushes queued messages for at most `linger`, then closes the socket. Idempotent.
@@ -334,7 +1194,8 @@ class SocketMethods(
         if self._inherited or not self._ending.acquire(blocking=False):
             return 0
         self._general_send = True  # a send from now on would not be flushed
-        self._end_announcements()
+        while self._announced:  # before anything else closes: no new peer shall connect
+            self._announced.pop().close()
         deadline = time.monotonic() + lingers
         if lingers:
             self._links.flush(deadline)
@@ -360,7 +1221,7 @@ class SocketMethods(
             end_dropped(self)
 
     def __repr__(self) -> str:
-        state = "closed" if self.closed else f"{len(self._links.peers)} peers"
+        state = "closed" if self.closed else f"{len(self._links.state.peers)} peers"
         return f"<{type(self).__name__} {self._pattern.socket_type.name} {state}>"
 
     def _check_forked(self) -> None:
@@ -374,48 +1235,14 @@ class SocketMethods(
         self._check_forked()
         if self.closed or self._ending.locked():
             raise Closed("the socket is closed")
-        if self._links.fatal is not None:
-            raise self._links.fatal
+        if self._links.state.fatal is not None:
+            raise self._links.state.fatal
 
     def _forked(self) -> None:
         """This object is the child's copy of a parent's socket: every call enters Python and is refused."""
         self._inherited = self._general_send = self._general_recv = True
 
-    # -- changes of options --------------------------------------------------------------------
-
-    @property
-    def largest_message(self) -> int:
-        """The limit of an arriving message, in bytes."""
-        value: int = self.maxmsgsize
-        return MAX_DATA if value < 0 else value
-
-    def _limits_changed(self) -> None:
-        for peer in list(self._links.peers.values()):
-            stream = peer.stream
-            stream.send_high_water = self.sndhwm
-            stream.send_high_water_bytes = self.sndhwm_bytes
-            stream.max_message = self.largest_message
-            stream.checksum = self.checksum
-        self._notify()
-
-    def _buffers_changed(self) -> None:
-        self._links.resize_buffers(self.sndbuf, self.rcvbuf)
-
-    def _pattern_changed(self) -> None:
-        pattern = self._pattern
-        if isinstance(pattern, Requester):
-            pattern.relaxed = self.req_relaxed
-            pattern.correlate = self.req_correlate
-        elif isinstance(pattern, Router):
-            pattern.mandatory = self.router_mandatory
-
-    def _balance_changed(self) -> None:
-        self._balance = balance.made(self._values["balance"])
-        self._ways_changed()
-
-    def _checks_changed(self) -> None:
-        if self._links.endpoints:
-            self._links.schedule_checks()
+    # -- which calls the core may do alone -----------------------------------------------------------
 
     def _ways_changed(self) -> None:
         """Decides which calls the core may do alone."""
@@ -430,36 +1257,45 @@ class SocketMethods(
             or values["resend"]
             or values["compression"] is not None
             or values["conflate"]
-            or self._balance is not None
+            or self._sender.balance is not None
             or self._inherited
             or self._ending.locked()
             # without a peer the error must name the missing peer and its endpoint
-            or (not self._links.peers and pattern.send_mode is not SendMode.FANOUT)
+            or (not self._links.state.peers and pattern.send_mode is not SendMode.FANOUT)
         )
         receives_in_python = any(self._rests) or bool(self._returned) or values["conflate"] or self._inherited
         self._lockstep = self._turn is not None and not in_python and not receives_in_python
         self._in_python = in_python
         self._general_send = pattern.ordered or in_python or pattern.send_mode is SendMode.NONE
-        noted = pattern.ordered or self._links.positions is not None
+        noted = pattern.ordered or self._links.log_reader.positions is not None
         self._general_recv = noted or receives_in_python or pattern.receive_mode is ReceiveMode.NONE
 
-    # -- hooks of the core ---------------------------------------------------------------------
+    # -- hooks of the core ---------------------------------------------------------------------------
 
     def _on_control(self, stream: Any, frame: Frame) -> None:
-        self._links.control_arrived(stream, frame)
+        self._links.control.arrived(stream, frame)
 
     def _send_orphans(self) -> None:
-        self._links.give_orphans()
+        self._links.orphans.give()
 
     def _on_refused(self, stream: Any, error: ProtocolError) -> None:
-        self._links.send_refusal(stream, error)
+        self._links.loss.send_refusal(stream, error)
 
     def _on_lost(self, stream: Any, error: BaseException) -> None:
-        self._links.lost(stream, error)
+        self._links.loss.lost(stream, error)
+
+    def _on_long_wait(self) -> None:
+        """Called when the core, or a call of this file, has waited for `_long_wait` ms."""
+        self._links.no_peer.long_wait()
+
+    def _no_message(self) -> Again:
+        """Makes the error of a receive after its timeout. Called by the core."""
+        return self._links.no_peer.explained(Again("no message came in time"))
 
 
-#: seconds that stand for an endless linger, so that no wait is endless
-_ENDLESS = 3600.0
+def _kept(frame: OutFrame) -> OutFrame:
+    data = frame[4]
+    return frame if type(data) is bytes else (*frame[:4], bytes(data))
 
 
 @functools.cache

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 import transfer.sockets.context
+from transfer.sockets.attributes import no_such
 from transfer.sockets.defaults import PYZMQ
 from transfer.transports.arguments import linger_of, whole
 from transfer.transports.errors import ArgumentError
@@ -161,11 +162,8 @@ class Context(transfer.sockets.context.Context):
         elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
         else:
-            raise self._no_such(name)
-
-    def _known_names(self) -> Iterable[str]:
-        options = [*SocketOption.__members__, *ContextOption.__members__]
-        return [*super()._known_names(), *(option.lower() for option in options)]
+            options = [*SocketOption.__members__, *ContextOption.__members__]
+            raise no_such(self, name, (option.lower() for option in options))
 
     def __getattr__(self, name: str) -> Any:
         upper = name.upper()

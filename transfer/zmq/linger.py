@@ -40,8 +40,10 @@ def has_unsent(sock: Any) -> bool:
 
 
 def _waiting(links: Any) -> bool:
-    with links._lock:
-        return bool(links.orphans) or any(draining.unsent(peer.stream) for peer in links.peers.values())
+    with links.state.lock:
+        return bool(links.orphans.messages) or any(
+            draining.unsent(peer.stream) for peer in links.state.peers.values()
+        )
 
 
 def hand_over(sock: Any, make: Any) -> None:
@@ -55,10 +57,11 @@ def hand_over(sock: Any, make: Any) -> None:
     sock._links, successor._links = successor._links, links
     sock._pattern, successor._pattern = successor._pattern, sock._pattern
     sock._requester, successor._requester = successor._requester, sock._requester
-    links._socket = weakref.ref(successor)
+    sock._sender, successor._sender = successor._sender, sock._sender
+    links.state.socket = weakref.ref(successor)
     make.close(sock, 0)  # it has no connections any more
     for stream in streams:
-        successor._attach(stream, links.sends, links.receives)
+        successor._attach(stream, links.state.sends, links.state.receives)
     successor._ways_changed()
     context._lingering.take(successor)
 
@@ -76,7 +79,7 @@ class Linger:
 
     def take(self, successor: Any) -> None:
         debt = Debt(successor, self)
-        successor._links.monitors.append(debt)
+        successor._links.state.monitors.append(debt)
         with self._lock:
             known = {end for other in self._all for end in other.ends}
             if debt.ends and known.issuperset(debt.ends):
@@ -177,7 +180,7 @@ class Debt:
         self.fds: list[int] = []
         self.due = 0.0
         self.tries, self.reached = True, False
-        connectors = [record.connector for record in successor._links.endpoints]
+        connectors = [record.connector for record in successor._links.state.endpoints]
         self._connectors = [one for one in connectors if isinstance(one, SocketConnector)]
         kind = successor._pattern.socket_type
         self.ends = {(str(connector.address), kind) for connector in self._connectors}
@@ -189,7 +192,7 @@ class Debt:
     def leave_it_to_others(self) -> None:
         """Tries seldom and logs no warning: a thousand sockets that try often would keep a core busy."""
         self.tries = False
-        self.successor._links.warned.waits = True
+        self.successor._links.no_peer.warned.waits = True
         for connector in self._connectors:
             connector.rarely(_RARELY)
 
@@ -209,8 +212,8 @@ class Debt:
         linger, now = self.successor.linger, time.monotonic()  # Context.destroy(linger) may shorten it
         end = math.inf if linger < 0 else self._started + linger / 1000.0
         links = self.successor._links
-        with links._lock:
-            peers = [peer for peer in links.peers.values() if not peer.pending]
+        with links.state.lock:
+            peers = [peer for peer in links.state.peers.values() if not peer.pending]
         draining.flush([peer.stream for peer in peers], 0.0)
         if now < end and _waiting(links):
             self._finishing = 0.0

@@ -77,7 +77,7 @@ class MonitorPump:
     def _is_bound(self, endpoint: str) -> bool:
         return any(
             record.acceptor is not None and str(record.address) == endpoint
-            for record in list(self._links.endpoints)
+            for record in list(self._links.state.endpoints)
         )
 
     def _carry(self, event: Event, endpoint: str) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from transfer.config import pickle_allowed
 from transfer.json_text import decoder
-from transfer.sockets.send import encoded, json_of
+from transfer.sockets.parts import encoded, json_of
 from transfer.transports.arguments import decoder_of
 from transfer.transports.errors import PickleRefused
 from transfer.zmq.utils import jsonapi

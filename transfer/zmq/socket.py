@@ -13,29 +13,33 @@ from collections.abc import Sequence
 from typing import Any
 
 from transfer.constants import DONTWAIT, SNDMORE
+from transfer.sockets.attributes import no_such
+from transfer.sockets.binding import endpoint_text
 from transfer.sockets.options import checked
 from transfer.sockets.poller import wait
-from transfer.transports import core
-from transfer.transports.arguments import events_of, flags_of, linger_of, whole, wrong
+from transfer.transports.arguments import events_of, flags_of, linger_of, text, whole
 from transfer.transports.core import wire
 from transfer.transports.core.copies import pour
 from transfer.transports.errors import (
     Again,
-    ArgumentError,
     Closed,
     ContextTerminated,
     NotSupported,
+    OptionError,
+    TransferError,
     UsageError,
-    not_a_buffer,
 )
-from transfer.zmq.constants import Errno, PollEvent, SocketType
-from transfer.zmq.endpoints import Base, EndpointMethods
+from transfer.zmq import endpoints
+from transfer.zmq.constants import Errno, Event, PollEvent, SocketOption, SocketType
+from transfer.zmq.endpoints import Base, Bound
 from transfer.zmq.error import ZMQError
 from transfer.zmq.frame import Frame
 from transfer.zmq.linger import hand_over, has_unsent
 from transfer.zmq.monitor import MonitorPump
+from transfer.zmq.options import Effect, Rule, checked as checked_option, refuse, rule
+from transfer.zmq.payload import check_parts, checked_part, payload_of, room_in, size_of
 from transfer.zmq.serial import Serialising
-from transfer.zmq.sockopts import OptionAccess, our_type
+from transfer.zmq.sockopts import add_attributes, our_type
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
 __all__ = ["Socket", "SyncSocket"]
@@ -60,7 +64,7 @@ class SocketMeta(type):
         return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
 
 
-class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
+class Socket(Base, metaclass=SocketMeta):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.
@@ -75,7 +79,8 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         kind = our_type(socket_type)
         if copy_threshold is not None:
             copy_threshold = checked("copy_threshold", copy_threshold)
-        self._ignored = {}
+        #: values of options that are stored and have no effect
+        self._ignored: dict[SocketOption, int | bytes] = {}
         self._kind = kind
         self._closed_by_user = False
         self._pump: MonitorPump | None = None
@@ -130,6 +135,81 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def last_endpoint(self, text: str) -> None:
         self.__dict__["_last_endpoint"] = text
 
+    # -- endpoints -----------------------------------------------------------------------------
+
+    def bind(self, addr: str) -> Any:
+        """Binds. Raises ZMQError; `last_endpoint` has the real port."""
+        endpoint_text(addr)
+        try:
+            return Bound(self, "bind", super().bind(addr).addr)
+        except TransferError as error:
+            raise endpoints.bad_endpoint(self._ended(error), endpoint_text(addr)) from error.__cause__
+
+    def connect(self, addr: str) -> Any:
+        """Starts to connect; messages that are sent before the peer is connected wait for it."""
+        endpoint_text(addr)
+        try:
+            return Bound(self, "connect", super().connect(addr).addr)
+        except TransferError as error:
+            raise endpoints.bad_endpoint(self._ended(error), endpoint_text(addr)) from error.__cause__
+
+    def unbind(self, addr: str) -> None:
+        """Stops listening on an endpoint. Raises ZMQError (ENOENT)."""
+        try:
+            super().unbind(addr)
+        except TransferError as error:
+            raise endpoints.unknown_endpoint(error, addr) from None
+
+    def disconnect(self, addr: str) -> None:
+        """Ends the connection to an endpoint. Raises ZMQError (ENOENT)."""
+        try:
+            self._check_usable()
+            record = self._links.release(endpoint_text(addr), bound=False)
+        except TransferError as error:
+            raise endpoints.unknown_endpoint(error, addr) from None
+        linger = self._linger_seconds(None)
+        self._links.drop(record, min(linger, endpoints.DISCONNECT_TIMEOUT))
+
+    def bind_to_random_port(
+        self, addr: str, min_port: int = 49152, max_port: int = 65536, max_tries: int = 100
+    ) -> int:
+        """Binds to a free port, in the range if one is given. Raises ZMQBindError."""
+        text(addr, "addr")
+        whole(min_port, "min_port", 0, 65535), whole(max_port, "max_port", min_port + 1, 65536)
+        whole(max_tries, "max_tries", 1)
+        if (min_port, max_port) != (49152, 65536):
+            return endpoints.bind_in_range(self.bind, addr, range(min_port, max_port), max_tries)
+        self.bind(f"{addr}:*")
+        return int(self.last_endpoint.rsplit(b":", 1)[1])
+
+    # -- events --------------------------------------------------------------------------------
+
+    def monitor(self, addr: str | None, events: int = Event.ALL) -> None:
+        """Sends the events of this socket to an inproc endpoint; None ends that."""
+        if addr is not None:
+            endpoint_text(addr)
+        whole(events, "events", 0, 2**31 - 1)
+        pump, self._pump = self._pump, None
+        if pump is not None:
+            pump.close()
+        if addr is not None:
+            self._pump = MonitorPump(self, Socket(self.context, SocketType.PAIR), addr, int(events))
+
+    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Any:
+        """A PAIR that receives the events; see `utils.monitor.recv_monitor_message`."""
+        if self._watcher is not None and not self._watcher.closed:
+            return self._watcher
+        addr = addr or f"inproc://monitor.s-{self.fileno()}-{id(self):x}"
+        self.monitor(addr, Event.ALL if events is None else events)
+        self._watcher = watcher = self.context.socket(SocketType.PAIR)
+        watcher.connect(addr)
+        return watcher
+
+    def disable_monitor(self) -> None:
+        """Ends the monitor of `get_monitor_socket` or `monitor`."""
+        self._watcher = None
+        self.monitor(None, 0)
+
     # -- sending -------------------------------------------------------------------------------
 
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
@@ -150,11 +230,11 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
             if track and not copy and watching is None:
                 raise ValueError("the frame was made without track=True")
             copy, track = False, watching is not None
-        elif not copy and _size(data) < self.copy_threshold:
+        elif not copy and size_of(data) < self.copy_threshold:
             self.send(bytes(data), flags)
             return _FINISHED_TRACKER if track else None
         try:
-            sent = _send(self, _payload(data), flags, copy, track and not copy)
+            sent = _send(self, payload_of(data), flags, copy, track and not copy)
         except Closed as error:
             raise self._ended(error) from None
         except Again as error:
@@ -172,10 +252,10 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     ) -> Any:
         """Sends all parts as one message, completely or not at all."""
         if type(msg_parts) is not list or not msg_parts:
-            parts_of(msg_parts)
+            check_parts(msg_parts)
         if flags != 0:
             flags = flags_of(flags)
-        parts = [part if type(part) is bytes else _part(i, part) for i, part in enumerate(msg_parts)]
+        parts = [part if type(part) is bytes else checked_part(i, part) for i, part in enumerate(msg_parts)]
         try:
             if flags & SNDMORE or self._partial:
                 for part in parts[:-1]:
@@ -215,13 +295,7 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def recv_into(self, buffer: Any, /, *, nbytes: int = 0, flags: int = 0) -> int:
         """Receives one part into writable memory; returns its full length, even if it was cut off."""
         nbytes, flags = whole(nbytes, "nbytes", -1), flags_of(flags)
-        with buffer_of(buffer) as view:
-            if view.readonly:
-                raise BufferError("the buffer is read-only")
-            room = nbytes or view.nbytes
-            if not 0 <= nbytes <= view.nbytes:
-                raise ValueError(f"{nbytes} bytes do not fit into {view.nbytes}")
-            view.cast("B").release()  # raises TypeError for non-contiguous memory before a message is taken
+        room = room_in(buffer, nbytes)
         part = self.recv(flags, copy=False)
         length = min(room, len(part))
         if length:
@@ -232,16 +306,31 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def _hinted(self, error: Again) -> Again:
         """Replaces the error by a description of the missing peer, if that is the reason."""
         links = self._links
-        if not links.endpoints or any(not peer.pending for peer in list(links.peers.values())):
+        if not links.state.endpoints or any(not peer.pending for peer in list(links.state.peers.values())):
             return error
-        found: Again = links.no_peer_error()
+        found: Again = links.no_peer.error()
         return found
 
-    def _ended(self, error: Closed) -> Closed:
+    def _ended(self, error: TransferError) -> TransferError:
         """Returns pyzmq's error of a closed socket: ETERM if its context was terminated."""
-        if self.context._ending and not self._closed_by_user and not isinstance(error, ContextTerminated):
+        closed = isinstance(error, Closed) and not isinstance(error, ContextTerminated)
+        if closed and self.context._ending and not self._closed_by_user:
             return ContextTerminated("the context was terminated")
         return error
+
+    # -- texts, JSON, objects ------------------------------------------------------------------
+
+    send_string = Serialising.send_string
+    recv_string = Serialising.recv_string
+    send_unicode = Serialising.send_unicode
+    recv_unicode = Serialising.recv_unicode
+    send_json = Serialising.send_json
+    recv_json = Serialising.recv_json
+    send_pyobj = Serialising.send_pyobj
+    recv_pyobj = Serialising.recv_pyobj
+    send_serialized = Serialising.send_serialized
+    recv_serialized = Serialising.recv_serialized
+    _deserialize = Serialising._deserialize
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -256,10 +345,9 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
     def fileno(self) -> int:
         """Returns a descriptor that becomes readable when `events` may have changed."""
         try:
-            fd: int = super().fileno()
+            return int(super().fileno())
         except Closed as error:
             raise self._ended(error) from None
-        return fd
 
     def _ready_bits(self, bits: int) -> int:
         try:
@@ -293,31 +381,87 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
 
     # -- options -------------------------------------------------------------------------------
 
-    def _base_set(self, name: str, value: Any) -> None:
-        if name in ("subscribe", "unsubscribe"):
-            getattr(self, name)(value)
-        elif name == "hwm":
-            self.set_hwm(value)
-        else:
-            object.__setattr__(self, name, value)
+    def set(self, option: int, optval: Any) -> None:
+        """Sets an option. Raises TypeError for text, OptionError (EINVAL), NotSupported (ENOTSUP)."""
+        known, how = rule(option)
+        if not how.writable:
+            raise OptionError(f"{known.name} can only be read")
+        value = checked_option(known, how, optval)
+        if how.effect is Effect.FORWARDED:
+            self._forward(known, how, value)
+            return
+        refuse(known, how, value)
+        self._check_open()
+        self._ignored[known] = value
 
-    def _base_get(self, name: str) -> Any:
-        return getattr(self, name)
+    def _forward(self, option: SocketOption, how: Rule, value: int | bytes) -> None:
+        try:
+            if how.attribute in ("subscribe", "unsubscribe"):
+                getattr(self, how.attribute)(value)
+            elif how.attribute == "hwm":
+                self.set_hwm(int(value))
+            else:
+                object.__setattr__(self, how.attribute, value)
+        except NotSupported as error:  # SUBSCRIBE on another type than SUB
+            raise OptionError(f"{option.name}: {error}") from error
+
+    def get(self, option: int) -> Any:
+        """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
+        known, how = rule(option)
+        if not how.readable:
+            raise OptionError(f"{known.name} can only be set")
+        self._check_open()
+        if how.effect is not Effect.FORWARDED:
+            return self._ignored.get(known, how.default)
+        value = getattr(self, how.attribute)
+        return value if how.kind is bytes else int(value)
+
+    setsockopt = set
+    getsockopt = get
+
+    def set_string(self, option: int, optval: str, encoding: str = "utf-8") -> None:
+        """Sets an option of bytes to a text."""
+        if not isinstance(optval, str):
+            raise TypeError(f"text is wanted, not {type(optval).__name__}")
+        self.set(option, optval.encode(encoding))
+
+    def get_string(self, option: int, encoding: str = "utf-8") -> str:
+        """Returns an option of bytes as text. Raises TypeError for options that are numbers."""
+        known, how = rule(option)
+        if how.kind is not bytes:
+            raise TypeError(f"{known.name} is a number")
+        text: str = self.get(option).decode(encoding)
+        return text
+
+    setsockopt_string = setsockopt_unicode = set_string
+    getsockopt_string = getsockopt_unicode = get_string
+
+    def get_hwm(self) -> int:
+        """Returns the high-water mark for sending, in messages."""
+        return int(self.get(SocketOption.SNDHWM))
+
+    def set_hwm(self, value: int) -> None:
+        """Sets both high-water marks."""
+        self.set(SocketOption.SNDHWM, value)
+        self.set(SocketOption.RCVHWM, value)
+
+    hwm = property(get_hwm, set_hwm, None, "Both high-water marks; reading returns the one for sending.")
 
     def _check_open(self) -> None:
         if self.closed:
             raise self._ended(Closed("the socket is closed"))
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name[:1] == "_" or name == "last_endpoint" or "_ready" not in self.__dict__:
+        own = name[:1] == "_" or name in ("last_endpoint", "hwm") or "_ready" not in self.__dict__
+        option = None if own else SocketOption.__members__.get(name.upper())
+        if option is not None:
+            if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
+                value = value.encode()
+            self.set(option, value)
+        elif own or name in self.__dict__ or hasattr(type(self), name):
             super().__setattr__(name, value)
-        elif not self._set_attribute(name, value):
-            if name not in self.__dict__ and not hasattr(type(self), name):
-                raise self._no_such(name)
-            super().__setattr__(name, value)
-
-    def _new_pair(self) -> Any:
-        return Socket(self.context, SocketType.PAIR)
+        else:
+            raise no_such(self, name)
 
     # -- the end -------------------------------------------------------------------------------
 
@@ -352,49 +496,5 @@ class Socket(OptionAccess, Serialising, EndpointMethods, metaclass=SocketMeta):
         return f"<zmq.Socket(zmq.{self._kind.name}) at {id(self):#x}{' closed' if self.closed else ''}>"
 
 
+add_attributes(Socket)
 SyncSocket = Socket
-
-
-def _payload(data: Any) -> Any:
-    """Returns data that the core can send. Raises ArgumentError."""
-    if isinstance(data, core.Frame):
-        return data.data
-    if isinstance(data, str):
-        raise not_a_buffer(data)
-    return data
-
-
-def buffer_of(given: Any) -> memoryview:
-    """Returns the memory of an argument. Raises ArgumentError."""
-    try:
-        return memoryview(given)
-    except TypeError:
-        raise wrong("the memory to receive into", given, "a bytearray, or an array") from None
-
-
-def parts_of(given: Any) -> None:
-    """Checks a list of parts. Raises ArgumentError if it is none, UsageError if it is empty."""
-    if isinstance(given, str | bytes | bytearray | memoryview) or not isinstance(given, Sequence):
-        raise wrong("the parts of a message", given, "a list; send() sends one part")
-    if not given:
-        raise UsageError("a message has at least one part")
-
-
-def _size(data: Any) -> int:
-    """Returns the bytes of a buffer. Raises ArgumentError."""
-    try:
-        with memoryview(data) as view:
-            return view.nbytes
-    except TypeError:
-        raise not_a_buffer(data) from None
-
-
-def _part(index: int, part: Any) -> Any:
-    """Checks one part of several, before anything is sent. Raises ArgumentError."""
-    if not isinstance(part, core.Frame):
-        try:
-            memoryview(part).release()
-        except TypeError:
-            error = not_a_buffer(part)
-            raise ArgumentError(f"part {index} ({part!r:.40}): {error}") from None
-    return _payload(part)

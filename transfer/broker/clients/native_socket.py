@@ -36,7 +36,7 @@ def connected_socket(
         try:
             # A new identity each time shows the broker that the earlier connection has gone.
             socket.identity = one_time_identity()
-            socket._links.warned = warned  # one warning for all tries
+            socket._links.no_peer.warned = warned  # one warning for all tries
             socket.rcvhwm = 0
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)

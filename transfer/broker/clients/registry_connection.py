@@ -45,7 +45,7 @@ class RegistryConnection:
         self._socket.connect(str(self._broker))
         self._socket.wait_for_peers(1, ANSWER)
         # The socket must not reconnect: requests of the lost connection would be lost without an error.
-        for record in self._socket._links.endpoints:
+        for record in self._socket._links.state.endpoints:
             record.connector.close()
 
     def send(self, head: bytes) -> None:

@@ -93,7 +93,7 @@ class CatchUpSubscriber(BrokerSubscriber):
     @property
     def idle(self) -> bool:
         """Whether its connection has ended."""
-        return self.peer.stream not in self._socket._links.peers
+        return self.peer.stream not in self._socket._links.state.peers
 
     @property
     def has_requests(self) -> bool:
@@ -157,7 +157,7 @@ class CatchUpSubscriber(BrokerSubscriber):
         self.in_progress = None
 
     def close(self, reason: str) -> None:
-        self._socket._links.lost(self.peer.stream, ProtocolError("stalled", reason))
+        self._socket._links.loss.lost(self.peer.stream, ProtocolError("stalled", reason))
 
 
 class CatchUpSubscribers(CatchUpSource):
@@ -180,7 +180,7 @@ class CatchUpSubscribers(CatchUpSource):
         #: subscribers with work, in turn
         self._scheduled: deque[CatchUpSubscriber] = deque()
         self._polls = self._runs = False
-        socket._links.catch_up_source = self
+        socket._links.state.catch_up_source = self
 
     # -- in the reactor's thread -----------------------------------------------------------------------------
 
@@ -271,7 +271,7 @@ class CatchUpSubscribers(CatchUpSource):
             return self._step(subscriber, ends)
         except Exception as error:  # noqa: BLE001 - of this subscriber only, which reconnects
             refused = self._faults.refusal("a subscription to a log", error, subscriber.peer.address)
-            self._socket._links.lost(subscriber.peer.stream, refused)
+            self._socket._links.loss.lost(subscriber.peer.stream, refused)
             return False
 
     def _step(self, subscriber: CatchUpSubscriber, ends: float) -> bool:
@@ -400,7 +400,7 @@ class CatchUpSubscribers(CatchUpSource):
 
     def close(self) -> None:
         """Removes all subscribers. Idempotent."""
-        self._socket._links.catch_up_source = None
+        self._socket._links.state.catch_up_source = None
         for subscriber in list(self._subscribers.values()):
             self._remove(subscriber)
 

@@ -15,7 +15,6 @@ from transfer.transports.core import Lease
 
 if TYPE_CHECKING:
     from transfer.broker.net.connection import Connection
-    from transfer.broker.net.output import Output
     from transfer.transports.core.contract import Pool
 
 T = TypeVar("T")
@@ -48,14 +47,14 @@ class ConnectionGroup:
         self._pool = pool
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
-        self._dirty: deque[Output] = deque()
+        self._dirty: deque[Connection] = deque()
         self._reading_ends = 0.0  # the loop's time; 0: no connection has read in this turn
         self._writes = False  # a flush runs, or is scheduled
         self._waiting: dict[
             Connection, Callable[[], None]
         ] = {}  # they continue in the next turn, in this order
         #: connections whose peers do not take the queued bytes
-        self.blocked: set[Output] = set()
+        self.blocked: set[Connection] = set()
 
     @property
     def busy(self) -> bool:
@@ -119,7 +118,7 @@ class ConnectionGroup:
                 connection.fail()
         self._waiting = waiting | self._waiting  # the older ones run first
 
-    def soon(self, connection: Output) -> None:
+    def soon(self, connection: Connection) -> None:
         """Schedules a write at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(connection)
         if not self._writes:

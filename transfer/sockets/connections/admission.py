@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 from transfer.patterns import PATTERNS, Pair, Subscriber
 from transfer.sockets import drain as draining
 from transfer.sockets.connections.control import REPLACED, TAKEN
-from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import BEGIN, LogId, encode_offline, log_of
 from transfer.sockets.monitor import EventKind
@@ -25,6 +24,12 @@ from transfer.transports.handshake.hello import PLACE_TAKEN, is_same
 from transfer.transports.reactor import EDGE, PEER_CLOSED, READABLE
 
 if TYPE_CHECKING:
+    from transfer.sockets.connections.connection_loss import ConnectionLoss
+    from transfer.sockets.connections.control import Controls
+    from transfer.sockets.connections.log_reader import LogReader
+    from transfer.sockets.connections.no_peer import NoPeer
+    from transfer.sockets.connections.orphans import Orphans
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
     from transfer.transports.handshake.hello import Agreement, Hello
 
@@ -35,18 +40,31 @@ _UNREAD_TIMEOUT = 5.0
 _CAME_BACK = "the peer came back by a new connection"
 
 
-class ConnectionAdmission(QueueLimits):
+class ConnectionAdmission:
     """The beginning of a connection, in the reactor's thread."""
 
-    def _connected(self, record: Endpoint, made: Connected) -> None:
+    def __init__(
+        self,
+        state: ConnectionState,
+        no_peer: NoPeer,
+        log_reader: LogReader,
+        orphans: Orphans,
+        loss: ConnectionLoss,
+        control: Controls,
+    ) -> None:
+        self._state, self._no_peer, self._log_reader = state, no_peer, log_reader
+        self._orphans, self._loss, self._control = orphans, loss, control
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
+
+    def connected(self, record: Endpoint, made: Connected) -> None:
         """Takes a connection from the reactor, after its handshake."""
-        socket = self._socket()
-        if socket is None or self.closing or (record.outgoing and record not in self.endpoints):
+        socket = self._state.socket()
+        if socket is None or self._state.closing or (record.outgoing and record not in self._state.endpoints):
             made.discard()
             return
         if record.outgoing and record.connector is None:  # `connect` has not returned yet
             try:
-                self.context.reactor.call_soon(self._connected, record, made, otherwise=made.discard)
+                self._context.reactor.call_soon(self.connected, record, made, otherwise=made.discard)
             except Closed:  # the context is closing
                 made.discard()
             return
@@ -64,7 +82,7 @@ class ConnectionAdmission(QueueLimits):
                 self._drop(record, made, HandshakeError("tls", error.strerror or str(error)))
             if queue is not None:
                 record.queue = queue
-                self._attach(socket, queue.stream)
+                self._state.attach(socket, queue.stream)
             return
         except Closed:
             made.discard()
@@ -72,14 +90,15 @@ class ConnectionAdmission(QueueLimits):
         if refused is not None:
             record.peer = peer if record.outgoing else None
             logger.error("%s ends: %s", peer.address, refused, exc_info=refused.__cause__)
-            self.lost(peer.stream, refused)
+            self._loss.lost(peer.stream, refused)
             return
         try:
             self._begin(socket, record, peer, replaced, queue)
         except Exception as error:  # the peer owns the connection, which ends with it
-            if not (self.closing or self.context.closed):  # another thread may be closing its descriptor
+            # A thread that closes the socket or the context may be closing its descriptor.
+            if not (self._state.closing or self._context.closed):
                 logger.exception("the connection to %s cannot be used", peer.address)
-            self.lost(peer.stream, error)
+            self._loss.lost(peer.stream, error)
 
     def _begin(
         self, socket: SocketMethods, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None
@@ -90,16 +109,16 @@ class ConnectionAdmission(QueueLimits):
             record.attempts, record.error = 0, None
         if replaced is not None:
             self._send_replaced(replaced)
-            self.lost(replaced, Broken(_CAME_BACK))
+            self._loss.lost(replaced, Broken(_CAME_BACK))
         self._end_earlier(peer)
         # Watched before it is attached: the thread that finds it broken afterwards also ends the watch.
         self._watch(peer)
         moves = queue is not None and queue is not peer
-        with self._in_order() if moves else nullcontext():
-            if not self._attach(socket, peer.stream):
+        with self._orphans.in_order() if moves else nullcontext():
+            if not self._state.attach(socket, peer.stream):
                 return  # `close` knows the peer already and ends it
             if queue is not None and moves:
-                self._hand_over(queue)
+                self._loss.hand_over(queue)
         self._settled(socket, peer)
         if record.follower is not None:
             record.follower.connected(record, peer)
@@ -117,11 +136,13 @@ class ConnectionAdmission(QueueLimits):
 
     def _end_those(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
         with self._lock:
-            earlier = [other.stream for other in self.peers.values() if is_earlier(other)]
+            earlier = [other.stream for other in self._state.peers.values() if is_earlier(other)]
         for stream in earlier:
-            self.lost(stream, Broken(reason))
+            self._loss.lost(stream, Broken(reason))
         with self._lock:  # another thread may be handling the end of the previous connection
-            self.changed.wait_for(lambda: not any(map(is_earlier, self._ending_peers)), _UNREAD_TIMEOUT)
+            self._state.changed.wait_for(
+                lambda: not any(map(is_earlier, self._state.ending_peers)), _UNREAD_TIMEOUT
+            )
 
     def prepare_subscribe(self, prefix: bytes) -> None:
         """Ends the connections whose messages for a new subscription may have been dropped. Their publishers
@@ -129,28 +150,28 @@ class ConnectionAdmission(QueueLimits):
         self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
 
     def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
-        if not isinstance(self.pattern, Subscriber) or not peer.unsubscribed:
+        if not isinstance(self._pattern, Subscriber) or not peer.unsubscribed:
             return False
-        return prefix not in self.pattern.subscriptions and any(
+        return prefix not in self._pattern.subscriptions and any(
             one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
         )
 
     def _settled(self, socket: SocketMethods, peer: Peer) -> None:
         """Completes the admission: messages can reach the peer. Wakes the threads that wait for that."""
         peer.attached = True
-        if peer.foreign and not self.receives:
-            peer.stream.on_readable = partial(self._read, peer)
-            self._read(peer)  # data that arrived before
+        if peer.foreign and not self._state.receives:
+            peer.stream.on_readable = partial(self._control.read, peer)
+            self._control.read(peer)  # data that arrived before
         if carrier := getattr(peer.stream, "carrier", None):
-            carrier.watch(partial(self.lost, peer.stream))
-        self._count("connected")
+            carrier.watch(partial(self._loss.lost, peer.stream))
+        self._state.count("connected")
         self._explain_choice(peer)
-        self.give_orphans()
+        self._orphans.give()
         socket._ways_changed()
         with self._lock:
-            self.changed.notify_all()
+            self._state.changed.notify_all()
         socket._notify()
-        self.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
+        self._state.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
 
     def _admit(
         self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
@@ -160,17 +181,17 @@ class ConnectionAdmission(QueueLimits):
         remote = made.agreement.remote
         features = made.agreement.features
         with self._lock:
-            if self.closing:
+            if self._state.closing:
                 raise Closed("the socket is closed")
             if queue is not None:
-                self.pattern.detach(queue.stream)
-            credits = self.pattern.confirms and "credit" in features
+                self._pattern.detach(queue.stream)
+            credits = self._pattern.confirms and "credit" in features
             try:
                 self._check(socket, record, remote)
                 stream = self._stream_for(socket, made, queue, credits)
             except (HandshakeError, OSError):
                 if queue is not None:
-                    self.pattern.attach(queue.stream, queue.socket_type)
+                    self._pattern.attach(queue.stream, queue.socket_type)
                 raise
             peer = queue
             if peer is None or made.stream is not None:
@@ -190,13 +211,13 @@ class ConnectionAdmission(QueueLimits):
             peer.catch_up = begins if isinstance(begins, str) and begins in BEGINS else ""
             replaced = refused = None
             try:
-                replaced = self.pattern.attach(stream, remote.socket_type, remote.routing_id)
+                replaced = self._pattern.attach(stream, remote.socket_type, remote.routing_id)
             except Exception as error:  # noqa: BLE001 - a pattern of the program may raise anything
                 refused = ProtocolError("pattern", f"this socket's pattern does not take the peer: {error}")
                 refused.__cause__ = error
-            self.peers[stream] = peer
-            if isinstance(self.pattern, Subscriber):
-                self._introduce(self.pattern, peer)
+            self._state.peers[stream] = peer
+            if isinstance(self._pattern, Subscriber):
+                self._introduce(self._pattern, peer)
         return peer, replaced, refused
 
     def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
@@ -204,62 +225,62 @@ class ConnectionAdmission(QueueLimits):
         sent more than its handshake; nothing has changed then."""
         if made.stream is not None:
             stream = made.stream
-            self._limit(socket, stream)
+            self._state.limit(socket, stream)
         elif queue is not None:
             stream = queue.stream
             stream.carrier, stream.plain = made.carrier, made.agreement.plain
             stream.open(made.fd, made.channel)
         else:
-            stream = self._new_stream(socket, made.fd, credits, made.channel)
+            stream = self._state.new_stream(socket, made.fd, credits, made.channel)
             stream.carrier, stream.plain = made.carrier, made.agreement.plain
         stream.credits = credits
         return stream
 
-    def _check_admission(self, record: Endpoint, agreement: Agreement) -> None:
+    def check_admission(self, record: Endpoint, agreement: Agreement) -> None:
         """Checks that a peer can be admitted. Its handshake is not over yet, so no message can be lost.
         Runs in the reactor's thread, like the admission that follows. Raises HandshakeError."""
-        socket = self._socket()
+        socket = self._state.socket()
         if socket is None:
             return
-        if isinstance(self.pattern, Pair):
+        if isinstance(self._pattern, Pair):
             self._end_given_up(record, agreement.remote)
         with self._lock:
             queue = record.queue
             if queue is not None:  # the peer replaces it
-                self.pattern.detach(queue.stream)
+                self._pattern.detach(queue.stream)
             try:
                 self._check(socket, record, agreement.remote)
             finally:
                 if queue is not None:
-                    self.pattern.attach(queue.stream, queue.socket_type)
+                    self._pattern.attach(queue.stream, queue.socket_type)
 
     def _end_given_up(self, record: Endpoint, remote: Hello) -> None:
         """Ends the earlier connection of a peer that connects again: its end has not arrived yet."""
         with self._lock:
             earlier = [
                 peer.stream
-                for peer in self.peers.values()
+                for peer in self._state.peers.values()
                 if peer.source is record and peer.agreement and is_same(peer.agreement.remote, remote)
             ]
         for stream in earlier:
-            self.lost(stream, Broken(_CAME_BACK))
+            self._loss.lost(stream, Broken(_CAME_BACK))
 
-    def _check_handshake(self, record: Endpoint) -> None:
+    def check_handshake(self, record: Endpoint) -> None:
         """Lets a PAIR shake hands with one peer at a time: a second one would lose the messages that it sends
         right after its handshake. Runs in the reactor's thread. Raises HandshakeError."""
-        if not isinstance(self.pattern, Pair):
+        if not isinstance(self._pattern, Pair):
             return
         with self._lock:
-            there = any(not peer.pending for peer in self.peers.values())
-            others = [other.connector for other in self.endpoints if other is not record]
+            there = any(not peer.pending for peer in self._state.peers.values())
+            others = [other.connector for other in self._state.endpoints if other is not record]
         if there or any(getattr(other, "state", "") == "shaking hands" for other in others):
-            raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self.pattern.one_to_one)
+            raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self._pattern.one_to_one)
 
     def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
-        most = self.context.credentials.security.connections
-        if not record.outgoing and len(self.peers) >= most:
+        most = self._context.credentials.security.connections
+        if not record.outgoing and len(self._state.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")
-        self.pattern.check(remote.socket_type, remote.routing_id)
+        self._pattern.check(remote.socket_type, remote.routing_id)
         self._check_log(record, log_of(remote))
         if not socket.router_handover:
             self._check_identity(remote)
@@ -272,7 +293,7 @@ class ConnectionAdmission(QueueLimits):
                 hint = "?begin= is for what a broker publishes"
                 raise HandshakeError("no_log", "the publisher has no log", hint=hint)
             return
-        for peer in self.peers.values():
+        for peer in self._state.peers.values():
             if peer.source is record or not (record.address.begin or peer.source.address.begin):
                 continue
             its = log_of(peer.agreement.remote) if peer.agreement is not None else None
@@ -285,7 +306,7 @@ class ConnectionAdmission(QueueLimits):
 
     def _check_identity(self, remote: Hello) -> None:
         """Checks that no other live peer has this identity. Raises HandshakeError."""
-        there = self.peers.get(self.pattern.holder(remote.routing_id))
+        there = self._state.peers.get(self._pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
         if not draining.has_ended(there.fd):
@@ -298,15 +319,15 @@ class ConnectionAdmission(QueueLimits):
     def _introduce(self, pattern: Subscriber, peer: Peer) -> None:
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
-        if self.positions is not None and peer.log is not None:
-            socket = self._socket()
+        if self._log_reader.positions is not None and peer.log is not None:
+            socket = self._state.socket()
             for found in socket._found() if socket is not None else ():
-                self.record_position(*found)  # the program receives it before messages of this connection
+                self._log_reader.record(*found)  # the program receives it before messages of this connection
             name, last_seen, offline = peer.log.name, peer.source.last_seen, []
-            if not self.positions.connected(peer.log) and last_seen is not None:
+            if not self._log_reader.positions.connected(peer.log) and last_seen is not None:
                 offline.append(encode_offline(time.monotonic() - last_seen))
-            orders = [self.positions.subscribe_order(name, order) for order in orders]
-            orders = [*offline, *self.positions.control_frames(name), *orders]
+            orders = [self._log_reader.positions.subscribe_order(name, order) for order in orders]
+            orders = [*offline, *self._log_reader.positions.control_frames(name), *orders]
         try:
             for order in orders:
                 stream.send(control(order), force=True)
@@ -315,54 +336,59 @@ class ConnectionAdmission(QueueLimits):
 
     def _drop(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Ends a connection that cannot have a stream: TLS brought more data than the handshake."""
-        self._count(f"refused:{error.reason}")
-        self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+        self._state.count(f"refused:{error.reason}")
+        self._state.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
         made.discard()
         if record.connector is not None:
             record.connector.lost()
 
-    def _failed(self, record: Endpoint, error: TransferError) -> None:
+    def failed(self, record: Endpoint, error: TransferError) -> None:
         """Records a failed attempt to connect. The connector tries again, except after Fatal."""
         record.attempts += 1
-        lacks, record.error = self.lacks(record, error), self.clearer_error(record.error, error)
+        lacks, record.error = (
+            self._no_peer.lacks(record, error),
+            self._no_peer.clearer_error(record.error, error),
+        )
         if record.follower is not None:
             record.follower.record.error = record.error
         if isinstance(error, Fatal):
-            self.fatal = error
-            socket = self._socket()
+            self._state.fatal = error
+            socket = self._state.socket()
             if socket is not None:
                 socket._ways_changed()
                 socket._notify()
         if isinstance(error, (HandshakeError, Fatal)):
             reason = getattr(error, "reason", "policy")
-            self.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
+            self._no_peer.warn_of(f"connecting to {record.address}", error, outgoing=True, lasts=lacks)
             if reason in PLACE_TAKEN:
-                self._count(f"refused:{reason}")
-                self.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
+                self._state.count(f"refused:{reason}")
+                self._state.emit(EventKind.REFUSED, str(record.address), reason=reason, error=error)
             else:
-                self._count(f"handshake:{reason}")
-                self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
+                self._state.count(f"handshake:{reason}")
+                self._state.emit(EventKind.HANDSHAKE_FAILED, str(record.address), reason=reason, error=error)
         with self._lock:
-            self.changed.notify_all()
+            self._state.changed.notify_all()
 
     def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Refuses a peer after its hello was valid, and sends it the reason."""
         if record.outgoing and error.reason not in PLACE_TAKEN:
-            self._failed(record, error)
+            self.failed(record, error)
         else:
-            self._count(f"refused:{error.reason}")
-            self.emit(EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error)
+            self._state.count(f"refused:{error.reason}")
+            self._state.emit(
+                EventKind.ACCEPT_FAILED, str(record.address), made.peer, error.reason, error=error
+            )
         if made.stream is not None:
             made.stream.close()
         elif made.agreement.plain:
             made.discard()  # a plain peer does not know this message
         elif made.fd >= 0:
             refusal = bytes([Control.REFUSED]) + error.reason.encode()
-            stream = self.context.core.Stream(
+            stream = self._context.core.Stream(
                 made.fd,
-                int(self.pattern.socket_type),
-                self.context.flusher,
-                self.context.pool,
+                int(self._pattern.socket_type),
+                self._context.flusher,
+                self._context.pool,
                 channel=made.channel,
             )
             try:
@@ -387,21 +413,21 @@ class ConnectionAdmission(QueueLimits):
         end even while the application is busy."""
         if peer.foreign:
             self._watch_foreign(peer)
-        elif self.receives:
+        elif self._state.receives:
             events = PEER_CLOSED | EDGE
             if events != EDGE and PEER_CLOSED:
-                self.context.reactor.register(peer.fd, events, partial(self._ended, peer))
+                self._context.reactor.register(peer.fd, events, partial(self._control.ended, peer))
         else:
-            self.context.reactor.register(peer.fd, READABLE, partial(self._read, peer))
+            self._context.reactor.register(peer.fd, READABLE, partial(self._control.read, peer))
 
     def _watch_foreign(self, peer: Peer) -> None:
         """Watches the control connection of a foreign stream, which carries control frames and reports its
         end. If the application does not receive, the reactor watches the stream's descriptors, too."""
         if peer.fd >= 0:
-            self.context.reactor.register(peer.fd, READABLE, partial(self._read_control, peer))
-        if not self.receives:
-            for fd in self._share_foreign(peer, 1):
-                self.context.reactor.register(fd, READABLE, partial(self._read_sharing, fd))
+            self._context.reactor.register(peer.fd, READABLE, partial(self._control.read_control, peer))
+        if not self._state.receives:
+            for fd in self._state.share_foreign(peer, 1):
+                self._context.reactor.register(fd, READABLE, partial(self._control.read_sharing, fd))
 
     def _explain_choice(self, peer: Peer) -> None:
         """Logs once why a better transport is not used."""
@@ -409,15 +435,15 @@ class ConnectionAdmission(QueueLimits):
         if agreement is None:
             return
         for name in agreement.choice.unused:
-            self._count(f"unused:{name}")
-            self.context.log_once(
+            self._state.count(f"unused:{name}")
+            self._context.log_once(
                 f"{name} is there on both sides and not used: {agreement.choice.reason} "
-                f"(decided by {self.context.transport_config.protocol_source})"
+                f"(decided by {self._context.transport_config.protocol_source})"
             )
         if agreement.choice.fallback:
             choice = agreement.choice
-            self._count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
-            self.context.log_once(f"fell back to {choice.transport}: {choice.reason}")
+            self._state.count(f"fallback:{choice.wanted}:{choice.transport}:{choice.word}")
+            self._context.log_once(f"fell back to {choice.transport}: {choice.reason}")
 
 
 def _are_same(one: Peer, other: Peer) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -14,15 +14,12 @@ from transfer.patterns import Requester
 from transfer.patterns.base import SendMode
 from transfer.sockets import drain as draining
 from transfer.sockets.connections import refusal
-from transfer.sockets.connections.credits import Credits
-from transfer.sockets.connections.state import Orphan
+from transfer.sockets.connections.orphans import Orphan, Orphans
 from transfer.sockets.connections.unread_messages import UnreadMessages
 from transfer.sockets.monitor import EventKind
-from transfer.sockets.peer import Endpoint, LostPeer, Peer
-from transfer.sockets.tracker import Tracker
+from transfer.sockets.peer import Endpoint, Peer
 from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import (
-    Again,
     Broken,
     Closed,
     ProtocolError,
@@ -32,6 +29,10 @@ from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
+    from transfer.sockets.connections.credits import Credits
+    from transfer.sockets.connections.log_reader import LogReader
+    from transfer.sockets.connections.no_peer import NoPeer
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
 
 logger = logging.getLogger("transfer")
@@ -40,72 +41,82 @@ _Left = TypeVar("_Left")
 
 #: seconds that another thread may take to count what it has read from a lost peer
 _READING = 1.0
-#: seconds until messages of a lost peer are offered again after no peer had room
-_RETRY = 0.01
 _REFUSED = bytes([Control.REFUSED])
 #: bytes that are still read from a connection which the peer has given up
 _MOST_LEFT = 64 << 20
 
 
-class ConnectionLoss(Credits):
+class ConnectionLoss:
     """Handles the end of a connection, in the thread that finds it."""
+
+    def __init__(
+        self,
+        state: ConnectionState,
+        no_peer: NoPeer,
+        credits: Credits,
+        log_reader: LogReader,
+        orphans: Orphans,
+    ) -> None:
+        self._state, self._no_peer, self._credits = state, no_peer, credits
+        self._log_reader, self._orphans = log_reader, orphans
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
     def lost(self, stream: Any, error: BaseException) -> bool:
         """Handles the end of a stream. Any thread, any number of times. False: it is known already."""
         return uninterrupted(partial(self._lost, stream, without_frames(error)), True)
 
     def _lost(self, stream: Any, error: BaseException) -> bool:
-        with self._in_order():
+        with self._orphans.in_order():
             return self._lost_in_order(stream, error)
 
     def _lost_in_order(self, stream: Any, error: BaseException) -> bool:
         with self._lock:
             if isinstance(stream, UnreadMessages):
-                self.pattern.fail(stream, error)
-                self.pattern.detach(stream)
-            if self.closing or stream not in self.peers:  # `close` handles the rest
+                self._pattern.fail(stream, error)
+                self._pattern.detach(stream)
+            if self._state.closing or stream not in self._state.peers:  # `close` handles the rest
                 return False
-            peer = self.peers.pop(stream)
-            self._ending_peers.append(peer)
-            self._losses += 1
-            peer.loss = self._losses
-            self._unwatch(peer)
-        socket = self._socket()
+            peer = self._state.peers.pop(stream)
+            self._state.ending_peers.append(peer)
+            self._state.losses += 1
+            peer.loss = self._state.losses
+            self._state.unwatch(peer)
+        socket = self._state.socket()
         try:
             self._keep_unread(socket, peer, error)
             error = self._reason_of(peer, error)
         finally:
             with self._lock:
-                self._ending_peers.remove(peer)
-                self.changed.notify_all()
+                self._state.ending_peers.remove(peer)
+                self._state.changed.notify_all()
         unsent, count = self._take_unsent(peer)
         unconfirmed = max(0, stream.sent - count - stream.confirmed) if peer.confirms else 0
         stream.close()
-        self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
-        self._count("disconnected")
+        self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
+        self._state.count("disconnected")
         self._settle(peer, unsent, count, error)
         if unconfirmed:
-            self._count("unconfirmed", unconfirmed)
+            self._state.count("unconfirmed", unconfirmed)
         self._reconnect(peer)
         if peer.source.follower is not None:
             peer.source.follower.ended(peer.source)
-        self.give_orphans()
+        self._orphans.give()
         if socket is not None:
             socket._ways_changed()
         with self._lock:
-            self.changed.notify_all()
+            self._state.changed.notify_all()
         if socket is not None and not socket.closed:
             socket._notify()
-            if self.pattern.failure is not None:
+            if self._pattern.failure is not None:
                 # Notify again from another thread: a receiving call that found the loss clears its own
                 # notification, and an event loop must see that there is an error to fetch.
-                self.context.reactor.call_soon(self._notify)
+                self._context.reactor.call_soon(self._state.notify)
         self._announce(peer, error, unconfirmed, len(unsent))
         return True
 
     def send_refusal(self, stream: Any, error: ProtocolError, *, taken: bool = False) -> None:
         """Tells a peer why its connection ends. taken: its message was counted before it was decoded."""
-        peer = self.peers.get(stream)
+        peer = self._state.peers.get(stream)
         if peer is not None and peer.agreement is not None and not peer.agreement.plain:
             refusal.send(stream, error, taken)
 
@@ -117,10 +128,10 @@ class ConnectionLoss(Credits):
         remnant = self._left_by(peer, lambda: self._rescue(peer, error))
         with self._lock:
             if remnant is not None and self._matters(remnant):
-                self.pattern.inherit(remnant, stream)
-            self.pattern.detach(stream)
+                self._pattern.inherit(remnant, stream)
+            self._pattern.detach(stream)
         if remnant is not None and socket is not None:
-            self._attach(socket, remnant, sends=False)
+            self._state.attach(socket, remnant, sends=False)
 
     def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
         """Takes what a lost peer left. None: that failed, and the connection ends all the same."""
@@ -147,21 +158,23 @@ class ConnectionLoss(Credits):
             while peer.stream.received_bytes < most and (frames := peer.stream.receive()) is not None:
                 received.append(frames)
                 if frames[0].flags & Flag.CONTROL:
-                    self._credited(peer, frames[0])
+                    self._credits.credited(peer, frames[0])
                     if frames[0].data[:1] == _REFUSED:
                         peer.refusal = refusal.decode(bytes(frames[0].data))
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
-        found = [one for one in received if not one[0].flags & Flag.CONTROL and self._is_subscribed(one)]
-        if self.pattern.answers:  # the requester is gone, its reply has no receiver
-            self.pattern.drop("requester_gone", len(found))
+        found = [
+            one for one in received if not one[0].flags & Flag.CONTROL and self._log_reader.is_subscribed(one)
+        ]
+        if self._pattern.answers:  # the requester is gone, its reply has no receiver
+            self._pattern.drop("requester_gone", len(found))
             return None
-        for frames in received if self.positions is not None else ():
-            self._read_late(peer, frames)
-        return UnreadMessages(found, peer) if found and self.receives else None
+        for frames in received if self._log_reader.positions is not None else ():
+            self._log_reader.read_late(peer, frames)
+        return UnreadMessages(found, peer) if found and self._state.receives else None
 
-    def _is_gone(self, peer: Peer) -> bool:
+    def is_gone(self, peer: Peer) -> bool:
         """Whether a peer that confirms has ended, and no call has handled that yet. Used when the socket
         closes. Reads the credits that the peer sent before its end."""
         stream = peer.stream
@@ -170,25 +183,25 @@ class ConnectionLoss(Credits):
         if stream.broken is None and not draining.has_ended(peer.fd):
             return False
         peer.ended = True
-        if self.context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
+        if self._context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
             return True
         if peer.foreign:
             with suppress(Broken, ProtocolError):
                 for frame in stream.control_ready():
-                    self._credited(peer, frame)
+                    self._credits.credited(peer, frame)
         self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
         return True
 
-    def _count_unconfirmed(self, peer: Peer, unsent: int) -> int:
+    def count_unconfirmed(self, peer: Peer, unsent: int) -> int:
         """Counts the messages that a peer had been given and did not confirm, when the socket closes."""
         if count := max(0, int(peer.stream.sent - unsent - peer.stream.confirmed)):
-            self._count("unconfirmed", count)
-            self.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
+            self._state.count("unconfirmed", count)
+            self._state.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
         return count
 
     def _matters(self, remnant: UnreadMessages) -> bool:
         """Whether a REQ finds its reply in the unread messages; if not, its request has failed."""
-        pattern = self.pattern
+        pattern = self._pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
 
     def _settle(self, peer: Peer, unsent: list[list[OutFrame]], count: int, error: BaseException) -> None:
@@ -197,7 +210,7 @@ class ConnectionLoss(Credits):
         The last `count` messages of the stream were not sent; `unsent` has those that may go to other peers.
         """
         first = peer.stream.sent - count + 1
-        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
+        kept = self._pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self._pattern, Requester)
         left: list[Orphan] = []
 
         def orphan(number: int, frames: list[OutFrame]) -> Orphan:
@@ -210,19 +223,20 @@ class ConnectionLoss(Credits):
                 refused = peer.refusal[1] if peer.refusal is not None else 0
                 left = [orphan(n, frames) for n, frames in peer.retained if n < first and n != refused]
                 if len(left) < sum(n < first for n, _ in peer.retained):
-                    self.pattern.drop("refused")  # it would be refused again, for ever
-                self._count("resent", len(left))
+                    self._pattern.drop("refused")  # it would be refused again, for ever
+                self._state.count("resent", len(left))
                 moved = [orphan(n, frames) for n, frames in enumerate(unsent, first)]
                 peer.moved = {orphan.number: orphan for orphan in moved if orphan.tracker is None}
-                self._count("redistributed", len(moved))
-                if self.pattern.ordered:
-                    self.pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
-                self.orphans.extendleft(reversed(left + moved))  # they are older than those that wait
-        if isinstance(self.pattern, Requester):
-            self._settle_request(self.pattern, peer, unsent, error)
+                self._state.count("redistributed", len(moved))
+                if self._pattern.ordered:
+                    self._pattern.fail(peer.stream, error, {orphan.frames[0][1] for orphan in left + moved})
+                # They are older than those that wait.
+                self._orphans.messages.extendleft(reversed(left + moved))
+        if isinstance(self._pattern, Requester):
+            self._settle_request(self._pattern, peer, unsent, error)
         dropped = count - len(unsent)
-        if dropped and not isinstance(self.pattern, Requester):
-            self.pattern.drop("peer_gone", dropped)
+        if dropped and not isinstance(self._pattern, Requester):
+            self._pattern.drop("peer_gone", dropped)
         for tracker in trackers.values():
             tracker._fail(error)
         peer.part()
@@ -237,12 +251,12 @@ class ConnectionLoss(Credits):
         refused = peer.refusal is not None and peer.refusal[1] > 0
         if request is None and peer.retained and not refused:
             request = peer.retained[-1][1]
-            self._count("resent")
+            self._state.count("resent")
         if request is None:
             pattern.fail(peer.stream, error)
         else:
             pattern.peer = None
-            self.orphans.append(Orphan(request, None))
+            self._orphans.messages.append(Orphan(request, None))
 
     def _reconnect(self, peer: Peer) -> None:
         record = peer.source
@@ -255,10 +269,10 @@ class ConnectionLoss(Credits):
             record.queue = None
         if record.peer is peer:
             record.peer = None
-            if record not in self.endpoints:  # disconnected: a new queue would lose messages
+            if record not in self._state.endpoints:  # disconnected: a new queue would lose messages
                 return
             record.since = time.monotonic()
-            self._queue_for(record)
+            self.queue_for(record)
             record.connector.lost()
 
     def _reason_of(self, peer: Peer, error: BaseException) -> BaseException:
@@ -268,7 +282,7 @@ class ConnectionLoss(Credits):
             return error
         found.__cause__ = error
         text = str(found).replace("\n  hint:", ";")
-        self._throttled.say(logging.WARNING, "refused", "%s: %s", peer.endpoint, text)
+        self._state.throttled.say(logging.WARNING, "refused", "%s: %s", peer.endpoint, text)
         return found
 
     def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:
@@ -276,211 +290,78 @@ class ConnectionLoss(Credits):
         if isinstance(error, ProtocolError):
             text = "the connection to %s was ended: %s"
             said = str(error).replace("\n  hint:", ";")
-            self._throttled.say(logging.WARNING, error.reason, text, peer.address or peer.endpoint, said)
-            self._count(f"protocol:{error.reason}")
-            self.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
+            self._state.throttled.say(
+                logging.WARNING, error.reason, text, peer.address or peer.endpoint, said
+            )
+            self._state.count(f"protocol:{error.reason}")
+            self._state.emit(EventKind.PROTOCOL_FAILED, *where, error.reason, error=error)
         if unconfirmed:
-            self.emit(EventKind.UNCONFIRMED, *where, count=unconfirmed, error=error)
-        if unsent and self.pattern.send_mode is SendMode.ROUND_ROBIN:
-            self.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
-        self.emit(EventKind.DISCONNECTED, *where, error=error)
+            self._state.emit(EventKind.UNCONFIRMED, *where, count=unconfirmed, error=error)
+        if unsent and self._pattern.send_mode is SendMode.ROUND_ROBIN:
+            self._state.emit(EventKind.REDISTRIBUTED, *where, count=unsent)
+        self._state.emit(EventKind.DISCONNECTED, *where, error=error)
 
     def _take_unsent(self, peer: Peer) -> tuple[list[list[OutFrame]], int]:
         """Takes what the peer's stream had not begun to send, copied to memory of the core, if it may go to
         other peers. Returns it and the number of messages that the stream had not begun."""
         stream = peer.stream
-        if self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+        if self._pattern.send_mode is not SendMode.ROUND_ROBIN:
             return [], stream.drop_unsent()
         for _, tracker in list(peer.trackers):  # `_settle` decides about them
             tracker._rescue()
         unsent = self._left_by(peer, stream.take_unsent)
         return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
 
-    # -- messages that wait for a peer --------------------------------------------------------------
+    # -- queues of endpoints without a connection ---------------------------------------------------
 
-    def _queue_for(self, record: Endpoint) -> None:
+    def queue_for(self, record: Endpoint) -> None:
         """Queues messages until the endpoint is connected (lazy connect)."""
-        socket = self._socket()
-        if socket is None or socket.immediate or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
+        socket = self._state.socket()
+        if socket is None or socket.immediate or self._pattern.send_mode is not SendMode.ROUND_ROBIN:
             return
         if record.follower is not None:  # members share the queue of their endpoint
             return
-        expected = min(self.pattern.peer_types)
+        expected = min(self._pattern.peer_types)
         with self._lock:
             if (
-                self.closing
-                or record not in self.endpoints
-                or (self.pattern.socket_type is SocketType.PAIR and self.pattern.peers)
+                self._state.closing
+                or record not in self._state.endpoints
+                or (self._pattern.socket_type is SocketType.PAIR and self._pattern.peers)
             ):
                 return
-            stream = self._new_stream(socket, -1)
+            stream = self._state.new_stream(socket, -1)
             peer = Peer(stream, record, expected)
             stream.peer = peer
-            self.pattern.attach(stream, expected)
-            self.peers[stream] = peer
+            self._pattern.attach(stream, expected)
+            self._state.peers[stream] = peer
             record.queue = peer
-        self._attach(socket, stream)
-        self.watch_queue(record, socket._long_wait / 1000)
-        self.give_orphans()
+        self._state.attach(socket, stream)
+        self._no_peer.watch_queue(record, socket._long_wait / 1000)
+        self._orphans.give()
         socket._ways_changed()
 
     def take_queue(self, record: Endpoint) -> None:
         """Moves the queue of an endpoint that stands for many to its connected members."""
-        with self._in_order():
+        with self._orphans.in_order():
             with self._lock:
                 queue, record.queue = record.queue, None
-                if queue is None or queue.stream not in self.peers:
+                if queue is None or queue.stream not in self._state.peers:
                     return
-                self.pattern.detach(queue.stream)
-            socket = self._socket()
+                self._pattern.detach(queue.stream)
+            socket = self._state.socket()
             if socket is not None:
                 socket._detach(queue.stream)
-            self._hand_over(queue)
-            self.give_orphans()
+            self.hand_over(queue)
+            self._orphans.give()
             if socket is not None:
                 socket._ways_changed()
 
-    def _hand_over(self, queue: Peer) -> None:
+    def hand_over(self, queue: Peer) -> None:
         """Moves the queue to a connection that brought its own stream (inproc)."""
         stream = queue.stream
         with self._lock:
-            self.peers.pop(stream, None)
-            self._losses += 1
-            queue.loss = self._losses
+            self._state.peers.pop(stream, None)
+            self._state.losses += 1
+            queue.loss = self._state.losses
         self._settle(queue, *self._take_unsent(queue), Broken("the queue was closed"))
         stream.close()
-
-    def give_orphans(self) -> None:
-        """Offers the messages of lost peers to peers with room, in order. One thread at a time."""
-        if self.orphans:
-            uninterrupted(self._give_orphans, None)
-
-    def _give_orphans(self) -> None:
-        socket = self._socket()
-        if socket is None or not self.orphans or not self._giving.acquire(blocking=False):
-            return
-        try:
-            while self._give_oldest(socket):
-                pass
-        finally:
-            self._giving.release()
-        self._look_behind()
-
-    def _give_oldest(self, socket: SocketMethods) -> bool:
-        """Offers the oldest orphan. False: there is none, or no peer has room for it."""
-        with self._lock:
-            if not self.orphans or not self.peers or socket.closed or self.closing:
-                return False
-            orphan = self.orphans[0]
-            losses = self._losses
-        # The core owns this memory: the sender may have changed its memory since.
-        taken, frames = partial(self._given, orphan), orphan.frames
-        try:
-            stream = socket._send_frames(
-                frames, 0, hold=True, taken=taken, first=True, again=not orphan.fresh
-            )
-        except (Again, Closed):
-            if losses != self._losses:  # messages of that connection go before this one
-                return True
-            self._later("orphans", _RETRY, self.give_orphans)
-            return False
-        with self._lock, suppress(ValueError):  # `send_newest` may have dropped it
-            self.orphans.remove(orphan)
-        self.pattern.moved(stream, frames)
-        return True
-
-    def _given(self, orphan: Orphan, stream: Any, number: int) -> None:
-        with self._lock:
-            orphan.taken = stream, number
-            frames, tracker = orphan.frames, orphan.tracker
-            orphan.frames = []
-        self.note(frames, tracker, stream, number, again=True)
-
-    def send_newest(self, frames: Sequence[OutFrame], released: Any, taken: Any) -> Any:
-        """Sends the message now, or keeps it instead of the one that was kept before (conflate).
-
-        Returns the stream that took it (a count for a fan-out), or None if it waits here.
-        """
-        socket = self._socket()
-        assert socket is not None
-        with self._none_gives():
-            with self._lock:
-                self.pattern.drop("conflated", len(self.orphans))
-                self.orphans.clear()
-            try:
-                return socket._send_frames(frames, 0, released=released, taken=taken, first=True)
-            except Again:
-                kept = [(*frame[:4], bytes(frame[4])) for frame in frames]
-                with self._lock:
-                    self.orphans.append(Orphan(kept, None, fresh=True))
-                if self.peers:
-                    self._later("orphans", _RETRY, self.give_orphans)
-                return None
-
-    def note(
-        self,
-        frames: Sequence[OutFrame] | None,
-        tracker: Tracker | None,
-        stream: Any,
-        number: int,
-        again: bool = False,
-    ) -> None:
-        """Records that a stream has a message, for its tracker and for `resend`.
-
-        number: the message's number in the stream. again: another stream had it before. frames None: the
-        message is recorded already, but not its tracker.
-        """
-        peer = stream.peer
-        if tracker is not None and not again:
-            tracker._taken(1)
-        confirmable = peer.confirms or peer.pending or isinstance(self.pattern, Requester)
-        socket = self._socket()
-        resend = frames is not None and socket is not None and socket.resend
-        if peer.note(number, tracker if confirmable else None, list(frames or ()) if resend else None):
-            if tracker is not None and not confirmable:
-                tracker._not_confirmable()
-            if peer.confirms:
-                self.await_credits()
-            peer.confirm(stream.confirmed)  # its credit may have arrived before this was recorded
-        elif self._follow(tracker, peer, number) or (
-            resend and self._resend(frames or (), tracker, peer, number)
-        ):
-            return
-        elif tracker is not None:
-            tracker._fail(Broken("the peer disconnected at once"))
-
-    def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
-        """Handles a loss between the send and its record. If the message had not left, the tracker goes with
-        it to another peer: True."""
-        with self._lock:
-            orphan = peer.moved.pop(number, None)
-            if orphan is None:
-                return False
-            if tracker is not None:
-                tracker._rescue()
-            orphan.tracker = tracker
-            taken = orphan.taken
-        if taken is not None and tracker is not None:
-            self.note(None, tracker, *taken, again=True)
-        return True
-
-    def _resend(
-        self, frames: Sequence[OutFrame], tracker: Tracker | None, peer: Peer | LostPeer, number: int
-    ) -> bool:
-        """Handles a loss between the send and its record, after the peer's other messages were offered to
-        other peers: offers this one too. False: it had not left, and was among those."""
-        kept = self.pattern.send_mode is SendMode.ROUND_ROBIN and not isinstance(self.pattern, Requester)
-        if peer.settled is None or number >= peer.settled or not kept:
-            return False
-        with self._in_order(), self._lock:
-            self._put_back(Orphan(list(frames), tracker, peer.loss, number))
-        self._count("resent")
-        self.give_orphans()
-        return True
-
-    def _put_back(self, orphan: Orphan) -> None:
-        """Inserts an orphan before waiting messages, in the order of its stream. Under the lock."""
-        its = [i for i, other in enumerate(self.orphans) if other.loss == orphan.loss]
-        older = sum(self.orphans[i].number < orphan.number for i in its)
-        at = its[0] + older if its else 0  # they are adjacent
-        self.orphans.insert(at, orphan)

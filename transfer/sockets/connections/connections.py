@@ -1,15 +1,15 @@
 """The connections of one socket: how they begin, how they end, and what happens to their messages.
 
 All of this is rare: it runs in the reactor's thread, or in the thread that found a connection broken, never
-once for each message. `state` holds the data, `connection_loss` the end of connections, `control` the control
-frames, `admission` their beginning, this file the endpoints.
+once for each message. `Connections` has the endpoints, and owns one object for each other part: the beginning
+of connections, their end, messages that wait for a peer, control frames, credits, limits of queues. The parts
+share the data in `state`.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -17,13 +17,22 @@ from typing import TYPE_CHECKING
 
 from transfer.patterns import Requester
 from transfer.sockets import drain as draining
+from transfer.sockets.connections.admission import ConnectionAdmission
+from transfer.sockets.connections.connection_loss import ConnectionLoss
+from transfer.sockets.connections.control import Controls
+from transfer.sockets.connections.credits import Credits
 from transfer.sockets.connections.dialer import Dialer, handshake_timeout
 from transfer.sockets.connections.directory_connector import DirectoryConnector, is_member_of
-from transfer.sockets.connections.state import control
+from transfer.sockets.connections.heartbeats import Heartbeats
+from transfer.sockets.connections.log_reader import LogReader
+from transfer.sockets.connections.no_peer import NoPeer
+from transfer.sockets.connections.orphans import Orphans
+from transfer.sockets.connections.queue_limits import QueueLimits
+from transfer.sockets.connections.state import ConnectionState, control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
 from transfer.sockets.directories import open_directory
 from transfer.sockets.monitor import EventKind
-from transfer.sockets.peer import Endpoint, Peer
+from transfer.sockets.peer import Endpoint, Peer, PeerInfo
 from transfer.transports import registry
 from transfer.transports.address import Address, parse
 from transfer.transports.connect.establish import reach, serve
@@ -43,96 +52,123 @@ from transfer.transports.handshake.identity import new_nonce
 from transfer.transports.security.guard import is_loopback
 
 if TYPE_CHECKING:
+    from transfer.patterns.base import Pattern
+    from transfer.sockets.context import Context
     from transfer.sockets.socket import SocketMethods
 
 #: seconds after which a socket that closes reports a missing peer
 _LONG_WAIT = 5.0
 
 
-class Connections(Dialer):
+class Connections:
     """Binds and connects the endpoints of a socket. Thread-safe; callbacks run in the reactor's thread."""
+
+    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+        self.state = state = ConnectionState(socket, context, pattern)
+        self._pattern, self._context, self._lock = pattern, context, state.lock
+        self.no_peer = NoPeer(state)
+        self.credits = Credits(state)
+        self.log_reader = reader = LogReader(state)
+        self.orphans = orphans = Orphans(state, self.credits)
+        self.loss = ConnectionLoss(state, self.no_peer, self.credits, reader, orphans)
+        self.control = Controls(state, self.credits, reader, self.loss)
+        self.admission = ConnectionAdmission(state, self.no_peer, reader, orphans, self.loss, self.control)
+        self.heartbeats = Heartbeats(state, self.loss)
+        self.queue_limits = QueueLimits(state)
+        self._dialer = Dialer(state)
+
+    def infos(self) -> list[PeerInfo]:
+        """Every connected peer, for display."""
+        self.credits.read_credits()
+        with self._lock:
+            return [peer.info() for peer in self.state.peers.values() if not peer.pending]
+
+    def schedule_checks(self) -> None:
+        """Schedules the next check of the peers, for heartbeats and for limits."""
+        self.heartbeats.schedule()
+        self.queue_limits.schedule()
 
     # -- endpoints ----------------------------------------------------------------------------------
 
     def bind(self, endpoint: str) -> str:
         """Binds; returns the endpoint with the real port. Raises as `transports.serve`."""
-        socket = self._owner()
+        socket = self.state.owner()
         address = parse(endpoint)
         if address.is_directory:
             raise AddressError(
                 f"{endpoint} can be connected to, not bound",
                 hint="bind tcp://*:port; announce() registers it, and a service of Kubernetes DNS",
             )
-        check_begin(address, self.pattern, bound=True)
+        check_begin(address, self._pattern, bound=True)
         record = Endpoint(address, time.monotonic(), outgoing=False)
         prepare = self._preparation(address)
         if prepare is not None:
             prepare()
         try:
             record.acceptor = serve(
-                self.context.reactor,
-                registry.open_transport(address.scheme, self._transport_options(socket)),
+                self._context.reactor,
+                registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
                 address,
-                hello=self._hello,
-                on_connected=partial(self._connected, record),
+                hello=self._dialer.hello,
+                on_connected=partial(self.admission.connected, record),
                 on_failed=partial(self._refused, record),
-                admits=partial(self._check_admission, record),
+                admits=partial(self.admission.check_admission, record),
                 backlog=socket.backlog,
                 handshake_timeout=handshake_timeout(socket),
-                upgrades=self._upgrade,
-                credentials=self.context.credentials,
-                shares_endpoint=self.context.defaults.shares_endpoints,
+                upgrades=self._dialer.upgrade,
+                credentials=self._context.credentials,
+                shares_endpoint=self._context.defaults.shares_endpoints,
             )
         except TransferError as error:
-            self.emit(EventKind.BIND_FAILED, endpoint, error=error)
+            self.state.emit(EventKind.BIND_FAILED, endpoint, error=error)
             raise
         record.address = record.acceptor.address
         with self._lock:
-            open_still = not self.closing
+            open_still = not self.state.closing
             if open_still:
-                self.endpoints.append(record)
+                self.state.endpoints.append(record)
         if not open_still:  # another thread closed the socket and did not see this one
             record.close()
             raise Closed("the socket is closed")
-        self.emit(EventKind.LISTENING, str(record.address))
+        self.state.emit(EventKind.LISTENING, str(record.address))
         self.schedule_checks()
         return str(record.address)
 
     def connect(self, endpoint: str) -> Endpoint:
         """Starts to connect. Blocks only under the policy `require`; then raises Fatal or Again."""
-        socket = self._owner()
+        socket = self.state.owner()
         address = parse(endpoint)
         record = Endpoint(address, time.monotonic(), outgoing=True)
-        if check_begin(address, self.pattern):
+        if check_begin(address, self._pattern):
             with self._lock:
                 self._check_once(address)
-                self.positions = self.positions or TopicPositions()
+                self.log_reader.positions = self.log_reader.positions or TopicPositions()
             socket._ways_changed()
-        directory = open_directory(address, self.context) if address.is_directory else None
+        directory = open_directory(address, self._context) if address.is_directory else None
         with self._lock:
-            self._owner()
-            self.endpoints.append(record)
-        self._queue_for(record)
+            self.state.owner()
+            self.state.endpoints.append(record)
+        self.loss.queue_for(record)
         try:
             if directory is not None:
                 record.connector = DirectoryConnector(self, record, directory)
             else:
                 self._reach(socket, record)
         except BaseException:
-            self._forget(record)
+            self.forget(record)
             raise
-        if self.closing:  # another thread closed the socket and found no connector here
+        if self.state.closing:  # another thread closed the socket and found no connector here
             record.close()
             raise Closed("the socket is closed")
         self.schedule_checks()
-        if (address.policy or self.context.transport_config.policy) == "require":
+        if (address.policy or self._context.transport_config.policy) == "require":
             self._await_handshake(record, handshake_timeout(socket))
         return record
 
     def _check_once(self, address: Address) -> None:
         """Raises AddressError for a second connection to one log, which would double its messages."""
         bare = replace(address, begin=None, policy=None)
-        for other in self.endpoints:
+        for other in self.state.endpoints:
             if other.address.begin and replace(other.address, begin=None, policy=None) == bare:
                 raise AddressError(
                     f"{address}: {other.address} is connected already", hint="disconnect it first"
@@ -141,38 +177,38 @@ class Connections(Dialer):
     def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
         address = record.address
         record.connector = reach(
-            self.context.reactor,
-            registry.open_transport(address.scheme, self._transport_options(socket)),
+            self._context.reactor,
+            registry.open_transport(address.scheme, self._dialer.transport_options(socket)),
             address,
-            hello=partial(self._hello, new_nonce(), address),
-            on_connected=partial(self._connected, record),
-            on_failed=partial(self._failed, record),
-            admits=partial(self._check_admission, record),
-            begins=partial(self._check_handshake, record),
-            on_delayed=partial(self.emit, EventKind.CONNECT_DELAYED, str(address)),
+            hello=partial(self._dialer.hello, new_nonce(), address),
+            on_connected=partial(self.admission.connected, record),
+            on_failed=partial(self.admission.failed, record),
+            admits=partial(self.admission.check_admission, record),
+            begins=partial(self.admission.check_handshake, record),
+            on_delayed=partial(self.state.emit, EventKind.CONNECT_DELAYED, str(address)),
             on_retried=partial(self._retried, str(address)),
-            options=replace(self._connect_options(socket), prepare=self._preparation(address)),
-            upgrades=self._upgrade,
-            credentials=self.context.credentials,
+            options=replace(self._dialer.connect_options(socket), prepare=self._preparation(address)),
+            upgrades=self._dialer.upgrade,
+            credentials=self._context.credentials,
         )
 
     def reach_member(self, follower: DirectoryConnector, address: Address) -> Endpoint | None:
         """Starts to connect to a member of an endpoint that stands for many. None: the endpoint or the socket
         is closed. Raises TransferError."""
-        socket = self._socket()
+        socket = self.state.socket()
         record = Endpoint(address, time.monotonic(), outgoing=True)
         record.follower = follower
         with self._lock:
-            if socket is None or self.closing or follower.record not in self.endpoints:
+            if socket is None or self.state.closing or follower.record not in self.state.endpoints:
                 return None
-            self.endpoints.append(record)
+            self.state.endpoints.append(record)
         try:
             self._reach(socket, record)
         except BaseException:
-            self._forget(record)
+            self.forget(record)
             raise
         with self._lock:
-            wanted = not self.closing and record in self.endpoints
+            wanted = not self.state.closing and record in self.state.endpoints
         if not wanted:  # another thread gave it up and may have found no connector here
             record.close()
             return None
@@ -183,53 +219,55 @@ class Connections(Dialer):
         """Ends a bound or connected endpoint. Raises AddressError if there is no such endpoint."""
         wanted = str(parse(endpoint))
         with self._lock:
-            for record in reversed(self.endpoints):
+            for record in reversed(self.state.endpoints):
                 own = record.follower is None and bound == (record.acceptor is not None)
                 if own and str(record.address) == wanted:
                     break
             else:
                 what = "bound" if bound else "connected"
-                others = (e for e in self.endpoints if e.follower is None)
+                others = (e for e in self.state.endpoints if e.follower is None)
                 here = ", ".join(str(e.address) for e in others if bound == (e.acceptor is not None))
                 raise AddressError(f"{endpoint} is not {what}", hint=f"{what} are: {here or 'none'}")
-            self.endpoints.remove(record)
+            self.state.endpoints.remove(record)
         record.close()
         return record
 
     def drop(self, record: Endpoint, linger: float) -> None:
         """Ends the connections and the queue of a released endpoint, and of its members."""
         with self._lock:
-            members = [other for other in self.endpoints if is_member_of(other, record.connector)]
-            self.endpoints = [other for other in self.endpoints if other not in members]
+            members = [other for other in self.state.endpoints if is_member_of(other, record.connector)]
+            self.state.endpoints = [other for other in self.state.endpoints if other not in members]
             ended = [record, *members]
             peers = [p for one in ended for p in (one.peer, one.queue) if p is not None]
         deadline = time.monotonic() + linger
         draining.flush([p.stream for p in peers if not p.pending], deadline)
         for peer in peers:
-            self.lost(peer.stream, Closed(f"{record.address} was disconnected"))
+            self.loss.lost(peer.stream, Closed(f"{record.address} was disconnected"))
 
     def _await_handshake(self, record: Endpoint, timeout: float) -> None:
-        with self.changed:
-            self.changed.wait_for(lambda: self._is_reached(record) or self.fatal or self.closing, timeout)
+        with self.state.changed:
+            self.state.changed.wait_for(
+                lambda: self._is_reached(record) or self.state.fatal or self.state.closing, timeout
+            )
         if not self._is_reached(record):
-            self._forget(record)
-            if self.fatal is not None:
-                raise self.fatal
+            self.forget(record)
+            if self.state.fatal is not None:
+                raise self.state.fatal
             raise Again(f"no handshake with {record.address} within {timeout:g} s") from record.error
 
     def _is_reached(self, record: Endpoint) -> bool:
         """Whether the endpoint, or one of its members, has a connection."""
-        members = (other for other in self.endpoints if is_member_of(other, record.connector))
+        members = (other for other in self.state.endpoints if is_member_of(other, record.connector))
         return record.peer is not None or any(member.peer is not None for member in members)
 
-    def _forget(self, record: Endpoint) -> None:
+    def forget(self, record: Endpoint) -> None:
         with self._lock:
-            if record in self.endpoints:
-                self.endpoints.remove(record)
+            if record in self.state.endpoints:
+                self.state.endpoints.remove(record)
             queue, record.queue = record.queue, None
         record.close()
         if queue is not None:
-            self.lost(queue.stream, Broken(f"{record.address} was disconnected"))
+            self.loss.lost(queue.stream, Broken(f"{record.address} was disconnected"))
         if record.address.is_directory:
             self.drop(record, 0)
 
@@ -237,28 +275,28 @@ class Connections(Dialer):
 
     def _retried(self, endpoint: str, pause: float) -> None:
         """Records that the connector tries again after this pause, in seconds."""
-        self._count("retried")
-        self.emit(EventKind.CONNECT_RETRIED, endpoint)
+        self.state.count("retried")
+        self.state.emit(EventKind.CONNECT_RETRIED, endpoint)
 
     def _refused(self, record: Endpoint, error: TransferError, where: str) -> None:
         """Records an accepted connection that failed."""
         reason = getattr(error, "reason", "")
         if reason in PLACE_TAKEN or reason == "busy":
-            self._count(f"refused:{reason}")
-            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, reason, error=error)
+            self.state.count(f"refused:{reason}")
+            self.state.emit(EventKind.ACCEPT_FAILED, str(record.address), where, reason, error=error)
         elif isinstance(error, (HandshakeError, ProtocolError)):
             here = f"listening on {record.address}, {where} was refused"
-            if not self.warn_of(here, error, outgoing=False):
+            if not self.no_peer.warn_of(here, error, outgoing=False):
                 text = str(error).partition("\n")[0]
-                self._throttled.say(logging.INFO, reason, "%s: %s", here, text)
-            self._count(f"handshake:{reason}")
-            self.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
+                self.state.throttled.say(logging.INFO, reason, "%s: %s", here, text)
+            self.state.count(f"handshake:{reason}")
+            self.state.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
             reason = str(error).replace("\n  hint:", ";")
             text = "%s: a connection is not accepted: %s"
-            self._throttled.say(logging.WARNING, "accept", text, record.address, reason, most=1)
-            self._count("accept_failed")
-            self.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
+            self.state.throttled.say(logging.WARNING, "accept", text, record.address, reason, most=1)
+            self.state.count("accept_failed")
+            self.state.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
     # -- the end ------------------------------------------------------------------------------------
 
@@ -270,13 +308,13 @@ class Connections(Dialer):
         due = time.monotonic() + _LONG_WAIT
         while True:
             if time.monotonic() >= due:
-                self.long_wait()
-            for peer in list(self.peers.values()):
+                self.no_peer.long_wait()
+            for peer in list(self.state.peers.values()):
                 if peer.retained and draining.has_ended(peer.fd):
-                    self.lost(peer.stream, Broken("the peer closed the connection"))
+                    self.loss.lost(peer.stream, Broken("the peer closed the connection"))
             with self._lock:
-                streams = [peer.stream for peer in self.peers.values()]
-                left_over = bool(self._moves or self.orphans)
+                streams = [peer.stream for peer in self.state.peers.values()]
+                left_over = self.orphans.waiting
                 waiting = left_over or any(map(draining.unsent, streams))
             if not waiting and not self._awaits_confirmation():
                 return
@@ -285,30 +323,30 @@ class Connections(Dialer):
                 return
             if left_over or not waiting:
                 with self._lock:
-                    self.changed.wait(0.01)
+                    self.state.changed.wait(0.01)
 
     def _awaits_confirmation(self) -> bool:
         """Whether a message is kept for a resend, and its confirmation may still arrive."""
-        kept = list(filter(_is_kept, list(self.peers.values())))
-        if isinstance(self.pattern, Requester) or not kept:
+        kept = list(filter(_is_kept, list(self.state.peers.values())))
+        if isinstance(self._pattern, Requester) or not kept:
             return False
-        for peer in kept if not self.receives else ():
-            self._read(peer)
-        self.read_credits()
-        socket = self._socket()
+        for peer in kept if not self.state.receives else ():
+            self.control.read(peer)
+        self.credits.read_credits()
+        socket = self.state.socket()
         # Behind a message that no call receives any more, no credit is seen.
-        return not (self.receives and socket is not None and socket._readable())
+        return not (self.state.receives and socket is not None and socket._readable())
 
     def close(self, deadline: float) -> int:
         """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
-        with self._none_gives(), self._lock:
-            self._wait_for_moves()
-            self.closing = True
-            endpoints, self.endpoints = self.endpoints, []
-            peers = list(self.peers.values())
-            timers, self._timers = list(self._timers.values()), {}
-            orphans, self.orphans = list(self.orphans), deque()
-            self.changed.notify_all()
+        with self.orphans.none_gives(), self._lock:
+            self.orphans.wait_for_moves()
+            self.state.closing = True
+            endpoints, self.state.endpoints = self.state.endpoints, []
+            peers = list(self.state.peers.values())
+            timers, self.state.timers = list(self.state.timers.values()), {}
+            orphans = self.orphans.take_all()
+            self.state.changed.notify_all()
         for timer in timers:
             timer.cancel()
         for record in endpoints:
@@ -320,12 +358,12 @@ class Connections(Dialer):
         unsent += self.end(peers, deadline)
         for record in endpoints:
             record.peer = record.queue = None
-        self.pattern.drop("unsent", unsent)
-        for kept in self.own.values():
+        self._pattern.drop("unsent", unsent)
+        for kept in self.state.own.values():
             kept.close()
         with self._lock:
-            self.peers.clear()
-        self.emit(EventKind.CLOSED)
+            self.state.peers.clear()
+        self.state.emit(EventKind.CLOSED)
         return unsent
 
     def end(self, peers: list[Peer], deadline: float) -> int:
@@ -345,15 +383,15 @@ class Connections(Dialer):
         unsent = 0
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:
-            self._unwatch(peer)
+            self.state.unwatch(peer)
             kept = _is_kept(peer)
-            gone = self._is_gone(peer)
+            gone = self.loss.is_gone(peer)
             left = max(queued[peer.stream], peer.stream.close())
             unsent += left
             if gone or kept:
-                unconfirmed = self._count_unconfirmed(peer, left)
+                unconfirmed = self.loss.count_unconfirmed(peer, left)
                 unsent += unconfirmed if kept else 0
-            self.context.tally.peer_ended(self.pattern.socket_type.name, peer)
+            self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
             peer.settle(0)
             for _, tracker in peer.trackers:
                 tracker._fail(closed)
@@ -365,9 +403,9 @@ class Connections(Dialer):
         reactor's thread."""
         if address.scheme in ("inproc", "ipc"):
             return None
-        offer = self.context.offer
+        offer = self._context.offer
         if address.scheme == BASE:  # other transports are named by the scheme
-            known, loopback = self.context.credentials.security.any, is_loopback(address.host)
+            known, loopback = self._context.credentials.security.any, is_loopback(address.host)
             offer = permitted(offer, known=known, loopback=loopback)
         return registry.preparation(offer, address.scheme)
 

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
-from transfer.sockets import drain as draining
 from transfer.sockets.connections import refusal
-from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Peer
-from transfer.transports.core.wire import HEADER_SIZE, Control, Flag, SocketType
+from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import Broken, Closed, ProtocolError
 from transfer.transports.reactor import READABLE
 
 if TYPE_CHECKING:
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.connections.connection_loss import ConnectionLoss
+    from transfer.sockets.connections.credits import Credits
+    from transfer.sockets.connections.log_reader import LogReader
+    from transfer.sockets.connections.state import ConnectionState
 
 #: the reason for which a ROUTER refuses a connection after a newer one with the same identity
 REPLACED = b"replaced"
 #: the reason for which it refuses a connection whose identity another one has
 TAKEN = "identity"
-_HEARTBEAT_SIZE = HEADER_SIZE + 1
 _CREDIT = bytes([Control.CREDIT])
 #: bytes of acknowledged subscriptions that may wait for a peer, in addition to its messages
 _ANSWERS = 16 << 20
@@ -37,16 +36,18 @@ _OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
 _MAX_UNSUBSCRIBED = 1000
 #: control frames of one peer that the reactor reads before it serves other peers
 TURN_FRAMES = 64
-#: heartbeats that may wait for a receiver
-_GATHERED = 16
 
 
-class Controls(ConnectionLoss):
-    """Credits, subscriptions and heartbeats; not on the path of messages."""
+class Controls:
+    """Credits, subscriptions, positions and refusals; not on the path of messages."""
 
-    # -- what arrives -------------------------------------------------------------------------------
+    def __init__(
+        self, state: ConnectionState, credits: Credits, log_reader: LogReader, loss: ConnectionLoss
+    ) -> None:
+        self._state, self._credits, self._log_reader, self._loss = state, credits, log_reader, loss
+        self._pattern, self._context, self._lock = state.pattern, state.context, state.lock
 
-    def _read(self, peer: Peer, events: int = READABLE) -> None:
+    def read(self, peer: Peer, events: int = READABLE) -> None:
         """Reads control frames and the peer's end on a send-only socket, a limited number at a time."""
         if peer.read_later:
             return
@@ -59,65 +60,65 @@ class Controls(ConnectionLoss):
                         return
                     if not frames[0].flags & Flag.CONTROL:
                         raise ProtocolError(
-                            "flags", f"data for a {self.pattern.socket_type.name}, which only sends"
+                            "flags", f"data for a {self._pattern.socket_type.name}, which only sends"
                         )
                     self.on_control(stream, frames[0])
         except (Broken, ProtocolError) as error:
-            self.lost(stream, error)
+            self._loss.lost(stream, error)
             return
         peer.read_later = True
-        self.context.reactor.call_soon(self._read_on, peer)
+        self._context.reactor.call_soon(self._read_on, peer)
 
     def _read_on(self, peer: Peer) -> None:
         peer.read_later = False
-        if self.peers.get(peer.stream) is peer:
-            self._read(peer)
+        if self._state.peers.get(peer.stream) is peer:
+            self.read(peer)
 
-    def _read_control(self, peer: Peer, events: int) -> None:
+    def read_control(self, peer: Peer, events: int) -> None:
         """Reads the control connection of a foreign stream: control frames, and the peer's end."""
         try:
             with peer.reading:
                 for frame in peer.stream.control_ready():
                     self.on_control(peer.stream, frame)
         except (Broken, ProtocolError) as error:
-            self.lost(peer.stream, error)
+            self._loss.lost(peer.stream, error)
 
-    def _read_sharing(self, fd: int, events: int) -> None:
+    def read_sharing(self, fd: int, events: int) -> None:
         """Reads the foreign streams of a send-only socket that share a readable descriptor."""
-        for peer in list(self.peers.values()):
+        for peer in list(self._state.peers.values()):
             if peer.foreign and fd in peer.stream.wait_fds:
-                self._read(peer)
+                self.read(peer)
 
-    def _ended(self, peer: Peer, events: int) -> None:
+    def ended(self, peer: Peer, events: int) -> None:
         """Handles a peer that closed its side. The application still reads what the peer sent before, and
         then finds the end; only a new connection need not wait for that."""
-        self.context.reactor.unregister(peer.fd)
+        self._context.reactor.unregister(peer.fd)
         peer.ended = True
-        if self.pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
+        if self._pattern.socket_type in (SocketType.SUB, SocketType.PULL) and peer.source.peer is peer:
             peer.source.peer = None
             if peer.source.connector is not None:
                 peer.source.connector.lost()
-        socket = self._socket()
+        socket = self._state.socket()
         if socket is not None:
             # Another thread may close the socket or the stream now: then there is nothing to find.
             with suppress(Closed, Broken):
                 socket._readable()  # finds the end, unless data precedes it
 
-    def control_arrived(self, stream: Any, frame: Any) -> None:
+    def arrived(self, stream: Any, frame: Any) -> None:
         """As `on_control`; an invalid frame ends the connection."""
         try:
             self.on_control(stream, frame)
         except (ProtocolError, Broken) as error:
-            self.lost(stream, error)
+            self._loss.lost(stream, error)
 
     def on_control(self, stream: Any, frame: Any) -> None:
         """Handles a control frame. Raises ProtocolError for an invalid one."""
         data = bytes(frame.data)
         if data[:1] == _CREDIT:
             if isinstance(sender := stream.peer, Peer):  # a lost one too, until it is settled
-                self.on_credit(sender, data)
+                self._credits.on_credit(sender, data)
             return
-        peer = self.peers.get(stream)
+        peer = self._state.peers.get(stream)
         if peer is None or not data:
             return
         kind = data[0]
@@ -128,10 +129,10 @@ class Controls(ConnectionLoss):
         elif kind == Control.REFUSED:
             peer.refusal = refusal.decode(data)
             reason = peer.refusal[0]
-            self._count(f"refused:{reason}")
-            self.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
+            self._state.count(f"refused:{reason}")
+            self._state.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)
             if reason == TAKEN:
-                self.context.log_once(
+                self._context.log_once(
                     f"{peer.endpoint} refuses this socket, and is tried again: another one has its routing_id"
                 )
             if data[1:] == REPLACED and peer.source.connector is not None:
@@ -139,10 +140,10 @@ class Controls(ConnectionLoss):
 
     def _on_subscription(self, peer: Peer, data: bytes) -> None:
         kind, number, prefix = decode_order(data)
-        pattern, stream = self.pattern, peer.stream
-        source = self.catch_up_source if peer.catch_up else None
+        pattern, stream = self._pattern, peer.stream
+        source = self._state.catch_up_source if peer.catch_up else None
         if isinstance(pattern, Subscriber) and kind == Control.SUBSCRIBED:
-            self.acknowledged(pattern, peer, number)
+            self._log_reader.acknowledged(pattern, peer, number)
         elif isinstance(pattern, Publisher) and kind in _SUBSCRIBES:
             if not pattern.subscribe(stream, prefix):
                 raise ProtocolError("control", "more subscriptions than one peer may have")
@@ -153,36 +154,36 @@ class Controls(ConnectionLoss):
                     raise ProtocolError("control", "the peer subscribes, and does not read the answers")
                 stream.subscribe(prefix)
                 stream.send(control(encode_order(Control.SUBSCRIBED, number)), force=True)
-            self.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
+            self._state.emit(EventKind.SUBSCRIBED, peer.endpoint, peer.address)
         elif isinstance(pattern, Publisher) and kind == Control.UNSUBSCRIBE:
             pattern.unsubscribe(stream, prefix)
             if source is not None:
                 source.unsubscribe(peer, prefix)
             else:
                 stream.unsubscribe(prefix)
-            self.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
+            self._state.emit(EventKind.UNSUBSCRIBED, peer.endpoint, peer.address)
         else:
             raise ProtocolError("control", f"control {kind} makes no sense to a {pattern.socket_type.name}")
         with self._lock:
-            self.changed.notify_all()
+            self._state.changed.notify_all()
 
     def _on_position_control(self, peer: Peer, kind: int, data: bytes) -> None:
-        source = self.catch_up_source if peer.catch_up else None
+        source = self._state.catch_up_source if peer.catch_up else None
         if source is not None and kind == Control.POSITION:
             source.set_position(peer, *decode_position(data))
         elif source is not None and kind == Control.OFFLINE:
             source.set_offline(peer, decode_offline(data))
-        elif self.positions is not None and peer.log is not None and kind != Control.OFFLINE:
-            self.on_publisher_position(peer, kind, data)
+        elif self._log_reader.positions is not None and peer.log is not None and kind != Control.OFFLINE:
+            self._log_reader.on_position(peer, kind, data)
         else:
-            ours = self.pattern.socket_type.name
+            ours = self._pattern.socket_type.name
             raise ProtocolError("control", f"control {kind} makes no sense to this {ours}")
 
     def subscribe(self, prefix: bytes, add: bool) -> None:
         """Adds or removes a subscription and sends the change to every publisher."""
-        pattern = self.pattern
+        pattern = self._pattern
         assert isinstance(pattern, Subscriber)
-        if add and any(record.address.begin for record in list(self.endpoints)):
+        if add and any(record.address.begin for record in list(self._state.endpoints)):
             check_log_prefix(prefix)
         broken: list[tuple[Any, Broken]] = []
         stream: Any
@@ -192,90 +193,8 @@ class Controls(ConnectionLoss):
                     stream.send(control(order), force=True)
                 except Broken as error:
                     broken.append((stream, error))
-            for peer in self.peers.values() if not add and prefix not in pattern.subscriptions else ():
+            for peer in self._state.peers.values() if not add and prefix not in pattern.subscriptions else ():
                 if peer.log is not None:
                     peer.unsubscribed.add(prefix if len(peer.unsubscribed) < _MAX_UNSUBSCRIBED else b"")
         for stream, reason in broken:
-            self.lost(stream, reason)
-
-    # -- heartbeats ---------------------------------------------------------------------------------
-
-    def schedule_heartbeat(self) -> None:
-        """Schedules the next check of the peers, often enough for each of the three options."""
-        socket = self._socket()
-        if socket is None or self.closing:
-            return
-        beat = socket.heartbeat_ivl or socket.heartbeat_timeout
-        pulse = min((ms for ms in (beat, (socket.frame_timeout + 3) // 4) if ms > 0), default=0) / 1000.0
-        with self._lock:
-            if "heartbeat" in self._timers and pulse < self._pulse:
-                self._timers.pop("heartbeat").cancel()
-            if pulse:
-                self._pulse = pulse
-                self._later("heartbeat", pulse, self._beat)
-
-    def _beat(self) -> None:
-        """Sends heartbeats to idle peers, and ends connections that were silent for too long. One-way."""
-        socket = self._socket()
-        if socket is None or self.closing:
-            return
-        now = time.monotonic_ns()
-        with self._lock:
-            peers = [peer for peer in self.peers.values() if peer.fd >= 0]
-        idle = socket.heartbeat_ivl * 1_000_000
-        for peer in peers:
-            if peer.agreement is None:
-                continue
-            stream = peer.stream
-            beats = idle and not peer.agreement.plain  # a plain peer knows no heartbeats
-            # A peer notices data of a foreign stream when its application reads; its reactor notices the
-            # control connection.
-            way = stream.control if peer.foreign else stream
-            try:
-                last_sent = max(way.last_sent_ns, peer.since_ns)  # the hello is a sign of life, too
-                if beats and now - last_sent >= idle // 2 and not way.queued:
-                    stream.send(control(bytes([Control.HEARTBEAT])), force=True)
-                if self._is_silent(socket, peer, now):
-                    self.emit(EventKind.SILENT, peer.endpoint, peer.address)
-                    self._count("silent")
-                    self.lost(stream, Broken("the peer was silent for too long"))
-                elif self._is_stalled(socket, peer, now):
-                    # Not raised: the event would keep the half-read message alive through the traceback.
-                    self.lost(stream, _stalled(socket.frame_timeout))
-            except Broken as error:
-                self.lost(stream, error)
-        if any(map(self._has_gathered, peers)):
-            with suppress(Closed):
-                socket._readable()
-        self.schedule_heartbeat()
-
-    def _has_gathered(self, peer: Peer) -> bool:
-        """Whether many control frames wait, and only such, by their length: the next receive would have to
-        go through an hour of heartbeats first."""
-        unread = draining.unread(peer.fd) if self.receives else 0
-        return unread >= _GATHERED * _HEARTBEAT_SIZE and unread % _HEARTBEAT_SIZE == 0
-
-    def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Whether a peer is silent. Unread bytes are a sign of life: the application is only slow to read."""
-        if not peer.heartbeat or socket.heartbeat_timeout <= 0:
-            return False
-        allowed = max(socket.heartbeat_timeout, 3 * peer.heartbeat) * 1_000_000
-        last = max(peer.stream.last_received_ns, peer.since_ns)
-        return now - last > allowed and draining.unread(peer.fd) == 0
-
-    def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
-        """Whether a peer is silent in the middle of a message. Between messages it may be silent for ever."""
-        allowed = socket.frame_timeout * 1_000_000
-        stream = peer.stream
-        if allowed <= 0 or not stream.midway or draining.unread(peer.fd):
-            return False
-        # Checked again after the kernel's queue, which a thread may have emptied in this moment.
-        return bool(stream.midway) and now - stream.last_received_ns > allowed
-
-
-def _stalled(milliseconds: int) -> ProtocolError:
-    return ProtocolError(
-        "stalled",
-        f"the peer was silent for {milliseconds / 1000:g} s inside a message",
-        hint="frame_timeout sets the time",
-    )
+            self._loss.lost(stream, reason)

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from transfer.patterns import Subscriber
-from transfer.patterns.pub_sub import decode_order
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.no_peer import NoPeer
-from transfer.sockets.connections.topic_positions import decode_position, decode_skipped
-from transfer.sockets.peer import Peer, PeerInfo
-from transfer.transports.core.wire import CREDIT, Control, Flag
+from transfer.sockets.peer import Peer
+from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
+
+if TYPE_CHECKING:
+    from transfer.sockets.connections.state import ConnectionState
 
 #: seconds until the first check for credits, and the longest pause between two checks without result
 _FIRST, _LONGEST = 0.02, 0.16
@@ -22,81 +19,34 @@ _FIRST, _LONGEST = 0.02, 0.16
 _LITTLE = 64 * 1024
 
 
-class Credits(NoPeer):
+class Credits:
     """Reads the credits of a socket that also receives while its application only sends. They arrive among
     the messages: it reads up to the first message, which is kept for the next receive."""
 
-    _pause = _FIRST
-    _confirmed = -1
-
-    def infos(self) -> list[PeerInfo]:
-        """Every connected peer, for display."""
-        self.read_credits()
-        return super().infos()
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
+        self._pause = _FIRST
+        self._confirmed = -1
 
     def await_credits(self) -> None:
         """Starts to look for credits: a sent message is kept, or has a tracker, until it is confirmed."""
-        if self.receives and "credits" not in self._timers:
+        if self._state.receives and "credits" not in self._state.timers:
             self._pause = _FIRST
-            self._later("credits", _FIRST, self._look_for_credits)
+            self._state.later("credits", _FIRST, self._look_for_credits)
 
     def _look_for_credits(self) -> None:
         self.read_credits()
-        peers = list(self.peers.values())
+        peers = list(self._state.peers.values())
         if not any(peer.trackers or peer.retained for peer in peers):
             return
         confirmed = sum(peer.stream.confirmed for peer in peers)
         self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
         self._confirmed = confirmed
-        self._later("credits", self._pause, self._look_for_credits)
+        self._state.later("credits", self._pause, self._look_for_credits)
 
-    def _credited(self, peer: Peer, frame: Any) -> None:
+    def credited(self, peer: Peer, frame: Any) -> None:
         if frame.data[:1] == bytes([Control.CREDIT]):
             self.on_credit(peer, bytes(frame.data))
-
-    def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
-        """Handles a publisher's acknowledgement of the subscription with this number."""
-        pattern.acknowledged(peer.stream, number)
-        if self.positions is not None and peer.log is not None and pattern.is_held(peer.stream):
-            self.positions.confirm(peer.log.name, pattern.subscriptions)
-            peer.source.caught_up = True
-
-    def on_publisher_position(self, peer: Peer, kind: int, data: bytes) -> None:
-        """Handles a publisher's position in a topic, or a skipped message. Raises ProtocolError."""
-        assert self.positions is not None
-        if kind == Control.POSITION:
-            self.positions.reset(peer, *decode_position(data))
-            return
-        number, nbytes, topic = decode_skipped(data)
-        if self.positions.skip(peer, number, topic):
-            self._count("missed")
-            text = "%s: a message of topic %r has %d bytes, more than maxmsgsize: raise it to receive such"
-            name = topic.decode(errors="replace")
-            self._throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
-
-    def _read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
-        """Handles messages and control frames that a connection received before its end, in order."""
-        data = bytes(frames[0].data[:1]) if frames[0].flags & Flag.CONTROL else b""
-        pattern = self.pattern
-        if not data:
-            if self._is_subscribed(frames):
-                self.record_position(peer.stream, frames)
-            return
-        if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
-            return
-        with suppress(ProtocolError):  # the connection has ended anyway
-            if data[0] in (Control.POSITION, Control.SKIPPED):
-                self.on_publisher_position(peer, data[0], bytes(frames[0].data))
-            elif data[0] == Control.SUBSCRIBED:
-                self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])
-
-    def _is_subscribed(self, frames: Sequence[Any]) -> bool:
-        topic = frames[0].topic
-        return (
-            topic is None
-            or not isinstance(self.pattern, Subscriber)
-            or self.pattern.subscriptions.matches(topic)
-        )
 
     def on_credit(self, peer: Peer, data: bytes) -> None:
         """Handles the count of messages that the peer has consumed. Raises ProtocolError."""
@@ -109,10 +59,10 @@ class Credits(NoPeer):
 
     def read_credits(self) -> None:
         """Reads credits without blocking; does nothing while another thread receives."""
-        socket = self._socket()
-        if socket is None or not self.receives or self.closing:
+        socket = self._state.socket()
+        if socket is None or not self._state.receives or self._state.closing:
             return
-        peers = [peer for peer in list(self.peers.values()) if peer.confirms]
+        peers = [peer for peer in list(self._state.peers.values()) if peer.confirms]
         if any(peer.fd < 0 or 0 < draining.unread(peer.fd) <= _LITTLE for peer in peers):
             with suppress(Again, Broken, Closed):
                 socket._readable()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.topic_positions import BEGIN, EPOCH, LOG
 from transfer.transports import registry
 from transfer.transports.config import DescriptorOptions
@@ -13,56 +12,61 @@ from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Surroundings, Upgrade
 
 if TYPE_CHECKING:
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.socket import SocketMethods
     from transfer.transports.address import Address
     from transfer.transports.handshake.hello import Agreement
 
 
-class Dialer(ConnectionAdmission):
+class Dialer:
     """Reads the options of the socket and its context, and changes nothing."""
 
-    def _hello(self, instance: str = "", address: Address | None = None) -> Any:
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
+        self._pattern, self._context = state.pattern, state.context
+
+    def hello(self, instance: str = "", address: Address | None = None) -> Any:
         """Makes this side's hello. address: the address to connect to."""
-        socket = self._socket()
+        socket = self._state.socket()
         if socket is None:  # the socket was closed: the result of the handshake is discarded
-            return make_hello(self.pattern.socket_type, offer=self.context.offer)
+            return make_hello(self._pattern.socket_type, offer=self._context.offer)
         extra: dict[str, Any] = {"heartbeat_ms": socket.heartbeat_ivl} if socket.heartbeat_ivl else {}
         if address is not None and address.begin:
             extra[BEGIN] = address.begin
-        if self.catch_up_source is not None:
-            extra[LOG], extra[EPOCH] = self.catch_up_source.log
+        if self._state.catch_up_source is not None:
+            extra[LOG], extra[EPOCH] = self._state.catch_up_source.log
         return make_hello(
-            self.pattern.socket_type,
+            self._pattern.socket_type,
             routing_id=socket.routing_id,
             instance=instance,
             max_message=socket.largest_message,
-            offer=self.context.offer,
+            offer=self._context.offer,
             lazy=not socket.immediate,
             extra=extra,
         )
 
-    def _upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
+    def upgrade(self, agreement: Agreement, connecting: bool) -> Upgrade:
         """Prepares this side's change to the chosen transport. Raises Declined."""
-        socket = self._owner()
+        socket = self._state.owner()
         around = Surroundings(
-            core=self.context.core,
-            reactor=self.context.reactor,
-            flusher=self.context.flusher,
-            pool=self.context.pool,
-            socket_type=self.pattern.socket_type,
+            core=self._context.core,
+            reactor=self._context.reactor,
+            flusher=self._context.flusher,
+            pool=self._context.pool,
+            socket_type=self._pattern.socket_type,
             max_message=socket.largest_message,
             send_high_water=socket.sndhwm,
             send_high_water_bytes=socket.sndhwm_bytes,
-            credits=self.pattern.confirms and "credit" in agreement.features,
+            credits=self._pattern.confirms and "credit" in agreement.features,
             checksum=socket.checksum,
-            options=self._transport_options(socket),
-            shared=self.context.shared,
-            own=self.own,
+            options=self.transport_options(socket),
+            shared=self._context.shared,
+            own=self._state.own,
         )
         return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
 
     @staticmethod
-    def _transport_options(socket: SocketMethods) -> DescriptorOptions:
+    def transport_options(socket: SocketMethods) -> DescriptorOptions:
         return DescriptorOptions(
             send_buffer=max(0, socket.sndbuf),
             receive_buffer=max(0, socket.rcvbuf),
@@ -73,7 +77,7 @@ class Dialer(ConnectionAdmission):
         )
 
     @staticmethod
-    def _connect_options(socket: SocketMethods) -> ConnectOptions:
+    def connect_options(socket: SocketMethods) -> ConnectOptions:
         first = max(0, socket.reconnect_ivl) / 1000.0
         return ConnectOptions(
             connect_timeout=socket.connect_timeout / 1000.0 or 30.0,

@@ -109,7 +109,7 @@ class DirectoryConnector:
                 outcome = InternalError(f"a look-up of {self.address} failed: {error}")
                 pause = polling.failed()
             try:
-                self._links.context.reactor.call_soon(self._apply, outcome)
+                self._links.state.context.reactor.call_soon(self._apply, outcome)
             except TransferError:  # the context has ended
                 break
             self._stop.wait(pause)
@@ -117,13 +117,13 @@ class DirectoryConnector:
     # -- results; from here on in the reactor's thread ----------------------------------------------
 
     def _apply(self, outcome: Listing | TransferError) -> None:
-        if self._stop.is_set() or self._links.closing:
+        if self._stop.is_set() or self._links.state.closing:
             return
         if isinstance(outcome, TransferError):
             self._failed(outcome)
             return
         self._failing = False
-        self._links._count("looked_up:done")
+        self._links.state.count("looked_up:done")
         changes = self._membership.update(outcome, most := min(MOST, share_of_descriptors(2)))
         self._log_cut(len(outcome.members), most)
         for address in changes.added:
@@ -149,8 +149,8 @@ class DirectoryConnector:
 
     def _failed(self, error: TransferError) -> None:
         self.record.error = error
-        self._links._count("looked_up:failed")
-        self._links.emit(EventKind.LOOK_UP_FAILED, str(self.address), error=error)
+        self._links.state.count("looked_up:failed")
+        self._links.state.emit(EventKind.LOOK_UP_FAILED, str(self.address), error=error)
         if not self._failing:  # logged once, not at each failed look-up
             self._failing = True
             logger.warning("%s; known members stay (%d)", str(error).partition("\n")[0], self.listed)
@@ -164,8 +164,8 @@ class DirectoryConnector:
             logger.warning(text, self.address, listed, most, descriptor_hint())
 
     def _report(self, word: str, kind: EventKind, address: Address) -> None:
-        self._links._count(f"member:{word}")
-        self._links.emit(kind, str(self.address), str(address))
+        self._links.state.count(f"member:{word}")
+        self._links.state.emit(kind, str(self.address), str(address))
 
     # -- members ------------------------------------------------------------------------------------
 
@@ -194,22 +194,22 @@ class DirectoryConnector:
     def _remove(self, address: Address) -> None:
         member = self._members.pop(address)
         self._membership.ended(address)
-        self._links._forget(member.record)
+        self._links.forget(member.record)
         self._report("removed", EventKind.MEMBER_REMOVED, address)
 
     def connected(self, record: Endpoint, peer: Peer) -> None:
         """Handles a new connection of a member."""
-        socket = self._links._socket()
+        socket = self._links.state.socket()
         if socket is not None and socket.tcp_keepalive < 0:
             with suppress(OSError):  # the connection is ending
                 liveness.probe(peer.fd)
-        self._links.take_queue(self.record)
+        self._links.loss.take_queue(self.record)
         self._look_later()
 
     def ended(self, record: Endpoint) -> None:
         """Handles the end of a member's connection. Any thread."""
         with suppress(TransferError):
-            self._links.context.reactor.call_soon(self._ended, record)
+            self._links.state.context.reactor.call_soon(self._ended, record)
 
     def _ended(self, record: Endpoint) -> None:
         member = self._members.get(record.address)
@@ -220,31 +220,31 @@ class DirectoryConnector:
             self._remove(record.address)
         elif member.closed:  # it was missing in the list for a while
             del self._members[record.address]
-            self._links._forget(record)
+            self._links.forget(record)
             self._add(record.address)
         if self.record.queue is None and not any(one.record.peer for one in self._members.values()):
-            self._links._queue_for(self.record)
+            self._links.loss.queue_for(self.record)
 
     def _mute(self, member: _Member, muted: bool) -> None:
         """Keeps new work from a peer, or gives it work again. Not on a socket that receives: a peer that the
         core does not serve is not read either."""
         links, peer = self._links, member.record.peer
-        socket = links._socket()
-        if peer is None or socket is None or links.receives or member.muted == muted:
+        socket = links.state.socket()
+        if peer is None or socket is None or links.state.receives or member.muted == muted:
             return
         member.muted = muted
         if muted:
             socket._detach(peer.stream)
         else:
-            links._attach(socket, peer.stream)
-            if peer.stream not in links.peers:  # it was lost at this moment
+            links.state.attach(socket, peer.stream)
+            if peer.stream not in links.state.peers:  # it was lost at this moment
                 socket._detach(peer.stream)
                 return
         if peer.foreign:  # after both calls the stream has no reader
-            peer.stream.on_readable = partial(links._read, peer)
-            links._read(peer)
+            peer.stream.on_readable = partial(links.control.read, peer)
+            links.control.read(peer)
         if not muted:
-            links.give_orphans()
+            links.orphans.give()
         socket._notify()
 
     # -- connected members, checked periodically ----------------------------------------------------
@@ -252,13 +252,13 @@ class DirectoryConnector:
     def _look_later(self) -> None:
         if self._timer is None and not self._stop.is_set():
             pause = PULSE * (1 + len(self._members) // FEW)
-            self._timer = self._links.context.reactor.call_later(pause, self._look)
+            self._timer = self._links.state.context.reactor.call_later(pause, self._look)
             if self._stop.is_set():  # another thread closed this and may not have seen the timer
                 self._timer.cancel()
 
     def _look(self) -> None:
         self._timer = None
-        if self._stop.is_set() or self._links.closing:
+        if self._stop.is_set() or self._links.state.closing:
             return
         now = time.monotonic()
         for address, member in list(self._members.items()):
@@ -272,26 +272,26 @@ class DirectoryConnector:
                     self._log_doubt(address, alive)
                     self._mute(member, not alive)
             elif not alive:
-                self._links.lost(
+                self._links.loss.lost(
                     peer.stream, Broken(f"{address} does not answer, and is not listed any more")
                 )
             elif state is MemberState.RETIRED and self._is_done(member, peer, now):
-                self._links.lost(peer.stream, Closed(f"{address} is not listed any more"))
+                self._links.loss.lost(peer.stream, Closed(f"{address} is not listed any more"))
         if any(member.record.peer is not None for member in self._members.values()):
             self._look_later()
 
     def _log_doubt(self, address: Address, alive: bool) -> None:
-        if self._links.receives:  # such a socket mutes no peer
+        if self._links.state.receives:  # such a socket mutes no peer
             return
         text = "%s: %s answers again" if alive else "%s: %s does not answer; it gets no work until it does"
         logger.info(text, self.address, address)
         if not alive:
-            self._links._count("member:doubted")
+            self._links.state.count("member:doubted")
 
     def _is_done(self, member: _Member, peer: Peer, now: float) -> bool:
         """Whether a retired peer is done with its messages, or shows no sign that it ever will be."""
         links, stream = self._links, peer.stream
-        if not links.sends:
+        if not links.state.sends:
             return False  # only the peer knows whether it has more to send
         moved = (int(stream.queued), int(stream.sent), int(stream.received))
         if moved != member.moved[0]:
@@ -299,10 +299,10 @@ class DirectoryConnector:
         stuck = now - member.moved[1]
         if moved[0]:
             return stuck > STUCK
-        if links.pattern.socket_type is SocketType.REQ:
-            return not links.pattern.has_open(stream)
-        if links.receives:
-            socket = links._socket()
+        if links.state.pattern.socket_type is SocketType.REQ:
+            return not links.state.pattern.has_open(stream)
+        if links.state.receives:
+            socket = links.state.socket()
             with suppress(Closed):  # its confirmations may be unread
                 _ = socket is not None and socket._readable()
             return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > LONGEST_LEAVE

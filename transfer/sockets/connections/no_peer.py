@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
-from transfer.sockets.connections.state import LinkState
 from transfer.transports.errors import Again
 from transfer.transports.handshake.hello import PLACE_TAKEN
 from transfer.transports.security.hints import LACKING
@@ -15,8 +14,7 @@ from transfer.transports.security.hints import LACKING
 if TYPE_CHECKING:
     import asyncio
 
-    from transfer.patterns.base import Pattern
-    from transfer.sockets.context import Context
+    from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.peer import Endpoint
     from transfer.sockets.socket import SocketMethods
     from transfer.transports.errors import TransferError
@@ -47,32 +45,32 @@ class Warned:
         self.reasons: frozenset[str] = frozenset()
 
 
-class NoPeer(LinkState):
+class NoPeer:
     """Describes endpoints without a connection."""
 
-    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
-        super().__init__(socket, context, pattern)
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
         self.warned = Warned()
 
     @property
     def alone(self) -> bool:
         """Whether no peer is connected."""
-        return all(peer.pending for peer in list(self.peers.values()))
+        return all(peer.pending for peer in list(self._state.peers.values()))
 
     @property
     def lacks_subscriptions(self) -> bool:
         """Whether this is a SUB without a subscription: its publishers send it nothing."""
-        return isinstance(self.pattern, Subscriber) and not len(self.pattern.subscriptions)
+        return isinstance(self._state.pattern, Subscriber) and not len(self._state.pattern.subscriptions)
 
     def explained(self, error: Again) -> Again:
         """Returns the error of a call after its timeout, or a description of the missing peer instead."""
-        return self.no_peer_error() if self.alone or self.lacks_subscriptions else error
+        return self.error() if self.alone or self.lacks_subscriptions else error
 
-    def no_peer_error(self, before: str = "") -> Again:
+    def error(self, before: str = "") -> Again:
         """Makes the error of a socket without peers: the problem, a hint, and the failure behind it as its
         `__cause__`."""
-        with self._lock:
-            endpoints = list(self.endpoints)
+        with self._state.lock:
+            endpoints = list(self._state.endpoints)
         tried = [e for e in endpoints if e.connector is not None]
         if not endpoints:
             return Again(
@@ -87,6 +85,17 @@ class NoPeer(LinkState):
             )
         return _unserved(tried[0], before)
 
+    def no_reply(self, stream: Any, timeout: int) -> Again:
+        """Makes the error of a REQ whose reply did not come in time. stream: that of its request, or None."""
+        if self.alone:
+            return self.error(f"no reply within {timeout} ms: ")
+        peer = self._state.peers.get(stream)
+        where = "no peer has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
+        return Again(
+            f"no reply within {timeout} ms: {where}",
+            hint="receive again to wait on, or set req_relaxed = True and send anew",
+        )
+
     def _too_few(self, before: str) -> Again:
         """Makes the error if fewer peers than expected are connected, or have subscriptions."""
         if self.lacks_subscriptions:
@@ -94,13 +103,16 @@ class NoPeer(LinkState):
                 f"{before}this SUB is connected and has subscribed to nothing",
                 hint='call subscribe(b"") for all messages, or with the beginning of their topics',
             )
-        connected = sum(not peer.pending for peer in list(self.peers.values()))
+        connected = sum(not peer.pending for peer in list(self._state.peers.values()))
         missing = (
-            "subscribed to nothing" if isinstance(self.pattern, Publisher) else "confirmed no subscription"
+            "subscribed to nothing"
+            if isinstance(self._state.pattern, Publisher)
+            else "confirmed no subscription"
         )
-        if isinstance(self.pattern, (Publisher, Subscriber)) and self.ready < connected:
+        unready = connected - self._state.ready
+        if isinstance(self._state.pattern, (Publisher, Subscriber)) and unready > 0:
             return Again(
-                f"{before}{connected - self.ready} of the {connected} that are connected have {missing} yet",
+                f"{before}{unready} of the {connected} that are connected have {missing} yet",
                 hint="does the other side call subscribe()?",
             )
         return Again(f"{before}only {connected} are connected", hint="start more peers")
@@ -108,12 +120,14 @@ class NoPeer(LinkState):
     def long_wait(self) -> None:
         """Logs a warning, once for a socket, if a call waits without a peer. A socket that only listens may
         wait."""
-        listens = all(e.connector is None for e in list(self.endpoints)) and bool(self.endpoints)
+        listens = all(e.connector is None for e in list(self._state.endpoints)) and bool(
+            self._state.endpoints
+        )
         matters = not listens if self.alone else self.lacks_subscriptions
-        if self.warned.waits or self.closing or not matters:
+        if self.warned.waits or self._state.closing or not matters:
             return
         self.warned.waits = True
-        logger.warning("a %s waits: %s", self.pattern.socket_type.name, _line(self.no_peer_error()))
+        logger.warning("a %s waits: %s", self._state.pattern.socket_type.name, _line(self.error()))
 
     @staticmethod
     def clearer_error(before: TransferError | None, error: TransferError) -> TransferError:
@@ -135,7 +149,7 @@ class NoPeer(LinkState):
         if reason in self.warned.reasons or not (lasts or reason in of_these):
             return False
         self.warned.reasons |= {reason}
-        logger.warning("%s %s: %s", self.pattern.socket_type.name, where, _line(error))
+        logger.warning("%s %s: %s", self._state.pattern.socket_type.name, where, _line(error))
         return True
 
     def watch_queue(self, record: Endpoint, seconds: float) -> None:
@@ -148,7 +162,7 @@ class NoPeer(LinkState):
                     self.long_wait()
                 self.watch_queue(record, seconds)
 
-        self._later(f"queue {record.address}", seconds, look)
+        self._state.later(f"queue {record.address}", seconds, look)
 
 
 def _line(error: TransferError) -> str:

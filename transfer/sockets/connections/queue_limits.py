@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from typing import TYPE_CHECKING
 
-from transfer.sockets.connections.control import Controls
 from transfer.sockets.queue_limit import LEAST, QueueLimit
 from transfer.transports.shm.memory import available_memory
+
+if TYPE_CHECKING:
+    from transfer.sockets.connections.state import ConnectionState
 
 #: seconds between two checks
 _PAUSE = 0.1
@@ -14,25 +17,26 @@ _PAUSE = 0.1
 _UNLIMITED = 1 << 62
 
 
-class QueueLimits(Controls):
+class QueueLimits:
     """For sockets with the option `adaptive_hwm`."""
 
-    _checked_at = 0.0
+    def __init__(self, state: ConnectionState) -> None:
+        self._state = state
+        self._checked_at = 0.0
 
-    def schedule_checks(self) -> None:
-        """Schedules the next check of the peers, for heartbeats and for limits."""
-        self.schedule_heartbeat()
-        socket = self._socket()
-        if socket is not None and socket.adaptive_hwm and "limits" not in self._timers:
+    def schedule(self) -> None:
+        """Schedules the next check."""
+        socket = self._state.socket()
+        if socket is not None and socket.adaptive_hwm and "limits" not in self._state.timers:
             self._checked_at = time.monotonic()
-            self._later("limits", _PAUSE, self._adapt)
+            self._state.later("limits", _PAUSE, self._adapt)
 
     def _adapt(self) -> None:
-        socket = self._socket()
-        if socket is None or self.closing:
+        socket = self._state.socket()
+        if socket is None or self._state.closing:
             return
         delay = socket.adaptive_hwm / 1000
-        peers = list(self.peers.values())
+        peers = list(self._state.peers.values())
         if not delay:
             for peer in peers:
                 peer.queue_limit = None
@@ -56,7 +60,7 @@ class QueueLimits(Controls):
             raised |= peer.queue_limit.nbytes > before
         if raised:
             socket._notify()
-        self._later("limits", _PAUSE, self._adapt)
+        self._state.later("limits", _PAUSE, self._adapt)
 
     @staticmethod
     def _most(queued: list[int], option: int) -> int:

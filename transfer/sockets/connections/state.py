@@ -5,34 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 import weakref
-from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import drain as draining
-from transfer.sockets.connections.topic_positions import MAX_LATE_GAP
 from transfer.sockets.monitor import Event, EventKind, Monitor
-from transfer.sockets.peer import Endpoint, Peer, PeerInfo
-from transfer.sockets.tracker import Tracker
+from transfer.sockets.peer import Endpoint, Peer
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import Closed, Fatal
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.connections.topic_positions import CatchUpSource, TopicPositions
+    from transfer.sockets.connections.topic_positions import CatchUpSource
     from transfer.sockets.context import Context
     from transfer.sockets.socket import SocketMethods
-    from transfer.transports.core.contract import Frame
 
 logger = logging.getLogger("transfer")
 
-#: seconds that a call waits for the thread that offers orphans
-_GIVING = 1.0
 #: counters of one socket
 _MOST_WORDS = 500
 
@@ -42,81 +33,41 @@ def control(data: bytes) -> list[OutFrame]:
     return [(Flag.CONTROL, 0, None, None, data)]
 
 
-@dataclass(slots=True, eq=False)
-class Orphan:
-    """A message for a peer that was lost. loss: the number of that loss. number: the message's number in that
-    peer's stream. fresh: no stream has had it, so that it does not count as sent. taken: the stream that took
-    it, and its number there."""
-
-    frames: list[OutFrame]
-    tracker: Tracker | None
-    loss: int = 0
-    number: int = 0
-    fresh: bool = False
-    taken: tuple[Any, int] | None = None
-
-
-class LinkState:
+class ConnectionState:
     """Endpoints and peers of a socket. It refers to the socket weakly: the garbage collector can free an
     unused socket although the reactor refers to its connections."""
 
     def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
-        self._socket = weakref.ref(socket)
+        self.socket = weakref.ref(socket)
         self.context = context
         self.pattern = pattern
         self.peers: dict[Any, Peer] = {}
         self.endpoints: list[Endpoint] = []
         self.monitors: list[Monitor] = []
-        #: messages of lost peers that wait for another one, the oldest first; new messages go behind them
-        self.orphans: deque[Orphan] = deque()
-        #: held by the thread that offers them to peers
-        self._giving = threading.Lock()
-        #: threads that take messages out of a stream and have not yet put them into another or into `orphans`
-        self._moves = 0
         #: lost peers whose unread messages do not yet replace their stream
-        self._ending_peers: list[Peer] = []
+        self.ending_peers: list[Peer] = []
         #: number of lost connections
-        self._losses = 0
+        self.losses = 0
         #: plain counters by a constant word, read by the metrics
         self.counts: dict[str, int] = {}
         #: why no further connect can succeed (policy `require`)
         self.fatal: Fatal | None = None
         self.closing = False
         #: log lines that peers cause, limited in rate
-        self._throttled = ThrottledLog(logger)
+        self.throttled = ThrottledLog(logger)
         # Never held while the core is called, except for sends on one stream: the core calls
         # `lost` from any thread and may hold locks of its own then.
-        self._lock = threading.RLock()
-        self.changed = threading.Condition(self._lock)
-        self._timers: dict[str, Any] = {}
-        #: the positions of a SUB in publishers' logs, if it connects with `?begin=`
-        self.positions: TopicPositions | None = None
-        #: the thread that received last from a log, and whether other threads did before
-        self._last_receiver, self._several_receive = 0, False
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
+        self.timers: dict[str, Any] = {}
         #: sends subscribers messages from a PUB's log
         self.catch_up_source: CatchUpSource | None = None
         #: what transports keep for all connections of this socket, by name; closed with it
         self.own: dict[str, Any] = {}
         #: descriptors of foreign streams that the reactor watches, and how many streams share each
         self._foreign_fds: dict[int, int] = {}
-        self._pulse = 0.0  # seconds between two checks of the peers
         self.sends = pattern.send_mode is not SendMode.NONE or pattern.ordered
         self.receives = pattern.receive_mode is not ReceiveMode.NONE
-
-    def record_position(self, stream: Any, frames: Sequence[Frame]) -> None:
-        """Records a message that the program has, or receives before anything else."""
-        if self.positions is None:
-            return
-        missed, thread = self.positions.record(stream, frames), threading.get_ident()
-        if thread != self._last_receiver:
-            self._several_receive, self._last_receiver = self._last_receiver != 0, thread
-        if missed:
-            self._count("missed", missed)
-            if missed < 0 or (missed <= MAX_LATE_GAP and self._several_receive):
-                return  # another receiving thread was faster
-            text = "%s: %d messages of topic %r were removed from the log before they could be received"
-            where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
-            self._throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 
     # -- for display --------------------------------------------------------------------------------
 
@@ -132,11 +83,6 @@ class LinkState:
     def followed(self) -> int:
         """Number of members that are listed now, of all endpoints that stand for many."""
         return sum(getattr(record.connector, "listed", 0) for record in list(self.endpoints))
-
-    def infos(self) -> list[PeerInfo]:
-        """Every connected peer, for display."""
-        with self._lock:
-            return [peer.info() for peer in self.peers.values() if not peer.pending]
 
     def emit(
         self,
@@ -154,7 +100,18 @@ class LinkState:
             for monitor in list(self.monitors):
                 monitor._put(event)
 
-    # -- for the parts ------------------------------------------------------------------------------
+    def new_monitor(self) -> Monitor:
+        """A new Monitor of these connections."""
+
+        def forget(monitor: Monitor) -> None:
+            if monitor in self.monitors:
+                self.monitors.remove(monitor)
+
+        monitor = Monitor(forget)
+        self.monitors.append(monitor)
+        return monitor
+
+    # -- for the parts of `Connections` --------------------------------------------------------------
 
     def resize_buffers(self, send: int, receive: int) -> None:
         """Resizes the kernel buffers of existing connections."""
@@ -162,18 +119,18 @@ class LinkState:
             if peer.fd >= 0:
                 draining.resize(peer.fd, send, receive)
 
-    def _unwatch(self, peer: Peer) -> None:
+    def unwatch(self, peer: Peer) -> None:
         if peer.fd >= 0:
             self.context.reactor.unregister(peer.fd)
         if peer.foreign:
             peer.stream.on_readable = None
             if not self.receives:
-                self._share_foreign(peer, -1)
+                self.share_foreign(peer, -1)
 
-    def _share_foreign(self, peer: Peer, change: int) -> list[int]:
+    def share_foreign(self, peer: Peer, change: int) -> list[int]:
         """Adds or removes a stream that waits on its descriptors; returns the descriptors that are new."""
         new = []
-        with self._lock:
+        with self.lock:
             for fd in peer.stream.wait_fds:
                 count = self._foreign_fds.get(fd, 0) + change
                 if count == change == 1:
@@ -184,7 +141,7 @@ class LinkState:
                     self.context.reactor.unregister(fd)
         return new
 
-    def _new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
+    def new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
         return self.context.core.Stream(
             fd,
             int(self.pattern.socket_type),
@@ -199,18 +156,18 @@ class LinkState:
         )
 
     @staticmethod
-    def _limit(socket: SocketMethods, stream: Any) -> None:
+    def limit(socket: SocketMethods, stream: Any) -> None:
         """Applies the socket's limits to a stream that its connection brought."""
         stream.send_high_water = 1 if socket.conflate else socket.sndhwm
         stream.send_high_water_bytes = socket.sndhwm_bytes
         stream.max_message = socket.largest_message
 
-    def _notify(self) -> None:
-        socket = self._socket()
+    def notify(self) -> None:
+        socket = self.socket()
         if socket is not None and not socket.closed:
             socket._notify()
 
-    def _attach(self, socket: SocketMethods, stream: Any, sends: bool = True) -> bool:
+    def attach(self, socket: SocketMethods, stream: Any, sends: bool = True) -> bool:
         """Gives the stream to the core. False: another thread has closed the socket."""
         try:
             socket._attach(stream, sends and self.sends, self.receives)
@@ -218,70 +175,28 @@ class LinkState:
             return False
         return True
 
-    def _owner(self) -> SocketMethods:
-        socket = self._socket()
+    def owner(self) -> SocketMethods:
+        socket = self.socket()
         if socket is None or self.closing:
             raise Closed("the socket is closed")
         return socket
 
-    def _count(self, word: str, count: int = 1) -> None:
+    def count(self, word: str, count: int = 1) -> None:
         if count:
-            with self._lock:
+            with self.lock:
                 if word not in self.counts and len(self.counts) >= _MOST_WORDS and ":" in word:
                     # Peers choose the last word; the words before it are this side's, at most two.
                     name, *between, _ = word.split(":")
                     word = ":".join([name, *(between if name == "fallback" else ()), "other"])
                 self.counts[word] = self.counts.get(word, 0) + count
 
-    @contextmanager
-    def _in_order(self) -> Iterator[None]:
-        """Makes new messages wait while the body moves messages from one stream to another."""
-        with self._lock:
-            self._moves += 1
-        self._look_behind()
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._moves -= 1
-                self.changed.notify_all()
-            self._look_behind()
-
-    def _wait_for_moves(self) -> None:
-        """Waits until no message of a lost connection is between two lists. Under the lock, when the socket
-        closes. The reactor's own thread does not wait."""
-        if not self.context.reactor.in_loop():
-            self.changed.wait_for(lambda: not self._moves, _GIVING)
-
-    def _look_behind(self) -> None:
-        """Makes the core's distributor wait while older messages are left. Call it when that may change."""
-        socket = self._socket()
-        if socket is None or self.pattern.send_mode is not SendMode.ROUND_ROBIN:
-            return
-        with self._lock:
-            behind = bool(self._moves or self.orphans) and not socket.conflate
-            freed = socket._behind and not behind
-            socket._behind = behind
-        if freed and not socket.closed:
-            socket._notify()
-
-    @contextmanager
-    def _none_gives(self) -> Iterator[None]:
-        """Keeps other threads from offering orphans. It never blocks inside."""
-        held = self._giving.acquire(timeout=_GIVING)
-        try:
-            yield
-        finally:
-            if held:
-                self._giving.release()
-
-    def _later(self, name: str, seconds: float, call: Any) -> None:
+    def later(self, name: str, seconds: float, call: Any) -> None:
         """Starts a timer, one of each name at a time."""
 
         def due() -> None:
-            self._timers.pop(name, None)
+            self.timers.pop(name, None)
             call()
 
-        with self._lock:
-            if name not in self._timers and not self.closing:
-                self._timers[name] = self.context.reactor.call_later(seconds, due)
+        with self.lock:
+            if name not in self.timers and not self.closing:
+                self.timers[name] = self.context.reactor.call_later(seconds, due)

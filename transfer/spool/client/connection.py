@@ -52,7 +52,7 @@ class SpoolConnection:
         self._context = transfer.Context()
         try:
             self._socket = self._context.socket(transfer.DEALER)
-            self._socket._links.warned = warned or Warned()
+            self._socket._links.no_peer.warned = warned or Warned()
             self._socket.identity = one_time_identity()
             self._socket.reconnect_ivl = _NEVER_MS
             self._socket.reconnect_ivl_max = _NEVER_MS

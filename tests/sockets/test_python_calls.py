@@ -1,0 +1,47 @@
+"""How many Python functions one call of a socket enters: each costs as much as the core's whole work."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy
+import pytest
+
+import transfer
+from tests.sockets.conftest import core_module
+from tests.sockets.helpers import pair_of
+
+#: (send, receive, Python functions at most for each)
+CALLS = {
+    "one part": (lambda s: s.send(b"x"), lambda s: s.recv(), 0, 0),
+    "a frame": (lambda s: s.send(b"x", copy=False), lambda s: s.recv(copy=False), 0, 0),
+    "two parts": (lambda s: s.send_multipart([b"x", b"y"]), lambda s: s.recv_multipart(), 10, 18),
+    "a tensor": (lambda s: s.send_tensor(numpy.zeros(9)), lambda s: s.recv_tensor(), 13, 10),
+}
+
+
+def entered(call, socket) -> int:
+    counted = [0]
+
+    def count(frame, event, argument):
+        counted[0] += event == "call"
+
+    sys.setprofile(count)
+    try:
+        call(socket)
+    finally:
+        sys.setprofile(None)
+    return counted[0] - 1  # `call` itself
+
+
+@pytest.mark.parametrize("what", CALLS)
+def test_a_message_enters_few_python_functions(what):
+    send, receive, most_sending, most_receiving = CALLS[what]
+    with transfer.Context(core=core_module("native")) as context:
+        pull, push = pair_of(context, transfer.PULL, transfer.PUSH)
+        for _ in range(3):  # the first calls of each kind load and keep things
+            send(push)
+            receive(pull)
+        sending = entered(send, push)
+        assert pull.poll(10_000)
+        assert (sending <= most_sending, entered(receive, pull) <= most_receiving) == (True, True)
