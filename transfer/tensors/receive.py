@@ -154,7 +154,7 @@ def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
 
 
 def _decompressed(data: Any, limit: int) -> bytearray:
-    from transfer.sockets.lz4_frame import decompress_writable
+    from transfer.lz4_frame import decompress_writable
 
     return decompress_writable(data, limit)
 

@@ -14,7 +14,7 @@ from transfer.broker.net.splice import PipedBytes, SplicedChunk
 from transfer.broker.net.tls_socket import channel_of
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.core.message import Buffer
     from transfer.broker.net.connection_group import ConnectionGroup
     from transfer.transports.core.contract import TlsChannel
 

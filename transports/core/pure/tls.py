@@ -13,8 +13,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from transfer.transports.core.first_record import record_size
 from transfer.transports.errors import InternalError, SecurityError
-from transfer.transports.handshake.first_record import record_size
 
 #: room that a read needs to leave nothing behind: a whole record, and the bytes after it
 SPILL = 32 * 1024
