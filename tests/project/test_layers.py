@@ -77,6 +77,19 @@ def test_patterns_are_pure() -> None:
     assert not wrong
 
 
+def test_nothing_borrows_from_the_twin_of_the_core() -> None:
+    """The package `core` chooses it, by name; what others need too stands beside it."""
+    twin = re.compile(r"transfer\.transports\.core(\.pure\b| import .*\bpure\b)")
+    wrong = [
+        path
+        for path, tree in sources()
+        if not path.startswith("transports/core/pure/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and twin.search(ast.unparse(node))
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("library", sorted(HOMES))
 def test_a_library_has_one_home(library: str) -> None:
     wrong = [

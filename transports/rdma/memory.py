@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from transfer.transports.core import address_of
-from transfer.transports.core.pure.pool import flat_view, size_class
+from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import Closed, InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
 

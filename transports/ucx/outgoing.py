@@ -10,8 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.transports.base import Stream
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, pour, unsent
-from transfer.transports.core.pure.pool import flat_view
 from transfer.transports.core.wire import HEADER_SIZE, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.ucx.driver import UcxEndpoint, failure

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core import Frame
-from transfer.transports.core.pure.codec import Head, check_header, encode_head, meta_length
-from transfer.transports.core.pure.size import Size
+from transfer.transports.core.frames import Head, check_header, encode_head, meta_length
+from transfer.transports.core.message_size import Size
 from transfer.transports.core.wire import (
     EXTENDED_MAX,
     HEADER,

@@ -11,8 +11,8 @@ from transfer.transports.core.pure.pool import HeldBuffer, Lease, Mapping, Pool,
 from transfer.transports.core.pure.slots import Slots
 from transfer.transports.core.pure.socket import SocketBase
 from transfer.transports.core.pure.stream import Stream
-from transfer.transports.core.pure.tls import TlsChannel, TlsContext, openssl_version
 from transfer.transports.core.pure.turn import Turn
+from transfer.transports.core.python_tls import TlsChannel, TlsContext, openssl_version
 
 __all__ = [
     "Flusher",

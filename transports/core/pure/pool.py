@@ -8,9 +8,9 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
-from pickle import PickleBuffer
 from typing import Any
 
+from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import InternalError
 
 ALIGNMENT = 64
@@ -19,9 +19,6 @@ MAPPED = 16 * 1024
 HUGE = 2 << 20
 #: bytes of a copy that holds the GIL
 PIECE = 1 << 20
-#: a block is at most a quarter larger than requested: four size classes an octave
-_STEPS = 4
-_SMALLEST = 256
 _NO_GIL_FROM = 64 * 1024
 
 
@@ -164,15 +161,6 @@ def copy_into(target: Any, source: Any) -> None:
     ctypes.memmove(target, address_of(what), what.nbytes)
 
 
-def size_class(nbytes: int) -> int:
-    """The block size for a lease of `nbytes`."""
-    if nbytes <= _SMALLEST:
-        return _SMALLEST
-    step = 1 << max(0, (nbytes - 1).bit_length() - 1)
-    step //= _STEPS
-    return -(-nbytes // step) * step
-
-
 class Pool:
     """Owns receive buffers in size classes. Returned buffers are kept up to `limit` bytes.
 
@@ -246,23 +234,6 @@ def _offset(block: mmap.mmap | bytearray) -> int:
     if isinstance(block, mmap.mmap):
         return 0
     return -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
-
-
-def flat_view(obj: Any) -> memoryview:
-    """The bytes of a contiguous object (row- or column-major) as a view of format "B".
-
-    The object stays exported while the view lives. Raises TypeError without the buffer protocol,
-    BufferError when the memory is not contiguous.
-    """
-    if type(obj) is memoryview and obj.c_contiguous:
-        # Another view of the same export. An export of the view itself crashes the process if the collector
-        # clears the view first (CPython 3.11, `_memory_release`).
-        try:
-            return obj.cast("B")
-        except TypeError:  # zeros in its shape, or a format that is not native
-            pass
-    # Only this flattens any format and any order in the standard library; it pickles nothing.
-    return PickleBuffer(obj).raw()
 
 
 class HeldBuffer:

@@ -1,4 +1,6 @@
-"""TLS 1.3 over a descriptor by Python's `ssl`. Contract: `TlsContext`, `TlsChannel` in core/contract.pyi.
+"""TLS 1.3 over a descriptor by Python's `ssl`: for the twin, HTTP servers and abtp's client.
+
+Contract: `TlsContext`, `TlsChannel` in core/contract.pyi.
 
 As in the compiled core, OpenSSL never touches the descriptor. A read with room for SPILL leaves neither plain
 bytes nor a whole record behind, so epoll's events of the descriptor are valid for the channel.
