@@ -27,6 +27,7 @@ reactor        the one Python thread of a context: accept, handshake, reconnect,
 registry       finds the transport of a scheme
 security       authentication and encryption: TLS 1.3 on TCP, and a token that both sides prove to know
 shm            transport on one host: small frames on an abstract Unix socket, large payloads in shared memory
+sizes          the two sizes from which on a payload takes another way
 tcp            TCP, and what all transports over socket descriptors share
 testing        checks a transport against the contract (`checks`), and injects faults into it (`faults`)
 turn           the state of the dialogue of a REQ or a REP

@@ -24,9 +24,8 @@ from typing import Any, Final, NamedTuple
 
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import UsageError
+from transfer.transports.sizes import LARGE as DIRECT_FROM
 
-#: tensors below this many bytes are staged: registering them, or a rendezvous, takes longer than a copy
-DIRECT_FROM: Final = 64 * 1024
 #: bytes of one pinned slab; the next line: the number of slabs that take turns
 SLAB: Final = 4 << 20
 SLABS: Final = 3

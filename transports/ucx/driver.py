@@ -24,14 +24,14 @@ from typing import Any, Protocol
 from transfer.transports.config import ucx_driver, ucx_options
 from transfer.transports.errors import ForkedError, NotSupported, TransferError
 from transfer.transports.forking import undivided
+from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.failures import translated
 from transfer.transports.ucx.installed import PACKAGES, bindings
 
-#: payloads from this size on travel by rendezvous: they stay at the sender until the receiver has memory
-RENDEZVOUS = 64 * 1024
-#: options of our context, unless the user's environment sets others
+#: options of our context, unless the user's environment sets others. Large payloads travel by rendezvous:
+#: they stay at the sender until the receiver has memory
 #: (over TCP each of UCX's 8 KiB segments costs a system call: twice the processor time of large payloads)
-_OPTIONS = {"RNDV_THRESH": str(RENDEZVOUS), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
+_OPTIONS = {"RNDV_THRESH": str(LARGE), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
 MASK_ALL = (1 << 64) - 1
 #: the most messages and pieces of progress that one `sweep` drops
 _SWEEPS = 10_000

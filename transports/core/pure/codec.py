@@ -22,6 +22,7 @@ from transfer.transports.core.wire import (
     SocketType,
 )
 from transfer.transports.errors import InternalError, ProtocolError
+from transfer.transports.sizes import LARGE
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Carrier, OutFrame, Sink
@@ -31,12 +32,9 @@ TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
 _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
 _LAST_TYPE = max(SocketType)
-#: payloads from this size on are read straight into the caller's buffer
-LARGE = 64 * 1024
-#: so are incomplete ones from this size on; a sink is called before the rest is read
-DIRECT = 4 * 1024
-#: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec
-JOINED = 4 * 1024
+#: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec. For
+#: larger ones that are incomplete a sink is called before the rest is read
+SMALL = 4 * 1024
 
 
 # --- out --------------------------------------------------------------------------------------
@@ -73,7 +71,7 @@ def encode(
         flags = int(flags) | (more if left else 0) | (CRC if checksum else 0)
         kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
         head = encode_head(kind, flags, own_sequence or sequence, topic, meta, data, len(data))
-        if len(data) <= JOINED:
+        if len(data) <= SMALL:
             chunks.append(head + data)
         else:
             chunks.append(head)
@@ -159,7 +157,7 @@ class Decoder:
             start += meta_size
             topic = data[start : start + topic_length] if flags & TOPIC else None
             start += topic_length
-            if end - start < length < DIRECT:
+            if end - start < length < SMALL:
                 break
             if not kind & REFERENCE_BIT:
                 self._size.add(flags, meta_size + topic_length + length, self.max_message)

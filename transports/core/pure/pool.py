@@ -12,6 +12,7 @@ from typing import Any
 
 from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import InternalError
+from transfer.transports.sizes import LARGE
 
 ALIGNMENT = 64
 #: from this size on a block is a separate mapping: page aligned, and untouched pages cost nothing
@@ -19,7 +20,6 @@ MAPPED = 16 * 1024
 HUGE = 2 << 20
 #: bytes of a copy that holds the GIL
 PIECE = 1 << 20
-_NO_GIL_FROM = 64 * 1024
 
 
 class _Byte(ctypes.Union):
@@ -153,7 +153,7 @@ def copy_into(target: Any, source: Any) -> None:
     to, what = flat_view(target), flat_view(source)
     if to.readonly or to.nbytes != what.nbytes:
         raise BufferError(f"{what.nbytes} bytes do not fit {to.nbytes}, or that is read-only")
-    if what.nbytes < _NO_GIL_FROM:
+    if what.nbytes < LARGE:  # a smaller copy takes no longer than releasing the GIL
         to[:] = what
         return
     # A foreign function releases the GIL, a slice assignment does not.
