@@ -22,7 +22,7 @@ _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3"
 _RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "pyverbs", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
 _PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
-_OWN = tuple(_PACKAGES + name for name in ("transfer", "pyspark_transfer"))
+_OWN = tuple(_PACKAGES + name for name in ("transfer", "tensor_transfer", "pyspark_transfer"))
 #: folders that only the build writes to
 _PASSING = ("var/lib/apt/lists/", "var/cache/apt/archives/", "root/", "tmp/", "source", "wheels", "tools")
 _PYTHON = "/opt/transfer/bin/python3"
