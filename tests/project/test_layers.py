@@ -24,7 +24,7 @@ HOMES = {
     "prometheus_client": ("transfer/metrics/prometheus.py",),
     "typer": ("transfer/cli/",),
     "cuda": ("transports/cuda.py",),
-    "ucxx": ("transports/ucx/",),
+    "ucxx": (),
     "pyverbs": ("transports/rdma/",),
 }
 

@@ -104,7 +104,7 @@ def test_an_address_that_ucx_refuses_is_declined(side):
 
 def test_without_ucx_it_is_declined(side, monkeypatch):
     def missing():
-        raise NotSupported("ucxx cannot be loaded", hint="pip install ucxx-cu12")
+        raise NotSupported("UCX cannot be loaded", hint="pip install libucx-cu12")
 
     monkeypatch.setattr(ucx.driver, "fabric", missing)
     with pytest.raises(Declined) as caught:

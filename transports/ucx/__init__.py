@@ -13,6 +13,5 @@ packing        the content of a UCX message: frames as on any wire, but large pa
 port           a socket's UCX worker, which the streams to all its peers share, and the wake-ups between them
 probe          which UCX this machine and this process have, without loading it
 stream         frames to one peer by UCX messages: the foreign stream of the ucx transport
-ucxx_driver    UCX through ucxx
 upgrade        upgrades a TCP connection to a UCX stream: the two peers exchange their workers' addresses
 """
