@@ -2,6 +2,15 @@
 
 No sockets, threads or clocks: peers are opaque, and frames are only read. `transfer.sockets.socket` drives
 these classes; the compiled core handles the common case by the same rules.
+
+base           base of all patterns: a small class over opaque peers
+pair           exactly one peer at a time, both ways
+pipelined      REQ and REP with many requests open at once, each matched to its reply by its number
+pub_sub        PUB and SUB: the publisher receives, applies and acknowledges subscriptions
+push_pull      PUSH and PULL
+req_rep        REQ and REP: one request, then its reply
+router_dealer  ROUTER and DEALER: requests and replies without lock-step, by identity
+subscriptions  subscribed prefixes and their counts
 """
 
 from __future__ import annotations

@@ -1,6 +1,31 @@
 """transfer moves tensors between processes with ZeroMQ's messaging patterns.
 
 Importing this package loads no submodule and starts no thread; each name is loaded on first use.
+
+__main__       the command `transfer`, as `python -m transfer`
+asyncio        sockets whose blocking calls are coroutines, with the names and semantics of `zmq.asyncio`
+broker         the broker: one process and one folder of data for all protocols; see `docs/broker.md`
+certificates   makes a certificate authority and certificates that it signs
+cli            the command line
+config         the environment variables of the layers above the transports
+constants      constants of the API; their numbers are ZeroMQ's
+doctor         checks what works on this machine, with hints for what does not
+http           the HTTP client of the commands, and TLS for this process's HTTP servers
+json_text      decodes a peer's JSON to values that can be encoded again
+log            one durable append-only log for messages of many topics and for state; see `docs/log.md`
+log_output     shows what the library logs: by the variable TRANSFER_LOG in a program, by `-v` in a command
+lz4_frame      LZ4 frames: compresses only when it pays, and never allocates more than the limit
+metrics        metrics for Prometheus: `transfer.metrics.register(context)`
+mooncake       the API of Mooncake's communicator: `from transfer import ZmqInterface, ZmqSocketType`
+peer_faults    counts unexpected exceptions that peers' bytes cause, and logs them at a bounded rate
+sockets        what users send and receive with, and their connections
+spark          writes DataFrames for training, and reads runs
+spool          the spool keeps rows between Spark and trainers; see `docs/spool.md`
+steady_clock   a time of day that does not jump: the wall clock at the process's start, plus the elapsed time
+tensors        tensors on the wire and in files: numpy, torch, DLPack, the buffer protocol
+throttled_log  limits log lines that any peer can cause: a few of each kind, and the number of omitted ones
+torch          PyTorch data sets whose rows arrive on a PULL socket, or are read from a run in a spool
+zmq            pyzmq's API over `transfer`: with `import transfer.zmq as zmq` a program runs unchanged
 """
 
 from __future__ import annotations

@@ -1,4 +1,40 @@
-"""Moves bytes between two processes: frames, memory, errors, transports. Importing it loads nothing else."""
+"""Moves bytes between two processes: frames, memory, errors, transports. Importing it loads nothing else.
+
+address        endpoints as users write them: `scheme://where?options`
+arguments      checks arguments
+base           the contract of a transport, in one file
+callbacks      callbacks that do not keep their object
+config         reads the environment variables of the transports
+connect        connects endpoints: handshakes, listeners, and reconnection after a loss
+core           the core in use: the compiled one, or the one in Python
+cuda           the calls of the CUDA driver that register memory with a network card
+descriptors    the limit of file descriptors of this process, and the errors when it is reached
+discovery      endpoints that stand for many
+errors         every error of the project: three families and four plain classes
+forking        steps that a fork must not interrupt
+gpu            how a GPU's memory reaches a transport: one pure decision, and the plan of a staged copy
+handshake      the handshake: what two sides exchange before the first message
+inproc         `inproc://name`: two sockets of one context
+inproc_stream  a pair of streams inside one process: messages pass by reference, under one lock
+ipc            Unix sockets: `ipc:///path/to.sock`, `ipc://@name`
+lazy           the names that a package exports, each loaded at its first use
+peercred       the process at the other end of a Unix socket
+plugins        classes that other distributions provide by entry points
+prefixes       subscriptions of streams in Python
+probe          which faster transports this process can use: probed once, cheaply, never fatal
+rdma           the rdma transport: RC queue pairs of libibverbs
+reactor        the one Python thread of a context: accept, handshake, reconnect, heartbeats, subscriptions
+registry       finds the transport of a scheme
+security       authentication and encryption: TLS 1.3 on TCP, and a token that both sides prove to know
+shm            transport on one host: small frames on an abstract Unix socket, large payloads in shared memory
+sizes          the two sizes from which on a payload takes another way
+tcp            TCP, and what all transports over socket descriptors share
+testing        checks a transport against the contract (`checks`), and injects faults into it (`faults`)
+turn           the state of the dialogue of a REQ or a REP
+ucx            the ucx transport: frames as UCX messages, between processes that met by TCP
+uninterrupted  runs steps to their end, although a signal handler may raise between any two of them
+variables      the environment variables: a misspelt one is refused, so that it is not ignored
+"""
 
 if __name__ != "transfer.transports":
     raise ImportError("the package is transfer.transports: `from transfer.transports import ...`")

@@ -24,6 +24,11 @@ from transfer.transports.errors import AddressError
 #: auto: the best that both sides have. prefer: fall back, and log it. require: fail instead.
 POLICIES = ("auto", "prefer", "require")
 
+#: best first; every pair has the last, since the hello travels on it. Transports of other distributions come
+#: after the first: they were installed on both sides to be used
+RANKING = ("local", "rdma", "ucx", "tcp")
+LOCAL, BASE = RANKING[0], RANKING[-1]
+
 #: where a SUB begins in the messages that a publisher keeps
 BEGINS = ("old", "new")
 _OPTIONS = {"policy": POLICIES, "begin": BEGINS}

@@ -7,7 +7,7 @@
 | MC_RPC_POLICY | auto, prefer, require | what to do when that transport is not available |
 | TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
 | MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see rdma/device_selection.py |
-| TRANSFER_UCX_DRIVER | auto, ucxx, libucp | the library by which ucx calls UCX; see ucx/driver.py |
+| TRANSFER_UCX_DRIVER | auto, libucp | libucp: also a UCX that only the system has; see ucx/installed.py |
 | TRANSFER_CORE | auto, native, pure | the compiled core, or the one in Python |
 | TRANSFER_DNS | host[:port], several with commas | name servers for dns://, instead of the system's |
 | TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// uses; see discovery/dns.py |
@@ -29,8 +29,7 @@ variable that is not used: what a user sets has to have an effect.
 from __future__ import annotations
 
 import os
-from collections.abc import Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +42,7 @@ from transfer.transports.variables import check_names, warn_of_empty
 
 PROTOCOLS = ("auto", "tcp", "rdma", "ucx")
 CORES = ("auto", "native", "pure")
-UCX_DRIVERS = ("auto", "ucxx", "libucp")
+UCX_DRIVERS = ("auto", "libucp")
 SWITCH = ("on", "off")
 DNS_FAMILIES = ("auto", "ipv4", "ipv6", "both")
 #: names of the arguments, where an error names a variable otherwise
@@ -205,12 +204,12 @@ def rdma_wishes(environ: Mapping[str, str] | None = None) -> Mapping[str, str]:
 
 
 def ucx_driver(environ: Mapping[str, str] | None = None) -> str:
-    """ "auto", "ucxx" or "libucp", from TRANSFER_UCX_DRIVER. Raises OptionError."""
+    """ "auto" or "libucp", from TRANSFER_UCX_DRIVER. Raises OptionError."""
     return _choice(os.environ if environ is None else environ, ("TRANSFER_UCX_DRIVER",), UCX_DRIVERS)[0]
 
 
 def ucx_of_the_system(environ: Mapping[str, str] | None = None) -> bool:
-    """Whether the user set ucxx to load the system's UCX before the one of its wheel."""
+    """Whether the user prefers the system's UCX to the one of the wheel; ucxx has the same variable."""
     environ = os.environ if environ is None else environ
     return environ.get("RAPIDS_LIBUCX_PREFER_SYSTEM_LIBRARY", "false").lower() != "false"
 
@@ -263,19 +262,6 @@ def advertised_host(environ: Mapping[str, str] | None = None) -> str:
                 hint="unset it, or set it to a host, with or without a port: node7, or node7.example:5555",
             ) from error
     return text
-
-
-@contextmanager
-def ucx_variables_kept() -> Iterator[None]:
-    """Restores the UCX_* variables at its end. ucxx sets them when it is imported, which would affect every
-    other user of UCX in this process and its children."""
-    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
-    try:
-        yield
-    finally:
-        for name in [name for name in os.environ if name.startswith("UCX_") and name not in before]:
-            del os.environ[name]
-        os.environ.update(before)
 
 
 def _choice(environ: Mapping[str, str], names: tuple[str, ...], allowed: tuple[str, ...]) -> tuple[str, str]:

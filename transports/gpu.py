@@ -22,9 +22,7 @@ from enum import Enum
 from typing import Any, Final, NamedTuple
 
 from transfer.transports.base import Capabilities
-
-#: tensors below this many bytes are staged: registering them, or a rendezvous, takes longer than a copy
-DIRECT_FROM: Final = 64 * 1024
+from transfer.transports.sizes import LARGE as DIRECT_FROM
 
 #: DLPack's device types
 CPU, CUDA, CUDA_HOST, ROCM, ROCM_HOST, CUDA_MANAGED = 1, 2, 3, 10, 11, 13

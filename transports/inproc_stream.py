@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from transfer.transports.base import Stream
 from transfer.transports.core import Frame
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, unsent
-from transfer.transports.core.pure.pool import flat_view
 from transfer.transports.core.wire import CREDIT, MAX_DATA, Control, Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.prefixes import Prefixes, Subscribable

@@ -13,9 +13,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports import plugins
-from transfer.transports.address import UPGRADE_POINTS
+from transfer.transports.address import LOCAL, RANKING, UPGRADE_POINTS
 from transfer.transports.forking import undivided
-from transfer.transports.handshake.choice import LOCAL, RANKING
 
 if TYPE_CHECKING:
     from transfer.transports.handshake.upgrade import Upgrade

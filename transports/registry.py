@@ -14,12 +14,12 @@ from collections.abc import Callable
 from functools import partial
 
 from transfer.transports import plugins, probe
-from transfer.transports.address import ENTRY_POINTS, SCHEMES, scheme_hint
+from transfer.transports.address import BASE, ENTRY_POINTS, LOCAL, SCHEMES, scheme_hint
 from transfer.transports.base import Transport
 from transfer.transports.config import DescriptorOptions, TransportConfig
 from transfer.transports.errors import AddressError, OptionError, TransferError
 from transfer.transports.forking import undivided
-from transfer.transports.handshake.choice import BASE, LOCAL, Offer
+from transfer.transports.handshake.choice import Offer
 from transfer.transports.handshake.upgrade import Declined, Upgrade
 
 logger = logging.getLogger("transfer")

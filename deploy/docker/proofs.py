@@ -22,7 +22,7 @@ _TOOLS = ("gcc", "cc", "c++", "g++", "ld", "as", "make", "cython", "pip", "pip3"
 _RDMA = ("libibverbs", "librdmacm", "libucp", "libuct", "libmlx5", "pyverbs", "ucx")
 _CUDA = ("cuda", "libcuda", "nvidia", "ucxx", "torch", "pyspark", "pyarrow")
 _PACKAGES = "opt/transfer/lib/python3.11/site-packages/"
-_OWN = tuple(_PACKAGES + name for name in ("transfer", "pyspark_transfer"))
+_OWN = tuple(_PACKAGES + name for name in ("transfer", "tensor_transfer", "pyspark_transfer"))
 #: folders that only the build writes to
 _PASSING = ("var/lib/apt/lists/", "var/cache/apt/archives/", "root/", "tmp/", "source", "wheels", "tools")
 _PYTHON = "/opt/transfer/bin/python3"
@@ -61,10 +61,10 @@ with BrokerClient("tcp://127.0.0.1:5580") as client:
 """
 _UCX = """
 from pathlib import Path
-from transfer.transports.ucx.installed import bindings, has_infiniband, mapped, own_maps
+from transfer.transports.ucx.installed import available, has_infiniband, mapped, own_maps
 from transfer.transports.ucx.libucp import load
 from transfer.transports import config
-assert bindings(config.ucx_driver()) == ("libucp",), bindings(config.ucx_driver())
+assert available(config.ucx_driver())
 functions = load()
 assert has_infiniband(mapped(own_maps())), "UCX without InfiniBand"
 import pyverbs.device

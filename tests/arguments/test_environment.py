@@ -32,7 +32,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_TOKEN": (("secret",), "openssl rand"),
     "TRANSFER_TOKENLESS": (("yes",), "allow"),
     "TRANSFER_TOKEN_FILE": ((ABSENT,), FILE),
-    "TRANSFER_UCX_DRIVER": (("ucx",), "auto, ucxx, libucp"),
+    "TRANSFER_UCX_DRIVER": (("ucx", "ucxx"), "auto, libucp"),
     "TRANSFER_UNAUTHENTICATED": (("yes",), "allow"),
     "MC_GID_INDEX": (("first", "256", "-1"), "0 to 255"),
     "MC_IB_PORT": (("one", "256"), "0 to 255"),

@@ -6,9 +6,9 @@ import asyncio
 import time
 from contextlib import contextmanager
 
+from transfer.broker.core.message import Front, Message
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.hub import Hub
-from transfer.broker.delivery.message import Front, Message
 from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.storage.store import Store
 from transfer.log import Log

@@ -21,7 +21,7 @@ from tests.broker.abtp_alone import (
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.core.delivery import RetryPolicy
 from transfer.broker.core.dispatcher import Rules
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.abtp import AbtpFront, AbtpSettings
 from transfer.transports.errors import AddressError, AddressInUse, Again, Closed, ProtocolError
 

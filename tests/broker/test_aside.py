@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.storage.blob_writer import BlobWrite
 from transfer.broker.storage.large_write_queue import LARGE
 from transfer.log import Retention

@@ -25,7 +25,7 @@ from tests.sockets.helpers import eventually
 from tests.sockets.test_order import Cutter
 from transfer import ZmqInterface
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.fronts import native_catch_up as own_catch_up
 from transfer.broker.fronts.native import NativeSettings

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, strategies as st
 
 from transfer.broker.core.refusal_reasons import WORDS, word_of
+from transfer.transports.core.first_record import HEAD, LARGEST_HELLO
 from transfer.transports.handshake.client_hello import ClientOffer, offered
-from transfer.transports.handshake.first_record import HEAD, LARGEST_HELLO
 
 
 def hello(*protocols):

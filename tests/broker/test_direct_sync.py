@@ -15,11 +15,11 @@ from transfer.broker.clients.abtp import AbtpConsumer
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import Admitted, Register
 from transfer.broker.core.dispatcher_events import MessageInfo
+from transfer.broker.core.message import Front, Message
 from transfer.broker.core.routes import RouteTable
 from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.broker.delivery.delivery_sink import Sent
 from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
-from transfer.broker.delivery.message import Front, Message
 from transfer.broker.storage.store import Store
 from transfer.log import Log
 from transfer.transports.errors import InternalError

@@ -7,9 +7,9 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.heart import EVERYTHING, Ear, heart
 from tests.folders import new_folder
+from transfer.broker.core.message import Front
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.frame_stream import Streamed
-from transfer.broker.delivery.message import Front
 from transfer.broker.delivery.subscriber import Overflow
 from transfer.log import Retention
 

@@ -9,8 +9,8 @@ from collections import defaultdict
 import pytest
 
 from tests.broker.heart import Heart, heart
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery import group_reader as group_reading
-from transfer.broker.delivery.message import Front, Message
 from transfer.broker.storage import group_journal_writer as noting
 from transfer.log import Retention
 from transfer.transports.errors import InternalError, UsageError

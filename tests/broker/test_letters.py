@@ -28,7 +28,7 @@ from transfer.broker.core.dispatcher_events import (
     LogPosition,
     MessageInfo,
 )
-from transfer.broker.delivery.message import Front
+from transfer.broker.core.message import Front
 from transfer.broker.storage import dead_letter_payloads as payloads
 from transfer.broker.storage.database import Database, row_check
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, PayloadFile

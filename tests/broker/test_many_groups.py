@@ -9,11 +9,12 @@ from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
 from tests.broker.running import running
 from tests.broker.test_groups import Taker as _Taker
-from transfer.broker.delivery import groups, turns as in_turns
-from transfer.broker.delivery.turns import InTurns
+from transfer.broker import turns as in_turns
+from transfer.broker.delivery import groups
 from transfer.broker.fronts import native_consumers as own_consumers, native_requests as own_requests
 from transfer.broker.protocols.native import Join, Op, encode, encode_join
 from transfer.broker.protocols.native_batch import encode_several
+from transfer.broker.turns import InTurns
 from transfer.transports.errors import UsageError
 
 

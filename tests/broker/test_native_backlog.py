@@ -7,8 +7,8 @@ import pytest
 from tests.broker.own_peers import wait_for
 from tests.broker.own_programs import program
 from tests.broker.running import running
+from transfer.broker import turns as in_turns
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.delivery import turns as in_turns
 from transfer.broker.fronts import native_backlog
 from transfer.broker.protocols.native import Op, encode
 from transfer.broker.protocols.native_batch import encode_several

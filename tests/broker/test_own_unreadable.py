@@ -12,7 +12,7 @@ from tests.broker.own_peers import payloads, receive, wait_for
 from tests.broker.own_programs import MIB, program
 from tests.broker.running import running
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, encode, encode_deliveries
 from transfer.broker.protocols.native_pieces import Part, pack_part

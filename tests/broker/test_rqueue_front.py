@@ -14,7 +14,7 @@ from tests.broker.alone import Turns, alone, ended, receive
 from tests.broker.vectors import vectors
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import Notification, RqueueClient
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.subscriber import Overflow
 from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.broker.alone import PATIENCE, Turns, ended
 from tests.broker.ttp_peers import MIB, heard_later, listening, serving
 from tests.folders import new_folder
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.ttp import TtpFront
 from transfer.broker.protocols.ttp import (
     EOF,

@@ -7,7 +7,7 @@ from hypothesis import given, settings, strategies as st
 
 from tests.broker.vectors import vectors
 from transfer.broker.clients.ttp_reader import Assembly, TtpFrame
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.ttp_frames import Meta, cut, frames_of, publish_head, stream_head
 from transfer.broker.protocols.ttp import (
     EOF,

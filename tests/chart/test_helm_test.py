@@ -69,8 +69,7 @@ class Machine:
         environment |= {"PATH": f"{self._folder}/bin:/usr/bin:/bin", "HOME": str(self._folder)}
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
         environment |= {"PYTHONPATH": path, "PYTHONUNBUFFERED": "1"}
-        # Two pods are two network namespaces, so nothing is local; and images for TCP have no UCX.
-        environment |= {"TRANSFER_LOCAL": "off", "TRANSFER_UCX_DRIVER": "ucxx"}
+        environment |= {"TRANSFER_LOCAL": "off"}  # two pods are two network namespaces
         if "TRANSFER_CORE" in os.environ:
             environment["TRANSFER_CORE"] = os.environ["TRANSFER_CORE"]
         process = subprocess.Popen(

@@ -10,7 +10,7 @@ import pytest
 from tests.core.conftest import Kit
 from tests.core.raw import Raw, eventually, plain
 from transfer.transports.core import pure as twin
-from transfer.transports.core.pure.pool import size_class
+from transfer.transports.core.buffers import size_class
 from transfer.transports.core.pure.wake import Wake
 
 

@@ -18,9 +18,10 @@ from tests.sockets.processes import Program
 from transfer import PULL, PUSH
 from transfer.broker.clients.registry import RegisteredName, look_up, reachable
 from transfer.broker.clients.registry_connection import RegistryConnection
+from transfer.broker.core.registry_types import Member, Registering
 from transfer.broker.fronts.native import NativeSettings
 from transfer.broker.protocols.native import Op, encode
-from transfer.broker.protocols.native_registry import Member, Registering, encode_registering
+from transfer.broker.protocols.native_registry import encode_registering
 from transfer.broker.server import Broker
 from transfer.transports.address import Address, parse
 from transfer.transports.errors import AddressError, Again, OptionError, ProtocolError, UsageError

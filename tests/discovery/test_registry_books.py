@@ -9,12 +9,9 @@ from hypothesis import given, settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from transfer.broker.core.registry import SETTLING, Registry, RegistryLimits
+from transfer.broker.core.registry_types import Listed, LookUp, Member, Registering
 from transfer.broker.protocols.native import Op, decode, encode
 from transfer.broker.protocols.native_registry import (
-    Listed,
-    LookUp,
-    Member,
-    Registering,
     decode_listed,
     decode_look_up,
     decode_registering,

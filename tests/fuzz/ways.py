@@ -17,9 +17,10 @@ from typing import Any
 
 from tests.broker.secure_peers import Identities, context_of
 from tests.fuzz.mutations import damaged, number
+from transfer.transports.address import BASE, LOCAL
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import HandshakeError
-from transfer.transports.handshake.choice import BASE, LOCAL, Offer
+from transfer.transports.handshake.choice import Offer
 from transfer.transports.handshake.handshake import Handshake
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Made, Upgrade, text_of

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 import sys
@@ -19,6 +20,12 @@ PACKAGES = (
     "transfer", "transfer.asyncio", "transfer.broker", "transfer.metrics", "transfer.patterns",
     "transfer.sockets", "transfer.spark", "transfer.spool", "transfer.torch", "transfer.transports",
     "transfer.zmq", "pyspark_transfer",
+)  # fmt: skip
+#: packages that export names by `lazy.exports`
+LAZY = (
+    "transfer.broker", "transfer.broker.clients", "transfer.log", "transfer.metrics", "transfer.mooncake",
+    "transfer.sockets", "transfer.sockets.connections", "transfer.spark", "transfer.spool",
+    "transfer.tensors", "transfer.torch",
 )  # fmt: skip
 #: what a module of ours is for decides what it may load beyond that
 CORE = "transfer.transports.core.native"
@@ -73,6 +80,13 @@ def test_every_public_name_of_transfer_is_there() -> None:
         """
     )
     assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize("package", LAZY)
+def test_every_name_that_a_package_exports_is_there(package: str) -> None:
+    module = importlib.import_module(package)
+    assert module.__all__ and [name for name in module.__all__ if not hasattr(module, name)] == []
+    assert not hasattr(module, "nothing")
 
 
 def test_interpreter_exit_is_clean_with_open_sockets() -> None:

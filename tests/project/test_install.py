@@ -32,13 +32,13 @@ def run(command: list[str], folder: Path, **variables: str) -> str:
     answer = subprocess.run(
         command,
         cwd=folder, capture_output=True, text=True, timeout=200, stdin=subprocess.DEVNULL, check=False,
-        env={**_without_ours(), **variables},
+        env={**without_ours(), **variables},
     )  # fmt: skip
     assert answer.returncode == 0, answer.stdout + answer.stderr
     return answer.stdout
 
 
-def _without_ours() -> dict[str, str]:
+def without_ours() -> dict[str, str]:
     """The tests' own settings must not be the user's."""
     return {name: value for name, value in os.environ.items() if not name.startswith(("TRANSFER_", "PYTHON"))}
 
@@ -64,7 +64,7 @@ def package(environment, tmp_path_factory) -> Path:
     for name in ("transfer", "transports", "patterns", "pyspark_transfer"):
         left = shutil.ignore_patterns("__pycache__", "*.so", "*.c", ".built")
         shutil.copytree(ROOT / name, folder / name, ignore=left, symlinks=True)
-    for name in ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE"):
+    for name in ("pyproject.toml", "setup.py", "tensor_transfer.py", "MANIFEST.in", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, folder)
     run([sys.executable, "setup.py", "-q", "sdist"], folder)
     (source,) = (folder / "dist").iterdir()
@@ -112,7 +112,7 @@ def test_an_installation_brings_nothing_of_hardware(environment, package) -> Non
         (["-W", "ignore", "-c", "import transfer; transfer.Context(metrics_port=0)"], "metrics"),
     ):
         answer = subprocess.run(
-            [python, *words], cwd=environment, env=_without_ours(), capture_output=True, text=True,
+            [python, *words], cwd=environment, env=without_ours(), capture_output=True, text=True,
             timeout=60, check=False,
         )  # fmt: skip
         assert answer.returncode == 1 and f"pip install 'tensor-transfer[{extra}]'" in answer.stderr
@@ -160,4 +160,4 @@ def test_the_table_of_extras_is_true() -> None:
         for extra, needs in project["optional-dependencies"].items()
         if any(re.search(r"ucx|cuda", need) for need in needs)
     }
-    assert hardware - {"dev", "bench"} == {"ucx", "libucx", "cuda12", "cuda13"}
+    assert hardware - {"dev", "bench"} == {"ucx", "cuda12", "cuda13"}

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ast
+import itertools
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +24,7 @@ HOMES = {
     "prometheus_client": ("transfer/metrics/prometheus.py",),
     "typer": ("transfer/cli/",),
     "cuda": ("transports/cuda.py",),
-    "ucxx": ("transports/ucx/",),
+    "ucxx": (),
     "pyverbs": ("transports/rdma/",),
 }
 
@@ -33,6 +36,10 @@ def sources() -> list[tuple[str, ast.Module]]:
         for package in PACKAGES
         for path in sorted((ROOT / package).rglob("*.py"))
     ]
+
+
+def import_linter() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
 
 
 def imports(tree: ast.AST) -> Iterator[str]:
@@ -70,6 +77,19 @@ def test_patterns_are_pure() -> None:
     assert not wrong
 
 
+def test_nothing_borrows_from_the_twin_of_the_core() -> None:
+    """The package `core` chooses it, by name; what others need too stands beside it."""
+    twin = re.compile(r"transfer\.transports\.core(\.pure\b| import .*\bpure\b)")
+    wrong = [
+        path
+        for path, tree in sources()
+        if not path.startswith("transports/core/pure/")
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom) and twin.search(ast.unparse(node))
+    ]
+    assert not wrong
+
+
 @pytest.mark.parametrize("library", sorted(HOMES))
 def test_a_library_has_one_home(library: str) -> None:
     wrong = [
@@ -96,9 +116,25 @@ def test_only_two_files_read_the_environment() -> None:
 
 
 def test_import_linter_reads_the_same_rules() -> None:
-    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    rules = import_linter()
     assert rules["root_packages"] == ["transfer"]
-    layers = next(rule for rule in rules["contracts"] if rule["type"] == "layers")
-    assert layers["layers"][-2:] == ["transfer.patterns", "transfer.transports"]
+    layers = next(rule["layers"] for rule in rules["contracts"] if rule.get("containers") == ["transfer"])
+    assert layers[-1] == "transports" and "patterns" in layers[-2]
     pure = next(rule for rule in rules["contracts"] if rule.get("source_modules") == ["transfer.patterns"])
     assert set(pure["forbidden_modules"]) >= FORBIDDEN_IN_PATTERNS - {"os"}
+
+
+def test_the_picture_shows_the_layers_that_import_linter_checks() -> None:
+    contracts = [rule for rule in import_linter()["contracts"] if rule["type"] == "layers"]
+    assert all(rule["exhaustive"] and len(rule["containers"]) == 1 for rule in contracts)
+    checked = {rule["containers"][0]: [layer.split(" | ") for layer in rule["layers"]] for rule in contracts}
+    picture = (ROOT / "docs/architecture.md").read_text().split("```")[1]
+    shown: dict[str, list[list[str]]] = {}
+    for line in filter(None, picture.splitlines()):
+        words = re.split(r"  +", line.strip())
+        if not line.startswith(" "):
+            layers = shown[words[0].rstrip("/").replace("/", ".")] = []
+            continue
+        names = itertools.takewhile(re.compile(r"\w+(/|\.py)").fullmatch, words)
+        layers.append([name.removesuffix(".py").rstrip("/") for name in names])
+    assert shown == checked

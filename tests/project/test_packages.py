@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("transfer", "transports", "patterns", "pyspark_transfer")
-FILES = ("pyproject.toml", "setup.py", "MANIFEST.in", "README.md", "LICENSE")
+FILES = ("pyproject.toml", "setup.py", "tensor_transfer.py", "MANIFEST.in", "README.md", "LICENSE")
 BUILT = shutil.ignore_patterns("__pycache__", "*.so", "*.c", ".built")
 
 
@@ -27,10 +28,10 @@ def copy(tmp_path):
     return tmp_path
 
 
-def setup(folder, *arguments):
+def setup(folder, *arguments, **variables):
     return subprocess.run(
         [sys.executable, "setup.py", "-q", *arguments],
-        cwd=folder, capture_output=True, text=True, timeout=50, check=False,
+        cwd=folder, capture_output=True, text=True, timeout=50, check=False, env={**os.environ, **variables},
     )  # fmt: skip
 
 
@@ -59,6 +60,35 @@ def test_the_source_distribution_has_every_source_and_no_link(copy):
         names = {entry.name.partition("/")[2] for entry in archive if entry.isfile()}
     assert wanted <= names
     assert not [name for name in names if name.startswith(("transports/", "patterns/", "tests/"))]
+
+
+def test_executors_import_the_package_from_a_zip(copy):
+    """The wheel as `spark-submit --py-files` takes it, by the name that docs/spark.md gives it."""
+    done = setup(copy, "bdist_wheel", TRANSFER_NO_NATIVE="1")
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (copy / "dist").iterdir()
+    archive = wheel.rename(copy / "transfer.zip")
+    program = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import transfer, pkgutil
+assert transfer.__file__.startswith(sys.argv[1]), transfer.__file__
+assert "pyspark_transfer" in {one.name for one in pkgutil.iter_modules()}
+import pyspark_transfer
+with transfer.Context() as c, c.socket(transfer.PULL) as pull, c.socket(transfer.PUSH) as push:
+    pull.bind("tcp://127.0.0.1:0")
+    push.connect(pull.last_endpoint)
+    push.send(b"there")
+    pull.rcvtimeo = 10_000
+    print(pull.recv().decode(), hasattr(pyspark_transfer, "DefaultSource"))
+"""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program, archive],
+        cwd=copy / "dist", capture_output=True, text=True, timeout=50, check=False,
+        env={name: text for name, text in os.environ.items() if not name.startswith(("PYTHON", "TRANSFER_"))},
+    )  # fmt: skip
+    spark = importlib.util.find_spec("pyspark") is not None
+    assert (done.returncode, done.stdout) == (0, f"there {spark}\n"), done.stderr
 
 
 @pytest.mark.parametrize("name", ["transports", "patterns"])

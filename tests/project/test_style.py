@@ -41,6 +41,19 @@ def test_a_file_is_short_and_says_what_it_is(path: Path) -> None:
             assert node.end_lineno - node.lineno < LONGEST_FUNCTION, f"{node.name} is long"
 
 
+@pytest.mark.parametrize("path", [path for path in FILES if path.name == "__init__.py"], ids=name_of)
+def test_a_package_begins_with_a_table_of_its_files(path: Path) -> None:
+    there = {
+        one.stem
+        for one in path.parent.iterdir()
+        if one.suffix in (".py", ".pyx") or ((one / "__init__.py").exists() and not one.is_symlink())
+    }
+    there.discard("__init__")
+    table = re.findall(r"^(\w+)  +\S", ast.get_docstring(ast.parse(path.read_text())) or "", re.MULTILINE)
+    assert len(table) == len(set(table))
+    assert set(table) == (there if len(there) > 1 else set())
+
+
 @pytest.mark.parametrize("path", CORE, ids=name_of)
 def test_a_file_of_the_compiled_core_is_short_and_says_what_it_is(path: Path) -> None:
     text = path.read_text()

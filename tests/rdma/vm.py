@@ -63,7 +63,10 @@ _LEFT_OUT = {
     *("test", "tests", "idlelib", "tkinter", "lib2to3"),
     *("ensurepip", "site-packages", "turtledemo", "pydoc_data"),
 }
-_PROJECT = ("bench", "patterns", "pyproject.toml", "pyspark_transfer", "tests", "transfer", "transports")
+_PROJECT = (
+    *("bench", "patterns", "pyproject.toml", "pyspark_transfer", "tensor_transfer.py", "tests"),
+    *("transfer", "transports"),
+)
 _RXE = "kernel/drivers/infiniband/sw/rxe"
 #: packets of 4096 bytes need a little more than that on the wire
 NETWORK = """\

@@ -34,7 +34,15 @@ from tests.sanitizers.groups import GROUPS, USUAL
 ROOT = Path(__file__).resolve().parents[2]
 HERE = Path(__file__).resolve().parent
 COPIED = ("examples", "transfer", "patterns", "transports", "tests", "bench", "docs", "pyspark_transfer")
-FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile")
+FILES = (
+    "setup.py",
+    "tensor_transfer.py",
+    "pyproject.toml",
+    "README.md",
+    "LICENSE",
+    "CHANGELOG.md",
+    "Makefile",
+)
 BUILD_TIMEOUT = 1800
 TIMEOUT = 7200
 PLANTED_TIMEOUT = 120

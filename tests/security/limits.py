@@ -37,10 +37,11 @@ from transfer.spool.format import protocol
 from transfer.spool.server import group, reader, row_requests
 from transfer.transports import descriptors
 from transfer.transports.connect import pending
-from transfer.transports.core.pure import receiving, tls
+from transfer.transports.core import python_tls as tls
+from transfer.transports.core.first_record import LARGEST_HELLO
+from transfer.transports.core.pure import receiving
 from transfer.transports.discovery import membership
 from transfer.transports.handshake import hello, upgrade
-from transfer.transports.handshake.first_record import LARGEST_HELLO
 from transfer.transports.shm import mappings, unix_listener as door
 
 

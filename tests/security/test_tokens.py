@@ -16,10 +16,10 @@ from transfer.transports.core.wire import HEADER_SIZE, Control, SocketType
 from transfer.transports.errors import HandshakeError, SecurityError
 from transfer.transports.handshake.hello import PROVES_FIRST, encode
 from transfer.transports.handshake.identity import FEATURES, make_hello
+from transfer.transports.handshake.proving import Proving
 from transfer.transports.security import credentials as module, proof
 from transfer.transports.security.credentials import Credentials
 from transfer.transports.security.proof import ACCEPTING, CONNECTING, prove, proved_token, transcript
-from transfer.transports.security.proving import Proving
 from transfer.transports.security.settings import Security
 from transfer.transports.testing.ends import until
 

@@ -201,7 +201,7 @@ _HALF = """
     import gc, importlib, random, socket, sys, threading, time
     import numpy, transfer
     from transfer.tensors.export import export
-    from transfer.transports.core.pure.codec import encode_head
+    from transfer.transports.core.frames import encode_head
 
     size, rounds = 48 << 20, 12
     memory = numpy.zeros(size, numpy.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from transfer.transports.ucx.installed import bindings
+from transfer.transports.ucx.installed import available
 
 from .processes import Program
 
@@ -193,7 +193,7 @@ def test_a_thousand_children_are_all_answered(kind, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(not bindings(""), reason="there is no UCX here")
+@pytest.mark.skipif(not available(), reason="there is no UCX here")
 def test_children_are_answered_where_the_parent_uses_ucx(tmp_path):
     environment = {"MC_RPC_PROTOCOL": "ucx", "UCX_TLS": "tcp,self"}
     assert children(_BUSY, "ucx", 30, tmp_path, 500, **environment) == 30

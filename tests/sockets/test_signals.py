@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from transfer.transports.ucx.installed import bindings
+from transfer.transports.ucx.installed import available
 
 from .processes import Program
 
@@ -236,7 +236,7 @@ _STORM = (
 
 
 def over(*kinds):
-    no_ucx = pytest.mark.skipif(not bindings(""), reason="there is no UCX here")
+    no_ucx = pytest.mark.skipif(not available(), reason="there is no UCX here")
     return pytest.mark.parametrize(
         "kind", [pytest.param(kind, marks=no_ucx if kind == "ucx" else ()) for kind in kinds]
     )

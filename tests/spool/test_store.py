@@ -661,7 +661,7 @@ def test_a_cut_of_a_frame_is_a_view(tmp_path):
 
 def test_the_commits_table_is_read_again_however_large(tmp_path, monkeypatch):
     """A table of many partitions is a blob."""
-    monkeypatch.setattr("transfer.tensors.bundle.PACK_BELOW", 1024)
+    monkeypatch.setattr("transfer.tensors.bundle.LARGE", 1024)
     store = SpoolStore(tmp_path / "a")
     store.declare("run", "job", "committed", "stream")
     winners = []

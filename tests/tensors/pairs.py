@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from transfer.sockets.lz4_frame import compress
+from transfer.lz4_frame import compress
 from transfer.tensors import TensorMethods
 from transfer.transports.core.pure import Frame
 from transfer.transports.core.wire import Flag, SocketType

@@ -14,9 +14,10 @@ from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import CORES, Loop, Pair, bytes_of, load_core, refusal
 from transfer.tensors import bundle
-from transfer.tensors.bundle import PACK_BELOW, frames_of
+from transfer.tensors.bundle import frames_of
 from transfer.transports.core.wire import EXTENDED_MAX
 from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, UsageError
+from transfer.transports.sizes import LARGE
 
 
 def model(layers: int = 12, side: int = 128) -> dict[str, np.ndarray]:
@@ -115,7 +116,7 @@ def test_large_tensors_are_read_into_out_directly(layers: int) -> None:
 
 
 def test_where_the_border_between_packed_and_own_frames_is() -> None:
-    tensors = {"below": np.zeros(PACK_BELOW - 1, "u1"), "at": np.zeros(PACK_BELOW, "u1")}
+    tensors = {"below": np.zeros(LARGE - 1, "u1"), "at": np.zeros(LARGE, "u1")}
     assert len(frames_of(tensors, None, None)) == 2
     assert len(frames_of({"below": tensors["below"]}, None, None)) == 1
 

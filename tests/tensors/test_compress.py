@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.tensors.pairs import refusal
-from transfer.sockets.lz4_frame import (
+from transfer.lz4_frame import (
     MIN_SIZE,
     WORTHWHILE,
     compress,
@@ -103,7 +103,7 @@ def test_a_bomb_takes_no_memory() -> None:
     """In a process that may not have it."""
     bomb = lz4.frame.compress(bytes(2 << 30), store_size=True)
     code = (
-        "import resource, sys; from transfer.sockets.lz4_frame import decompress; import lz4.frame\n"
+        "import resource, sys; from transfer.lz4_frame import decompress; import lz4.frame\n"
         "from transfer.transports.errors import ProtocolError\n"
         "resource.setrlimit(resource.RLIMIT_AS, (1 << 30, 1 << 30))\n"
         "data = sys.stdin.buffer.read()\n"
@@ -124,7 +124,7 @@ def test_garbage(garbage: bytes, at: int) -> None:
 
 
 def test_without_the_library_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    import transfer.sockets.lz4_frame as module
+    import transfer.lz4_frame as module
 
     assert module.available()
     monkeypatch.setitem(sys.modules, "lz4.frame", None)

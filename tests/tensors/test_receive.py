@@ -380,7 +380,7 @@ def test_what_is_as_it_should_be_is_received() -> None:
 
 def test_importing_loads_nothing() -> None:
     code = (
-        "import sys; import transfer.tensors, transfer.sockets.lz4_frame;"
+        "import sys; import transfer.tensors, transfer.lz4_frame;"
         "print([m for m in ('numpy', 'torch', 'lz4', 'ml_dtypes', 'safetensors') if m in sys.modules])"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=30, check=True)

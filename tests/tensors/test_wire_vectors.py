@@ -15,7 +15,7 @@ import pytest
 
 from tests.tensors.pairs import CORES, bytes_of, load_core
 from tests.tensors.vectors import FOLDER, HELLO, VECTORS, Vector, path_of, read
-from transfer.sockets.lz4_frame import decompress
+from transfer.lz4_frame import decompress
 from transfer.tensors.build import NUMPY, recipe_for
 from transfer.tensors.receive import BundleArrival
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, Flag, SocketType

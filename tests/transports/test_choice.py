@@ -7,9 +7,9 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.transports.address import POLICIES
+from transfer.transports.address import POLICIES, RANKING
 from transfer.transports.errors import HandshakeError
-from transfer.transports.handshake.choice import RANKING, Choice, Offer, choose, permitted
+from transfer.transports.handshake.choice import Choice, Offer, choose, permitted
 
 ALL = RANKING
 

@@ -11,13 +11,13 @@ from transfer.transports.core.wire import HEADER, MAGIC, REFERENCE_BIT, VERSION,
 from transfer.transports.handshake.hello import encode
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.peer_type import (
-    ALPN_PROTOCOL,
     HEADER_BYTES,
     Detection,
     detect_in_client_hello,
     detect_in_header,
     socket_type_of,
 )
+from transfer.transports.security.credentials import ALPN_PROTOCOL
 
 TYPES = st.sampled_from(SocketType)
 

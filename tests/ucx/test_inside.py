@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from transfer.transports.ucx.installed import bindings
+from tests.ucx.ucxx_driver import there
+from transfer.transports.ucx.installed import available
 
 FOLDER = Path(__file__).parent / "inside"
 ROOT = FOLDER.parents[2]
@@ -23,8 +24,11 @@ FILES = sorted(FOLDER.glob("inside_*.py"))
 #: these wait for connections to end, again and again
 SLOW = ("inside_interrupted",)
 DRIVERS = [
-    pytest.param(name, marks=pytest.mark.skipif(name not in bindings(), reason=f"there is no {what} here"))
-    for name, what in (("ucxx", "ucxx"), ("libucp", "UCX (the wheel libucx, or ucx-py)"))
+    pytest.param(name, marks=pytest.mark.skipif(not found, reason=f"there is no {what} here"))
+    for name, found, what in (
+        ("ucxx", there(), "ucxx"),
+        ("libucp", available(), "UCX (the wheel libucx, or ucx-py)"),
+    )
 ]
 pytestmark = pytest.mark.timeout(240)
 
@@ -53,7 +57,7 @@ def test_closing_in_the_middle_of_a_rendezvous(driver: str) -> None:
 def run(path: Path, driver: str) -> subprocess.CompletedProcess[str]:
     environ = {name: value for name, value in os.environ.items() if not name.startswith("UCX_")}
     environ |= {"UCX_TLS": "tcp,sm,self", "UCX_LOG_LEVEL": "error", "TRANSFER_LOCAL": "off"}
-    environ["TRANSFER_UCX_DRIVER"] = driver
+    environ["TRANSFER_TEST_UCX"] = driver
     command = [
         sys.executable,
         "-m",

@@ -10,7 +10,8 @@ from hypothesis import given, settings, strategies as st
 from transfer.transports import core
 from transfer.transports.core.wire import TENSOR_HEADER, Flag, SocketType
 from transfer.transports.errors import ProtocolError
-from transfer.transports.ucx.packing import APART, LONGEST, TAKEN, Unpacker, pack
+from transfer.transports.sizes import LARGE
+from transfer.transports.ucx.packing import LONGEST, TAKEN, Unpacker, pack
 
 KIND = int(SocketType.PUSH)
 TENSOR = int(Flag.TENSOR)
@@ -24,7 +25,7 @@ def batches(messages, checksum=False):
         for index, frame in enumerate(frames):
             more = index < len(frames) - 1
             chunks.append(pack(frame, KIND, number, more, checksum, len(frame[4])))
-            if len(frame[4]) >= APART:
+            if len(frame[4]) >= LARGE:
                 out += [TAKEN.pack(7) + b"".join(chunks), frame[4]]
                 chunks = []
     return [*out, TAKEN.pack(7) + b"".join(chunks)]
@@ -52,7 +53,7 @@ frame = st.tuples(
     st.integers(0, 1 << 40),
     st.none() | st.binary(max_size=20),
     st.none(),
-    st.binary(max_size=200) | st.integers(APART - 1, APART + 2).map(bytes),
+    st.binary(max_size=200) | st.integers(LARGE - 1, LARGE + 2).map(bytes),
 )
 tensor = st.binary(max_size=100).map(lambda data: (TENSOR, 0, None, META, data))
 
@@ -96,15 +97,15 @@ def test_damaged_batches_end_in_an_error_or_in_frames(data):
 
 
 def test_a_damaged_payload_is_found_by_its_checksum():
-    pieces = batches([[(0, 0, None, None, bytes(APART))]], checksum=True)
-    pieces[1] = b"\1" + bytes(APART - 1)
+    pieces = batches([[(0, 0, None, None, bytes(LARGE))]], checksum=True)
+    pieces[1] = b"\1" + bytes(LARGE - 1)
     with pytest.raises(ProtocolError, match="checksum"):
         unpacked(pieces)
 
 
 def test_the_longest_batch_holds_whatever_one_frame_needs():
     topic = b"t" * (64 * 1024)
-    chunk = pack((0, 0, topic, None, bytes(APART - 1)), KIND, 1, False, True, APART - 1)
+    chunk = pack((0, 0, topic, None, bytes(LARGE - 1)), KIND, 1, False, True, LARGE - 1)
     assert TAKEN.size + len(chunk) < LONGEST
 
 
@@ -131,11 +132,11 @@ def test_payloads_that_are_begun_before_others_are_there(messages, data):
 
 @pytest.mark.parametrize(
     ("topic", "sizes"),
-    [(None, [4000] * 26), (None, [APART, APART, 1]), (bytes(4000), [0] * 26)],
+    [(None, [4000] * 26), (None, [LARGE, LARGE, 1]), (bytes(4000), [0] * 26)],
     ids=["small", "apart", "topics"],
 )
 def test_the_limit_of_a_message_is_for_all_its_parts(topic, sizes):
-    limit = 2 * APART if APART in sizes else 100_000
+    limit = 2 * LARGE if LARGE in sizes else 100_000
     good = [(0, 0, None, None, bytes(limit // 2))] * 2
     assert len(unpacked(batches([good, good]), limit)) == 2  # each by itself
     with pytest.raises(ProtocolError) as caught:

@@ -12,15 +12,15 @@ import pytest
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, NotSupported, ProtocolError
 from transfer.transports.handshake.upgrade import Declined
+from transfer.transports.sizes import LARGE
 from transfer.transports.ucx import upgrade as ucx
-from transfer.transports.ucx.packing import APART
 
 ADDRESS = b"where the peer's worker is"
 
 
 def card(**other):
     good = {
-        "version": 1, "ucx": "1.21.0", "apart": APART, "tag": "00000000000000f0",
+        "version": 1, "ucx": "1.21.0", "apart": LARGE, "tag": "00000000000000f0",
         "address": base64.b64encode(ADDRESS).decode(), "check": zlib.crc32(ADDRESS),
     }  # fmt: skip
     return {key: value for key, value in (good | other).items() if value is not None}
@@ -104,7 +104,7 @@ def test_an_address_that_ucx_refuses_is_declined(side):
 
 def test_without_ucx_it_is_declined(side, monkeypatch):
     def missing():
-        raise NotSupported("ucxx cannot be loaded", hint="pip install ucxx-cu12")
+        raise NotSupported("UCX cannot be loaded", hint="pip install libucx-cu12")
 
     monkeypatch.setattr(ucx.driver, "fabric", missing)
     with pytest.raises(Declined) as caught:

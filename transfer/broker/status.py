@@ -17,9 +17,9 @@ from transfer.metrics.families import Family
 if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.server import Broker
     from transfer.broker.storage.audit_chain import Json
+    from transfer.broker.storage.topic import Topic
 
 #: topics, groups and tenants that metrics name; each name costs memory in Prometheus
 MOST_NAMES: Final = 100

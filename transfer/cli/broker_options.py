@@ -72,8 +72,8 @@ class Reached:
 
 def _shared_token(security: Security) -> str | None:
     """Returns the token that all clients share, if there is one. Raises SecurityError."""
-    from transfer.transports.core import pure
+    from transfer.transports.core import python_tls
     from transfer.transports.security.credentials import Credentials
 
-    tokens = Credentials(security, pure).tokens()
+    tokens = Credentials(security, python_tls).tokens()
     return tokens[0].decode() if tokens else None

@@ -1,6 +1,12 @@
 """Checks what works on this machine, with hints for what does not. `transfer doctor` shows it.
 
 A probe that fails is a finding, never an error. `throughput` measures the transports between two machines.
+
+finding     the doctor's findings, one for each check
+machine     checks the machine: Python, the core, the kernel's limits, libraries
+security    checks the certificates and tokens of the environment, and how long they are valid
+throughput  measures the transports between two machines
+transports  checks the transports: which work, which are missing, which one the environment selects
 """
 
 from __future__ import annotations

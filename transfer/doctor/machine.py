@@ -40,6 +40,18 @@ def base() -> Iterator[Check]:
         "" if linux else "only plain TCP and the pure core work here",
     )
     yield _core()
+    yield from _other_packages()
+
+
+def _other_packages() -> Iterator[Check]:
+    try:
+        from tensor_transfer import list_others, remedy
+    except ImportError:  # the package alone, for instance in a zip file
+        return
+    others = list_others()
+    if others:
+        detail = f"{' and '.join(others)} installs files of the same names"
+        yield Check("base", "package", "warn", detail, remedy())
 
 
 def _core() -> Check:

@@ -20,11 +20,11 @@ SOON = 14
 
 def security() -> Iterator[Check]:
     from transfer.transports import core
-    from transfer.transports.core import pure
+    from transfer.transports.core import python_tls
 
     try:
         wanted = config.security()
-        credentials = Credentials(wanted, pure)
+        credentials = Credentials(wanted, python_tls)
         tokens = len(credentials.tokens())
     except TransferError as error:
         yield Check("security", "settings", "fail", str(error), error.hint)

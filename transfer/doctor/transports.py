@@ -13,9 +13,9 @@ from typing import Any
 
 from transfer.doctor.finding import Check, read
 from transfer.transports import config
+from transfer.transports.address import LOCAL
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import TransferError
-from transfer.transports.handshake.choice import LOCAL
 from transfer.transports.probe import Probe, names, probe
 from transfer.transports.security.settings import Security
 

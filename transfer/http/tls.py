@@ -6,7 +6,7 @@ import hmac
 import ssl
 from typing import TYPE_CHECKING, cast
 
-from transfer.transports.core import pure
+from transfer.transports.core import python_tls
 from transfer.transports.security.credentials import Credentials
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Https:
 
     def __init__(self, security: Security) -> None:
         self.security = security
-        self._credentials = Credentials(security, pure)
+        self._credentials = Credentials(security, python_tls)
         if security.tls:
             self.context()
 
@@ -38,7 +38,7 @@ class Https:
         certificates = self.security.asks_certificates
         clients = ("required" if required else "optional") if certificates else "none"
         made = self._credentials.context(server=True, protocols=(PROTOCOL,), clients=clients)
-        return cast("pure.TlsContext", made).context
+        return cast("python_tls.TlsContext", made).context
 
     def has_token(self, given: str | None) -> bool:
         """Whether this is one of the tokens. Never over plain HTTP, where every listener could read it."""

@@ -30,17 +30,39 @@ upkeep           a thread that applies retention and compaction
 verify           verifies all records, blobs and index files
 read_only        verifies a folder without changing it
 checks           checks of arguments: folder, names, buffers
+disk             room and folders on the disk, and the errors of a full one
 private          files and folders that other users cannot access
 log              the log: append, commit, read, groups, discard, drop
 """
 
-from transfer.log.blob_writer import BlobWriter
-from transfer.log.damage import Damage
-from transfer.log.log import Log
-from transfer.log.message import LogMessage
-from transfer.log.recovery import gc_paused
-from transfer.log.retention import Retention
-from transfer.log.topics import HOLDS
-from transfer.log.verify import VerifyResult
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from transfer.transports.lazy import exports
+
+if TYPE_CHECKING:
+    from transfer.log.blob_writer import BlobWriter
+    from transfer.log.damage import Damage
+    from transfer.log.log import Log
+    from transfer.log.message import LogMessage
+    from transfer.log.recovery import gc_paused
+    from transfer.log.retention import Retention
+    from transfer.log.topics import HOLDS
+    from transfer.log.verify import VerifyResult
 
 __all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "LogMessage", "Retention", "VerifyResult", "gc_paused"]
+
+__getattr__ = exports(
+    __name__,
+    {
+        "blob_writer": "BlobWriter",
+        "damage": "Damage",
+        "log": "Log",
+        "message": "LogMessage",
+        "recovery": "gc_paused",
+        "retention": "Retention",
+        "topics": "HOLDS",
+        "verify": "VerifyResult",
+    },
+)

@@ -19,7 +19,7 @@ def compressed(frames: Sequence[OutFrame], published: bool = False) -> list[OutF
 
     published: without a topic the first part stays uncompressed, since subscribers match it as the topic.
     """
-    from transfer.sockets.lz4_frame import compress
+    from transfer.lz4_frame import compress
 
     result: list[OutFrame] = []
     for index, frame in enumerate(frames):
@@ -39,7 +39,7 @@ def decompressed(frame: Any, make: Any, limit: int) -> Any:
     """Returns the frame as it was before `compressed`. Raises ProtocolError for a bomb or broken data."""
     if not frame.flags & Flag.LZ4:
         return frame
-    from transfer.sockets.lz4_frame import decompress
+    from transfer.lz4_frame import decompress
 
     return make(
         decompress(frame.data, limit),

@@ -39,7 +39,7 @@ logger = logging.getLogger("transfer")
 #: modules that sockets import later, in the first thread that needs them
 _LOADED_WITH = (
     "transfer.sockets.socket", "transfer.sockets.poller", "transfer.sockets.callback",
-    "transfer.sockets.lz4_frame",
+    "transfer.lz4_frame",
     "transfer.transports.connect.acceptor", "transfer.transports.connect.connector",
 )  # fmt: skip
 _live: weakref.WeakSet[Context] = weakref.WeakSet()

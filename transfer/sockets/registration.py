@@ -8,7 +8,7 @@ from transfer.tensors import gpu_path as way
 from transfer.tensors.export import export, export_pointer
 from transfer.transports import gpu, probe
 from transfer.transports.base import Capabilities
-from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.errors import UsageError
 from transfer.transports.forking import undivided
 

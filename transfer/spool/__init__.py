@@ -1,14 +1,17 @@
 """The spool keeps rows between Spark and trainers; see `docs/spool.md`.
 
 Everything is imported on first use; `tensor-transfer[spool]` installs numpy and msgspec.
+
+client  clients of a spool's runs: rows as batches of arrays, in an exact order
+format  a run on the wire and in the log: addresses, requests, rows, the order of an epoch
+server  the spool's server: stores the rows of runs, and sends them to readers
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from transfer.transports.errors import MissingLibrary, missing_library
+from transfer.transports.lazy import exports
 
 if TYPE_CHECKING:
     from transfer.spool.client.admin import SpoolAdmin
@@ -18,19 +21,15 @@ if TYPE_CHECKING:
     from transfer.spool.server.server import Spool
 
 __all__ = ["Lineage", "RowStream", "Spool", "SpoolAdmin", "merge_states"]
-_HOMES = {
-    "Lineage": "client.lineage",
-    "RowStream": "client.row_stream",
-    "Spool": "server.server",
-    "SpoolAdmin": "client.admin",
-    "merge_states": "client.stream_state",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"transfer.spool.{_HOMES[name]}"), name)
-    except (ModuleNotFoundError, MissingLibrary) as error:
-        raise missing_library(f"transfer.spool.{name}", error, "spool") from error
+__getattr__ = exports(
+    __name__,
+    {
+        "client.admin": "SpoolAdmin",
+        "client.lineage": "Lineage",
+        "client.row_stream": "RowStream",
+        "client.stream_state": "merge_states",
+        "server.server": "Spool",
+    },
+    extra="spool",
+)

@@ -34,16 +34,14 @@ from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
 from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN
 from transfer.transports.errors import ArgumentError, NotATensor, ProtocolError, UsageError
+from transfer.transports.sizes import LARGE
 
-#: tensors below this many bytes share the first frame. The core copies smaller payloads anyway, and one frame
-#: costs less than many
-PACK_BELOW: Final = 64 * 1024
 ALIGNMENT: Final = 64
 MAX_TENSORS: Final = 65_536
 MAX_NAME: Final = 1024
 MAX_INDEX: Final = 16 << 20
 MAX_METADATA: Final = 16 << 20
-MAX_PACKED: Final = MAX_TENSORS * (PACK_BELOW + 64)
+MAX_PACKED: Final = MAX_TENSORS * (LARGE + 64)
 
 _FIXED: Final = struct.Struct("<IBBHII")
 _COUNT: Final = struct.Struct("<I")
@@ -68,7 +66,7 @@ _layouts: dict[tuple[Any, ...], _Layout] = {}
 
 
 def frames_of(tensors: Mapping[str, Any], metadata: Any, topic: bytes | None) -> list[OutFrame]:
-    """Makes the frames of one message. Dense tensors of PACK_BELOW bytes or more are not copied.
+    """Makes the frames of one message. Dense tensors of LARGE bytes or more are not copied.
 
     Raises NotATensor, or UsageError for names and metadata that cannot travel.
     """
@@ -116,7 +114,7 @@ def _lay_out(names: list[str], exported: Sequence[Exported]) -> _Layout:
     parts = [_COUNT.pack(len(names))]
     own: list[bool] = []
     for name, (_, single, buffer) in zip(names, exported, strict=True):
-        alone = memoryview(buffer).nbytes >= PACK_BELOW
+        alone = memoryview(buffer).nbytes >= LARGE
         encoded = _encode_name(name)
         parts += (_ENTRY.pack(len(encoded), alone, 0), single, encoded)
         own.append(alone)

@@ -6,11 +6,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, Protocol
 
 from transfer.tensors.build import NUMPY, Builder, Recipe, check_length, known_recipes, recipe_for
-from transfer.tensors.bundle import MAX_PACKED, PACK_BELOW, BundleHeader, Entry, Index, unpack_bundle
+from transfer.tensors.bundle import MAX_PACKED, BundleHeader, Entry, Index, unpack_bundle
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, KIND_TENSOR, kind_of
 from transfer.tensors.target import Target
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import ProtocolError, TensorMismatch
+from transfer.transports.sizes import LARGE
 
 _LZ4: Final = int(Flag.LZ4)
 #: a longer first frame of a bundle is read into the pool instead of memory made for it
@@ -154,7 +155,7 @@ def _take(frame: Any, recipe: Recipe, target: Target, placed: Any) -> None:
 
 
 def _decompressed(data: Any, limit: int) -> bytearray:
-    from transfer.sockets.lz4_frame import decompress_writable
+    from transfer.lz4_frame import decompress_writable
 
     return decompress_writable(data, limit)
 
@@ -249,7 +250,7 @@ class BundleArrival:
         if meta is None:
             if _may_be_delimiter(meta, nbytes):
                 return None
-        elif nbytes >= PACK_BELOW and kind_of(meta) == KIND_TENSOR:
+        elif nbytes >= LARGE and kind_of(meta) == KIND_TENSOR:
             return None  # may belong to a bundle with a compressed first frame; `finish` decides
         header = _expect_bundle(meta)
         self._position, self._placed, self._head = 0, {}, None

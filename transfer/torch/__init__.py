@@ -1,14 +1,20 @@
 """PyTorch data sets whose rows arrive on a PULL socket, or are read from a run in a spool.
 
 Everything is imported on first use; `tensor-transfer[torch]` installs torch.
+
+eager_reader    `EagerReader`: batches of tensors directly from a PULL socket, each row exactly once
+run_dataset     `RunDataset`: batches of tensors of a run in a spool, which can be resumed at any step
+run_reader      reads runs from a source of messages, one run after the other
+sharded_stream  `ShardedStream`: a run that the ranks of a distributed training share
+slicer          cuts a stream of frames of any length into batches of equal length
+stream_dataset  `StreamDataset`: batches of tensors of a run in a spool, or directly from Spark's tasks
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from transfer.transports.errors import MissingLibrary, missing_library
+from transfer.transports.lazy import exports
 
 if TYPE_CHECKING:
     from transfer.torch.eager_reader import RunSummary
@@ -17,18 +23,14 @@ if TYPE_CHECKING:
     from transfer.torch.stream_dataset import StreamDataset
 
 __all__ = ["RunDataset", "RunSummary", "ShardedStream", "StreamDataset"]
-_HOMES = {
-    "RunDataset": "run_dataset",
-    "RunSummary": "eager_reader",
-    "ShardedStream": "sharded_stream",
-    "StreamDataset": "stream_dataset",
-}
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    try:
-        return getattr(import_module(f"transfer.torch.{_HOMES[name]}"), name)
-    except (ModuleNotFoundError, MissingLibrary) as error:
-        raise missing_library(f"transfer.torch.{name}", error, "torch") from error
+__getattr__ = exports(
+    __name__,
+    {
+        "eager_reader": "RunSummary",
+        "run_dataset": "RunDataset",
+        "sharded_stream": "ShardedStream",
+        "stream_dataset": "StreamDataset",
+    },
+    extra="torch",
+)

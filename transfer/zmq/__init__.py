@@ -5,6 +5,29 @@ For sockets of the types REQ, REP, PUB, SUB, PUSH, PULL, PAIR, ROUTER and DEALER
 project,
 too: the wire protocol is a different one. Missing functions raise `NotSupported` with the reason;
 `docs/zmq-compat.md` lists every public name that differs.
+
+_support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
+asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop
+constants        pyzmq's constants, with pyzmq's names and numbers, whether their function is supported or not
+context          pyzmq's Context over `transfer`
+decorators       decorators that make a context or a socket for each call, and close it afterwards
+endpoints        endpoints and monitors of a socket, with pyzmq's errors
+error            pyzmq's exceptions
+frame            one part of a message, received without a copy or made to be sent
+linger           sends the queued messages of a closed socket in the background
+missing          functions of pyzmq that cannot work here: each raises the reason
+monitor          converts monitor events to the messages that libzmq's monitors send through a PAIR socket
+options          the support of each socket option of pyzmq: forwarded, stored without effect, or refused
+pending_futures  the futures of one socket, which are tried again when the socket may be ready
+poll             Poller, select and zmq_poll: waiting for several sockets and descriptors
+proxy            proxies: send the messages that one socket receives with the other
+serial           messages of texts, JSON and objects, for blocking and asyncio sockets
+socket           pyzmq's Socket over `transfer`: its names, numbers, defaults and errors
+sockopts         options of a socket by pyzmq's numbers, and as attributes in lower and upper case
+support          writes docs/zmq-compat.md: `python -m transfer.zmq.support > docs/zmq-compat.md`
+tracker          MessageTracker: reports when the memory of a message may be reused
+utils            pyzmq's utilities, as far as they make sense here: jsonapi, monitor, strtypes, z85
+version          the versions whose behaviour this package follows
 """
 
 from __future__ import annotations

@@ -3,6 +3,17 @@
 The variable TRANSFER_CORE ("auto", "native", "pure") decides; "auto" uses the compiled one if it was built.
 `IMPLEMENTATION` names it, `REASON` is why the Python core is in use. Nothing is loaded until a name of a core
 is used: `wire.py`, with the constants, needs none.
+
+buffers       views of users' memory, and the sizes of blocks
+copies        copies of data that do not change with the memory that was sent
+first_record  the first bytes of a TLS client: one record that holds its whole ClientHello
+fork          detects whether this process is a fork of the one in which an object was made
+frames        frames as bytes: what streams in Python share, the twin's and those of other transports
+message_size  the limit of a message, for all of its frames together
+native        the compiled core
+pure          the core in Python: the reference for the compiled one, and its replacement where it is missing
+python_tls    TLS 1.3 over a descriptor by Python's `ssl`: for the twin, HTTP servers and abtp's client
+wire          the layout of a frame: constants only
 """
 
 from __future__ import annotations

@@ -8,12 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.arguments import whole, wrong
 from transfer.transports.errors import UsageError
+from transfer.transports.sizes import LARGE
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
-
-#: copies from this size on let other threads run
-LARGE = 64 * 1024
 
 
 def owned(frames: Iterable[OutFrame]) -> list[OutFrame]:

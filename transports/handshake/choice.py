@@ -5,14 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from transfer.transports.address import POLICIES
+from transfer.transports.address import BASE, LOCAL, POLICIES, RANKING
 from transfer.transports.errors import HandshakeError
 
-#: best first; every pair has the last, since the hello travels on it. Transports of other distributions come
-#: after the first: they were installed on both sides to be used
-RANKING = ("local", "rdma", "ucx", "tcp")
-BASE = RANKING[-1]
-LOCAL = RANKING[0]
 #: what to do when the policy `require` cannot be met
 HINT = "the policy prefer falls back to another transport"
 #: why a transport is not offered to unauthenticated peers, as "word: text"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from transfer.transports.handshake.first_record import HEAD, MESSAGE_HEAD, record_size
+from transfer.transports.core.first_record import HEAD, MESSAGE_HEAD, record_size
 
 _ALPN = 16
 #: the most extensions and protocol names that are read: clients send some 20 and 3

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from transfer.transports.address import POLICIES
+from transfer.transports.address import BASE, POLICIES
 from transfer.transports.core.wire import (
     HEADER,
     HEADER_SIZE,
@@ -32,7 +32,7 @@ from transfer.transports.core.wire import (
     SocketType,
 )
 from transfer.transports.errors import HandshakeError, without_frames
-from transfer.transports.handshake.choice import BASE, Choice, strictness
+from transfer.transports.handshake.choice import Choice, strictness
 from transfer.transports.handshake.compatibility import talks_to
 from transfer.transports.handshake.foreign_protocols import stranger
 from transfer.transports.handshake.hello import (
@@ -45,6 +45,7 @@ from transfer.transports.handshake.hello import (
     negotiate,
     plain_peer,
 )
+from transfer.transports.handshake.proving import Proving
 from transfer.transports.handshake.upgrade import (
     Declined,
     Dialogue,
@@ -55,7 +56,6 @@ from transfer.transports.handshake.upgrade import (
     declined,
 )
 from transfer.transports.security.proof import transcript
-from transfer.transports.security.proving import Proving
 
 #: raises HandshakeError for a peer that cannot be accepted now
 Admits = Callable[[Agreement], object]

@@ -19,10 +19,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from transfer.transports.address import POLICIES
+from transfer.transports.address import BASE, LOCAL, POLICIES
 from transfer.transports.core.wire import HEADER, MAGIC, VERSION, Control, Flag, SocketType
 from transfer.transports.errors import HandshakeError
-from transfer.transports.handshake.choice import BASE, LOCAL, Choice, Offer, choose
+from transfer.transports.handshake.choice import Choice, Offer, choose
 from transfer.transports.handshake.compatibility import compatible, talks_to
 
 #: for the JSON of a hello or a refusal, in bytes: the sender has not authenticated yet
@@ -77,7 +77,7 @@ class Hello:
     features: words for abilities beyond the version. routing_id: its name at a ROUTER.
     host_id: equal on one machine, user and network namespace; empty if unknown. epoch: random,
     one for each process, so that a restart shows. nonce: random, one for each connection, hex.
-    proves: it knows a token, and requires that the peer proves the same (see security/proving.py).
+    proves: it knows a token, and requires that the peer proves the same (see handshake/proving.py).
     limits: name -> number, for instance {"max_message": 17179869184}. offer: transports and request.
     instance: random, one for each connecting side and kept for its reconnections, hex: equal values mean the
     same side. A secret of the two. lazy: the sender queues before there is a peer. extra: values that the

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from transfer.transports.core.first_record import HEAD, LARGEST_HELLO
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, REFERENCE_BIT, SocketType
 from transfer.transports.handshake.client_hello import offered
-from transfer.transports.handshake.first_record import HEAD, LARGEST_HELLO
+from transfer.transports.security.credentials import ALPN_PROTOCOL
 
 #: bytes that are always enough: of a frame, of a ClientHello
 HEADER_BYTES, CLIENT_HELLO_BYTES = HEADER_SIZE, HEAD + LARGEST_HELLO
-#: the ALPN protocol of our sockets; "/" and the socket type may follow
-ALPN_PROTOCOL = "transfer/1"
 #: the first bytes of each frame
 FRAME_MAGIC = MAGIC.to_bytes(4, "little")
 

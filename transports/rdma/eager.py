@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from zlib import crc32
 
 from transfer.transports.core import Frame
-from transfer.transports.core.pure.codec import check_header, encode_head, meta_length
+from transfer.transports.core.frames import check_header, encode_head, meta_length
 from transfer.transports.core.wire import (
     EXTENDED_MAX,
     HEADER,

@@ -7,9 +7,8 @@ from collections import deque
 from time import clock_gettime_ns
 from typing import TYPE_CHECKING
 
-from transfer.transports.core import Frame, Region
-from transfer.transports.core.pure import fork
-from transfer.transports.core.pure.size import Size
+from transfer.transports.core import Frame, Region, fork
+from transfer.transports.core.message_size import Size
 from transfer.transports.core.wire import Control, Flag
 from transfer.transports.errors import ProtocolError, TransferError
 from transfer.transports.rdma import control_messages, eager

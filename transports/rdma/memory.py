@@ -18,17 +18,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from transfer.transports.core import address_of
-from transfer.transports.core.pure.pool import flat_view, size_class
+from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import Closed, InternalError, RegistrationError
 from transfer.transports.rdma.driver import DeviceHandle, MemoryRegion
+from transfer.transports.sizes import VERY_LARGE
 
 #: smaller blocks share a slab of this size; a larger block is a slab
 SLAB = 4 << 20
 _SMALLEST = 4096
 #: bytes of free slabs that stay registered, for each of the two uses
 KEPT = 256 << 20
-#: payloads up to this size are copied into a slab rather than registered for one send
-COPIED = 256 << 10
 
 
 class RegisteredDeviceMemory(NamedTuple):
@@ -306,7 +305,7 @@ def choose_way(nbytes: int, *, registered: bool, kept: bool) -> str:
         return "copy"
     if registered:
         return "region"
-    return "copy" if nbytes <= COPIED else "register"
+    return "copy" if nbytes <= VERY_LARGE else "register"
 
 
 class Sources:

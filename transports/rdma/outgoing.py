@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from time import clock_gettime_ns
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from transfer.transports.core import fork
 from transfer.transports.core.copies import counted, unsent
-from transfer.transports.core.pure import fork
-from transfer.transports.core.pure.codec import normalize
+from transfer.transports.core.frames import normalize
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, MAGIC, VERSION, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.rdma import control_messages, eager

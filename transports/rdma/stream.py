@@ -6,8 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from transfer.transports.core import Frame
-from transfer.transports.core.pure import fork
+from transfer.transports.core import Frame, fork
 from transfer.transports.errors import Broken, Closed, ProtocolError, RegistrationError, TransferError
 from transfer.transports.prefixes import Prefixes, Subscribable
 from transfer.transports.rdma import control_messages

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.transports.descriptors import refuse_exhausted
 from transfer.transports.errors import OutOfDescriptors, SecurityError
-from transfer.transports.handshake.peer_type import ALPN_PROTOCOL
 from transfer.transports.security.exposure import warn_of
 from transfer.transports.security.settings import Security, tokens_of
 
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer")
 
+#: the ALPN protocol of our sockets; "/" and the socket type may follow
+ALPN_PROTOCOL = "transfer/1"
 #: seconds between two checks of the files
 _LOOK = 1.0
 

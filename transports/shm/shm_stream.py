@@ -26,6 +26,7 @@ from transfer.transports.shm.exported_blocks import BlockParts, ExportedBlocks
 from transfer.transports.shm.mappings import MOST_BLOCKS, MOST_SEGMENTS, MappedBlock, MappedSegment
 from transfer.transports.shm.segments import Arena, SharedSegment
 from transfer.transports.shm.shm_streams import ShmStreams
+from transfer.transports.sizes import LARGE
 from transfer.transports.uninterrupted import uninterrupted
 
 if TYPE_CHECKING:
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 Released = Callable[[BaseException | None], None]
 
-#: payloads from this size on are carried; smaller ones cost less on the socket
-THRESHOLD = 64 * 1024
 #: bytes of one connection's segments, and of the largest payload that is copied into them
 ARENA = 256 << 20
 
@@ -105,7 +104,7 @@ class ShmStream:
             for frame in frames:
                 data = frame[4]
                 size = len(data) if type(data) is bytes else memoryview(data).nbytes
-                if size < THRESHOLD:
+                if size < LARGE:  # which costs less on the socket
                     placed.append(frame)
                     continue
                 reference = None

@@ -1,12 +1,8 @@
 """The interface to UCX: a dozen calls, so that more than one binding can implement it.
 
-    ucxx_driver     ucxx (`ucxx-cu12`, `ucxx-cu13`); used where it is installed
-    libucp_driver   UCX's own library by its C interface; where ucx-py is installed, or the wheel
-                    `libucx-cu12` alone. ucx-py's own calls are not enough: its probe does not return
-                    the length of a message, so it could not be checked before it is received, and its
-                    close waits for a dead peer without end.
-
-TRANSFER_UCX_DRIVER selects one of them. Both send the same messages: a peer sees no difference.
+`libucp_driver` implements it by UCX's C library; the tests compare it with one over ucxx. ucx-py's calls are
+not enough: its probe does not return a message's length, which so could not be checked before the message is
+received, and its close waits for a dead peer without end.
 
 The first `fabric()` loads the library, once for the process. Only `fabric` is thread-safe: the owner of a
 worker calls it and its endpoints under one lock.
@@ -24,14 +20,14 @@ from typing import Any, Protocol
 from transfer.transports.config import ucx_driver, ucx_options
 from transfer.transports.errors import ForkedError, NotSupported, TransferError
 from transfer.transports.forking import undivided
+from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.failures import translated
-from transfer.transports.ucx.installed import PACKAGES, bindings
+from transfer.transports.ucx.installed import PACKAGES, available
 
-#: payloads from this size on travel by rendezvous: they stay at the sender until the receiver has memory
-RENDEZVOUS = 64 * 1024
-#: options of our context, unless the user's environment sets others
+#: options of our context, unless the user's environment sets others. Large payloads travel by rendezvous:
+#: they stay at the sender until the receiver has memory
 #: (over TCP each of UCX's 8 KiB segments costs a system call: twice the processor time of large payloads)
-_OPTIONS = {"RNDV_THRESH": str(RENDEZVOUS), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
+OPTIONS = {"RNDV_THRESH": str(LARGE), "TCP_TX_SEG_SIZE": "64K", "TCP_RX_SEG_SIZE": "64K"}
 MASK_ALL = (1 << 64) - 1
 #: the most messages and pieces of progress that one `sweep` drops
 _SWEEPS = 10_000
@@ -158,9 +154,8 @@ def failure(request: UcxRequest) -> TransferError | None:
 class Fabric:
     """UCX in this process: one context, which workers share. Made by `fabric()`. Thread-safe.
 
-    Workers are lent and never destroyed. ucxx keeps a worker, with its descriptors, for ever once a request
-    of it was cancelled; and destroying one waits without end for a message that a dead peer announced. So
-    there are as many as were in use at the same time.
+    Workers are lent and never destroyed: destroying one waits without end for a message that a dead peer
+    announced. So there are as many as were in use at the same time.
     """
 
     def __init__(self, library: DriverLibrary) -> None:
@@ -221,25 +216,9 @@ def forked() -> ForkedError:
 
 
 def _load() -> DriverLibrary:
-    """Loads by the selected driver, or the first that is available. Raises NotSupported."""
-    wished = ucx_driver()
-    options = ucx_options(_OPTIONS)
-    reasons = []
-    for name in bindings(wished):
-        try:
-            return _begin(name, options)
-        except NotSupported as error:
-            reasons.append(str(error).partition("\n")[0])
-    reason = "; ".join(reasons) or f"{'UCX' if wished == 'auto' else wished} is not installed"
-    raise NotSupported(reason, hint=f"pip install {PACKAGES[0]} (or {PACKAGES[1]})")
+    """Loads UCX. Raises NotSupported."""
+    if not available(ucx_driver()):
+        raise NotSupported("UCX is not installed", hint=f"pip install {PACKAGES[0]} (or {PACKAGES[1]})")
+    from transfer.transports.ucx.libucp_driver import LibucpLibrary  # imported when UCX is used
 
-
-def _begin(name: str, options: dict[str, str]) -> DriverLibrary:
-    # Only the one that is used is imported.
-    if name == "ucxx":
-        from transfer.transports.ucx.ucxx_driver import UcxxLibrary
-
-        return UcxxLibrary(options)
-    from transfer.transports.ucx.libucp_driver import LibucpLibrary
-
-    return LibucpLibrary(options)
+    return LibucpLibrary(ucx_options(OPTIONS))

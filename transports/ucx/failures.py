@@ -1,4 +1,4 @@
-"""Translates UCX's errors. They have ucxx's names, with either driver."""
+"""Translates UCX's errors. They have the names that ucxx gives them."""
 
 from __future__ import annotations
 

@@ -7,9 +7,9 @@ from collections import deque
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core import Frame
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import pour
-from transfer.transports.core.pure.codec import chosen
-from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.frames import chosen
 from transfer.transports.core.wire import Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TransferError
 from transfer.transports.ucx.driver import UcxEndpoint, failure

@@ -16,29 +16,23 @@ from pathlib import Path
 _LIBRARIES = ("libucp", "libuct", "libucs", "libucm")
 #: modules that UCX loads from the folder of its libraries, for InfiniBand and RoCE
 _INFINIBAND = ("libuct_ib", "libuct_ib_mlx5", "libuct_ib_efa", "libuct_rdmacm")
-#: distributions that bring the module ucxx
-PACKAGES = ("ucxx-cu12", "ucxx-cu13")
+#: modules of distributions that bring UCX
+_MODULES = ("libucx", "ucp", "ucxx")
+#: distributions of UCX alone
+PACKAGES = ("libucx-cu12", "libucx-cu13")
 #: the name of UCX's own library for the system's loader
 SONAME = "libucp.so.0"
 
 
-def bindings(wished: str = "auto") -> tuple[str, ...]:
-    """The available drivers, the preferred one first; wished: only this one.
-
-    "ucxx": the module. "libucp": UCX's own library, as ucx-py (the module ucp) or the wheel libucx
-    installs it. The system's UCX alone counts only when it is requested: other packages installed it.
-    """
-    if wished == "libucp":
-        return (wished,)
-    found = ["ucxx"] if find_spec("ucxx") is not None else []
-    if wished == "auto" and (find_spec("ucp") is not None or find_spec("libucx") is not None):
-        found.append("libucp")
-    return tuple(found)
+def available(wished: str = "auto") -> bool:
+    """Whether there is a UCX to load. "auto": libucx, ucx-py (the module ucp) or ucxx is installed, which
+    have one. "libucp": also the system's UCX alone, which other packages may have installed."""
+    return wished == "libucp" or any(find_spec(name) is not None for name in _MODULES)
 
 
 def libraries(maps: str, prefix: str, *, prefer_system: bool) -> tuple[str, ...]:
     """The paths to try as libucp, in order: one that the process has loaded already, so that there are not
-    two; then those that ucxx would try: the wheel's, the environment's, the system's."""
+    two; then the same as ucxx tries: the wheel's, the environment's, the system's."""
     own = [one.path for one in mapped(maps) if one.name == "libucp"][:1]
     directory = wheel()
     wheels = [str(directory / SONAME)] if directory is not None else []

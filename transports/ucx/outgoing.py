@@ -10,12 +10,13 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.transports.base import Stream
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.copies import counted, pour, unsent
-from transfer.transports.core.pure.pool import flat_view
 from transfer.transports.core.wire import HEADER_SIZE, Flag
 from transfer.transports.errors import Broken, ProtocolError, TransferError
+from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.driver import UcxEndpoint, failure
-from transfer.transports.ucx.packing import APART, FULL, TAKEN, pack
+from transfer.transports.ucx.packing import FULL, TAKEN, pack
 from transfer.transports.ucx.port import UcxPort
 
 if TYPE_CHECKING:
@@ -110,7 +111,7 @@ class UcxOutgoing(Stream):
                     return 0
             kept = [self._kept(frame, n, hold) for frame, n in zip(frames, sizes, strict=True)]
             number = self.sent + 1
-            early = released is not None and (not hold or max(sizes) < APART)  # the rest are copies
+            early = released is not None and (not hold or max(sizes) < LARGE)  # the rest are copies
             message = _Message(kept, sizes, size, number, None if early else released)
             # No call before the last one: a signal handler runs before all of it, or after it.
             self.sent = number
@@ -141,11 +142,11 @@ class UcxOutgoing(Stream):
         if is_on_device(data):
             return frame  # UCX reads it in place; it is held by reference
         view: Any = flat_view(data)
-        if size >= APART and not hold:
+        if size >= LARGE and not hold:
             lease = self._pool.lease(size)
             pour(memoryview(lease), view)
             view = lease
-        elif size < APART:
+        elif size < LARGE:
             view = bytes(view)
         return (*frame[:4], view)
 
@@ -228,7 +229,7 @@ class UcxOutgoing(Stream):
                 chunks.append(chunk)
                 size += len(chunk)
                 self._waiting -= n + (0 if index else HEADER_SIZE)
-                if n >= APART:
+                if n >= LARGE:
                     large = message, frames[index][4]
             if message.next == len(frames):
                 self._queue.popleft()

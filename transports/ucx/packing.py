@@ -1,7 +1,7 @@
 """The content of a UCX message: frames as on any wire, but large payloads in separate messages.
 
     batch    taken (8) | frame | frame | ...       for the layout of frames see `transports/core/wire.py`
-    payload  the data of the frame that a batch ended with, if it is APART bytes or more
+    payload  the data of the frame that a batch ended with, if it is LARGE bytes or more
     grant    taken (8)
 
 taken: the total of batches and payloads of the other direction that were taken in.
@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.core import Frame
-from transfer.transports.core.pure.codec import Head, check_header, encode_head, meta_length
-from transfer.transports.core.pure.size import Size
+from transfer.transports.core.frames import Head, check_header, encode_head, meta_length
+from transfer.transports.core.message_size import Size
 from transfer.transports.core.wire import (
     EXTENDED_MAX,
     HEADER,
@@ -28,16 +28,15 @@ from transfer.transports.core.wire import (
     SocketType,
 )
 from transfer.transports.errors import ProtocolError
+from transfer.transports.sizes import LARGE
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Lease, OutFrame, Pool
 
-#: payloads from this size on travel separately, in bytes
-APART = 64 * 1024
 #: a batch is sent when it holds so many bytes
 FULL = 32 * 1024
 #: no batch is longer: it was not full before its last frame
-LONGEST = FULL + HEADER_SIZE + EXTENDED_MAX + MAX_TOPIC + APART
+LONGEST = FULL + HEADER_SIZE + EXTENDED_MAX + MAX_TOPIC + LARGE
 TAKEN = struct.Struct("<Q")
 
 _TENSOR, _TOPIC, _MORE = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.MORE)
@@ -47,15 +46,15 @@ _unpack = HEADER.unpack_from
 
 
 def pack(frame: OutFrame, socket_type: int, sequence: int, more: bool, checksum: bool, size: int) -> bytes:
-    """The frame's bytes in a batch: all of it, or without its data if that is APART or more."""
+    """The frame's bytes in a batch: all of it, or without its data if that is LARGE or more."""
     flags, own_sequence, topic, meta, data = frame
     flags = int(flags)
-    if flags == 0 and topic is None and not more and not checksum and size < APART:
+    if flags == 0 and topic is None and not more and not checksum and size < LARGE:
         plain = HEADER.pack(MAGIC, VERSION, socket_type, 0, own_sequence or sequence, 0, size, 0)
         return plain + bytes(data)
     flags |= (_MORE if more else 0) | (_CRC if checksum else 0)
     head = encode_head(socket_type, flags, own_sequence or sequence, topic, meta, data, size)
-    return head + data if size < APART else head
+    return head + data if size < LARGE else head
 
 
 class Awaited(Head):
@@ -107,7 +106,7 @@ class Unpacker:
             position += HEADER_SIZE
             if (
                 flags or topic_size or magic != MAGIC or version != VERSION or kind > _LAST_TYPE
-                or length >= APART or length > self.max_message or self._parts or end - position < length
+                or length >= LARGE or length > self.max_message or self._parts or end - position < length
             ):  # fmt: skip
                 position = self._rare(
                     batch, position, magic, version, kind, flags, sequence, topic_size, length, check
@@ -147,7 +146,7 @@ class Unpacker:
         """Parses a frame of any shape after its header; returns the offset of the next one."""
         check_header(magic, version, kind, flags, topic_size, length, self.max_message)
         meta_size = meta_length(flags, batch, position, len(batch))
-        here = length if length < APART else 0
+        here = length if length < LARGE else 0
         if meta_size < 0 or len(batch) - position < meta_size + topic_size + here:
             raise ProtocolError("truncated", "a frame is longer than its batch")
         meta = bytes(batch[position : position + meta_size]) if flags & _TENSOR else None
@@ -156,7 +155,7 @@ class Unpacker:
         position += topic_size
         self._size.add(flags, meta_size + topic_size + length, self.max_message)
         awaited = Awaited((flags, sequence, kind, length, checksum, meta, topic), self._parts)
-        if length >= APART:
+        if length >= LARGE:
             self.awaited = awaited
             self._add(awaited)
             return position

@@ -15,7 +15,7 @@ from transfer.transports.ucx import driver
 from transfer.transports.ucx.installed import (
     PACKAGES,
     Library,
-    bindings,
+    available,
     copies,
     has_infiniband,
     infiniband_module,
@@ -37,15 +37,14 @@ def devices(root: Path = _DEVICES) -> tuple[str, ...]:
 
 
 def probe() -> Probe:
-    """Whether UCX can be offered. Imports nothing: ucxx takes a second, and sets variables."""
+    """Whether UCX can be offered. Loads nothing: UCX takes up to a second."""
     try:
         wished = ucx_driver()
     except OptionError as error:
         return Probe(False, _first_line(error), "missing", error.hint, better=False)
-    if not bindings(wished):
+    if not available(wished):
         hint = f"pip install {PACKAGES[0]} (or {PACKAGES[1]})"
-        what = "UCX" if wished == "auto" else wished
-        return Probe(False, f"{what} is not installed", "missing", hint, better=False)
+        return Probe(False, "UCX is not installed", "missing", hint, better=False)
     names, directory = devices(), wheel()
     details = {"devices": names, "wheel": str(directory or "")}
     if not names:
@@ -87,7 +86,7 @@ def report(maps: str | None = None, *, load: bool = False) -> ProbeReport:
     warnings: list[tuple[str, str]] = []
     installed = False
     try:
-        installed = bool(bindings(ucx_driver()))
+        installed = available(ucx_driver())
     except OptionError as error:
         warnings.append((_first_line(error), error.hint))
     if load and installed:

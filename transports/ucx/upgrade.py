@@ -11,8 +11,8 @@ from typing import Any
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import ForkedError, ProtocolError, TransferError
 from transfer.transports.handshake.upgrade import Declined, Made, Upgrade, number_of, text_of
+from transfer.transports.sizes import LARGE
 from transfer.transports.ucx import driver
-from transfer.transports.ucx.packing import APART
 from transfer.transports.ucx.port import UcxPort
 from transfer.transports.ucx.stream import UcxStream
 
@@ -79,7 +79,7 @@ class UcxUpgrade(Upgrade):
         return {
             "version": VERSION,
             "ucx": driver.fabric().version,
-            "apart": APART,
+            "apart": LARGE,
             "tag": f"{self._ours:016x}",
             "address": base64.b64encode(address).decode(),
             "check": zlib.crc32(address),
@@ -89,7 +89,7 @@ class UcxUpgrade(Upgrade):
         """Raises ProtocolError for an invalid card, Declined where the two do not match."""
         version, apart = number_of(card, "version", 1 << 16), number_of(card, "apart", 1 << 40)
         theirs, ours = text_of(card, "ucx", 64), driver.fabric().version
-        if version != VERSION or apart != APART:
+        if version != VERSION or apart != LARGE:
             raise Declined("version", f"the peer speaks version {version} over UCX, this side {VERSION}")
         if theirs.split(".")[:2] != ours.split(".")[:2]:
             # Addresses of another release may be laid out otherwise, and UCX would not notice.

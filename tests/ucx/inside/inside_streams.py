@@ -13,12 +13,13 @@ import pytest
 from tests.ucx.inside.ends import kit, meet
 from transfer.transports.core.wire import Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, TensorMismatch
+from transfer.transports.sizes import LARGE
 from transfer.transports.testing import carrying
 from transfer.transports.testing.ends import plain, receive, until
 from transfer.transports.ucx import driver
 from transfer.transports.ucx.incoming import AHEAD
 from transfer.transports.ucx.outgoing import BATCH, GRANT, PAYLOAD, WINDOW
-from transfer.transports.ucx.packing import APART, LONGEST, TAKEN, pack
+from transfer.transports.ucx.packing import LONGEST, TAKEN, pack
 
 #: UCX opens descriptors as it needs them, and its workers keep them; they are counted below
 pytestmark = pytest.mark.keeps("UCX's own descriptors")
@@ -46,7 +47,7 @@ def test_a_full_stream_takes_nothing_and_tells_when_there_is_room():
         room = threading.Event()
         one.on_writable = room.set
         sent = 0
-        while one.send(plain(sent.to_bytes(4, "little") + bytes(APART))):
+        while one.send(plain(sent.to_bytes(4, "little") + bytes(LARGE))):
             sent += 1
             assert sent < 10_000, "the high-water mark stops nobody"
         assert one.full and one.queued == 8 and one.sent == sent
@@ -296,7 +297,7 @@ def say(stream, kind, data):
 
 
 def header(size):
-    data = bytes(size) if size < APART else b""
+    data = bytes(size) if size < LARGE else b""
     return TAKEN.pack(0) + pack((0, 0, None, None, data), int(SocketType.PAIR), 1, False, False, size)
 
 

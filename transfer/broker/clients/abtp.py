@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.clients.abtp_connection import POLL_INTERVAL, AbtpConnection, signer
 from transfer.broker.core.dispatcher_actions import Ack, Deregister, Heartbeat, Nack, Register
 from transfer.broker.core.sessions import ConsumerCapabilities
+from transfer.broker.core.topic_names import encode_topic
 from transfer.broker.protocols.abtp import (
     PUB_ENDPOINT,
     ROUTER_ENDPOINT,
@@ -30,7 +31,6 @@ from transfer.broker.protocols.abtp import (
 from transfer.broker.protocols.abtp_delivered import AbtpDelivered, read_delivered
 from transfer.broker.protocols.abtp_media import compress_payload, encode_payload
 from transfer.broker.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
-from transfer.broker.protocols.names import encode_topic
 from transfer.transports.arguments import instance, members, patience, sequence, text, wrong
 from transfer.transports.errors import Again, Closed, ProtocolError, TransferError, comes_with
 

@@ -17,7 +17,7 @@ from transfer.broker.clients.native_fetch import Fetches
 from transfer.broker.clients.native_socket import connected_socket, context_of
 from transfer.broker.clients.native_upload import Uploads, is_large, plain_parts, tensor_parts
 from transfer.broker.clients.native_window import TRY_AGAIN, PublishWindow
-from transfer.broker.protocols.names import encode_topic
+from transfer.broker.core.topic_names import encode_topic
 from transfer.broker.protocols.native import HELD_UP, MOST, Head, Op, decode, decode_words, encode
 from transfer.broker.protocols.native_batch import decode_several
 from transfer.broker.protocols.native_pieces import Part

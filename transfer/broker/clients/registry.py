@@ -15,14 +15,11 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Self
 
 from transfer.broker.clients.registry_connection import RegistryConnection, broker_of, host_towards
+from transfer.broker.core.registry_types import Listed, LookUp, Member, Registering
 from transfer.broker.protocols.native import Head, Op, encode
 from transfer.broker.protocols.native_registry import (
     LONGEST_LEASE,
     SHORTEST_LEASE,
-    Listed,
-    LookUp,
-    Member,
-    Registering,
     check_endpoint,
     check_metadata,
     decode_listed,

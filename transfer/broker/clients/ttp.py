@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.broker.clients.ttp_connection import NOTHING, TtpClientConnection
 from transfer.broker.clients.ttp_reader import MOST_META, Assembly, TtpFrame, TtpReceived
-from transfer.broker.protocols.names import MAX_TOPIC, encode_topic
+from transfer.broker.core.topic_names import MAX_TOPIC, encode_topic
 from transfer.broker.protocols.ttp import (
     EOF,
     LZ4,

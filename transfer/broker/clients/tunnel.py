@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from transfer.transports.address import parse
-from transfer.transports.core import pure
+from transfer.transports.core import python_tls
 from transfer.transports.errors import AddressError, InternalError, TransferError
 from transfer.transports.security.credentials import Credentials
 
@@ -42,7 +42,7 @@ class Tunnel:
             raise AddressError(f"{endpoint!r} is no endpoint of a broker", hint="tcp://host:port")
         self._host, self._port = address.host, address.port
         self._name = security.server_name or self._host
-        self._credentials = Credentials(security, pure)
+        self._credentials = Credentials(security, python_tls)
         self._folder = Path(tempfile.mkdtemp(prefix="transfer-"))
         self._path = str(self._folder / "tunnel")
         self.endpoint = f"ipc://{self._path}"
@@ -105,7 +105,7 @@ class Tunnel:
                 asyncio.open_connection(
                     self._host,
                     self._port,
-                    ssl=cast("pure.TlsContext", made).context,
+                    ssl=cast("python_tls.TlsContext", made).context,
                     server_hostname=self._name,
                     ssl_shutdown_timeout=_LINGER,
                 ),

@@ -12,7 +12,7 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from transfer.broker.protocols.native_registry import Listed, LookUp, Member, Registering
+from transfer.broker.core.registry_types import Listed, LookUp, Member, Registering
 from transfer.transports.errors import UsageError
 
 #: seconds after a start in which earlier programs come back

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
 
-from transfer.broker.protocols.names import MAX_TOPIC
+from transfer.broker.core.topic_names import MAX_TOPIC
 from transfer.transports.errors import UsageError
 
 #: limit on the bytes of a topic or pattern

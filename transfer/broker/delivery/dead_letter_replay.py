@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 from transfer.broker.core.dispatcher_actions import Admitted
 from transfer.broker.core.dispatcher_events import MessageInfo
-from transfer.broker.delivery.message import Front, Message, Written
-from transfer.broker.delivery.topic import LOG_PREFIX
+from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Reference
+from transfer.broker.storage.topic import LOG_PREFIX
 from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull, TransferError, UsageError
 
 if TYPE_CHECKING:

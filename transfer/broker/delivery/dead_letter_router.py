@@ -15,7 +15,7 @@ from transfer.broker.delivery.group_reader import UNREADABLE, GroupReader
 from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")

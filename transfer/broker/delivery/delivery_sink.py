@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from transfer.broker.core.dispatcher_actions import Control, Dispatch, Reply, Verdict
     from transfer.broker.core.dispatcher_events import MessageInfo
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.transports.errors import TransferError
 
 

@@ -33,11 +33,10 @@ from transfer.broker.core.dispatcher_events import (
     MessageInfo,
     QueuedMessage,
 )
+from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 from transfer.broker.delivery.dispatcher_journal import DispatcherJournal
-from transfer.broker.delivery.message import Front, Message, Written
-from transfer.broker.delivery.topic import DIRECT_PREFIX
 from transfer.broker.storage.dead_letter_writer import (
     finish_dead_lettered,
     keep_letter,
@@ -46,6 +45,7 @@ from transfer.broker.storage.dead_letter_writer import (
 )
 from transfer.broker.storage.durability import complete_all
 from transfer.broker.storage.session_writer import SessionWriter
+from transfer.broker.storage.topic import DIRECT_PREFIX
 from transfer.log import HOLDS
 from transfer.transports.errors import InternalError, LogDamaged, LogFull, TransferError
 
@@ -54,12 +54,12 @@ if TYPE_CHECKING:
     from transfer.broker.core.routes import RouteTable
     from transfer.broker.delivery.delivery_sink import DeliverySink
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.audit_writer import AuditWriter
     from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letter_table import DeadLetters
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.sessions import Sessions
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 #: events in the journal after which a snapshot is written

@@ -18,11 +18,11 @@ from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Message
     from transfer.broker.core.topic_patterns import TopicPattern
-    from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.streaming_publish import StreamingPublish
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 #: bytes that the broker reads from the log at once for a subscriber that is behind

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import BrokerSubscriber
-    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.topic import Topic
 
 
 #: a stream becomes a message only at its end: `Streamed`

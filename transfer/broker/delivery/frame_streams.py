@@ -10,15 +10,15 @@ from transfer.broker.delivery.frame_stream import FrameStream, StreamFrame
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
     from transfer.broker.delivery.fanout import Fanout
-    from transfer.broker.delivery.message import Message
     from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import BrokerSubscriber
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
     from transfer.transports.errors import TransferError
 
     #: appends the record of a payload that is written; False: it is not kept. Raises LogFull

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery, Group
-    from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.core.message import Message
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.group_journal import GroupIdentity
+    from transfer.broker.storage.topic import Topic
     from transfer.transports.errors import TransferError
 
 #: the broker does not check payloads of this size or more for consumers that read them in pieces

@@ -12,8 +12,8 @@ from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.group_contract import Served
-    from transfer.broker.delivery.message import Message
     from transfer.broker.storage.store import Store
 
 _log = logging.getLogger("transfer.broker")

@@ -15,18 +15,18 @@ from transfer.broker.delivery.dead_letter_router import DeadLetterRouter
 from transfer.broker.delivery.group_activity import GroupActivity
 from transfer.broker.delivery.group_contract import Bury, GroupConsumer, IsBuried, Served
 from transfer.broker.delivery.group_reader import GroupReader
-from transfer.broker.delivery.topic import Recent
-from transfer.broker.delivery.turns import InTurns
 from transfer.broker.storage.durability import complete
 from transfer.broker.storage.group_journal import GroupIdentity, GroupJournal
 from transfer.broker.storage.group_journal_writer import GroupJournalWriter
+from transfer.broker.storage.topic import Recent
+from transfer.broker.turns import InTurns
 from transfer.transports.errors import UsageError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
-    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.core.message import Message
     from transfer.broker.storage.durability import Durability, OnComplete
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 

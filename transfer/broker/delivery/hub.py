@@ -8,12 +8,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+from transfer.broker.core.message import Front, Written
 from transfer.broker.delivery.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.delivery.fanout import Fanout
 from transfer.broker.delivery.frame_streams import FrameStreams
 from transfer.broker.delivery.group_contract import Bury, IsBuried
 from transfer.broker.delivery.groups import MOST_GROUPS, Groups
-from transfer.broker.delivery.message import Front, Written
 from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher, takes
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
@@ -27,12 +27,12 @@ from transfer.transports.errors import InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delay
+    from transfer.broker.core.message import Buffer, Message
     from transfer.broker.core.topic_patterns import TopicPattern
     from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
-    from transfer.broker.delivery.message import Buffer, Message
     from transfer.broker.delivery.subscriber import BrokerSubscriber
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 

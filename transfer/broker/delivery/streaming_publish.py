@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import TYPE_CHECKING, Protocol
 
-from transfer.broker.delivery.message import Message
+from transfer.broker.core.message import Message
 from transfer.transports.errors import UsageError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.announced import Announcement
-    from transfer.broker.delivery.message import Buffer
     from transfer.broker.delivery.streaming_publishes import StreamingPublishes
     from transfer.broker.delivery.subscriber import BrokerSubscriber
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.net.splice import SplicedChunk
     from transfer.broker.storage.blob_writer import BlobWrite
+    from transfer.broker.storage.topic import Topic
     from transfer.transports.errors import TransferError
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from transfer.broker.core.subscriptions import Most
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer, Message
+    from transfer.broker.core.message import Buffer, Message
     from transfer.broker.net.splice import SplicedChunk
 
 

@@ -16,9 +16,9 @@ from transfer.transports.errors import Again, InternalError, StateError, Transfe
 if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.audit import Audit
     from transfer.broker.storage.dead_letter_table import DeadLetters
+    from transfer.broker.storage.topic import Topic
 
 T = TypeVar("T")
 _log = logging.getLogger("transfer.broker")

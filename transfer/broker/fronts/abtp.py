@@ -21,9 +21,8 @@ from zmq.utils.monitor import parse_monitor_message
 
 from transfer.broker.core.dispatcher_actions import Admitted, Dispatch, Full, NoRoute, Register, Reply
 from transfer.broker.core.dispatcher_events import MessageInfo
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.delivery_sink import DirectDriver, Sent
-from transfer.broker.delivery.message import Front, Message
-from transfer.broker.delivery.turns import TURN_SECONDS, call_after_turns
 from transfer.broker.fronts.abtp_peer_names import NameTable
 from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
@@ -47,6 +46,7 @@ from transfer.broker.protocols.abtp_media import Compressor, codecs, compressors
 from transfer.broker.protocols.abtp_signing import Signatures
 from transfer.broker.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
 from transfer.broker.protocols.zmtp import frame_size
+from transfer.broker.turns import TURN_SECONDS, call_after_turns
 from transfer.peer_faults import PeerFaults
 from transfer.transports.errors import InternalError, LogFull, ProtocolError, TransferError, UsageError
 

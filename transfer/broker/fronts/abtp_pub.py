@@ -7,14 +7,14 @@ import uuid
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from transfer.broker.core.message import Front
 from transfer.broker.core.topic_patterns import MAX_BYTES, Kind, TopicPattern, pattern
-from transfer.broker.delivery.message import Front
 from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.protocols.abtp_envelope import is_json, make_head, write_envelope
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer, Message
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Buffer, Message
 
 #: prefixes that are distinguished; a further one subscribes to all topics of the hub
 MOST_PREFIXES = 10_000

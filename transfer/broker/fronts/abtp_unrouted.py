@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from transfer.transports.errors import Closed
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.broker.protocols.abtp_envelope import Envelope
     from transfer.broker.storage.durability import OnComplete
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.delivery import turns as in_turns
-from transfer.broker.delivery.turns import call_after_turns
+from transfer.broker import turns as in_turns
+from transfer.broker.turns import call_after_turns
 
 if TYPE_CHECKING:
     from transfer.broker.fronts.native_sockets import LoopSocket

@@ -10,10 +10,10 @@ from collections.abc import Generator, Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from transfer.broker.core.topic_names import read_topic
 from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.native_frames import HELD_FROM, parts_of, unreadable
-from transfer.broker.protocols.names import read_topic
 from transfer.patterns.pub_sub import MAX_SUBSCRIPTIONS, encode_order
 from transfer.peer_faults import PeerFaults
 from transfer.sockets.connections.state import control
@@ -28,9 +28,9 @@ from transfer.transports.core.wire import Control
 from transfer.transports.errors import Broken, Closed, ProtocolError, UsageError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer, Message
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Buffer, Message
-    from transfer.broker.delivery.topic import Topic
+    from transfer.broker.storage.topic import Topic
     from transfer.patterns.base import OutFrame
     from transfer.sockets.peer import Peer
     from transfer.sockets.socket import SocketMethods

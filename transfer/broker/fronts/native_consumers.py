@@ -24,9 +24,9 @@ from transfer.transports.errors import ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Message
     from transfer.broker.fronts.native_requests import NativeRequests
 
 #: limit on the consumers of one program

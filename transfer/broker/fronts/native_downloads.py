@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, Protocol
 
+from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.group_contract import LARGE
-from transfer.broker.delivery.message import Front, Message
 from transfer.broker.protocols.native import Op
 from transfer.broker.protocols.native_pieces import PIECE, Place
 from transfer.transports.core import crc32c
@@ -19,9 +19,9 @@ from transfer.transports.errors import LogDamaged, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.service_threads import ServiceThreads
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 

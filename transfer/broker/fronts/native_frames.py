@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.delivery.message import Buffer, Front, Message
-from transfer.broker.protocols.names import read_topic
+from transfer.broker.core.message import Buffer, Front, Message
+from transfer.broker.core.topic_names import read_topic
 from transfer.broker.protocols.native_pieces import Part, pack_part, unpack_parts
 from transfer.transports.core.wire import Flag, fits
 from transfer.transports.errors import ProtocolError

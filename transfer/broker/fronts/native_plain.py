@@ -12,8 +12,8 @@ from transfer.broker.fronts.native_frames import message_of, topic_and_rest
 from transfer.transports.errors import LogFull, ProtocolError, TransferError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Message
     from transfer.transports.core.contract import Frame
 
 #: (identity of a REQ, number of its request or b"" if it does not correlate)

@@ -6,15 +6,15 @@ import asyncio
 from typing import TYPE_CHECKING
 
 import transfer
-from transfer.broker.delivery.message import Message
+from transfer.broker.core.message import Message
 from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.native_catch_up import CatchUpSubscribers
 from transfer.broker.fronts.native_frames import HELD_FROM, parts_of, unreadable
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Buffer
 
 
 class NativePublisher(BrokerSubscriber):

@@ -14,9 +14,9 @@ from transfer.transports.errors import Again, Closed, LogFull, ProtocolError, Tr
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.group_contract import Served
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Message
     from transfer.sockets.tracker import Tracker
 
 _log = logging.getLogger("transfer.broker")

@@ -10,8 +10,8 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
-from transfer.broker.delivery import turns as in_turns
-from transfer.broker.delivery.turns import InTurns
+from transfer.broker import turns as in_turns
+from transfer.broker.core.topic_names import read_topic
 from transfer.broker.fronts.native_backlog import Backlog
 from transfer.broker.fronts.native_consumers import NativeConsumer, Program
 from transfer.broker.fronts.native_downloads import RangeReader
@@ -25,7 +25,6 @@ from transfer.broker.fronts.native_registry import Registrations
 from transfer.broker.fronts.native_sockets import LoopSocket
 from transfer.broker.fronts.native_uploads import Arrivals, UploadLimits
 from transfer.broker.fronts.native_waiting import WaitingPublishes
-from transfer.broker.protocols.names import read_topic
 from transfer.broker.protocols.native import (
     Head,
     Op,
@@ -37,11 +36,12 @@ from transfer.broker.protocols.native_batch import decode_several
 from transfer.broker.protocols.native_pieces import IN_PIECES
 from transfer.broker.protocols.native_registry import OF_REGISTRY
 from transfer.broker.storage.stored_message import BLOB_FROM
+from transfer.broker.turns import InTurns
 from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Message
     from transfer.transports.core.contract import Frame
 
 #: commands that may wait for the log

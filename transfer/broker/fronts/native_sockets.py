@@ -11,10 +11,10 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
-from transfer.broker.delivery import turns as in_turns
-from transfer.broker.delivery.turns import call_after_turns
+from transfer.broker import turns as in_turns
 from transfer.broker.fronts.native_frames import message_of, topic_and_rest
 from transfer.broker.protocols.native_pieces import PIECE
+from transfer.broker.turns import call_after_turns
 from transfer.peer_faults import PeerFaults
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.core.wire import SocketType

@@ -12,16 +12,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.message import Front, Message
+from transfer.broker.core.message import Front, Message
+from transfer.broker.core.topic_names import read_topic
 from transfer.broker.fronts.native_frames import flat
-from transfer.broker.protocols.names import read_topic
 from transfer.broker.protocols.native import Head, Op, encode
 from transfer.broker.protocols.native_pieces import PIECE, Begin, decode_begin, encode_grant
 from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Buffer
     from transfer.transports.core.contract import Frame
 
 #: bytes of one message that may be in transfer, and of all messages together

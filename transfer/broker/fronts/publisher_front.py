@@ -17,8 +17,8 @@ from transfer.throttled_log import ThrottledLog
 from transfer.transports.errors import ProtocolError, TransferError
 
 if TYPE_CHECKING:
+    from transfer.broker.core.message import Buffer, Message
     from transfer.broker.delivery.hub import Hub
-    from transfer.broker.delivery.message import Buffer, Message
     from transfer.broker.delivery.streaming_publish import StreamingPublish
 
 _log = logging.getLogger("transfer.broker")

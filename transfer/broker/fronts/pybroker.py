@@ -9,8 +9,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.message import Buffer, Front, Message
-from transfer.broker.delivery.turns import call_after_turns
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,
     FrontShared,
@@ -28,6 +27,7 @@ from transfer.broker.protocols.pybroker import (
     read_request,
 )
 from transfer.broker.storage.store import PositionRemoved
+from transfer.broker.turns import call_after_turns
 from transfer.transports.errors import LogDamaged, UsageError
 
 if TYPE_CHECKING:

@@ -6,9 +6,9 @@ import socket
 from collections import deque
 from dataclasses import dataclass
 
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.broker.core.subscriptions import Most
 from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
-from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.delivery.subscriber import BrokerSubscriber, Overflow
 from transfer.broker.fronts.publisher_front import (
     LARGE_FROM,

@@ -7,8 +7,8 @@ from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
-from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.fronts.ttp_frames import (
     WORDS,
     Meta,

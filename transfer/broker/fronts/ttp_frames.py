@@ -11,7 +11,7 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.broker.protocols.ttp import EOF, TtpKind, decode_meta, encode_head, encode_meta
 from transfer.transports.errors import OptionError
 

@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.broker.delivery.frame_stream import StreamFrame
-from transfer.broker.delivery.message import Buffer, Front, Message
 from transfer.broker.delivery.subscriber import BrokerSubscriber
 from transfer.broker.fronts.ttp_frames import frames_of, opening
 from transfer.broker.net.connection import Connection

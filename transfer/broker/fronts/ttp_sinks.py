@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.streaming_publish import StreamingPublish
     from transfer.broker.net.splice import SplicedChunk
     from transfer.transports.errors import TransferError

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from transfer.broker.core.message import Buffer, Front
 from transfer.broker.delivery.frame_stream import FrameStream, Streamed, StreamFrame
-from transfer.broker.delivery.message import Buffer, Front
 from transfer.broker.fronts.ttp_frames import cut, headers_of, stream_head
 from transfer.broker.fronts.ttp_sinks import SKIPPED, StreamReceipt, StreamSink
 from transfer.broker.protocols.ttp import EOF, MOST_NUMBER, WANTED, Header, TtpKind, encode_error, encode_head

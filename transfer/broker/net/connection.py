@@ -22,7 +22,7 @@ from transfer.broker.net.tls_socket import channel_of
 from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.core.message import Buffer
     from transfer.broker.net.connection_group import ConnectionGroup
     from transfer.broker.net.pending_connections import PendingConnections
     from transfer.transports.core.contract import TlsChannel

@@ -8,9 +8,9 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from transfer.broker.delivery import turns as in_turns
-from transfer.broker.delivery.turns import call_after_turns
+from transfer.broker import turns as in_turns
 from transfer.broker.net.splice import pipes_of
+from transfer.broker.turns import call_after_turns
 from transfer.transports.core import Lease
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import ipaddress
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
+from transfer.broker.core.registry_types import Listed, LookUp, Member, Registering
 from transfer.broker.protocols.native import Head, Op, decode_words, encode, encode_words
 from transfer.transports.address import REGISTRY_NAME, is_numeric, parse
 from transfer.transports.errors import AddressError, ProtocolError
@@ -25,45 +26,6 @@ LONGEST_ENDPOINT, LONGEST_METADATA = 300, 1024
 #: limit on the pairs of metadata
 MOST_METADATA = 16
 LARGEST_EPOCH = (1 << 63) - 1
-
-
-class Member(NamedTuple):
-    """A member of a name. endpoint: tcp://host:port. epoch: if two programs announce the same endpoint, the
-    larger epoch wins; a restarted program uses a larger one. metadata: further data of the program."""
-
-    endpoint: str
-    epoch: int
-    metadata: tuple[tuple[str, str], ...] = ()
-
-
-class Registering(NamedTuple):
-    """A request for a name for `lease` seconds."""
-
-    name: str
-    lease: float
-    member: Member
-
-
-class LookUp(NamedTuple):
-    """A request for the members of a name. watch: notify of changes. revision: what the program knows; -1:
-    nothing."""
-
-    name: str
-    watch: bool = False
-    revision: int = -1
-
-
-class Listed(NamedTuple):
-    """All members of a name, or with CHANGED, those that changed. registry: another id with each start of the
-    broker. settled: it has run long enough for all programs to have come back. revision: of this list.
-    same: nothing has changed since the request's revision. gone: endpoints."""
-
-    registry: str
-    settled: bool
-    revision: int
-    members: tuple[Member, ...] = ()
-    gone: tuple[str, ...] = ()
-    same: bool = False
 
 
 def encode_registering(number: int, wish: Registering) -> bytes:

@@ -13,7 +13,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from transfer.broker.protocols.names import encode_topic, read_topic
+from transfer.broker.core.topic_names import encode_topic, read_topic
 from transfer.transports.arguments import number
 from transfer.transports.errors import ProtocolError, UsageError
 

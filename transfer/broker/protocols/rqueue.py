@@ -12,7 +12,7 @@ import struct
 from enum import IntEnum
 from typing import NamedTuple
 
-from transfer.broker.protocols.names import MAX_TOPIC, encode_topic, read_topic
+from transfer.broker.core.topic_names import MAX_TOPIC, encode_topic, read_topic
 from transfer.transports.errors import ProtocolError, UsageError
 
 #: the default port of rqueue

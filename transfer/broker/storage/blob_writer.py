@@ -16,7 +16,7 @@ from transfer.broker.service_threads import ServiceThreads
 from transfer.transports.errors import Closed, InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Buffer
+    from transfer.broker.core.message import Buffer
     from transfer.broker.delivery.streaming_publish import UploadPublisher
     from transfer.log.blob_writer import BlobWriter
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from transfer.broker.delivery.message import Front
+from transfer.broker.core.message import Front
 from transfer.broker.storage.audit_chain import Json
 from transfer.broker.storage.database import Value
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from transfer.broker.delivery.message import Buffer
+from transfer.broker.core.message import Buffer
 from transfer.broker.storage.dead_letter import PayloadFile
 from transfer.log.disk import make_folder, sync_folder
 from transfer.log.private import open_file

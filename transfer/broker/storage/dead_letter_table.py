@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from transfer.broker.delivery.message import Front
+from transfer.broker.core.message import Front
 from transfer.broker.storage.database import Database, Value, row_check
 from transfer.broker.storage.dead_letter import DeadLetter, Filter, LetterState, PayloadFile, Reference
 from transfer.broker.storage.dead_letter_payloads import LetterPayloads, PayloadSource

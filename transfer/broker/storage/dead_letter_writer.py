@@ -10,17 +10,17 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.dispatcher_events import End, Finished
-from transfer.broker.delivery.topic import LOG_PREFIX
 from transfer.broker.storage.dead_letter import DeadLetter
 from transfer.broker.storage.dead_letter_payloads import INLINE
+from transfer.broker.storage.topic import LOG_PREFIX
 from transfer.transports.core import crc32c
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:
     from transfer.broker.core.dispatcher_actions import KeepDeadLetter as ActionLetter
     from transfer.broker.core.dispatcher_events import DispatcherState
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.group_contract import Dead
-    from transfer.broker.delivery.message import Message
     from transfer.broker.storage.database_thread import DatabaseThread
     from transfer.broker.storage.dead_letter_payloads import PayloadSource
     from transfer.broker.storage.dead_letter_table import DeadLetters

@@ -12,10 +12,10 @@ from transfer.log.group_committer import GroupCommitter
 from transfer.transports.errors import InDoubt, InternalError, LogFull, TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.streaming_publish import UploadPublisher
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 

@@ -12,12 +12,12 @@ from transfer.broker.storage.durability import complete
 from transfer.transports.errors import LogFull, TransferError
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.streaming_publish import UploadPublisher
-    from transfer.broker.delivery.topic import Topic
     from transfer.broker.storage.blob_writer import BlobWriterThread
     from transfer.broker.storage.durability import OnComplete
     from transfer.broker.storage.store import Store
+    from transfer.broker.storage.topic import Topic
 
 _log = logging.getLogger("transfer.broker")
 

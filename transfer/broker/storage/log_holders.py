@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX
+from transfer.broker.storage.topic import DIRECT_PREFIX, LOG_PREFIX
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
-from transfer.broker.delivery.message import Buffer, Message, Written
-from transfer.broker.delivery.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
+from transfer.broker.core.message import Buffer, Message, Written
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, position_of, record_of
+from transfer.broker.storage.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
 from transfer.broker.storage.volume import free_bytes
 from transfer.log import HOLDS, gc_paused
 from transfer.transports.errors import LogDamaged, LogFull, UsageError

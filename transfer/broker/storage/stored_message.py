@@ -13,7 +13,7 @@ import json
 import struct
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker.delivery.message import Buffer, Front, Message
+from transfer.broker.core.message import Buffer, Front, Message
 from transfer.transports.errors import LogDamaged
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ from transfer.sockets.directories import open_directory
 from transfer.sockets.monitor import EventKind
 from transfer.sockets.peer import Endpoint, Peer, PeerInfo
 from transfer.transports import registry
-from transfer.transports.address import Address, parse
+from transfer.transports.address import BASE, Address, parse
 from transfer.transports.connect.establish import reach, serve
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import (
@@ -46,7 +46,7 @@ from transfer.transports.errors import (
     ProtocolError,
     TransferError,
 )
-from transfer.transports.handshake.choice import BASE, permitted
+from transfer.transports.handshake.choice import permitted
 from transfer.transports.handshake.hello import PLACE_TAKEN
 from transfer.transports.handshake.identity import new_nonce
 from transfer.transports.security.guard import is_loopback

@@ -11,8 +11,9 @@ from transfer.transports.errors import Again, Broken, Closed, ForkedError, Inter
 
 from transfer.transports.core.native cimport write_queue as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
+from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.write_queue cimport (
-    BROKEN, FULL, LARGE, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
+    BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_settle, link_t, link_write, load_segment, now_ns,
 )
 from transfer.transports.core.native.outgoing cimport payload_size, release_exports

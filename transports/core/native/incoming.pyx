@@ -18,8 +18,9 @@ from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.flusher cimport reader_t
 from transfer.transports.core.native.header cimport frame_of, head_size
 from transfer.transports.core.native.large cimport Large, receive
+from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.write_queue cimport (
-    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, LARGE, REFERENCE_BIT, REFERENCE_SIZE, header_t,
+    F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, REFERENCE_BIT, REFERENCE_SIZE, header_t,
     link_arm_credit,
 )
 from transfer.transports.core.native.message cimport checksum_of

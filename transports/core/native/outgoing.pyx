@@ -13,8 +13,9 @@ from transfer.transports.core.native cimport write_queue as native_link
 from transfer.transports.core.native.atomic cimport add, load_int, load_signed, store_signed
 from transfer.transports.core.native.connection cimport Connection
 from transfer.transports.core.native.flusher cimport release_segments
+from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
 from transfer.transports.core.native.write_queue cimport (
-    BROKEN, FULL, LARGE, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
+    BROKEN, FULL, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
     load_segment, segment_t, store_segment,
 )
 from transfer.transports.core.native.message cimport (
@@ -23,9 +24,6 @@ from transfer.transports.core.native.message cimport (
 )
 from transfer.transports.core.native.pool cimport HeldBuffer
 from transfer.transports.core.native.system cimport pthread_mutex_unlock
-
-cdef enum:
-    GATHERED = 256 * 1024      # a payload apart from the connection, of this size or more, is written at once
 
 cdef Py_ssize_t MOST_FRAMES = MAX_FRAMES
 
@@ -177,7 +175,7 @@ cdef class Outgoing(Connection):
             return -1
         placed, released, saved = carried
         try:
-            self.put(placed, True, True, released, None, number, saved < GATHERED)
+            self.put(placed, True, True, released, None, number, saved < VERY_LARGE)
         except BaseException:
             self.carrier.take_back(placed)
             raise

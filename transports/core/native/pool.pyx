@@ -15,6 +15,7 @@ from libc.string cimport memcpy
 
 from transfer.transports.errors import InternalError, ProtocolError
 from transfer.transports.core.wire import Flag
+from transfer.transports.core.native.sizes cimport LARGE
 
 cdef extern from "stdlib.h" nogil:
     int posix_memalign(void** pointer, size_t alignment, size_t size)
@@ -38,7 +39,6 @@ cdef extern from *:
 cdef enum:
     SMALLEST = 256
     HUGE_PAGE = 2 * 1024 * 1024
-    NO_GIL_FROM = 64 * 1024        # a smaller copy takes no longer than releasing the GIL
     MORE = 16
     LONG = 1024 * 1024         # bytes of a long copy
 
@@ -222,7 +222,7 @@ def copy_into(target, source):
     try:
         if view.len != held.view.len:
             raise BufferError(f"{held.view.len} bytes do not fit {view.len}")
-        if view.len < NO_GIL_FROM:
+        if view.len < LARGE:  # a smaller copy takes no longer than releasing the GIL
             memcpy(view.buf, held.view.buf, view.len)
         else:
             with nogil:
@@ -285,7 +285,7 @@ cdef class Frame:
         cdef HeldBuffer held = HeldBuffer(self.data)
         cdef object copy = PyBytes_FromStringAndSize(NULL, held.view.len)
         cdef char* to = PyBytes_AS_STRING(copy)
-        if held.view.len < NO_GIL_FROM:
+        if held.view.len < LARGE:  # a smaller copy takes no longer than releasing the GIL
             memcpy(to, held.view.buf, held.view.len)
         else:
             with nogil:

@@ -7,6 +7,7 @@ from libc.string cimport memchr, memcpy
 from posix.unistd cimport getpid
 
 from transfer.transports.core.native.pool cimport HeldBuffer, Mapping
+from transfer.transports.core.native.sizes cimport LARGE
 
 cdef extern from *:
     """
@@ -21,7 +22,6 @@ cdef enum:
     MOST = 64
     FREE = 0
     USED = 1
-    NO_GIL_FROM = 64 * 1024        # a smaller copy takes no longer than releasing the GIL
 
 
 @cython.no_gc
@@ -65,7 +65,7 @@ cdef class Slots:
         cdef char* to = self.first + index * self.size
         if not 0 <= index < self.count or held.view.len > self.size:
             raise BufferError(f"{held.view.len} bytes do not fit slot {index}")
-        if held.view.len < NO_GIL_FROM:
+        if held.view.len < LARGE:  # a smaller copy takes no longer than releasing the GIL
             memcpy(to, held.view.buf, held.view.len)
         else:
             with nogil:

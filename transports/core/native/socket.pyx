@@ -22,8 +22,9 @@ from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.flusher cimport Flusher
 from transfer.transports.core.native.known cimport known_frame, note_header
+from transfer.transports.core.native.sizes cimport LARGE
 from transfer.transports.core.native.write_queue cimport (
-    F_CRC, HEADER, LARGE, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
+    F_CRC, HEADER, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
 from transfer.transports.core.native.reading cimport PLAIN_TURN

@@ -178,7 +178,7 @@ cdef size_t tls_missing(tls_t* tls) noexcept nogil:
 
 cdef int tls_is_hello(tls_t* tls) noexcept nogil:
     """Whether the current unencrypted handshake record, of a client, holds a whole ClientHello, as far as it
-    has arrived. transports/handshake/first_record.py explains the rule."""
+    has arrived. transports/core/first_record.py explains the rule."""
     cdef size_t have = held(&tls.came)
     cdef unsigned char* at = <unsigned char*>tls.came.data + tls.came.start
     cdef size_t size

@@ -36,7 +36,6 @@ cdef enum:
     COALESCE = 64 * 1024      # bytes that are written without waiting for the flusher
     CHUNK = 80 * 1024         # out-buffer: one gathered write and the message that completes it
     SLICE = 512 * 1024        # of one system call: other threads on this processor get their turn
-    LARGE = 64 * 1024         # payloads from this size on are neither copied out nor read ahead
 
 # Results of link_push and link_write.
 cdef enum:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer.transports.callbacks import nothing, weakly
-from transfer.transports.core.pure import fork
+from transfer.transports.core import fork
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.outgoing import Outgoing
 from transfer.transports.core.pure.pool import Pool

@@ -4,32 +4,25 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar
-from zlib import crc32
+from typing import TYPE_CHECKING, Any
 
+from transfer.transports.core import frames
+from transfer.transports.core.buffers import flat_view
+from transfer.transports.core.frames import check_header, chosen, encode_head, meta_length
+from transfer.transports.core.message_size import Size
 from transfer.transports.core.pure.frame import Frame
-from transfer.transports.core.pure.pool import HeldBuffer, Lease, Pool, copy_into, flat_view
-from transfer.transports.core.pure.size import Size
+from transfer.transports.core.pure.pool import HeldBuffer, Lease, Pool, copy_into
 from transfer.transports.core.wire import (
     BY_REFERENCE,
-    EXTENDED_LENGTH,
-    EXTENDED_MAX,
-    EXTENDED_MIN,
     HEADER,
     HEADER_SIZE,
-    MAGIC,
-    MAX_CONTROL,
-    MAX_FRAMES,
-    MAX_TOPIC,
     REFERENCE,
     REFERENCE_BIT,
-    REFERENCE_SIZE,
-    TENSOR_HEADER_SIZE,
-    VERSION,
     Flag,
     SocketType,
 )
-from transfer.transports.errors import InternalError, ProtocolError, UsageError, not_a_buffer
+from transfer.transports.errors import InternalError, ProtocolError
+from transfer.transports.sizes import LARGE
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Carrier, OutFrame, Sink
@@ -39,50 +32,28 @@ TENSOR, TOPIC, CONTROL = int(Flag.TENSOR), int(Flag.TOPIC), int(Flag.CONTROL)
 MORE, CRC, EXTENDED, LZ4 = int(Flag.MORE), int(Flag.CRC), int(Flag.EXTENDED), int(Flag.LZ4)
 _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
 _LAST_TYPE = max(SocketType)
-#: payloads from this size on are read straight into the caller's buffer
-LARGE = 64 * 1024
-#: so are incomplete ones from this size on; a sink is called before the rest is read
-DIRECT = 4 * 1024
-#: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec
-JOINED = 4 * 1024
+#: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec. For
+#: larger ones that are incomplete a sink is called before the rest is read
+SMALL = 4 * 1024
 
 
 # --- out --------------------------------------------------------------------------------------
 
 
 def payload_of(data: Any) -> bytes | memoryview:
-    """Data of a frame to send as bytes, or as a flat view that keeps it exported.
-
-    Raises ArgumentError for an object without a buffer, BufferError for memory in pieces.
-    """
+    """As `frames.payload_of`, which takes neither a frame nor a held buffer of this core."""
     if type(data) is bytes:
         return data
     if isinstance(data, Frame):
         return payload_of(data.data)
     if isinstance(data, HeldBuffer):
         return data.view
-    if isinstance(data, str):
-        raise not_a_buffer(data)
-    try:
-        return flat_view(data)
-    except TypeError:
-        raise not_a_buffer(data) from None
+    return frames.payload_of(data)
 
 
-def normalize(frames: Sequence[OutFrame]) -> list[OutFrame]:
+def normalize(given: Sequence[OutFrame]) -> list[OutFrame]:
     """The same frames with payloads that can be written. Raises UsageError for frames that cannot be sent."""
-    if not frames:
-        raise UsageError("a message has at least one part")
-    if len(frames) > MAX_FRAMES:
-        raise UsageError(f"a message of {len(frames)} parts, it has 1 to {MAX_FRAMES}")
-    result: list[OutFrame] = []
-    for flags, sequence, topic, meta, data in frames:
-        if topic is not None and len(topic) > MAX_TOPIC:
-            raise UsageError(f"a topic has at most {MAX_TOPIC} bytes, this one {len(topic)}")
-        if (meta is not None) != bool(flags & TENSOR):
-            raise UsageError("the flag TENSOR and a tensor header go together")
-        result.append((flags, sequence, topic, meta, payload_of(data)))
-    return result
+    return frames.normalize(given, payload_of)
 
 
 def encode(
@@ -100,7 +71,7 @@ def encode(
         flags = int(flags) | (more if left else 0) | (CRC if checksum else 0)
         kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
         head = encode_head(kind, flags, own_sequence or sequence, topic, meta, data, len(data))
-        if len(data) <= JOINED:
+        if len(data) <= SMALL:
             chunks.append(head + data)
         else:
             chunks.append(head)
@@ -108,106 +79,14 @@ def encode(
     return chunks
 
 
-def encode_head(
-    kind: int, flags: int, sequence: int, topic: bytes | None, meta: bytes | None, data: Any, length: int
-) -> bytes:
-    """A frame without its data of `length` bytes, which is read only for a checksum (CRC in flags)."""
-    between = meta or b""
-    if topic is not None:
-        flags |= TOPIC
-        between += topic
-    check = crc32(data, crc32(between)) if flags & CRC else 0
-    head = HEADER.pack(MAGIC, VERSION, kind, flags & 0xFF, sequence, len(topic or b""), length, check)
-    return head + between
-
-
 # --- in ---------------------------------------------------------------------------------------
 
 
-class Head:
-    """A frame whose header, tensor header and topic have arrived, and its data not entirely."""
+class Head(frames.Head):
+    """A frame of this core that has not arrived entirely."""
 
-    __slots__ = ("checksum", "flags", "length", "meta", "sequence", "socket_type", "topic")
-    #: the class of frames; other transports make those of the core in use
-    make: ClassVar[Any] = Frame
-
-    def __init__(
-        self, flags: int, sequence: int, socket_type: int, length: int, checksum: int,
-        meta: bytes | None, topic: bytes | None,
-    ) -> None:  # fmt: skip
-        self.flags = flags
-        self.sequence = sequence
-        self.socket_type = socket_type
-        self.length = length
-        self.checksum = checksum
-        self.meta = meta
-        self.topic = topic
-
-    def frame(self, data: Any) -> Any:
-        """The complete frame. Raises ProtocolError when the checksum is wrong."""
-        if self.flags & CRC:
-            check = crc32(self.meta or b"")
-            check = crc32(data, crc32(self.topic or b"", check))
-            if check != self.checksum:
-                raise ProtocolError("checksum", f"CRC-32 is {check:#x}, the header says {self.checksum:#x}")
-        return self.make(
-            data,
-            flags=self.flags,
-            sequence=self.sequence,
-            socket_type=self.socket_type,
-            topic=self.topic,
-            meta=self.meta,
-        )
-
-
-def check_header(
-    magic: int,
-    version: int,
-    socket_type: int,
-    flags: int,
-    topic_length: int,
-    data_length: int,
-    max_message: int,
-    references: bool = False,
-) -> None:
-    """Refuses invalid headers before it allocates anything for them. Raises ProtocolError."""
-    if magic != MAGIC:
-        raise ProtocolError("magic", f"magic {magic:#010x}", hint="is the peer another protocol?")
-    if version != VERSION:
-        raise ProtocolError("version", f"version {version} of the wire format, {VERSION} is spoken here")
-    refers = bool(socket_type & REFERENCE_BIT)
-    if refers and (not references or flags & CONTROL or data_length != REFERENCE_SIZE):
-        raise ProtocolError("flags", "a reference to a payload that this connection cannot have")
-    if socket_type & ~REFERENCE_BIT > _LAST_TYPE:
-        raise ProtocolError("flags", f"socket type {socket_type}")
-    if flags & EXTENDED and not flags & TENSOR:
-        raise ProtocolError("flags", "an extended tensor header without a tensor")
-    if topic_length > MAX_TOPIC or (topic_length and not flags & TOPIC):
-        raise ProtocolError("topic", f"a topic of {topic_length} bytes with flags {flags:#x}")
-    if data_length >> 63:
-        raise ProtocolError("length", f"a length of {data_length} bytes")
-    if flags & CONTROL:
-        # Its first byte is the kind, so there is at least one.
-        if flags & ~(CONTROL | CRC) or not 1 <= data_length <= MAX_CONTROL:
-            raise ProtocolError("control", f"a control frame with flags {flags:#x} and {data_length} bytes")
-    elif data_length > max_message:
-        raise ProtocolError(
-            "too_large", f"{data_length} bytes, the limit is {max_message}", hint="raise maxmsgsize"
-        )
-
-
-def meta_length(flags: int, data: bytes | bytearray | memoryview, start: int, end: int) -> int:
-    """Bytes of the tensor header at `start`; -1 if that is not known yet. Raises ProtocolError."""
-    if not flags & TENSOR:
-        return 0
-    if not flags & EXTENDED:
-        return TENSOR_HEADER_SIZE
-    if end - start < EXTENDED_LENGTH.size:
-        return -1
-    (length,) = EXTENDED_LENGTH.unpack_from(data, start)
-    if not EXTENDED_MIN <= length <= EXTENDED_MAX:
-        raise ProtocolError("tensor", f"an extended tensor header of {length} bytes")
-    return int(length)
+    __slots__ = ()
+    make = Frame
 
 
 class Decoder:
@@ -278,7 +157,7 @@ class Decoder:
             start += meta_size
             topic = data[start : start + topic_length] if flags & TOPIC else None
             start += topic_length
-            if end - start < length < DIRECT:
+            if end - start < length < SMALL:
                 break
             if not kind & REFERENCE_BIT:
                 self._size.add(flags, meta_size + topic_length + length, self.max_message)
@@ -403,16 +282,6 @@ class Decoder:
         for index, frame in enumerate(frames):
             if index in placed:
                 frame.data = copied(frame.data, self._pool)
-
-
-def chosen(sink: Sink, meta: bytes | None, topic: bytes | None, nbytes: int) -> Any:
-    """The sink's buffer, or None. Raises UsageError if it does not fit."""
-    buffer = sink(meta, topic, nbytes)
-    if buffer is not None:
-        view = flat_view(buffer)
-        if view.readonly or view.nbytes != nbytes:
-            raise UsageError(f"the sink gave {view.nbytes} bytes (read-only: {view.readonly}) for {nbytes}")
-    return buffer
 
 
 def room_for(nbytes: int, pool: Pool) -> Lease:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from transfer.transports.core.pure import fork
+from transfer.transports.core import fork
 from transfer.transports.core.pure.wake import Wake
 from transfer.transports.errors import Closed
 

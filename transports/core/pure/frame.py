@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from transfer.transports.core.pure.pool import flat_view
+from transfer.transports.core.buffers import flat_view
 from transfer.transports.core.wire import Flag
 
 _MORE = int(Flag.MORE)

@@ -12,16 +12,17 @@ from itertools import islice
 from typing import TYPE_CHECKING, Protocol
 
 from transfer.transports.callbacks import nothing
-from transfer.transports.core.pure import fork
-from transfer.transports.core.pure.codec import CONTROL, CRC, EXTENDED, LARGE, LZ4, encode, normalize
+from transfer.transports.core import fork
+from transfer.transports.core.pure.codec import CONTROL, CRC, EXTENDED, LZ4, encode, normalize
 from transfer.transports.core.pure.flusher import Flusher, Released
 from transfer.transports.core.pure.message import Message
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import PLAIN_HINT, TOO_NEW, Broken, NotSupported
+from transfer.transports.sizes import LARGE
 
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Carrier, OutFrame
-    from transfer.transports.core.pure.tls import TlsChannel
+    from transfer.transports.core.python_tls import TlsChannel
 
 #: bytes from which output does not wait: a burst is gathered up to here
 COALESCE = 64 * 1024

@@ -8,10 +8,11 @@ import sys
 import threading
 from collections.abc import Callable
 from functools import lru_cache
-from pickle import PickleBuffer
 from typing import Any
 
+from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import InternalError
+from transfer.transports.sizes import LARGE
 
 ALIGNMENT = 64
 #: from this size on a block is a separate mapping: page aligned, and untouched pages cost nothing
@@ -19,10 +20,6 @@ MAPPED = 16 * 1024
 HUGE = 2 << 20
 #: bytes of a copy that holds the GIL
 PIECE = 1 << 20
-#: a block is at most a quarter larger than requested: four size classes an octave
-_STEPS = 4
-_SMALLEST = 256
-_NO_GIL_FROM = 64 * 1024
 
 
 class _Byte(ctypes.Union):
@@ -156,21 +153,12 @@ def copy_into(target: Any, source: Any) -> None:
     to, what = flat_view(target), flat_view(source)
     if to.readonly or to.nbytes != what.nbytes:
         raise BufferError(f"{what.nbytes} bytes do not fit {to.nbytes}, or that is read-only")
-    if what.nbytes < _NO_GIL_FROM:
+    if what.nbytes < LARGE:  # a smaller copy takes no longer than releasing the GIL
         to[:] = what
         return
     # A foreign function releases the GIL, a slice assignment does not.
     target = (ctypes.c_char * what.nbytes).from_buffer(to)
     ctypes.memmove(target, address_of(what), what.nbytes)
-
-
-def size_class(nbytes: int) -> int:
-    """The block size for a lease of `nbytes`."""
-    if nbytes <= _SMALLEST:
-        return _SMALLEST
-    step = 1 << max(0, (nbytes - 1).bit_length() - 1)
-    step //= _STEPS
-    return -(-nbytes // step) * step
 
 
 class Pool:
@@ -246,23 +234,6 @@ def _offset(block: mmap.mmap | bytearray) -> int:
     if isinstance(block, mmap.mmap):
         return 0
     return -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
-
-
-def flat_view(obj: Any) -> memoryview:
-    """The bytes of a contiguous object (row- or column-major) as a view of format "B".
-
-    The object stays exported while the view lives. Raises TypeError without the buffer protocol,
-    BufferError when the memory is not contiguous.
-    """
-    if type(obj) is memoryview and obj.c_contiguous:
-        # Another view of the same export. An export of the view itself crashes the process if the collector
-        # clears the view first (CPython 3.11, `_memory_release`).
-        try:
-            return obj.cast("B")
-        except TypeError:  # zeros in its shape, or a format that is not native
-            pass
-    # Only this flattens any format and any order in the standard library; it pickles nothing.
-    return PickleBuffer(obj).raw()
 
 
 class HeldBuffer:

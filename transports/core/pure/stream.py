@@ -9,12 +9,12 @@ import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.transports.core.pure import fork
+from transfer.transports.core import fork
 from transfer.transports.core.pure.codec import CONTROL, Decoder
 from transfer.transports.core.pure.flusher import Flusher
 from transfer.transports.core.pure.outgoing import Outgoing, failed, interrupted
 from transfer.transports.core.pure.pool import Pool
-from transfer.transports.core.pure.tls import SPILL, TlsChannel
+from transfer.transports.core.python_tls import SPILL, TlsChannel
 from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.prefixes import Prefixes, Subscribable
 

@@ -1,4 +1,7 @@
-"""UCX through ucxx. No other module imports it."""
+"""UCX through ucxx: the tests' oracle for the driver over UCX's C library.
+
+The same tests pass on both, and peers of both exchange messages. TRANSFER_TEST_UCX=ucxx selects it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,43 @@ import atexit
 import ctypes
 import importlib
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import Any
 
-from transfer.transports.config import ucx_variables_kept
+from transfer.transports.config import ucx_options
 from transfer.transports.errors import Broken, NotSupported
+from transfer.transports.ucx import driver
 from transfer.transports.ucx.driver import MASK_ALL, DriverLibrary, UcxEndpoint, UcxRequest, Worker
 from transfer.transports.ucx.failures import translated
 
 #: nanoseconds that closing an endpoint may take, twice at most
 _PATIENCE_NS = 1_000_000_000
+
+
+def there() -> bool:
+    """Whether ucxx is installed."""
+    return find_spec("ucxx") is not None
+
+
+def use() -> None:
+    """Lets this process use ucxx, if TRANSFER_TEST_UCX says so. Called before UCX is loaded."""
+    if os.environ.get("TRANSFER_TEST_UCX") == "ucxx":
+        driver._load = lambda: UcxxLibrary(ucx_options(driver.OPTIONS))
+
+
+@contextmanager
+def _variables_kept() -> Iterator[None]:
+    """Restores the UCX_* variables at its end. ucxx sets them when it is imported, which would affect every
+    other user of UCX in this process and its children."""
+    before = {name: value for name, value in os.environ.items() if name.startswith("UCX_")}
+    try:
+        yield
+    finally:
+        for name in [name for name in os.environ if name.startswith("UCX_") and name not in before]:
+            del os.environ[name]
+        os.environ.update(before)
 
 
 class _Names:
@@ -53,7 +84,7 @@ class UcxxLibrary(DriverLibrary):
 
 def _load() -> _Names:
     try:
-        with ucx_variables_kept():
+        with _variables_kept():
             module = importlib.import_module("ucxx._lib.libucxx")
             array = importlib.import_module("ucxx._lib.arr").Array
         return _Names(module, array)

@@ -1,4 +1,6 @@
-"""TLS 1.3 over a descriptor by Python's `ssl`. Contract: `TlsContext`, `TlsChannel` in core/contract.pyi.
+"""TLS 1.3 over a descriptor by Python's `ssl`: for the twin, HTTP servers and abtp's client.
+
+Contract: `TlsContext`, `TlsChannel` in core/contract.pyi.
 
 As in the compiled core, OpenSSL never touches the descriptor. A read with room for SPILL leaves neither plain
 bytes nor a whole record behind, so epoll's events of the descriptor are valid for the channel.
@@ -13,8 +15,8 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
+from transfer.transports.core.first_record import record_size
 from transfer.transports.errors import InternalError, SecurityError
-from transfer.transports.handshake.first_record import record_size
 
 #: room that a read needs to leave nothing behind: a whole record, and the bytes after it
 SPILL = 32 * 1024

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transfer.broker.delivery.message import Message
+    from transfer.broker.core.message import Message
     from transfer.broker.delivery.subscriber import BrokerSubscriber
 
 #: prefix of the broker's topics in the log, which the spool shares
