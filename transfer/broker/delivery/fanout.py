@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -145,35 +145,44 @@ class Fanout:
             topic.version = self._index.version
         return topic.listeners
 
-    def has_listeners(self, topic: Topic) -> bool:
-        """Returns whether a subscriber would miss a message of this topic."""
-        return any(not subscriber.idle for subscriber in self.listeners(topic))
-
     # -- messages ----------------------------------------------------------------------------------------
 
-    def deliver(self, topic: Topic, message: Message) -> None:
-        """Offers a whole message to all subscribers of its topic."""
-        nbytes = message.nbytes
-        streamed = message if type(message) is Streamed else None
-        given = streamed.given if streamed is not None else ()
-        for subscriber in self.listeners(topic):
-            if subscriber in given:
-                if message.offset is not None:
-                    self.given(subscriber, topic, message.offset)
+    def deliver(self, topic: Topic, messages: Sequence[Message], nbytes: int) -> None:
+        """Offers whole messages of a topic, in order, to all its subscribers. nbytes: of their payloads."""
+        offset = messages[0].offset
+        streamed = messages[0] if type(messages[0]) is Streamed else None  # it comes alone
+        listeners = topic.listeners if topic.version == self._index.version else self.listeners(topic)
+        for subscriber in listeners:
+            if streamed is not None and self._has_frames(subscriber, topic, streamed):
                 continue
-            if self.is_behind(subscriber, topic):
+            if self._behind and self.is_behind(subscriber, topic):
                 continue
-            if subscriber.waits_for_disk and message.offset is not None:
-                self.read_from_log(subscriber, topic, message.offset)
-                continue
-            if streamed is not None and subscriber.takes_frames and message.offset is None:
-                continue  # it subscribed in the middle of the stream
-            if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
-                self.left_out(subscriber, topic, message.offset)
+            if subscriber.waits_for_disk and offset is not None:
+                self.read_from_log(subscriber, topic, offset)
+            elif subscriber.queued + nbytes <= subscriber.limit:
+                subscriber.offer_many(messages)
             else:
-                subscriber.offer(message)
+                self._offer_some(subscriber, topic, messages)
         if streamed is not None:  # groups may hold the message, which must not hold ended connections
             streamed.given = frozenset()
+
+    def _has_frames(self, subscriber: BrokerSubscriber, topic: Topic, streamed: Streamed) -> bool:
+        """Returns whether a subscriber received the stream's frames, or takes frames and came too late."""
+        if subscriber in streamed.given:
+            if streamed.offset is not None:
+                self.given(subscriber, topic, streamed.offset)
+            return True
+        return subscriber.takes_frames and streamed.offset is None
+
+    def _offer_some(self, subscriber: BrokerSubscriber, topic: Topic, messages: Sequence[Message]) -> None:
+        """Offers the messages for which a subscriber has room."""
+        for message in messages:
+            if not subscriber.queued or subscriber.queued + message.nbytes <= subscriber.limit:
+                subscriber.offer(message)
+                continue
+            self.left_out(subscriber, topic, message.offset)
+            if self.is_behind(subscriber, topic):
+                return
 
     def is_behind(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         """Returns whether the subscriber reads this topic from the log."""

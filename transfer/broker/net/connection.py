@@ -38,14 +38,14 @@ LARGEST_FRAME = 1 << 20
 class Connection(Output):
     """One connection, in non-blocking mode, which the loop reads from now on. Used on the loop only.
 
-    peer: "host:port". last_read: the loop's time of the last read. turn_ends: the end of its turn by the
-    monotonic clock: then `cut` gives way to other connections.
+    peer: "host:port". last_read: when it last read, on the monotonic clock, which is the loop's. turn_ends:
+    when its turn ends: then `cut` gives way to other connections.
     """
 
     def __init__(self, group: ConnectionGroup, connection: socket.socket, peer: str) -> None:
         super().__init__(group, connection)
         self.peer = peer
-        self.last_read = group.loop.time()
+        self.last_read = monotonic()
         self.turn_ends = 0.0
         self._rest = b""  # the beginning of a frame
         self._body = 0  # bytes of the current payload that have not arrived
@@ -165,10 +165,18 @@ class Connection(Output):
     def read(self, *, at_once: bool = False) -> None:
         """Reads what has arrived, if this turn of the loop has time left. at_once: regardless of the time."""
         left = _TURN
+        source, spill = (self._socket, 0) if self._channel is None else (self._channel, _SPILL)
+        data: memoryview | SplicedChunk | None
         self.turn_ends = monotonic() + _TURN_SECONDS
         while left > 0 and not self._paused and not self.closed and (at_once or self._group.may_read(self)):
             try:
-                data, more = self._receive()
+                data = self._splice_in() if self._splices and self.can_splice else None
+                more = True
+                if data is None:
+                    most = _HEAD_BYTES if self._reads_head else _TURN
+                    self._reads_head = False
+                    data, room = self._group.receive(source, most)
+                    more = len(data) >= room - spill
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -177,7 +185,7 @@ class Connection(Output):
             if not data:
                 self.close("the peer has closed it")
                 return
-            self.last_read = self._loop.time()
+            self.last_read = monotonic()
             left -= len(data)
             if isinstance(data, SplicedChunk):
                 self._take_spliced(data)
@@ -186,25 +194,14 @@ class Connection(Output):
             if not more:
                 return
 
-    def _receive(self) -> tuple[memoryview | SplicedChunk, bool]:
-        """Returns received bytes, and whether more may be there."""
-        if self._splices and self.can_splice:
-            data = self._splice_in()
-            if data is not None:
-                if not data:
-                    data.end()
-                return data, True
-        room = self._group.room()
-        if self._reads_head:
-            self._reads_head, room = False, room[:_HEAD_BYTES]
-        nbytes = (self._socket if self._channel is None else self._channel).recv_into(room)
-        return self._group.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
-
     def _splice_in(self) -> SplicedChunk | None:
         """Returns the next bytes of a payload in a pipe; None: splice is not possible."""
         assert self._group.pipes is not None
         try:
-            return splice_in(self._group.pipes, self._socket.fileno(), self._body)
+            data = splice_in(self._group.pipes, self._socket.fileno(), self._body)
+            if data is not None and not data:
+                data.end()
+            return data
         except OSError as error:
             if error.errno not in _NO_SPLICE:
                 raise

@@ -14,9 +14,11 @@ from transfer.broker.net.splice import pipes_of
 from transfer.transports.core import Lease
 
 if TYPE_CHECKING:
+    import socket
+
     from transfer.broker.net.connection import Connection
     from transfer.broker.net.output import Output
-    from transfer.transports.core.contract import Pool
+    from transfer.transports.core.contract import Pool, TlsChannel
 
 T = TypeVar("T")
 
@@ -49,7 +51,7 @@ class ConnectionGroup:
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
         self._dirty: deque[Output] = deque()
-        self._reading_ends = 0.0  # the loop's time; 0: no connection has read in this turn
+        self._reading_ends = 0.0  # on the monotonic clock; 0: no connection has read in this turn
         self._writes = False  # a flush runs, or is scheduled
         self._waiting: dict[
             Connection, Callable[[], None]
@@ -67,18 +69,17 @@ class ConnectionGroup:
         if self.pipes is not None:
             self.pipes.close()
 
-    def room(self) -> memoryview:
-        """Returns memory to read into; then call `take`."""
-        if _ARENA - self._used < _LEAST_ROOM:
-            self._arena = memoryview(self._pool.lease(_ARENA))
-            self._used = 0
-        return self._arena[self._used :]
-
-    def take(self, nbytes: int) -> memoryview:
-        """Returns the `nbytes` bytes that were read. They do not change while a view of them exists."""
+    def receive(self, source: socket.socket | TlsChannel, most: int) -> tuple[memoryview, int]:
+        """Reads at most `most` bytes. Returns them, which do not change while a view of them exists, and the
+        bytes for which there was room. Raises OSError."""
         begin = self._used
+        if _ARENA - begin < _LEAST_ROOM:
+            self._arena = memoryview(self._pool.lease(_ARENA))
+            begin = self._used = 0
+        room = self._arena[begin : begin + most]
+        nbytes = source.recv_into(room)
         self._used = begin + nbytes
-        return self._arena[begin : self._used]
+        return room[:nbytes], len(room)
 
     def may_read(self, connection: Connection) -> bool:
         """Whether this turn, some milliseconds for all connections, has time left.
@@ -96,17 +97,19 @@ class ConnectionGroup:
         self._has_time()
 
     def _has_time(self) -> bool:
-        now = self.loop.time()
+        now = monotonic()
         if not self._reading_ends:
             self._reading_ends = now + in_turns.TURN_SECONDS
             self.loop.call_soon(self._end_turn)
         return now < self._reading_ends
 
     def _end_turn(self) -> None:
-        if self.loop.time() < self._reading_ends:
+        if monotonic() >= self._reading_ends:
+            call_after_turns(self.loop, self._read_on)
+        elif self._waiting:
             self._read_on()
         else:
-            call_after_turns(self.loop, self._read_on)
+            self._reading_ends = 0.0
 
     def _read_on(self) -> None:
         self._reading_ends = 0.0

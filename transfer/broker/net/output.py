@@ -7,7 +7,7 @@ import socket
 from abc import ABC, abstractmethod
 from collections import deque
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.broker.net.connection_group import copy_small_view
 from transfer.broker.net.splice import PipedBytes, SplicedChunk
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from transfer.broker.net.connection_group import ConnectionGroup
     from transfer.transports.core.contract import TlsChannel
 
-#: bytes and buffers of one system call
-_WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
+#: buffers of one system call
+_WRITE_BUFFERS = 512
 #: queued bytes that are written at once, instead of at the end of the turn
 _WRITE_NOW = 512 << 10
 #: bytes that TLS takes at once
@@ -55,13 +55,15 @@ class Output(ABC):
     def relieved(self) -> None:
         """Called when all queued bytes are written."""
 
-    def write(self, data: Buffer) -> None:
+    def write(self, *buffers: Buffer) -> None:
         """Queues bytes, which must not change until they are written. Never blocks."""
-        if self.closed or not data:
+        if self.closed:
             return
-        self.queued += len(data)
-        self._out.append(copy_small_view(data) if self._blocked else data)
-        if self._blocked:
+        for data in buffers:
+            if data:
+                self.queued += len(data)
+                self._out.append(copy_small_view(data) if self._blocked else data)
+        if self._blocked or not self._out:
             return
         if self.queued >= _WRITE_NOW:
             self.flush()
@@ -115,24 +117,19 @@ class Output(ABC):
         except Exception:  # noqa: BLE001 - a fault of the broker; `fail` logs it
             self.fail()
 
-    def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:
-        """Returns the first queued buffers, and their number of bytes."""
-        buffers: list[Buffer] = []
-        nbytes = 0
-        for data in islice(self._out, most):
-            buffers.append(data)  # type: ignore[arg-type]
-            nbytes += len(data)
-            if nbytes >= most_bytes:
-                break
-        return buffers, nbytes
-
     def _write_sealed(self, channel: TlsChannel) -> bool:
         """Encrypts and writes. Returns whether the kernel took all encrypted bytes."""
         try:
             if self._sealed:
                 channel.flush()
             else:
-                buffers, _ = self._next_buffers(_WRITE_BUFFERS, _SEAL_BYTES)
+                buffers: list[Any] = []
+                nbytes = 0
+                for data in islice(self._out, _WRITE_BUFFERS):
+                    buffers.append(data)
+                    nbytes += len(data)
+                    if nbytes >= _SEAL_BYTES:
+                        break
                 self._written(channel.sendmsg(buffers))
         finally:
             unsent = channel.unsent
@@ -142,9 +139,14 @@ class Output(ABC):
 
     def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
         """Writes buffers. Returns whether the kernel took all of them."""
-        buffers, nbytes = self._next_buffers(most, _WRITE_BYTES)
+        buffers: list[Any] = list(islice(self._out, most))
+        nbytes = sum(map(len, buffers))
         written = self._socket.sendmsg(buffers, [], flags)
-        self._written(written)
+        if written == nbytes and len(buffers) == len(self._out):
+            self._out.clear()
+            self.queued -= nbytes
+        else:
+            self._written(written)
         return written == nbytes
 
     def _write_piped(self) -> bool:
