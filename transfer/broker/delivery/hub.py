@@ -345,7 +345,8 @@ class Hub:
 
     def _kept(self, topics: Sequence[Topic]) -> None:
         """Distributes what can be read now: more is on the disk."""
-        self.fanout.kept()
+        if self.fanout.behind:
+            self.fanout.kept()
         self.groups.kept(topics)
         for call in self._at_end:
             call()
@@ -438,7 +439,8 @@ class Hub:
         if self._uploads.slow:
             for upload in self._uploads.slow_of(subscriber):
                 upload.on_drained(subscriber)
-        self.fanout.catch_up(subscriber)
+        if subscriber in self.fanout.behind:
+            self.fanout.catch_up(subscriber)
 
     def leave(self, subscriber: BrokerSubscriber) -> None:
         """Removes a subscriber that has disconnected."""
@@ -464,7 +466,7 @@ class Hub:
 
     def _waits(self, receiver: BrokerSubscriber) -> bool:
         """Returns whether the receiver has other messages to receive."""
-        return receiver.queued > 0 or self.fanout.has_behind(receiver)
+        return receiver.queued > 0 or receiver in self.fanout.behind
 
     def _remember(self) -> None:
         found = self.store.remember()

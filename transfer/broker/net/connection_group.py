@@ -52,7 +52,8 @@ class ConnectionGroup:
         self._used = 0
         self._dirty: deque[Output] = deque()
         self._reading_ends = 0.0  # on the monotonic clock; 0: no connection has read in this turn
-        self._writes = False  # a flush runs, or is scheduled
+        self._ends = False  # the end of this turn is scheduled
+        self._reads_later = self._writes_later = False  # it continues after some turns; or a flush runs
         self._waiting: dict[
             Connection, Callable[[], None]
         ] = {}  # they continue in the next turn, in this order
@@ -100,19 +101,27 @@ class ConnectionGroup:
         now = monotonic()
         if not self._reading_ends:
             self._reading_ends = now + in_turns.TURN_SECONDS
-            self.loop.call_soon(self._end_turn)
+            if not self._ends:
+                self._ends = True
+                self.loop.call_soon(self._end_turn)
         return now < self._reading_ends
 
     def _end_turn(self) -> None:
-        if monotonic() >= self._reading_ends:
-            call_after_turns(self.loop, self._read_on)
-        elif self._waiting:
-            self._read_on()
-        else:
-            self._reading_ends = 0.0
+        """Lets connections read in the next turn, later if this one took long, and writes what is queued."""
+        self._ends = False
+        if self._reading_ends and not self._reads_later:
+            if monotonic() >= self._reading_ends:
+                self._reads_later = True
+                call_after_turns(self.loop, self._read_on)
+            elif self._waiting:
+                self._read_on()
+            else:
+                self._reading_ends = 0.0
+        if self._dirty and not self._writes_later:
+            self._flush()
 
     def _read_on(self) -> None:
-        self._reading_ends = 0.0
+        self._reading_ends, self._reads_later = 0.0, False
         waiting, self._waiting = self._waiting, {}
         while waiting and self._has_time():
             connection = next(iter(waiting))
@@ -125,11 +134,12 @@ class ConnectionGroup:
     def soon(self, connection: Output) -> None:
         """Schedules a write at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(connection)
-        if not self._writes:
-            self._writes = True
-            self.loop.call_soon(self._flush)
+        if not self._ends and not self._writes_later:
+            self._ends = True
+            self.loop.call_soon(self._end_turn)
 
     def _flush(self) -> None:
+        self._writes_later = True
         ends = monotonic() + in_turns.TURN_SECONDS
         while self._dirty:
             connection = self._dirty.popleft()
@@ -140,4 +150,4 @@ class ConnectionGroup:
             if self._dirty and monotonic() >= ends:
                 call_after_turns(self.loop, self._flush)
                 return
-        self._writes = False
+        self._writes_later = False
