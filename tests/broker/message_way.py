@@ -13,15 +13,18 @@ import sys
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
+import transfer
 from tests.broker.alone import PATIENCE
 from tests.broker.running import running
 from transfer.broker.protocols.ttp import HEADER_SIZE, WANTED, TtpKind, encode_head
 
-_ROOT = str(Path(__file__).parents[2]) + "/"
+_ROOT = str(Path(transfer.__file__).parents[1]) + "/"
 _HUB = "transfer/broker/delivery/hub.py"
 _PAYLOAD = bytes(256)
 #: bursts before the count: the disk's and the connections' averages settle
@@ -39,54 +42,57 @@ class Call:
 
 @dataclass(frozen=True)
 class Way:
-    """The calls that so many messages took, in order. own: those of the product's functions; the others are
-    asyncio's."""
+    """The calls of each round, in order; in a round so many messages came at once. What is counted is that of
+    the median round: now and then the broker has something else to do. own: calls of the product's functions;
+    the others are asyncio's."""
 
-    calls: list[Call]
-    messages: int
+    rounds: list[list[Call]]
+    burst: int
+
+    def _each(self, count: Callable[[list[Call]], int]) -> float:
+        return median(map(count, self.rounds)) / self.burst
 
     @property
-    def own(self) -> list[Call]:
-        return [call for call in self.calls if not call.file.startswith("/")]
+    def own(self) -> Way:
+        return Way([[call for call in calls if call.file[0] != "/"] for calls in self.rounds], self.burst)
 
     @property
     def calls_each(self) -> float:
-        """The product's Python calls for one message."""
-        return len(self.own) / self.messages
+        """Python calls for one message."""
+        return self._each(len)
 
     @property
     def hub_entries_each(self) -> float:
         """How often another file calls a function of the hub for one message."""
-        return sum(call.file == _HUB != call.caller for call in self.calls) / self.messages
+        return self._each(lambda calls: sum(call.file == _HUB != call.caller for call in calls))
 
     @property
     def moves_each(self) -> float:
         """How often one call is in another file than the call before it."""
-        return sum(before.file != call.file for before, call in pairwise(self.own)) / self.messages
+        return self._each(lambda calls: sum(one.file != other.file for one, other in pairwise(calls)))
 
     @property
-    def files(self) -> set[str]:
-        """The files that the messages pass."""
-        found = Counter(call.file for call in self.own)
-        return {file for file, count in found.items() if count * 100 >= self.messages}
+    def files(self) -> float:
+        """How many files the messages of a round pass."""
+        return median(len({call.file for call in calls}) for calls in self.rounds)
 
     def __str__(self) -> str:
-        everything = len(self.calls) / self.messages
+        own = self.own
         return (
-            f"{self.calls_each:.1f} Python calls for a message ({everything:.1f} with asyncio's), "
-            f"{self.hub_entries_each:.2f} of them enter the hub; "
-            f"{len(self.files)} files, {self.moves_each:.1f} moves between files"
+            f"{own.calls_each:.1f} Python calls for a message ({self.calls_each:.1f} with asyncio's), "
+            f"{own.hub_entries_each:.2f} of them enter the hub; "
+            f"{own.files:g} files, {own.moves_each:.1f} moves between files"
         )
 
     def trace(self) -> str:
-        """Returns the calls of one message in their order; of a burst, those of all its messages by count."""
-        counts = Counter((call.file, call.name) for call in self.calls)
-        lines = [
-            f"{count / self.messages:8.3f}  {file.rpartition('/lib/')[2]} {name}"
+        """Returns the functions in the order of their first call, with their calls for one message."""
+        counts = Counter((call.file, call.name) for calls in self.rounds for call in calls)
+        messages = len(self.rounds) * self.burst
+        return "\n".join(
+            f"{count / messages:8.3f}  {file.rpartition('/lib/')[2]} {name}"
             for (file, name), count in counts.items()
-            if count * 100 >= self.messages
-        ]
-        return "\n".join(lines)
+            if count * 100 >= messages
+        )
 
 
 class _Profile:
@@ -100,6 +106,11 @@ class _Profile:
 
     def stop(self):
         sys.setprofile(None)
+
+    def take(self):
+        """The calls since the last time, from another thread."""
+        calls, self.calls = self.calls, []
+        return calls
 
     def _on_event(self, frame, event, argument):
         if event == "call" and frame.f_code is not _Profile.stop.__code__:
@@ -134,16 +145,17 @@ def count(folder, *, messages, burst=1, answered=True, **settings):
             _read(subscriber, HEADER_SIZE)
             flags = WANTED if answered else 0
             frame = encode_head(TtpKind.PUBLISH, b"kept", size=len(_PAYLOAD), flags=flags) + _PAYLOAD
-            profile, rounds = _Profile(), messages // burst
-            for number in range(-_WARM_UP, rounds):
+            profile, rounds = _Profile(), []
+            for number in range(-_WARM_UP, messages // burst):
                 if number == 0:
                     _on_loop(broker, profile.start)
                 publisher.sendall(frame * burst)
                 _read(subscriber, len(frame) * burst)
                 if answered:
                     _read(publisher, HEADER_SIZE * burst)
+                rounds.append(profile.take())
             _on_loop(broker, profile.stop)
-    return Way(profile.calls, rounds * burst)
+    return Way(rounds[_WARM_UP:], burst)
 
 
 def main() -> None:
@@ -158,7 +170,7 @@ def main() -> None:
             Path(folder), messages=chosen.messages, burst=chosen.burst, answered=not chosen.unanswered
         )
     print(way)
-    print((way if chosen.all else Way(way.own, way.messages)).trace())
+    print((way if chosen.all else way.own).trace())
 
 
 if __name__ == "__main__":
