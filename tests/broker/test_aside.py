@@ -143,7 +143,7 @@ def test_a_log_that_fails_is_told_once(beating):
     assert [type(error) for error in told] == [InternalError] * 67
     assert not publisher.paused
     beating.turn(0.2)
-    assert len(told) == 67 and not beating.hub._large_writes.busy
+    assert len(told) == 67 and not beating.hub._large_writes.waiting
 
 
 @pytest.mark.parametrize("failing", ["commit", "append"])
@@ -164,7 +164,7 @@ def test_a_log_that_fails_by_one_of_them_is_told_once(beating, monkeypatch, fail
     beating.turn(0.2)
     assert sorted(name for name, _ in told) == [b"a", b"b", b"c", b"d"]
     assert all(isinstance(error, InternalError) for _, error in told)
-    assert not beating.hub._large_writes.busy
+    assert not beating.hub._large_writes.waiting
 
 
 def test_who_publishes_much_waits(beating):

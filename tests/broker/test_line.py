@@ -13,6 +13,7 @@ import zlib
 import pytest
 from hypothesis import given, settings, strategies as st
 
+from transfer.broker.net import connection_group
 from transfer.broker.net.connection import LARGEST_FRAME, Connection
 from transfer.broker.net.connection_group import ConnectionGroup
 from transfer.broker.net.listener import LoopListener
@@ -395,7 +396,7 @@ class Slow(Peer):
 
 
 def test_all_else_has_its_turn_while_many_connections_have_something_to_read(turns, monkeypatch):
-    monkeypatch.setattr(turns.loop, "time", lambda: Slow.clock)
+    monkeypatch.setattr(connection_group, "monotonic", lambda: Slow.clock)
     pairs = [turns.pair(Slow) for _ in range(4)]
     lines = [line for line, _ in pairs]
     heard = []

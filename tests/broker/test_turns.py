@@ -154,9 +154,9 @@ def test_who_is_slow_with_many_subscriptions_is_looked_up_and_not_searched(tmp_p
         beating.hub.unsubscribe(ear, pattern(Kind.EXACT, "7"))
         beating.hub.unsubscribe(ear, pattern(Kind.EXACT, "9"))
         assert looked == []
-        assert len(beating.hub.fanout._behind[ear]) == 2
+        assert len(beating.hub.fanout.behind[ear]) == 2
         beating.hub.unsubscribe(ear, pattern(Kind.PATHS, "1/*"))
-        assert len(beating.hub.fanout._behind[ear]) == 1 and len(looked) == 2, "one for each topic behind"
+        assert len(beating.hub.fanout.behind[ear]) == 1 and len(looked) == 2, "one for each topic behind"
 
 
 def test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on(tmp_path):

@@ -82,10 +82,11 @@ def test_zeros_are_no_record(verify):
 )
 def test_many_messages_are_as_if_each_was_written_alone(messages, time):
     for lag in (0, 5, MAX_LAG - 2):
-        chunks, positions = encode_messages(messages, 7, time, lag)
+        chunks, positions, end = encode_messages(messages, 7, time, lag, 100)
         alone = [
             encode(RecordKind.MESSAGE, 0, topic, 7 + at, offset, time, lag + at, body)
             for at, (topic, offset, body) in enumerate(messages)
         ]
         assert b"".join(chunks) == b"".join(alone)
-        assert positions == [sum(map(len, alone[:at])) for at in range(len(alone))]
+        places = [100 + sum(map(len, alone[:at])) for at in range(len(alone) + 1)]
+        assert [*positions, end] == places

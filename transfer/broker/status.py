@@ -183,7 +183,7 @@ def _numbers(broker: Broker, names: FrontNames) -> Iterator[tuple[str, tuple[str
             yield "refused_total", (name, reason), count
     yield "topics", (), len(hub.store.topics)
     yield "subscribers", (), _subscribers(hub)
-    yield "behind_subscribers", (), hub.fanout.behind
+    yield "behind_subscribers", (), len(hub.fanout.behind)
     for served in hub.groups.served:
         labels = names.group(served.named.topic, served.named.name)
         yield "group_lag_messages", labels, served.group.lag(served.topic.kept)
@@ -231,7 +231,7 @@ def describe_overview(broker: Broker) -> dict[str, Json]:
         "topics": len(hub.store.topics),
         "groups": len(hub.groups.served),
         "subscribers": _subscribers(hub),
-        "behind": hub.fanout.behind,
+        "behind": len(hub.fanout.behind),
         "connections": sum(front.connections for front in broker.fronts.values()),
         "events": dict(sorted(_events(broker).items())),
         "log_bytes": hub.store.log.disk_bytes,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce
+from itertools import count, repeat
 from typing import Any
 
 from transfer.log.contents import use
@@ -48,6 +49,8 @@ class Appender:
 
     def append(self, name: str, body: bytes) -> tuple[int, int]:
         """Appends a message without a blob; returns (sequence, offset)."""
+        if len(body) > MAX_BODY:
+            check_size(len(body))
         with self.journal as journal:
             topic = self._topics.named.get(name)
             if topic is None or not journal.fits(len(body)):
@@ -76,11 +79,14 @@ class Appender:
     def append_many(self, name: str, bodies: Sequence[bytes]) -> tuple[int, int]:
         """Appends messages of one topic; returns (first sequence, first offset)."""
         size = sum(map(len, bodies)) + HEADER_SIZE * (len(bodies) - 1)
-        check_size(size)
+        if size > MAX_BODY:
+            check_size(size)
         with self.journal as journal:
-            topic = self._topics.with_room(name, size)
-            first, number, now = topic.end, topic.number, self.now()
-            messages = [(number, offset, body) for offset, body in enumerate(bodies, first)]
+            topic = self._topics.named.get(name)
+            if topic is None or not journal.fits(size):
+                topic = self._topics.with_room(name, size)
+            first, now = topic.end, self.now()
+            messages = zip(repeat(topic.number), count(first), bodies)
             sequence, segment, positions = journal.append_all(messages, now)
             topic.extend(segment, positions)
             segment.newest = now

@@ -136,10 +136,10 @@ class LogTopic:
 
     def extend(self, home: Home, positions: Sequence[int]) -> None:
         """Adds messages at these positions of the segment."""
-        if positions:
-            self.add(home, positions[0])
-            self._growing.extend(positions[1:])
-            self.end += len(positions) - 1
+        if self._home != home.first and positions:
+            self._grow_in(home)
+        self._growing.extend(positions)
+        self.end += len(positions)
 
     def _grow_in(self, home: Home) -> None:
         self._growing, self._home = array("I"), home.first

@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -133,19 +133,18 @@ class Journal:
         return segment.end + self._waiting + HEADER_SIZE + size < segment.capacity
 
     def append_all(
-        self, messages: Sequence[tuple[int, int, bytes]], time_ns: int
+        self, messages: Iterable[tuple[int, int, bytes]], time_ns: int
     ) -> tuple[int, Segment, list[int]]:
         """Appends messages (topic, offset, body) without blobs, for which there is room.
         Returns the first one's sequence, the segment, and their positions."""
         segment, sequence = self.segments[-1], self.sequence
         begin = segment.end + self._waiting
-        chunks, places = encode_messages(messages, sequence, time_ns, sequence - self._synced)
+        chunks, positions, end = encode_messages(messages, sequence, time_ns, sequence - self._synced, begin)
         self._chunks += chunks
-        positions = [begin + place for place in places]
-        if messages:
+        if positions:
             segment.last = positions[-1]
-            self._waiting += places[-1] + HEADER_SIZE + len(messages[-1][2])
-            self.sequence += len(messages)
+            self._waiting += end - begin
+            self.sequence += len(positions)
         return sequence, segment, positions
 
     def append(

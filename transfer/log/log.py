@@ -130,7 +130,7 @@ class Log:
         appended then), UsageError, Closed, InternalError.
         """
         if blob is None:
-            return self._appender.append(topic, flat(body))
+            return self._appender.append(topic, body if type(body) is bytes else flat(body))
         return self._appender.append_blob(topic, flat(body), parts_of(blob))
 
     def append_many(self, topic: str, bodies: Sequence[Any]) -> tuple[int, int]:
@@ -139,7 +139,9 @@ class Log:
         Their sequences and offsets are consecutive: `commit(sequence + len(bodies) - 1)` waits for all. A
         crash before that may leave some of them. bodies: at most 1 GiB together. Raises as `append`.
         """
-        return self._appender.append_many(topic, [flat(body) for body in bodies])
+        return self._appender.append_many(
+            topic, [body if type(body) is bytes else flat(body) for body in bodies]
+        )
 
     def append_all(self, messages: Sequence[tuple[str, Any]]) -> tuple[int, list[int]]:
         """Appends messages (topic, body) of any topics, all or none; returns (first sequence, offsets)."""

@@ -44,6 +44,9 @@ class RecordKind(IntEnum):
     OPENED = 3
 
 
+_MESSAGE = int(RecordKind.MESSAGE)
+
+
 class RecordFlag(IntFlag):
     """Flags of a record.
 
@@ -86,14 +89,13 @@ def encode(
 
 
 def encode_messages(
-    messages: Iterable[tuple[int, int, bytes]], sequence: int, time: int, lag: int
-) -> tuple[list[bytes], list[int]]:
-    """Encodes messages (topic, offset, body) without blobs, from this sequence and lag on.
-    Returns their bytes in parts, and the position of each message in them."""
-    pack, pack_first, kind = _REST.pack, _FIRST.pack, int(RecordKind.MESSAGE)
+    messages: Iterable[tuple[int, int, bytes]], sequence: int, time: int, lag: int, position: int
+) -> tuple[list[bytes], list[int], int]:
+    """Encodes messages (topic, offset, body) without blobs, from this sequence, lag and position on.
+    Returns their bytes in parts, the position of each message, and that after the last one."""
+    pack, pack_first, kind = _REST.pack, _FIRST.pack, _MESSAGE
     chunks: list[bytes] = []
     positions: list[int] = []
-    position = 0
     for topic, offset, body in messages:
         size = len(body)
         rest = pack(size, topic, sequence, offset, time, lag if lag < MAX_LAG else MAX_LAG, kind, 0, 0)
@@ -102,7 +104,7 @@ def encode_messages(
         position += HEADER_SIZE + size
         sequence += 1
         lag += 1
-    return chunks, positions
+    return chunks, positions, position
 
 
 def decode(memory: memoryview, position: int, *, verify: bool = True) -> Record | None:

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -47,7 +47,8 @@ class _Behind:
 class Fanout:
     """The subscriptions of all fronts. On the broker's loop. A subscriber without room is behind on a durable
     topic if its overflow is SPILL: from that message on it reads the topic from the log, until it reaches
-    the end. soon: calls a function in the loop's next turn."""
+    the end. behind: the topics on which subscribers are behind. soon: calls a function in the loop's next
+    turn."""
 
     def __init__(
         self, store: Store, counts: Counter[str], soon: Callable[[Callable[[], None]], object]
@@ -59,7 +60,7 @@ class Fanout:
         self._subscriptions: dict[BrokerSubscriber, TopicSubscriptions] = {}
         #: subscriptions of departed subscribers that are still in the index
         self._departed: deque[tuple[BrokerSubscriber, TopicSubscriptions]] = deque()
-        self._behind: dict[BrokerSubscriber, dict[Topic, _Behind]] = {}
+        self.behind: dict[BrokerSubscriber, dict[Topic, _Behind]] = {}
         self._reading: set[BrokerSubscriber] = set()
 
     # -- subscriptions -----------------------------------------------------------------------------------
@@ -99,7 +100,7 @@ class Fanout:
     def leave(self, subscriber: BrokerSubscriber) -> None:
         """Removes a subscriber: it receives nothing more. Its subscriptions leave the index in the next
         turns."""
-        self._behind.pop(subscriber, None)
+        self.behind.pop(subscriber, None)
         mine = self._subscriptions.pop(subscriber, None)
         if mine is None:
             return
@@ -121,7 +122,7 @@ class Fanout:
 
     def _behind_by(self, subscriber: BrokerSubscriber, pattern: TopicPattern) -> list[Topic]:
         """Returns the topics of a pattern on which a subscriber is behind."""
-        topics = self._behind.get(subscriber, {})
+        topics = self.behind.get(subscriber, {})
         if pattern.kind is Kind.EXACT:
             topic = self._store.topics.get(pattern.text)
             return [topic] if topic is not None and topic in topics else []
@@ -129,7 +130,7 @@ class Fanout:
 
     def forget(self, topic: Topic) -> None:
         """Forgets a removed topic: no subscriber is behind on it any more."""
-        for subscriber in list(self._behind):
+        for subscriber in list(self.behind):
             if self.is_behind(subscriber, topic):
                 self._caught_up(subscriber, topic)
 
@@ -145,43 +146,48 @@ class Fanout:
             topic.version = self._index.version
         return topic.listeners
 
-    def has_listeners(self, topic: Topic) -> bool:
-        """Returns whether a subscriber would miss a message of this topic."""
-        return any(not subscriber.idle for subscriber in self.listeners(topic))
-
     # -- messages ----------------------------------------------------------------------------------------
 
-    def deliver(self, topic: Topic, message: Message) -> None:
-        """Offers a whole message to all subscribers of its topic."""
-        nbytes = message.nbytes
-        streamed = message if type(message) is Streamed else None
-        given = streamed.given if streamed is not None else ()
-        for subscriber in self.listeners(topic):
-            if subscriber in given:
-                if message.offset is not None:
-                    self.given(subscriber, topic, message.offset)
+    def deliver(self, topic: Topic, messages: Sequence[Message], nbytes: int) -> None:
+        """Offers whole messages of a topic, in order, to all its subscribers. nbytes: of their payloads."""
+        offset = messages[0].offset
+        streamed = messages[0] if type(messages[0]) is Streamed else None  # it comes alone
+        listeners = topic.listeners if topic.version == self._index.version else self.listeners(topic)
+        for subscriber in listeners:
+            if streamed is not None and self._has_frames(subscriber, topic, streamed):
                 continue
-            if self.is_behind(subscriber, topic):
+            if self.behind and self.is_behind(subscriber, topic):
                 continue
-            if subscriber.waits_for_disk and message.offset is not None:
-                self.read_from_log(subscriber, topic, message.offset)
-                continue
-            if streamed is not None and subscriber.takes_frames and message.offset is None:
-                continue  # it subscribed in the middle of the stream
-            if subscriber.queued and subscriber.queued + nbytes > subscriber.limit:
-                self.left_out(subscriber, topic, message.offset)
+            if subscriber.waits_for_disk and offset is not None:
+                self.read_from_log(subscriber, topic, offset)
+            elif subscriber.queued + nbytes <= subscriber.limit:
+                subscriber.offer_many(messages)
             else:
-                subscriber.offer(message)
+                self._offer_some(subscriber, topic, messages)
         if streamed is not None:  # groups may hold the message, which must not hold ended connections
             streamed.given = frozenset()
 
+    def _has_frames(self, subscriber: BrokerSubscriber, topic: Topic, streamed: Streamed) -> bool:
+        """Returns whether a subscriber received the stream's frames, or takes frames and came too late."""
+        if subscriber in streamed.given:
+            if streamed.offset is not None:
+                self.given(subscriber, topic, streamed.offset)
+            return True
+        return subscriber.takes_frames and streamed.offset is None
+
+    def _offer_some(self, subscriber: BrokerSubscriber, topic: Topic, messages: Sequence[Message]) -> None:
+        """Offers the messages for which a subscriber has room."""
+        for message in messages:
+            if not subscriber.queued or subscriber.queued + message.nbytes <= subscriber.limit:
+                subscriber.offer(message)
+                continue
+            self.left_out(subscriber, topic, message.offset)
+            if self.is_behind(subscriber, topic):
+                return
+
     def is_behind(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         """Returns whether the subscriber reads this topic from the log."""
-        return bool(self._behind) and topic in self._behind.get(subscriber, ())
-
-    def has_behind(self, subscriber: BrokerSubscriber) -> bool:
-        """Returns whether the subscriber reads any topic from the log."""
-        return subscriber in self._behind
+        return bool(self.behind) and topic in self.behind.get(subscriber, ())
 
     def left_out(self, subscriber: BrokerSubscriber, topic: Topic, offset: int | None) -> None:
         """Handles a message for which a subscriber had no room. offset: in the log; None: it is not kept."""
@@ -190,7 +196,7 @@ class Fanout:
         overflow = subscriber.overflow
         if overflow is Overflow.SPILL and offset is not None:
             self._counts["spilled"] += 1
-            topics = self._behind.setdefault(subscriber, {})
+            topics = self.behind.setdefault(subscriber, {})
             if topic not in topics:
                 topics[topic] = _Behind(offset)
         elif overflow is Overflow.CLOSE:
@@ -220,7 +226,7 @@ class Fanout:
     def read_from_log(self, subscriber: BrokerSubscriber, topic: Topic, offset: int) -> None:
         """Lets a subscriber read on from this kept message, unless it already reads from an earlier one."""
         if not subscriber.idle and self._wants(subscriber, topic):
-            topics = self._behind.setdefault(subscriber, {})
+            topics = self.behind.setdefault(subscriber, {})
             if topic not in topics:
                 topics[topic] = _Behind(offset)
             elif offset < topics[topic].offset:
@@ -230,7 +236,7 @@ class Fanout:
         """Notes the offset of a message that a subscriber received in pieces, so that it does not read it
         again from the log."""
         if self.is_behind(subscriber, topic):
-            self._behind[subscriber][topic].given.add(offset)
+            self.behind[subscriber][topic].given.add(offset)
 
     def _wants(self, subscriber: BrokerSubscriber, topic: Topic) -> bool:
         """Returns whether the subscriber is still there and still subscribes to the topic."""
@@ -238,14 +244,9 @@ class Fanout:
 
     # -- subscribers that are behind ---------------------------------------------------------------------
 
-    @property
-    def behind(self) -> int:
-        """The number of subscribers that are behind."""
-        return len(self._behind)
-
     def kept(self) -> None:
         """Lets subscribers read on: more is on the disk."""
-        for subscriber in list(self._behind):
+        for subscriber in list(self.behind):
             if subscriber.waits_for_disk:
                 subscriber.on_disk()
             else:
@@ -254,15 +255,15 @@ class Fanout:
     def catch_up(self, subscriber: BrokerSubscriber, ends: float = math.inf) -> bool:
         """Lets a subscriber that has room again read what it missed from the log. ends: on the monotonic
         clock, when other work gets its turn. Returns whether some topics are left for lack of time."""
-        if subscriber not in self._behind or subscriber in self._reading:
+        if subscriber not in self.behind or subscriber in self._reading:
             return False  # `offer` may call this at once, in the middle of `_read_on`
         self._reading.add(subscriber)
         try:
-            for topic in list(self._behind[subscriber]):
+            for topic in list(self.behind[subscriber]):
                 if not self._read_on(subscriber, topic, ends):
                     return False
                 if time.monotonic() >= ends:
-                    return subscriber in self._behind
+                    return subscriber in self.behind
             return False
         finally:
             self._reading.discard(subscriber)
@@ -270,11 +271,11 @@ class Fanout:
     def _read_on(self, subscriber: BrokerSubscriber, topic: Topic, ends: float) -> bool:
         """Reads a topic for a subscriber. Returns whether it has room for more; the next call begins with
         other topics."""
-        topics = self._behind.get(subscriber, {})  # it may have disconnected in `offer`
+        topics = self.behind.get(subscriber, {})  # it may have disconnected in `offer`
         if topic in topics:
             topics[topic] = topics.pop(topic)
         damaged = 0
-        while (behind := self._behind.get(subscriber, {}).get(topic)) is not None:
+        while (behind := self.behind.get(subscriber, {}).get(topic)) is not None:
             if subscriber.idle:
                 self._caught_up(subscriber, topic)
                 return True
@@ -324,7 +325,7 @@ class Fanout:
             self._counts["dropped"] += messages
 
     def _caught_up(self, subscriber: BrokerSubscriber, topic: Topic) -> None:
-        topics = self._behind[subscriber]
+        topics = self.behind[subscriber]
         del topics[topic]
         if not topics:
-            del self._behind[subscriber]
+            del self.behind[subscriber]

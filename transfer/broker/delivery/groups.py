@@ -304,7 +304,11 @@ class Groups:
 
     def kept(self, topics: Sequence[Topic]) -> None:
         """Serves the groups of these topics: new messages are on the disk."""
-        self._to_pump.add(served for topic in topics for served in self._by_topic.get(topic, ()))
+        due: list[Served] = []
+        for topic in topics:
+            due += self._by_topic.get(topic, ())
+        if due:
+            self._to_pump.add(due)
 
     def end_turn(self) -> None:
         """Writes now what callers wait for: the turn of the loop ends."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from transfer.broker.core.message import Front, Written
+from transfer.broker.core.message import Front
 from transfer.broker.delivery.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.delivery.fanout import Fanout
 from transfer.broker.delivery.frame_streams import FrameStreams
@@ -18,8 +18,14 @@ from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadP
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.blob_writer import BlobWrite, BlobWriterThread
-from transfer.broker.storage.durability import BatchCompletion, Durability, OnComplete, complete
-from transfer.broker.storage.large_write_queue import LargeWriteQueue
+from transfer.broker.storage.durability import (
+    MAX_UNSYNCED,
+    BatchCompletion,
+    Durability,
+    OnComplete,
+    complete,
+)
+from transfer.broker.storage.large_write_queue import LARGE, LargeWriteQueue
 from transfer.broker.storage.log_epochs import LogEpochs
 from transfer.broker.storage.log_holders import held_by
 from transfer.broker.storage.stored_message import BLOB_FROM, record_of
@@ -102,53 +108,81 @@ class Hub:
 
     # -- publishing --------------------------------------------------------------------------------------
 
-    def publish(self, message: Message, on_complete: OnComplete | None = None, *, hold: bool = True) -> None:
-        """Takes a whole message. If the log is full, the message waits for room: see `apply_backpressure`.
+    def publish(
+        self,
+        message: Message,
+        on_complete: OnComplete | None = None,
+        publisher: UploadPublisher | None = None,
+        *,
+        hold: bool = True,
+    ) -> None:
+        """Takes a whole message. If the log is full, the message waits for room.
 
         on_complete: called when it is kept as its topic promises, or with the reason why it is not kept; at
-        once if the topic keeps nothing. hold: False: raises LogFull instead of waiting, which names what
-        holds the log. Raises UsageError when there are too many topics, InternalError when the log has
-        failed.
+        once if the topic keeps nothing. publisher: is paused if the disk cannot follow. hold: False: raises
+        LogFull instead of waiting, which names what holds the log. Raises UsageError when there are too many
+        topics, InternalError when the log has failed.
         """
-        topic = self.store.topic(message.topic)
+        topic = self.store.topics.get(message.topic) or self.store.topic(message.topic)
+        durability, large_writes = self.durability, self._large_writes
         if not topic.durable:
-            self._appended(topic, message)
+            self._appended(topic, (message,), message.nbytes)
             if on_complete is not None:
                 on_complete(None)
-        elif hold:
-            self.keep(topic, message, on_complete)
-        else:
-            self._keep_or_refuse(topic, message, on_complete)
-
-    def _keep_or_refuse(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> None:
-        if self.is_full:
+        elif not hold and self.is_full:
             raise LogFull(self.full)
-        if self._large_writes.takes(topic, message.nbytes):
-            self._large_writes.take(topic, message, on_complete, hold=False)
-            return
-        self.keep_now(topic, message, on_complete)
+        elif message.nbytes >= LARGE or topic in large_writes.waiting:
+            large_writes.take(topic, message, on_complete, hold=hold)
+        elif not hold:
+            self.keep_now(topic, message, on_complete)
+        elif durability.append(topic, message, on_complete):
+            self._appended(topic, (message,), message.nbytes)
+        if publisher is not None and (
+            durability.full or durability.unsynced > MAX_UNSYNCED or large_writes.waiting
+        ):
+            self.apply_backpressure(publisher)
 
     def publish_many(self, messages: Sequence[Message], on_complete: OnComplete | None = None) -> None:
         """Takes one or more messages in order. Raises as `publish`; some may have been taken then.
         on_complete: called when all are kept, or with the reason why one is not."""
-        topics = [self.store.topic(message.topic) for message in messages]
-        small = all(message.nbytes < BLOB_FROM for message in messages)
-        kept = all(topic.durable for topic in topics)
-        small = small and not self._large_writes.busy
-        if small and kept and self.durability.append_many(topics, messages, on_complete):
-            self._appended_many(topics, messages)
-            return
-        together = BatchCompletion(len(messages), on_complete)
-        for message in messages:
-            self.publish(message, together)
+        if not self.publish_batch(messages, on_complete):
+            each = BatchCompletion(len(messages), on_complete)
+            for message in messages:
+                self.publish(message, each)
 
-    def keep(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> bool:
-        """Takes a message for a topic that keeps messages. See `publish`. Returns False if it is not appended
-        yet: the log is full, or a thread writes it or a large one before it."""
-        if self._large_writes.takes(topic, message.nbytes) and not isinstance(message, Written):
-            self._large_writes.take(topic, message, on_complete)
+    def publish_batch(
+        self,
+        messages: Sequence[Message],
+        on_complete: OnComplete | None = None,
+        publisher: UploadPublisher | None = None,
+    ) -> bool:
+        """Takes small messages of known topics in order, with one append: all or none. on_complete: called
+        once for all, as in `publish`. publisher: is paused if the disk cannot follow. Returns False if none
+        is taken: then publish them one by one."""
+        known, topics, durable, nbytes = self.store.topics, [], 0, 0
+        for message in messages:
+            topic = known.get(message.topic)
+            if topic is None or message.nbytes >= BLOB_FROM:
+                return False
+            topics.append(topic)
+            durable += topic.durable
+            nbytes += message.nbytes
+        if durable and (
+            durable < len(topics)
+            or self._large_writes.waiting
+            or not self.durability.append_many(topics, messages, nbytes, on_complete)
+        ):
             return False
-        return self._keep(topic, message, on_complete)
+        if topics.count(topics[0]) == len(topics):
+            self._appended(topics[0], messages, nbytes)
+        else:
+            for topic, message in zip(topics, messages, strict=True):
+                self._appended(topic, (message,), message.nbytes)
+        if not durable and on_complete is not None:
+            on_complete(None)
+        if publisher is not None and (self.durability.full or self.durability.unsynced > MAX_UNSYNCED):
+            self.apply_backpressure(publisher)
+        return True
 
     def keep_now(self, topic: Topic, message: Message, on_complete: OnComplete | None = None) -> None:
         """Appends a message on the loop, however large it is: it has its offset at once. Raises LogFull,
@@ -157,13 +191,11 @@ class Hub:
             self.durability.append(topic, message, on_complete, hold=False)
         except LogFull as error:
             raise LogFull(self.full or str(error)) from error
-        self._appended(topic, message)
+        self._appended(topic, (message,), message.nbytes)
 
-    def _keep(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> bool:
-        appended = self.durability.append(topic, message, on_complete)
-        if appended:
-            self._appended(topic, message)
-        return appended
+    def _keep(self, topic: Topic, message: Message, on_complete: OnComplete | None) -> None:
+        if self.durability.append(topic, message, on_complete):
+            self._appended(topic, (message,), message.nbytes)
 
     def begin(
         self,
@@ -254,12 +286,13 @@ class Hub:
             self.direct.end_turn()
         self.groups.end_turn()
         self.durability.end_turn()
-        self._call_at_end()
+        for call in self._at_end:
+            call()
 
     def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses a publisher that has just published, if the disk is far behind or full."""
         self.durability.apply_backpressure(publisher)
-        if self._large_writes.busy:
+        if self._large_writes.waiting:
             self._large_writes.apply_backpressure(publisher)
 
     def stream(self, topic: str, position: int, limit: int) -> list[Buffer]:
@@ -272,7 +305,7 @@ class Hub:
     def is_writing(self, topic: Topic) -> bool:
         """Returns whether messages of the topic are being written to the log."""
         on_their_way = any(upload.topic is topic for upload in self._uploads)
-        return on_their_way or self._large_writes.busy or self.durability.holds(topic)
+        return on_their_way or bool(self._large_writes.waiting) or self.durability.holds(topic)
 
     @property
     def is_full(self) -> bool:
@@ -293,42 +326,28 @@ class Hub:
     @property
     def busy(self) -> bool:
         """Whether large messages are being transferred, or a publisher waits for the disk."""
-        return bool(self._uploads) or self._large_writes.busy or self.durability.busy
+        return bool(self._uploads or self._large_writes.waiting) or self.durability.busy
 
-    def _appended(self, topic: Topic, message: Message) -> None:
-        nbytes, store = message.nbytes, self.store
-        topic.messages += 1
-        topic.nbytes += nbytes
-        store.messages += 1
-        store.nbytes += nbytes
-        if topic.recent is not None:
-            topic.recent.add(message)
-        self.fanout.deliver(topic, message)
-        if self.direct is not None and message.front not in _ROUTED:
-            self.direct.offer(topic, message)
-
-    def _appended_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> None:
-        topic = topics[0]
-        alone = topics.count(topic) == len(topics) and not self.fanout.has_listeners(topic)
-        if not alone or (self.direct is not None and self.direct.leads_somewhere(topic.name)):
-            for its_topic, message in zip(topics, messages, strict=True):
-                self._appended(its_topic, message)
-            return
-        nbytes, store = sum(message.nbytes for message in messages), self.store
+    def _appended(self, topic: Topic, messages: Sequence[Message], nbytes: int) -> None:
+        """Counts messages of a topic, which are in the log if it keeps them, and distributes them."""
+        store = self.store
         topic.messages += len(messages)
         topic.nbytes += nbytes
         store.messages += len(messages)
         store.nbytes += nbytes
         if topic.recent is not None:
-            topic.recent.add_many(messages, nbytes)
+            topic.recent.add(messages, nbytes)
+        self.fanout.deliver(topic, messages, nbytes)
+        if self.direct is not None and self.direct.leads_somewhere(topic.name):
+            for message in messages:
+                if message.front not in _ROUTED:
+                    self.direct.offer(topic, message)
 
     def _kept(self, topics: Sequence[Topic]) -> None:
         """Distributes what can be read now: more is on the disk."""
-        self.fanout.kept()
+        if self.fanout.behind:
+            self.fanout.kept()
         self.groups.kept(topics)
-        self._call_at_end()
-
-    def _call_at_end(self) -> None:
         for call in self._at_end:
             call()
 
@@ -370,7 +389,7 @@ class Hub:
     ) -> None:
         """Appends the record of a large message that came whole."""
         if self._placed(topic, message, writing, on_complete, error):
-            self._appended(topic, message)
+            self._appended(topic, (message,), message.nbytes)
 
     def _placed(
         self,
@@ -417,9 +436,11 @@ class Hub:
 
     def on_drained(self, subscriber: BrokerSubscriber) -> None:
         """Continues with a subscriber that has written its queue: it gets what it missed."""
-        for upload in self._uploads.slow_of(subscriber):
-            upload.on_drained(subscriber)
-        self.fanout.catch_up(subscriber)
+        if self._uploads.slow:
+            for upload in self._uploads.slow_of(subscriber):
+                upload.on_drained(subscriber)
+        if subscriber in self.fanout.behind:
+            self.fanout.catch_up(subscriber)
 
     def leave(self, subscriber: BrokerSubscriber) -> None:
         """Removes a subscriber that has disconnected."""
@@ -445,7 +466,7 @@ class Hub:
 
     def _waits(self, receiver: BrokerSubscriber) -> bool:
         """Returns whether the receiver has other messages to receive."""
-        return receiver.queued > 0 or self.fanout.has_behind(receiver)
+        return receiver.queued > 0 or receiver in self.fanout.behind
 
     def _remember(self) -> None:
         found = self.store.remember()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from enum import Enum
 from typing import TYPE_CHECKING
 
@@ -73,6 +74,11 @@ class BrokerSubscriber(ABC):
         buffers stay valid while they are referenced; after this call the front references what it still
         needs.
         """
+
+    def offer_many(self, messages: Sequence[Message]) -> None:
+        """Queues whole messages, in order: see `offer`."""
+        for message in messages:
+            self.offer(message)
 
     @abstractmethod
     def begin(self, message: Message, nbytes: int) -> bool:

@@ -385,7 +385,7 @@ class CatchUpSubscribers(CatchUpSource):
         for subscriber in list(self._subscribers.values()):
             if subscriber.idle:
                 self._remove(subscriber)
-            elif subscriber.has_requests or self._hub.fanout.has_behind(subscriber):
+            elif subscriber.has_requests or subscriber in self._hub.fanout.behind:
                 self.schedule(subscriber)
                 self.poll_soon()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import transfer
@@ -60,8 +61,13 @@ class NativePublisher(BrokerSubscriber):
         found: int = self.socket.subscribers(topic)
         return found
 
+    def offer_many(self, messages: Sequence[Message]) -> None:
+        if self.socket.has_peers:
+            for message in messages:
+                self.offer(message)
+
     def offer(self, message: Message) -> None:
-        if self.idle:
+        if not self.socket.has_peers:
             return
         try:
             (_, meta, flags, data), *rest = parts_of(message)

@@ -144,11 +144,10 @@ class Pushes(LoopSocket):
     def take(self, frames: list[Any]) -> None:
         topic, rest = topic_and_rest(frames)
         try:
-            self._hub.publish(message_of(topic, rest))
+            self._hub.publish(message_of(topic, rest), publisher=self)
         except TransferError as error:
             raise ProtocolError("publish", str(error)) from error
         self._counters["published"] += 1
-        self._hub.apply_backpressure(self)
 
 
 class Publications(Pushes):

@@ -90,13 +90,12 @@ class PublishingConnection(Connection, Generic[_Settings]):
     def publish(self, message: Message, nbytes: int) -> None:
         """Publishes a whole message of this size. Raises ProtocolError if it cannot be taken."""
         try:
-            self._shared.hub.publish(message)
+            self._shared.hub.publish(message, publisher=self)
         except TransferError as error:
             raise ProtocolError("refused", str(error)) from error
         counters = self._shared.counters
         counters["published"] += 1
         counters["published_bytes"] += nbytes
-        self._shared.hub.apply_backpressure(self)
 
     def publish_large(self, message: Message, nbytes: int) -> None:
         """Publishes a message whose payload follows; `take` then returns the bytes in front of it."""

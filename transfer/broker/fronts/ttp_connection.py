@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import monotonic
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from transfer.broker.fronts.ttp_frames import (
     WORDS,
     Meta,
     headers_of,
+    publish_fields,
     publish_head,
 )
 from transfer.broker.fronts.ttp_sender import TtpOutgoing
@@ -31,6 +32,7 @@ from transfer.broker.protocols.ttp import (
     decode_header,
     decode_meta,
     decode_topic,
+    encode_acks,
     encode_error,
     encode_head,
     encode_meta,
@@ -50,6 +52,8 @@ LARGE = 64 << 10
 _SMALL = 4 << 10
 #: bytes of answers that a peer may leave unread, in addition to its messages
 _ANSWERS = 4 << 20
+#: most small PUBLISHes of a batch
+_MAX_BATCH = 64
 #: heartbeats that a silent subscriber gets before it counts as idle
 _ASKED = 3
 
@@ -71,63 +75,97 @@ class TtpConnection(TtpOutgoing):
         self._sink: StreamSink | None = None  # for data that are still to come
         self._number = 0  # the stream id of their frame
         self._asked = 0.0  # when a heartbeat was last requested
+        self._subscribes = False  # it has subscriptions
+        self._batch_limit = 1  # small PUBLISHes that the next batch may have
         self._unanswered: set[int] = set()  # stream ids whose publisher waits for an ACK
         super().__init__(lines, connection, peer)
 
     # -- frames of the peer ------------------------------------------------------------------------------
 
     def cut(self, data: memoryview) -> int:
-        """See Connection. It handles small PUBLISHes, the common case, itself."""
+        """See Connection."""
         at, end = 0, len(data)
-        topics, most_meta = self._front.topics, self._front.limits.meta
-        published, clock, turn_ends = 0, monotonic, self.turn_ends
         while end - at >= HEADER_SIZE and not self.closed:
-            magic, version, kind, flags, number, topic_size, meta_size, size = HEADER.unpack_from(data, at)
-            if at and clock() >= turn_ends:
+            if at and monotonic() >= self.turn_ends:
                 self.give_way()
                 break
+            used: int = self._take_publishes(data, at, end) or self._frame(data, at, end)
+            at += used
+            if not used or self._sink is not None or self._paused:
+                break
+        return at
+
+    def _take_publishes(self, data: memoryview, begin: int, end: int) -> int:
+        """Publishes a batch of small PUBLISHes, the common case, that begin there: as many as a turn has time
+        for. Returns their bytes; 0: another frame begins there, or it is not whole."""
+        at, front, limit = begin, self._front, self._batch_limit
+        topics, most_meta = front.topics, front.limits.meta
+        messages: list[Message] = []
+        wanted: list[int] = []
+        while len(messages) < limit and end - at >= HEADER_SIZE:
+            magic, version, kind, flags, number, topic_size, meta_size, size = HEADER.unpack_from(data, at)
+            meta_at = HEADER_SIZE + topic_size
+            data_at = meta_at + meta_size
+            stop: int = at + data_at + size
             if (
-                kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > most_meta
+                kind != _PUBLISH or size >= LARGE or topic_size > 255 or meta_size > most_meta or stop > end
                 or magic != MAGIC or version != VERSION
             ):  # fmt: skip
-                used = self._frame(data, at, end)
-                at += used
-                if not used or self._sink is not None or self.paused:
-                    break
-                continue
-            meta_at = at + HEADER_SIZE + topic_size
-            data_at = meta_at + meta_size
-            stop = data_at + size
-            if stop > end:
                 break
             frame: Buffer = data[at:stop]
             if stop - at <= _SMALL:
                 frame = bytes(frame)
-            name = bytes(frame[HEADER_SIZE : meta_at - at])
+            name = bytes(frame[HEADER_SIZE:meta_at])
+            topic = topics.get(name)
+            if topic is None:
+                try:
+                    topic = front.topic(name)
+                except TransferError as error:
+                    if messages:  # they come first
+                        break
+                    self._refuse(number, error)
+                    return stop - at
             head, headers = bytes(frame[WORDS]), None
             if meta_size:
-                meta = bytes(frame[meta_at - at : data_at - at])
+                meta = bytes(frame[meta_at:data_at])
                 head, headers = head + meta, Meta(meta)
-            try:
-                topic = topics.get(name) or self._front.topic(name)
-                payload = memoryview(frame)[data_at - at :]
-                message = Message(topic, (payload,), _TTP, head, headers, frame)
-                self._hub.publish(message, self._receipt(number) if flags & WANTED else None)
-                published += 1
-            except TransferError as error:
-                self._refuse(number, error)
+            messages.append(Message(topic, (memoryview(frame)[data_at:],), _TTP, head, headers, frame))
+            if flags & WANTED:
+                wanted.append(number)
             at = stop
-        if published:
-            self._front.counters["published"] += published
-            self._hub.apply_backpressure(self)
-        return at
+        if messages:
+            self._publish_batch(messages, wanted)
+            if monotonic() >= self.turn_ends:
+                self._batch_limit = 1
+            elif len(messages) == limit < _MAX_BATCH:
+                self._batch_limit = 2 * limit
+        return at - begin
+
+    def _publish_batch(self, messages: list[Message], wanted: list[int]) -> None:
+        """Publishes messages, and acknowledges the frames with these numbers when all are kept."""
+        on_complete = None
+        if wanted:
+            self._unanswered.update(wanted)
+            on_complete = partial(self._acknowledge, wanted)
+        try:
+            if len(messages) == 1:
+                self._hub.publish(messages[0], on_complete, self)
+            elif not self._hub.publish_batch(messages, on_complete, self):
+                for message in messages:
+                    flags, number = publish_fields(message.head)
+                    self._publish_batch([message], [number] if flags & WANTED else [])
+                return
+            self._front.counters["published"] += len(messages)
+        except TransferError as error:
+            for message in messages:
+                self._refuse(publish_fields(message.head)[1], error)
 
     def _frame(self, data: memoryview, at: int, end: int) -> int:
         """Handles any other frame, up to its data. Returns its bytes; 0: some are missing, or it must
         wait."""
         header = decode_header(data, at, self._front.limits)
         data_at = at + header.data_at
-        if data_at > end:
+        if data_at > end or (header.kind == _PUBLISH and header.data_size < LARGE):
             return 0
         meta_at = at + HEADER_SIZE + header.topic_size
         topic, meta = bytes(data[at + HEADER_SIZE : meta_at]), bytes(data[meta_at:data_at])
@@ -209,13 +247,14 @@ class TtpConnection(TtpOutgoing):
         else:
             self._hub.subscribe(self, wanted)
             self._front.counters["subscribed"] += 1
+        self._subscribes = self in self._hub.fanout.subscriptions()
         if header.flags & WANTED:
-            self._acknowledge(header.stream_id, None)
+            self._acknowledge((header.stream_id,), None)
 
     def _publish(self, header: Header, topic: bytes, meta: bytes) -> StreamSink:
         """Handles a large PUBLISH; `cut` handles small ones."""
         name = self._front.topics.get(topic) or self._front.topic(topic)
-        receipt = self._receipt(header.stream_id, whole=False) if header.flags & WANTED else None
+        receipt = self._receipt(header.stream_id) if header.flags & WANTED else None
         message = Message(
             name, (), Front.TTP, publish_head(header.flags, header.stream_id, meta), headers_of(meta)
         )  # fmt: skip
@@ -235,7 +274,7 @@ class TtpConnection(TtpOutgoing):
             if not header.flags & EOF:
                 self._streams.refuse(number, str(error))
             raise
-        receipt = partial(self._receipt, number, whole=False)
+        receipt = partial(self._receipt, number)
         return self._streams.frame(self, header, topic, name, meta, receipt, self._loop.time())
 
     def _heartbeat(self, header: Header, topic: bytes, meta: bytes) -> None:
@@ -250,22 +289,20 @@ class TtpConnection(TtpOutgoing):
         self._unanswered.discard(header.stream_id)
         self._streams.give_up(header.stream_id, "its publisher gave it up")
 
-    @property
-    def _subscribes(self) -> bool:
-        return self in self._hub.fanout.subscriptions()
-
     # -- answers -----------------------------------------------------------------------------------------
 
-    def _receipt(self, number: int, *, whole: bool = True) -> StreamReceipt:
+    def _receipt(self, number: int) -> StreamReceipt:
         self._unanswered.add(number)
-        return StreamReceipt(lambda error: self._acknowledge(number, error), whole=whole)
+        return StreamReceipt(partial(self._acknowledge, (number,)))
 
-    def _acknowledge(self, number: int, error: TransferError | None) -> None:
+    def _acknowledge(self, numbers: Sequence[int], error: TransferError | None) -> None:
+        """Answers publishers' frames: they are kept, or why they are not."""
         if error is None:
-            self._unanswered.discard(number)
-            self._answer(encode_head(TtpKind.ACK, stream_id=number))
+            self._unanswered.difference_update(numbers)
+            self._answer(encode_acks(numbers))
         else:
-            self._refuse(number, error)
+            for number in numbers:
+                self._refuse(number, error)
 
     def _refuse(self, number: int, error: TransferError) -> None:
         """Reports that the frame was not taken; the connection goes on."""
@@ -296,7 +333,7 @@ class TtpConnection(TtpOutgoing):
 
     def _answer(self, frame: Buffer) -> None:
         self.send((frame,))
-        if self.queued > _ANSWERS + (self.limit if self._subscribes else 0):
+        if self.queued > _ANSWERS + self.limit * self._subscribes:
             self.close("the peer does not read its answers")
 
     def relieved(self) -> None:

@@ -81,6 +81,12 @@ def cut(flags: int, size: int, meta: bytes) -> bytes:
     return _CUT.pack(flags, len(meta), size) + meta
 
 
+def publish_fields(head: bytes) -> tuple[int, int]:
+    """Returns (flags, stream id) of a message that came by PUBLISH."""
+    _, flags, stream_id = _HEAD.unpack_from(head)
+    return flags, stream_id
+
+
 def stream_of(message: Message) -> int | None:
     """Returns the stream id of a message that came as a stream, else None."""
     if message.front is not Front.TTP:

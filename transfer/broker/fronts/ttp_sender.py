@@ -39,11 +39,10 @@ class TtpOutgoing(Connection, BrokerSubscriber):
 
     def send(self, frames: Sequence[Buffer]) -> None:
         """Sends whole frames, now or after the payload that is being sent."""
-        if self.in_payload:
+        if self._missing >= 0:
             self.hold(frames)
-            return
-        for data in frames:
-            self.write(data)
+        else:
+            self.write(*frames)
 
     def hold(self, frames: Sequence[Buffer]) -> None:
         """Queues frames until the payload in pieces has ended."""
@@ -52,15 +51,23 @@ class TtpOutgoing(Connection, BrokerSubscriber):
             self.queued += sum(map(len, frames))
 
     def offer(self, message: Message) -> None:
+        """See Subscriber."""
+        self.offer_many((message,))
+
+    def offer_many(self, messages: Sequence[Message]) -> None:
         """See Subscriber. A frame that came by TTP is forwarded as it is."""
-        if type(message) is StreamFrame:
-            self.send(message.frames)
-        elif message.raw is None or message.front is not _TTP:
-            self.send(frames_of(message))
-        elif self.in_payload:
-            self.send((message.raw,))
+        frames: list[Buffer] = []
+        for message in messages:
+            if type(message) is StreamFrame:
+                frames += message.frames
+            elif message.raw is None or message.front is not _TTP:
+                frames += frames_of(message)
+            else:
+                frames.append(message.raw)
+        if self._missing >= 0:
+            self.hold(frames)
         else:
-            self.write(message.raw)
+            self.write(*frames)
 
     def begin(self, message: Message, nbytes: int) -> bool:
         """See Subscriber."""

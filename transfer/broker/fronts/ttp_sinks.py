@@ -47,15 +47,14 @@ SKIPPED = Skipped()
 class StreamReceipt:
     """Reports to a publisher, once, that its message came whole and is kept, or why it is not.
 
-    answer: called with None, or the reason. whole: all of the message came already.
+    answer: called with None, or the reason.
     """
 
     __slots__ = ("_answer", "_kept", "_whole")
 
-    def __init__(self, answer: Callable[[TransferError | None], None], *, whole: bool) -> None:
+    def __init__(self, answer: Callable[[TransferError | None], None]) -> None:
         self._answer: Callable[[TransferError | None], None] | None = answer
-        self._whole = whole
-        self._kept = False
+        self._whole = self._kept = False
 
     def __call__(self, error: TransferError | None) -> None:
         """Takes the hub's result."""

@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections import deque
 from itertools import islice
 from time import monotonic
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.broker.net.connection_group import copy_small_view
 from transfer.broker.net.splice import SPLICE_FROM, PipedBytes, SplicedChunk, splice_in
@@ -31,8 +31,8 @@ _log = logging.getLogger("transfer.broker")
 
 #: bytes that one connection reads in one turn, and seconds for its frames: then other connections run
 _TURN, _TURN_SECONDS = 1 << 20, 0.002
-#: bytes and buffers of one system call that writes
-_WRITE_BYTES, _WRITE_BUFFERS = 1 << 20, 512
+#: buffers of one system call that writes
+_WRITE_BUFFERS = 512
 #: queued bytes that are written at once, instead of at the end of the turn
 _WRITE_NOW = 512 << 10
 #: bytes that TLS takes at once
@@ -51,8 +51,8 @@ class Connection(ABC):
     """One connection, in non-blocking mode, which the loop reads from now on. Used on the loop only.
 
     peer: "host:port". queued: bytes that wait to be written, including encrypted ones. closed: whether the
-    connection has ended. last_read: the loop's time of the last read. turn_ends: the end of its turn by the
-    monotonic clock: then `cut` gives way to other connections.
+    connection has ended. last_read: when it last read, on the monotonic clock, which is the loop's.
+    turn_ends: when its turn ends: then `cut` gives way to other connections.
     """
 
     def __init__(self, group: ConnectionGroup, connection: socket.socket, peer: str) -> None:
@@ -67,7 +67,7 @@ class Connection(ABC):
         self._out: deque[Buffer | PipedBytes] = deque()
         self._in_pipes = 0  # how many of them are in pipes
         self._scheduled = self._blocked = False
-        self.last_read = group.loop.time()
+        self.last_read = monotonic()
         self.turn_ends = 0.0
         self._rest = b""  # the beginning of a frame
         self._body = 0  # bytes of the current payload that have not arrived
@@ -190,10 +190,18 @@ class Connection(ABC):
     def read(self, *, at_once: bool = False) -> None:
         """Reads what has arrived, if this turn of the loop has time left. at_once: regardless of the time."""
         left = _TURN
+        source, spill = (self._socket, 0) if self._channel is None else (self._channel, _SPILL)
+        data: memoryview | SplicedChunk | None
         self.turn_ends = monotonic() + _TURN_SECONDS
         while left > 0 and not self._paused and not self.closed and (at_once or self._group.may_read(self)):
             try:
-                data, more = self._receive()
+                data = self._splice_in() if self._splices and self.can_splice else None
+                more = True
+                if data is None:
+                    most = _HEAD_BYTES if self._reads_head else _TURN
+                    self._reads_head = False
+                    data, room = self._group.receive(source, most)
+                    more = len(data) >= room - spill
             except (BlockingIOError, InterruptedError):
                 return
             except OSError as error:
@@ -202,7 +210,7 @@ class Connection(ABC):
             if not data:
                 self.close("the peer has closed it")
                 return
-            self.last_read = self._loop.time()
+            self.last_read = monotonic()
             left -= len(data)
             if isinstance(data, SplicedChunk):
                 self._take_spliced(data)
@@ -211,25 +219,14 @@ class Connection(ABC):
             if not more:
                 return
 
-    def _receive(self) -> tuple[memoryview | SplicedChunk, bool]:
-        """Returns received bytes, and whether more may be there."""
-        if self._splices and self.can_splice:
-            data = self._splice_in()
-            if data is not None:
-                if not data:
-                    data.end()
-                return data, True
-        room = self._group.room()
-        if self._reads_head:
-            self._reads_head, room = False, room[:_HEAD_BYTES]
-        nbytes = (self._socket if self._channel is None else self._channel).recv_into(room)
-        return self._group.take(nbytes), nbytes > len(room) - (1 if self._channel is None else _SPILL)
-
     def _splice_in(self) -> SplicedChunk | None:
         """Returns the next bytes of a payload in a pipe; None: splice is not possible."""
         assert self._group.pipes is not None
         try:
-            return splice_in(self._group.pipes, self._socket.fileno(), self._body)
+            data = splice_in(self._group.pipes, self._socket.fileno(), self._body)
+            if data is not None and not data:
+                data.end()
+            return data
         except OSError as error:
             if error.errno not in _NO_SPLICE:
                 raise
@@ -295,13 +292,15 @@ class Connection(ABC):
 
     # -- writing -----------------------------------------------------------------------------------------
 
-    def write(self, data: Buffer) -> None:
+    def write(self, *buffers: Buffer) -> None:
         """Queues bytes, which must not change until they are written. Never blocks."""
-        if self.closed or not data:
+        if self.closed:
             return
-        self.queued += len(data)
-        self._out.append(copy_small_view(data) if self._blocked else data)
-        if self._blocked:
+        for data in buffers:
+            if data:
+                self.queued += len(data)
+                self._out.append(copy_small_view(data) if self._blocked else data)
+        if self._blocked or not self._out:
             return
         if self.queued >= _WRITE_NOW:
             self.flush()
@@ -355,24 +354,19 @@ class Connection(ABC):
         except Exception:  # noqa: BLE001 - a fault of the broker; `fail` logs it
             self.fail()
 
-    def _next_buffers(self, most: int, most_bytes: int) -> tuple[list[Buffer], int]:
-        """Returns the first queued buffers, and their number of bytes."""
-        buffers: list[Buffer] = []
-        nbytes = 0
-        for data in islice(self._out, most):
-            buffers.append(data)  # type: ignore[arg-type]
-            nbytes += len(data)
-            if nbytes >= most_bytes:
-                break
-        return buffers, nbytes
-
     def _write_sealed(self, channel: TlsChannel) -> bool:
         """Encrypts and writes. Returns whether the kernel took all encrypted bytes."""
         try:
             if self._sealed:
                 channel.flush()
             else:
-                buffers, _ = self._next_buffers(_WRITE_BUFFERS, _SEAL_BYTES)
+                buffers: list[Any] = []
+                nbytes = 0
+                for data in islice(self._out, _WRITE_BUFFERS):
+                    buffers.append(data)
+                    nbytes += len(data)
+                    if nbytes >= _SEAL_BYTES:
+                        break
                 self._written(channel.sendmsg(buffers))
         finally:
             unsent = channel.unsent
@@ -382,9 +376,14 @@ class Connection(ABC):
 
     def _write_buffers(self, most: int = _WRITE_BUFFERS, flags: int = 0) -> bool:
         """Writes buffers. Returns whether the kernel took all of them."""
-        buffers, nbytes = self._next_buffers(most, _WRITE_BYTES)
+        buffers: list[Any] = list(islice(self._out, most))
+        nbytes = sum(map(len, buffers))
         written = self._socket.sendmsg(buffers, [], flags)
-        self._written(written)
+        if written == nbytes and len(buffers) == len(self._out):
+            self._out.clear()
+            self.queued -= nbytes
+        else:
+            self._written(written)
         return written == nbytes
 
     def _write_piped(self) -> bool:

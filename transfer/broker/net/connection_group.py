@@ -14,8 +14,10 @@ from transfer.broker.turns import call_after_turns
 from transfer.transports.core import Lease
 
 if TYPE_CHECKING:
+    import socket
+
     from transfer.broker.net.connection import Connection
-    from transfer.transports.core.contract import Pool
+    from transfer.transports.core.contract import Pool, TlsChannel
 
 T = TypeVar("T")
 
@@ -48,8 +50,9 @@ class ConnectionGroup:
         self._arena = memoryview(pool.lease(_ARENA))
         self._used = 0
         self._dirty: deque[Connection] = deque()
-        self._reading_ends = 0.0  # the loop's time; 0: no connection has read in this turn
-        self._writes = False  # a flush runs, or is scheduled
+        self._reading_ends = 0.0  # on the monotonic clock; 0: no connection has read in this turn
+        self._ends = False  # the end of this turn is scheduled
+        self._reads_later = self._writes_later = False  # it continues after some turns; or a flush runs
         self._waiting: dict[
             Connection, Callable[[], None]
         ] = {}  # they continue in the next turn, in this order
@@ -66,18 +69,17 @@ class ConnectionGroup:
         if self.pipes is not None:
             self.pipes.close()
 
-    def room(self) -> memoryview:
-        """Returns memory to read into; then call `take`."""
-        if _ARENA - self._used < _LEAST_ROOM:
-            self._arena = memoryview(self._pool.lease(_ARENA))
-            self._used = 0
-        return self._arena[self._used :]
-
-    def take(self, nbytes: int) -> memoryview:
-        """Returns the `nbytes` bytes that were read. They do not change while a view of them exists."""
+    def receive(self, source: socket.socket | TlsChannel, most: int) -> tuple[memoryview, int]:
+        """Reads at most `most` bytes. Returns them, which do not change while a view of them exists, and the
+        bytes for which there was room. Raises OSError."""
         begin = self._used
+        if _ARENA - begin < _LEAST_ROOM:
+            self._arena = memoryview(self._pool.lease(_ARENA))
+            begin = self._used = 0
+        room = self._arena[begin : begin + most]
+        nbytes = source.recv_into(room)
         self._used = begin + nbytes
-        return self._arena[begin : self._used]
+        return room[:nbytes], len(room)
 
     def may_read(self, connection: Connection) -> bool:
         """Whether this turn, some milliseconds for all connections, has time left.
@@ -95,20 +97,30 @@ class ConnectionGroup:
         self._has_time()
 
     def _has_time(self) -> bool:
-        now = self.loop.time()
+        now = monotonic()
         if not self._reading_ends:
             self._reading_ends = now + in_turns.TURN_SECONDS
-            self.loop.call_soon(self._end_turn)
+            if not self._ends:
+                self._ends = True
+                self.loop.call_soon(self._end_turn)
         return now < self._reading_ends
 
     def _end_turn(self) -> None:
-        if self.loop.time() < self._reading_ends:
-            self._read_on()
-        else:
-            call_after_turns(self.loop, self._read_on)
+        """Lets connections read in the next turn, later if this one took long, and writes what is queued."""
+        self._ends = False
+        if self._reading_ends and not self._reads_later:
+            if monotonic() >= self._reading_ends:
+                self._reads_later = True
+                call_after_turns(self.loop, self._read_on)
+            elif self._waiting:
+                self._read_on()
+            else:
+                self._reading_ends = 0.0
+        if self._dirty and not self._writes_later:
+            self._flush()
 
     def _read_on(self) -> None:
-        self._reading_ends = 0.0
+        self._reading_ends, self._reads_later = 0.0, False
         waiting, self._waiting = self._waiting, {}
         while waiting and self._has_time():
             connection = next(iter(waiting))
@@ -121,11 +133,12 @@ class ConnectionGroup:
     def soon(self, connection: Connection) -> None:
         """Schedules a write at the end of this turn, or a few turns later if there are many."""
         self._dirty.append(connection)
-        if not self._writes:
-            self._writes = True
-            self.loop.call_soon(self._flush)
+        if not self._ends and not self._writes_later:
+            self._ends = True
+            self.loop.call_soon(self._end_turn)
 
     def _flush(self) -> None:
+        self._writes_later = True
         ends = monotonic() + in_turns.TURN_SECONDS
         while self._dirty:
             connection = self._dirty.popleft()
@@ -136,4 +149,4 @@ class ConnectionGroup:
             if self._dirty and monotonic() >= ends:
                 call_after_turns(self.loop, self._flush)
                 return
-        self._writes = False
+        self._writes_later = False

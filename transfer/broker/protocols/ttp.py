@@ -8,7 +8,7 @@ Big-endian. docs/protocols/ttp.md is the specification; it decides what the orig
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -46,6 +46,9 @@ class TtpKind(IntEnum):
     ACK = 6
     HEARTBEAT = 7
     ERROR = 8
+
+
+_ACK = int(TtpKind.ACK)
 
 
 class TtpLimits(NamedTuple):
@@ -103,6 +106,14 @@ def encode_head(
     """Encodes a frame up to its data, of which `size` bytes follow."""
     head = HEADER.pack(MAGIC, VERSION, kind, flags, stream_id, len(topic), len(meta), size)
     return b"".join((head, topic, meta)) if topic or meta else head
+
+
+def encode_acks(stream_ids: Iterable[int]) -> bytes:
+    """Encodes an ACK for each of these frames."""
+    acks = bytearray()
+    for number in stream_ids:
+        acks += HEADER.pack(MAGIC, VERSION, _ACK, 0, number, 0, 0, 0)
+    return bytes(acks)
 
 
 def decode_topic(topic: bytes) -> str:

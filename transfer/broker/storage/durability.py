@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.log.group_committer import GroupCommitter
@@ -27,7 +28,7 @@ _SYNC_AFTER = 0.05
 #: most unsynced bytes for a sync on the loop itself, if the disk is fast: a single message
 _SYNC_HERE = 8 << 10
 #: unsynced bytes beyond which publishers are paused
-_MAX_UNSYNCED = 64 << 20
+MAX_UNSYNCED = 64 << 20
 #: seconds between two tries when the log is full
 _FULL_PAUSE = 0.5
 
@@ -49,7 +50,7 @@ class BatchCompletion:
 class Durability:
     """Appends messages of durable topics, and reports when they are on the disk. On the broker's loop.
 
-    appended: called with each message that waited for room in a full log and is appended now.
+    appended: called with messages that waited for room in a full log and are appended now.
     make_room: called when the log is full; the next sync may then free room.
     kept: called after each sync, with the topics that have more messages on the disk now.
     full: why the log accepts no messages at the moment, or "".
@@ -60,7 +61,7 @@ class Durability:
         self,
         loop: asyncio.AbstractEventLoop,
         store: Store,
-        appended: Callable[[Topic, Message], None],
+        appended: Callable[[Topic, Sequence[Message], int], None],
         kept: Callable[[Sequence[Topic]], None],
         make_room: Callable[[], None],
     ) -> None:
@@ -77,12 +78,13 @@ class Durability:
         self._committer = GroupCommitter(
             store.log,
             "transfer-broker-sync",
-            lambda sequence: self._on_loop(lambda: self._kept(sequence)),
-            lambda error: self._on_loop(lambda: self.failed(error)),
+            partial(self._on_loop, self._kept),
+            partial(self._on_loop, self.failed),
         )
         self._waiting: deque[tuple[int, int, OnComplete | None]] = deque()
         self._grown: deque[tuple[int, Topic, int]] = deque()  # (sequence, topic, offset after the message)
-        self._unsynced = 0  # bytes
+        #: bytes of payloads that are not on the disk yet
+        self.unsynced = 0
         self._newest = -1
         self._wanted = False
         self._due: asyncio.TimerHandle | None = None
@@ -115,14 +117,20 @@ class Durability:
         except InternalError as error:
             self.failed(error)
             raise
-        self.appended(topic, message, sequence, on_complete, message.nbytes)
+        self._grown.append((sequence, topic, (message.offset or 0) + 1))
+        self.when_kept(sequence, on_complete, message.nbytes)
         return True
 
     def append_many(
-        self, topics: Sequence[Topic], messages: Sequence[Message], on_complete: OnComplete | None
+        self,
+        topics: Sequence[Topic],
+        messages: Sequence[Message],
+        nbytes: int,
+        on_complete: OnComplete | None,
     ) -> bool:
-        """Appends several small messages, each to its topic: all or none. `on_complete` is called for all.
-        Returns False if none is appended: the caller then appends them one by one."""
+        """Appends several small messages, each to its topic: all or none. nbytes: of all payloads.
+        on_complete: is called once, for all. Returns False if none is appended: the caller then appends them
+        one by one, which reports the reason."""
         if self._held:
             return False
         try:
@@ -131,10 +139,10 @@ class Durability:
             return False
         except InternalError as error:
             self.failed(error)
-            raise
-        ends = {topic: message.offset or 0 for topic, message in zip(topics, messages, strict=True)}
-        self._grown += [(sequence, topic, offset + 1) for topic, offset in ends.items()]
-        self.when_kept(sequence, on_complete, sum(message.nbytes for message in messages))
+            return False
+        for topic, last in dict(zip(topics, messages, strict=True)).items():
+            self._grown.append((sequence, topic, (last.offset or 0) + 1))
+        self.when_kept(sequence, on_complete, nbytes)
         return True
 
     def appended(
@@ -150,9 +158,9 @@ class Durability:
             complete(on_complete, self.failure)
             return
         self._newest = sequence
-        self._unsynced += nbytes
+        self.unsynced += nbytes
         self._waiting.append((sequence, nbytes, on_complete))
-        if on_complete is not None or self._unsynced > _MAX_UNSYNCED // 4:
+        if on_complete is not None or self.unsynced > MAX_UNSYNCED // 4:
             if not self._wanted:  # one sync for all messages of this loop iteration
                 self._wanted = True
                 self._loop.call_soon(self._want)
@@ -161,19 +169,14 @@ class Durability:
 
     def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses the publisher of the last message if the disk is slow or the log is full."""
-        if self._held or self._unsynced > _MAX_UNSYNCED:
+        if self._held or self.unsynced > MAX_UNSYNCED:
             publisher.pause()
             self._paused.append(publisher)
 
     @property
     def share(self) -> float:
         """The unsynced bytes, as a fraction of their limit."""
-        return self._unsynced / _MAX_UNSYNCED
-
-    @property
-    def unsynced(self) -> int:
-        """Bytes of payloads that are not on the disk yet."""
-        return self._unsynced
+        return self.unsynced / MAX_UNSYNCED
 
     def holds(self, topic: Topic) -> bool:
         """Whether messages of this topic wait for room in the log."""
@@ -203,7 +206,7 @@ class Durability:
         self._wanted = False
         newest = self._newest
         try:
-            here = self._unsynced <= _SYNC_HERE and self._committer.commit_here(newest)
+            here = self.unsynced <= _SYNC_HERE and self._committer.commit_here(newest)
         except TransferError as error:
             self.failed(error)
             return
@@ -212,9 +215,9 @@ class Durability:
         else:
             self._committer.want(newest)
 
-    def _on_loop(self, call: Callable[[], object]) -> None:
+    def _on_loop(self, call: Callable[..., object], *arguments: object) -> None:
         try:
-            self._loop.call_soon_threadsafe(call)
+            self._loop.call_soon_threadsafe(call, *arguments)
         except RuntimeError:  # it is closed: the broker has ended
             return
 
@@ -231,8 +234,9 @@ class Durability:
         waiting = self._waiting
         while waiting and waiting[0][0] <= sequence:
             _, nbytes, on_complete = waiting.popleft()
-            self._unsynced -= nbytes
-            complete(on_complete, None)
+            self.unsynced -= nbytes
+            if on_complete is not None:
+                complete(on_complete, None)
         topics: dict[Topic, None] = {}
         grown = self._grown
         while grown and grown[0][0] <= sequence:
@@ -242,7 +246,8 @@ class Durability:
         self._on_kept(list(topics))
         if self._held:
             self._try_again()
-        self._resume_publishers()
+        if self._paused:
+            self._resume_publishers()
 
     def failed(self, error: TransferError) -> None:
         """Ends with an error: all waiting callbacks get it; later errors are ignored.
@@ -261,7 +266,7 @@ class Durability:
         waiting, self._waiting = self._waiting, deque()
         held, self._held = self._held, deque()
         self._grown.clear()
-        self._unsynced, self.full = 0, ""
+        self.unsynced, self.full = 0, ""
         for _, _, on_complete in waiting:
             complete(on_complete, doubt)
         for _, _, on_complete in held:
@@ -270,7 +275,7 @@ class Durability:
         self.at_failure(error)
 
     def _resume_publishers(self) -> None:
-        if not self._held and self._unsynced <= _MAX_UNSYNCED:
+        if not self._held and self.unsynced <= MAX_UNSYNCED:
             paused, self._paused = self._paused, []
             for publisher in paused:
                 publisher.resume()
@@ -311,7 +316,7 @@ class Durability:
                 complete(on_complete, error)
                 continue
             self.appended(topic, message, sequence, on_complete, message.nbytes)
-            self._on_held_appended(topic, message)
+            self._on_held_appended(topic, (message,), message.nbytes)
         self.full = ""
         self._resume_publishers()
 

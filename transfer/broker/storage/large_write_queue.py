@@ -63,18 +63,10 @@ class LargeWriteQueue:
         self._store = store
         self._append = append
         self._written = written
-        self._waiting: dict[Topic, deque[_Queued]] = {}
+        #: queued messages, and those behind them in their topics
+        self.waiting: dict[Topic, deque[_Queued]] = {}
         self._nbytes = 0
         self._paused: list[UploadPublisher] = []
-
-    @property
-    def busy(self) -> bool:
-        """Whether messages are queued."""
-        return bool(self._waiting)
-
-    def takes(self, topic: Topic, nbytes: int) -> bool:
-        """Whether a message of this topic must be queued."""
-        return nbytes >= LARGE or topic in self._waiting
 
     def take(
         self, topic: Topic, message: Message, on_complete: OnComplete | None, *, hold: bool = True
@@ -86,7 +78,7 @@ class LargeWriteQueue:
             self._store.check_room(message.nbytes)
             one.blob_write = self._begin(topic, one, hold)
         self._nbytes += message.nbytes
-        self._waiting.setdefault(topic, deque()).append(one)
+        self.waiting.setdefault(topic, deque()).append(one)
 
     def apply_backpressure(self, publisher: UploadPublisher) -> None:
         """Pauses the publisher of the last message if too many bytes are queued."""
@@ -96,7 +88,7 @@ class LargeWriteQueue:
 
     def failed(self, error: TransferError) -> None:
         """Ends with an error, which all queued messages get."""
-        waiting, self._waiting, self._nbytes = self._waiting, {}, 0
+        waiting, self.waiting, self._nbytes = self.waiting, {}, 0
         for one in (one for queue in waiting.values() for one in queue):
             if one.blob_write is not None:
                 one.blob_write.abandon()
@@ -106,15 +98,15 @@ class LargeWriteQueue:
     def close(self) -> None:
         """Appends the written messages; the others did not fit into the log.
         Call it after the thread's end."""
-        for topic, waiting in list(self._waiting.items()):
-            while self._waiting.get(topic):  # the queue is gone if the log fails in `_end`
+        for topic, waiting in list(self.waiting.items()):
+            while self.waiting.get(topic):  # the queue is gone if the log fails in `_end`
                 blob_write = waiting[0].blob_write
                 try:
                     self._end(topic, waiting[0], blob_write.failure if blob_write is not None else None)
                 except TransferError as error:
                     _log.error("queued messages of topic %r are lost: %s", topic.name, error)
                     break
-        self._waiting.clear()
+        self.waiting.clear()
 
     def _begin(self, topic: Topic, one: _Queued, hold: bool) -> BlobWrite:
         nbytes = one.message.nbytes
@@ -133,7 +125,7 @@ class LargeWriteQueue:
     def _end(self, topic: Topic, one: _Queued, error: TransferError | None) -> None:
         """Appends a written large message, and the small ones queued after it.
         Raises LogFull: the writer then calls it again."""
-        waiting = self._waiting.get(topic)
+        waiting = self.waiting.get(topic)
         if waiting is None or one not in waiting:
             return  # the log has failed in the meantime
         if waiting[0] is not one and error is None:
@@ -145,15 +137,15 @@ class LargeWriteQueue:
             self._written(topic, one.message, one.blob_write, one.on_complete, error)
             return
         self._append_first(topic, one, error)
-        while waiting and self._waiting.get(topic) is waiting and waiting[0].blob_write is None:
+        while waiting and self.waiting.get(topic) is waiting and waiting[0].blob_write is None:
             self._append_first(topic, waiting[0], None)
-        if not waiting and self._waiting.get(topic) is waiting:
-            del self._waiting[topic]
+        if not waiting and self.waiting.get(topic) is waiting:
+            del self.waiting[topic]
         self._resume_publishers()
 
     def _append_first(self, topic: Topic, one: _Queued, error: TransferError | None) -> None:
         """Appends a topic's first message. Dequeues it before, as the log may fail in the call."""
-        waiting, nbytes = self._waiting[topic], one.message.nbytes
+        waiting, nbytes = self.waiting[topic], one.message.nbytes
         waiting.popleft()
         self._nbytes -= nbytes
         try:

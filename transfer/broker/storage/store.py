@@ -63,9 +63,12 @@ class Store:
         self._durable = durable
         self._most = most
         self._room = room
+        #: bytes of the largest payload that the log accepts
+        self.largest = room // 2 if room is not None else 1 << 62
         #: returns the volume's free bytes; tests replace it
         self.free: Callable[[], int] = lambda: free_bytes(log.folder)
-        self._topics: dict[str, Topic] = {}
+        #: all known topics, by name
+        self.topics: dict[str, Topic] = {}
         self._direct_topics: dict[str, Topic] = {}
         self._transient: dict[str, Topic] = {}  # topics that are not durable
         self._grown: dict[Topic, None] = {}  # topics whose positions must be stored, the oldest first
@@ -80,16 +83,11 @@ class Store:
                 if name.startswith(LOG_PREFIX):
                     self._restore(name)
 
-    @property
-    def topics(self) -> dict[str, Topic]:
-        """All known topics, by name."""
-        return self._topics
-
     def topic(self, name: str) -> Topic:
         """Returns the topic, and makes it if it is new. Raises UsageError if there are too many."""
-        topic = self._topics.get(name)
+        topic = self.topics.get(name)
         if topic is None:
-            if len(self._topics) >= self._most and not self._forget_one():
+            if len(self.topics) >= self._most and not self._forget_one():
                 raise UsageError(
                     f"topic {name!r} would exceed the limit of {self._most} topics",
                     hint="remove unused topics, or raise topics.most",
@@ -101,13 +99,8 @@ class Store:
                 topic.kept = int.from_bytes(ended, "little")
                 self.log.begin(topic.log_name, topic.kept)
                 self.log.remove(_ENDED + name.encode())
-            self._topics[name] = topic
+            self.topics[name] = topic
         return topic
-
-    @property
-    def largest(self) -> int:
-        """The bytes of the largest payload that the log accepts."""
-        return self._room // 2 if self._room is not None else 1 << 62
 
     def check_room(self, nbytes: int) -> None:
         """Raises UsageError for a payload that can never fit: it would wait for room for ever."""
@@ -133,7 +126,7 @@ class Store:
         Raises LogFull."""
         nbytes = message.nbytes
         large = nbytes >= BLOB_FROM
-        if large or self._room is not None:
+        if nbytes > self.largest:
             self.check_room(nbytes)
         record = record_of(message, topic.position, blob=large)
         if large and isinstance(message, Written):
@@ -148,11 +141,12 @@ class Store:
     def append_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> int:
         """Appends several small messages, each to its topic: all or none. Returns the last record's sequence.
         Raises LogFull."""
-        ends = {topic: topic.position for topic in dict.fromkeys(topics)}
+        ends: dict[Topic, int] = {}
         records = []
         for topic, message in zip(topics, messages, strict=True):
-            records.append(record_of(message, ends[topic], blob=False))
-            ends[topic] += message.nbytes
+            position = ends.get(topic, topic.position)
+            records.append(record_of(message, position, blob=False))
+            ends[topic] = position + message.nbytes
         if len(ends) == 1:
             sequence, begin = self.log.append_many(topics[0].log_name, records)
             offsets: Iterable[int] = range(begin, begin + len(messages))
@@ -212,7 +206,7 @@ class Store:
             sequence = self.log.put(_ENDED + name.encode(), end.to_bytes(8, "little"))
         for log_name in (topic.log_name, DIRECT_PREFIX + name):
             sequence = self.log.drop(log_name) or sequence
-        for known in (self._topics, self._direct_topics, self._transient):
+        for known in (self.topics, self._direct_topics, self._transient):
             known.pop(name, None)
         self._grown.pop(topic, None)
         self._held.discard(topic)
@@ -254,7 +248,7 @@ class Store:
         """Lets retention remove the messages before these positions, which are on the disk now."""
         for topic, offset in marks:
             if any(
-                known.get(topic.name) is topic for known in (self._topics, self._direct_topics)
+                known.get(topic.name) is topic for known in (self.topics, self._direct_topics)
             ):  # not removed
                 self.log.acknowledge(topic.log_name, _HOLDER, offset)
 
@@ -394,7 +388,7 @@ class Store:
         if held != topic.kept:  # the topic has grown since its position was stored
             remembered = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
         topic.position = remembered
-        self._topics[topic.name] = topic
+        self.topics[topic.name] = topic
 
     def _end_of(self, topic: Topic, offset: int) -> int:
         """Returns the position after a message; 0: the message is gone or damaged."""
@@ -411,7 +405,7 @@ class Store:
         for name, topic in list(islice(self._transient.items(), _MAX_EXAMINED)):
             del self._transient[name]
             if all(one.passive for one in topic.listeners):
-                del self._topics[name]
+                del self.topics[name]
                 return True
             self._transient[name] = topic  # the next call examines other topics
         return False

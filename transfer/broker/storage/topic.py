@@ -29,12 +29,8 @@ class Recent:
         self._order: deque[Message] = deque()
         self._nbytes = 0
 
-    def add(self, message: Message) -> None:
-        """Adds a message that has its offset."""
-        self.add_many((message,), message.nbytes)
-
-    def add_many(self, messages: Sequence[Message], nbytes: int) -> None:
-        """Adds several messages. nbytes: of all their payloads."""
+    def add(self, messages: Sequence[Message], nbytes: int) -> None:
+        """Adds messages that have their offsets. nbytes: of all their payloads."""
         order = self._order
         order.extend(messages)
         self._messages.update({(one.topic, one.offset): one for one in messages})
