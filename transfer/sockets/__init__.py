@@ -1,6 +1,5 @@
 """Sockets: what users send and receive with, and their connections.
 
-announcement  announces to a broker's registry where a socket is bound, so that peers find it by a name
 attributes    rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect
 balance       chooses which peer is offered a message first, where peers do not take turns
 binding       the result of `bind` and `connect`
@@ -12,17 +11,15 @@ defaults      default values of the options of sockets: of `transfer`, and of py
 directories   name services by the scheme of an endpoint: each is loaded when it is first used
 drain         closes connections without losing sent data
 dump          the state of a context as plain data
-endpoints     the methods of a socket for its endpoints and its peers
-forward       messages as they arrived, for programs that forward them
 lockstep      several threads on one REQ or REP: one thread at a time sends, one at a time receives
 monitor       the events of a socket's connections, as a stream
 options       the options of a socket: attributes, and numbers for `setsockopt`
+parts         the parts of messages: how they are made of frames, texts and JSON, and frames of them
 peer          the state of one peer of a socket, and of one endpoint that it bound or connected
 poller        waits for several sockets and plain descriptors at once, as pyzmq's does
 queue_limit   the byte limit of a peer's queue, adapted to the peer's throughput (the option `adaptive_hwm`)
-receive       receiving that the core does not do alone: several parts, topics, envelopes, replies
 registration  memory that is registered once and sent many times: the result of `Context.register`
-send          sending that the core does not do alone: several parts, trackers, envelopes, compression
+sender        sends whole messages by the pattern: envelopes, compression, trackers, resend, the preferred peer
 socket        the object that users send and receive with
 tracker       the fate of a message that was sent with `track=True`
 unclosed      a socket that its program dropped without `close`

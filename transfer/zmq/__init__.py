@@ -18,6 +18,7 @@ linger           sends the queued messages of a closed socket in the background
 missing          functions of pyzmq that cannot work here: each raises the reason
 monitor          converts monitor events to the messages that libzmq's monitors send through a PAIR socket
 options          the support of each socket option of pyzmq: forwarded, stored without effect, or refused
+payload          what a program gives to send or to receive into, checked as pyzmq does
 pending_futures  the futures of one socket, which are tried again when the socket may be ready
 poll             Poller, select and zmq_poll: waiting for several sockets and descriptors
 proxy            proxies: send the messages that one socket receives with the other

@@ -4,7 +4,6 @@ connection           a TCP connection of the broker, on its loop: reads and writ
 connection_group     the shared state of one loop's connections
 listener             a listening TCP socket on the broker's loop
 listener_set         the TCP listeners of a broker's fronts
-output               the output of a TCP connection of the broker: a queue that is written without copies
 pending_connections  connections of a listener that have not authenticated, or sent a request, yet
 splice               passes payloads through the broker without copies
 tls_acceptor         performs the TLS handshake of accepted connections, on the broker's loop
