@@ -17,7 +17,6 @@ log_output     shows what the library logs: by the variable TRANSFER_LOG in a pr
 lz4_frame      LZ4 frames: compresses only when it pays, and never allocates more than the limit
 metrics        metrics for Prometheus: `transfer.metrics.register(context)`
 mooncake       the API of Mooncake's communicator: `from transfer import ZmqInterface, ZmqSocketType`
-patterns       the messaging patterns of ZeroMQ as pure state: which peer gets a message, and which call is legal now
 peer_faults    counts unexpected exceptions that peers' bytes cause, and logs them at a bounded rate
 sockets        what users send and receive with, and their connections
 spark          writes DataFrames for training, and reads runs
@@ -26,7 +25,6 @@ steady_clock   a time of day that does not jump: the wall clock at the process's
 tensors        tensors on the wire and in files: numpy, torch, DLPack, the buffer protocol
 throttled_log  limits log lines that any peer can cause: a few of each kind, and the number of omitted ones
 torch          PyTorch data sets whose rows arrive on a PULL socket, or are read from a run in a spool
-transports     moves bytes between two processes: frames, memory, errors, transports. Importing it loads nothing else
 zmq            pyzmq's API over `transfer`: with `import transfer.zmq as zmq` a program runs unchanged
 """
 

@@ -19,7 +19,7 @@ peer          the state of one peer of a socket, and of one endpoint that it bou
 poller        waits for several sockets and plain descriptors at once, as pyzmq's does
 queue_limit   the byte limit of a peer's queue, adapted to the peer's throughput (the option `adaptive_hwm`)
 registration  memory that is registered once and sent many times: the result of `Context.register`
-sender        sends whole messages by the pattern: envelopes, compression, trackers, resend, the preferred peer
+sender        sends whole messages by the pattern: envelopes, compression, trackers, resend
 socket        the object that users send and receive with
 tracker       the fate of a message that was sent with `track=True`
 unclosed      a socket that its program dropped without `close`

@@ -10,7 +10,7 @@ directory_connector  one endpoint that stands for many
 heartbeats           heartbeats: sent to idle peers, and awaited from silent ones
 log_reader           what a SUB receives of publishers' logs: where it is in each topic, and what is missing
 no_peer              explains why a socket has no peer, in errors and in the log
-orphans              messages that wait for a peer: those of lost connections go to another one, before newer messages
+orphans              messages that wait for a peer: those of lost connections go first, to another one
 queue_limits         adapts the byte limits of the peers' queues to their throughput and to the free memory
 refusal              why a side ends a connection, in a REFUSED frame
 state                the data of a socket's connections, and the small functions that all of their parts use
