@@ -12,7 +12,7 @@ from typing import Any, ClassVar, Protocol
 
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import HandshakeError, NotSupported
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 Peer = Hashable
 OutFrame = tuple[int, int, bytes | None, bytes | None, Any]

@@ -25,7 +25,7 @@ from transfer.patterns.base import (
 from transfer.patterns.req_rep import CORRELATED, cut_envelope
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, StateError
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 
 class PipelinedRequester(Pattern):

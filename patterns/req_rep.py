@@ -23,7 +23,7 @@ from transfer.patterns.base import (
 )
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, MessageRefused, StateError
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 #: set in the number of a request whose sender wants it in the envelope that a ROUTER shows (ZeroMQ's
 #: REQ_CORRELATE); below the sign bit, so that every language can represent it

@@ -25,12 +25,12 @@ probe          which faster transports this process can use: probed once, cheapl
 rdma           the rdma transport: RC queue pairs of libibverbs
 reactor        the one Python thread of a context: accept, handshake, reconnect, heartbeats, subscriptions
 registry       finds the transport of a scheme
+req_rep_turn   the state of the dialogue of a REQ or a REP
 security       authentication and encryption: TLS 1.3 on TCP, and a token that both sides prove to know
 shm            transport on one host: small frames on an abstract Unix socket, large payloads in shared memory
 sizes          the two sizes from which on a payload takes another way
 tcp            TCP, and what all transports over socket descriptors share
 testing        checks a transport against the contract (`checks`), and injects faults into it (`faults`)
-turn           the state of the dialogue of a REQ or a REP
 ucx            the ucx transport: frames as UCX messages, between processes that met by TCP
 uninterrupted  runs steps to their end, although a signal handler may raise between any two of them
 variables      the environment variables: a misspelt one is refused, so that it is not ignored

@@ -93,7 +93,7 @@ def test_nothing_else_goes_to_the_build(tmp_path):
         run("rm", "--all")
     page = "transfer/broker/http/page/"
     assert {
-        "transports/core/native/write_queue.pyx",
+        "transports/core/native/kernel_writes.pyx",
         "transports/core/native/crc32c.h",
         f"{page}index.html",
     } <= names

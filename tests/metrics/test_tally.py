@@ -9,7 +9,7 @@ import pytest
 
 from transfer.metrics.counters import MAX_PEERS, OTHER_PEERS, LatencyCounts, Tally, peer_name
 from transfer.transports.handshake.identity import one_time_identity
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 
 def peer(address: str = "", endpoint: str = "", identity: bytes = b"", connects: bool = False):
@@ -62,7 +62,8 @@ def turn(request):
     """The state of a REQ, which counts its round trips, of both cores."""
     if request.param == "pure":
         return Turn()
-    return pytest.importorskip("transfer.transports.core.native.turn", reason="the core is not built").Turn()
+    name = "transfer.transports.core.native.req_rep_turn"
+    return pytest.importorskip(name, reason="the core is not built").Turn()
 
 
 def test_every_round_trip_falls_into_its_bucket(turn):

@@ -48,7 +48,7 @@ def sources(folder):
 def test_the_source_distribution_has_every_source_and_no_link(copy):
     wanted = sources(copy)
     assert {
-        "transfer/transports/core/native/write_queue.pyx",
+        "transfer/transports/core/native/kernel_writes.pyx",
         "transfer/broker/http/page/index.html",
     } <= wanted
     assert {"transfer/patterns/pair.py", "transfer/transports/core/native/crc32c.h"} <= wanted

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 import transfer
 from tests.sockets.helpers import eventually
-from transfer.sockets.balance import Weights
 from transfer.sockets.connections.connection_loss import ConnectionLoss
+from transfer.sockets.peer_preference import Weights
 
 
 class OfModel:

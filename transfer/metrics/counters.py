@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from transfer.transports.core.wire import SocketType
 from transfer.transports.handshake.identity import ONE_CONNECTION
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 if TYPE_CHECKING:
     from transfer.sockets.peer import Peer

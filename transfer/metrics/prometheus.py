@@ -40,7 +40,7 @@ from transfer.metrics.families import FAMILIES, Family
 from transfer.metrics.http_server import MetricsServer, check_registering
 from transfer.transports.errors import AddressInUse, AddressNotAvailable, OptionError
 from transfer.transports.forking import undivided
-from transfer.transports.turn import Turn
+from transfer.transports.req_rep_turn import Turn
 
 _log = logging.getLogger("transfer")
 

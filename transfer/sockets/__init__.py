@@ -1,28 +1,28 @@
 """Sockets: what users send and receive with, and their connections.
 
-attributes    rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect
-balance       chooses which peer is offered a message first, where peers do not take turns
-binding       the result of `bind` and `connect`
-callback      callback mode: a function receives a socket's messages, one at a time
-compression   compression of messages, decided for each frame: only where it pays
-connections   the connections of one socket: how they begin, how they end, and what happens to their messages
-context       owns the reactor thread, the flusher and the buffer pool, and makes sockets
-defaults      default values of the options of sockets: of `transfer`, and of pyzmq for `transfer.zmq`
-directories   name services by the scheme of an endpoint: each is loaded when it is first used
-drain         closes connections without losing sent data
-dump          the state of a context as plain data
-lockstep      several threads on one REQ or REP: one thread at a time sends, one at a time receives
-monitor       the events of a socket's connections, as a stream
-options       the options of a socket: attributes, and numbers for `setsockopt`
-parts         the parts of messages: how they are made of frames, texts and JSON, and frames of them
-peer          the state of one peer of a socket, and of one endpoint that it bound or connected
-poller        waits for several sockets and plain descriptors at once, as pyzmq's does
-queue_limit   the byte limit of a peer's queue, adapted to the peer's throughput (the option `adaptive_hwm`)
-registration  memory that is registered once and sent many times: the result of `Context.register`
-sender        sends whole messages by the pattern: envelopes, compression, trackers, resend
-socket        the object that users send and receive with
-tracker       the fate of a message that was sent with `track=True`
-unclosed      a socket that its program dropped without `close`
+attributes       rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect
+binding          the result of `bind` and `connect`
+callback         callback mode: a function receives a socket's messages, one at a time
+compression      compression of messages, decided for each frame: only where it pays
+connections      the connections of one socket, and what happens to their messages
+context          owns the reactor thread, the flusher and the buffer pool, and makes sockets
+defaults         default values of the options of sockets: of `transfer`, and of pyzmq for `transfer.zmq`
+directories      name services by the scheme of an endpoint: each is loaded when it is first used
+drain            closes connections without losing sent data
+dump             the state of a context as plain data
+lockstep         several threads on one REQ or REP: one thread at a time sends, one at a time receives
+monitor          the events of a socket's connections, as a stream
+options          the options of a socket: attributes, and numbers for `setsockopt`
+parts            the parts of messages: how they are made of frames, texts and JSON, and frames of them
+peer             the state of one peer of a socket, and of one endpoint that it bound or connected
+peer_preference  chooses which peer is offered a message first, where peers do not take turns
+poller           waits for several sockets and plain descriptors at once, as pyzmq's does
+queue_limit      the byte limit of a peer's queue, adapted to the peer's throughput
+registration     memory that is registered once and sent many times: the result of `Context.register`
+sender           sends whole messages by the pattern: envelopes, compression, trackers, resend
+socket           the object that users send and receive with
+tracker          the fate of a message that was sent with `track=True`
+unclosed         a socket that its program dropped without `close`
 """
 
 from __future__ import annotations

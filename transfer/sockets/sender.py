@@ -17,9 +17,9 @@ from transfer.transports.errors import Again, Broken
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
-    from transfer.sockets.balance import Balance
     from transfer.sockets.connections import Connections
     from transfer.sockets.peer import Peer
+    from transfer.sockets.peer_preference import Balance
     from transfer.transports.core.contract import SocketBase
 
 

@@ -19,7 +19,7 @@ from transfer.constants import DONTWAIT, POLLIN, POLLOUT, SNDMORE, pattern_of
 from transfer.json_text import decoder
 from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
-from transfer.sockets import balance, options
+from transfer.sockets import options, peer_preference
 from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
@@ -186,7 +186,7 @@ class SocketMethods(SocketBase):
     connect_timeout = options.Number(0, options.DURATION, 79)
     resend = options.Switch(False, options.switch, 1005, effect="_ways_changed")
     adaptive_hwm = options.Number(0, options.DURATION, 1009, effect="_checks_changed")
-    balance = options.Option[Any, Any](None, balance.checked, 1008, effect="_balance_changed")
+    balance = options.Option[Any, Any](None, peer_preference.checked, 1008, effect="_balance_changed")
     backlog = options.Number(4096, options.whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
@@ -274,7 +274,7 @@ class SocketMethods(SocketBase):
             pattern.mandatory = self.router_mandatory
 
     def _balance_changed(self) -> None:
-        self._sender.balance = balance.made(self._values["balance"])
+        self._sender.balance = peer_preference.made(self._values["balance"])
         self._ways_changed()
 
     def _checks_changed(self) -> None:

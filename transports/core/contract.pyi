@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from transfer.transports.errors import Again, ProtocolError
-from transfer.transports.turn import Turn as _Turn
+from transfer.transports.req_rep_turn import Turn as _Turn
 
 class Buffer(Protocol):  # any object with the buffer protocol
     def __buffer__(self, flags: int, /) -> memoryview: ...
@@ -325,11 +325,8 @@ class Stream:
         """Idempotent, at once, no waiting: closes fd, returns how many queued messages were lost."""
 
 class Turn(_Turn):
-    """The state of the dialogue of a REQ or REP. Each method is atomic for other threads; transports/turn.py
-    describes them.
-
-    A side (0: sending, 1: receiving) has one thread at a time inside, from before it reads the state until it
-    has changed it, so that the calls of several threads run one after the other.
+    """The state of the dialogue of a REQ or REP: transports/req_rep_turn.py describes the methods. Each is
+    atomic for other threads.
     """
 
     def enter(self, side: int, seconds: float) -> bool:

@@ -1,30 +1,30 @@
 """The compiled core. `transports/core` decides whether it is used; importing it needs the build.
 
-allocations   counts the allocations of this process' Python, for measurements
-attachment    the streams of a socket, from attaching to detaching or loss
-checksum      CRC-32C, for the records of the log
-connection    a link as Python sees it: its counters and limits, and why it ended
-distribution  sending: the choice of a stream for a message, and the wait while none has room
-flusher       the native thread as Python sees it, and the release of finished Python objects
-header        parses the first bytes of a frame: every length is checked here, before memory is allocated
-incoming      the receiving half of a Stream
-json_check    checks whether JSON decoders can read a peer's text, without the GIL
-known         headers of tensors that were sent before
-large         the large frame that a Stream receives
-message       one outgoing message: from OutFrames to segments in a link's queue, and back again
-openssl       OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
-outgoing      the sending half of a Stream
-pool          memory of the compiled core: pool, lease, held buffer, frame
-reading       the fair reader over the streams of a socket
-receiving     one receive at a time, which sleeps until a message comes, and counts what it returns
-slots         equal pieces of memory that two processes share
-socket        SocketBase: the methods that users call
-stream        one connection as Python sees it, from opening to closing
-thread        the flusher: a thread that never takes the GIL
-tls           TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
-tls_channel   TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream
-turn          the state of the dialogue of a REQ or REP
-write_queue   a connection's out-queue, and the system calls that write it, without the GIL
+allocations    counts the allocations of this process' Python, for measurements
+attachment     the streams of a socket, from attaching to detaching or loss
+checksum       CRC-32C, for the records of the log
+connection     a link as Python sees it: its counters and limits, and why it ended
+flusher        the native thread as Python sees it, and the release of finished Python objects
+header         parses the first bytes of a frame: every length is checked here, before memory is allocated
+incoming       the receiving half of a Stream
+json_check     checks whether JSON decoders can read a peer's text, without the GIL
+kernel_writes  a connection's out-queue, and the system calls that write it, without the GIL
+known_tensors  headers of tensors that were sent before
+large_frames   the large frame that a Stream receives
+message        one outgoing message: from OutFrames to segments in a link's queue, and back again
+openssl        OpenSSL, looked up when TLS is first used: the same library that Python's `ssl` has loaded
+outgoing       the sending half of a Stream
+peer_choice    the choice of a stream for a message, and the wait while none has room
+pool           memory of the compiled core: pool, lease, held buffer, frame
+reading        the fair reader over the streams of a socket
+receiving      one receive at a time, which sleeps until a message comes, and counts what it returns
+req_rep_turn   the state of the dialogue of a REQ or REP
+slots          equal pieces of memory that two processes share
+socket_base    SocketBase: the methods that users call
+stream         one connection as Python sees it, from opening to closing
+thread         the flusher: a thread that never takes the GIL
+tls            TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
+tls_channel    TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream
 """
 
 from transfer.transports.core.native.checksum import crc32c
@@ -41,11 +41,11 @@ from transfer.transports.core.native.pool import (
     address_of,
     copy_into,
 )
+from transfer.transports.core.native.req_rep_turn import Turn
 from transfer.transports.core.native.slots import Slots
-from transfer.transports.core.native.socket import SocketBase
+from transfer.transports.core.native.socket_base import SocketBase
 from transfer.transports.core.native.stream import Stream
 from transfer.transports.core.native.tls_channel import TlsChannel, TlsContext
-from transfer.transports.core.native.turn import Turn
 
 __all__ = [
     "Flusher",

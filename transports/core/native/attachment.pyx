@@ -6,7 +6,7 @@ from libc.errno cimport errno
 from transfer.transports.callbacks import weakly
 from transfer.transports.errors import InternalError, ProtocolError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.reading cimport is_ended
 from transfer.transports.core.native.receiving cimport Receiving
 from transfer.transports.core.native.stream cimport Stream

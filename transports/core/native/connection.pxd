@@ -1,7 +1,7 @@
 # A link as Python sees it. See connection.pyx.
 
 from transfer.transports.core.native.flusher cimport Flusher
-from transfer.transports.core.native.write_queue cimport link_t
+from transfer.transports.core.native.kernel_writes cimport link_t
 from transfer.transports.core.native.pool cimport Pool
 
 

@@ -9,11 +9,11 @@ from libc.stdint cimport uint64_t
 
 from transfer.transports.errors import Broken, ForkedError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport load, load_int, load_signed, store_int, store_signed
 from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport Flusher
-from transfer.transports.core.native.write_queue cimport link_new, link_t
+from transfer.transports.core.native.kernel_writes cimport link_new, link_t
 from transfer.transports.core.native.pool cimport Pool
 from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_trylock
 from transfer.transports.core.native.tls cimport tls_free, tls_t

@@ -1,6 +1,6 @@
 # Layout of the compiled Flusher. See flusher.pyx.
 
-from transfer.transports.core.native.write_queue cimport flusher_t, segment_t
+from transfer.transports.core.native.kernel_writes cimport flusher_t, segment_t
 
 # Bytes read ahead of one connection. `drained`: the last read emptied the kernel's buffer.
 cdef struct reader_t:

@@ -9,7 +9,7 @@ from posix.unistd cimport read as read_fd
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import Broken, OutOfDescriptors
 
-from transfer.transports.core.native.write_queue cimport flusher_t, segment_t
+from transfer.transports.core.native.kernel_writes cimport flusher_t, segment_t
 from transfer.transports.core.native.system cimport pthread_mutex_lock, pthread_mutex_unlock
 from transfer.transports.core.native.thread cimport flusher_free, flusher_new, flusher_stop
 

@@ -8,7 +8,7 @@ from libc.string cimport memcpy
 from transfer.transports.errors import ProtocolError
 from transfer.transports.core.wire import EXTENDED_MAX, EXTENDED_MIN, MAX_CONTROL, MAX_TOPIC
 
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     F_CONTROL, F_CRC, F_EXTENDED, F_TENSOR, F_TOPIC, HEADER, MAGIC, REFERENCE_BIT, REFERENCE_SIZE,
     VERSION, header_t,
 )

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.large cimport Large
+from transfer.transports.core.native.large_frames cimport Large
 from transfer.transports.core.native.pool cimport Frame
 
 cdef enum:

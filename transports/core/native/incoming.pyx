@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """Incoming: the receiving half of a Stream.
 
-Small frames are cut out of a read-ahead buffer that the caller lends; large.pyx reads large ones.
+Small frames are cut out of a read-ahead buffer that the caller lends; large_frames.pyx reads large ones.
 """
 
 from cpython.buffer cimport PyBUF_ANY_CONTIGUOUS, PyBUF_WRITABLE, PyBuffer_Release, PyObject_GetBuffer
@@ -17,9 +17,9 @@ from transfer.transports.core.wire import MAX_FRAMES
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.flusher cimport reader_t
 from transfer.transports.core.native.header cimport frame_of, head_size
-from transfer.transports.core.native.large cimport Large, receive
+from transfer.transports.core.native.large_frames cimport Large, receive
 from transfer.transports.core.native.sizes cimport LARGE
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     F_CONTROL, F_CRC, F_LZ4, F_MORE, F_TENSOR, HEADER, REFERENCE_BIT, REFERENCE_SIZE, header_t,
     link_arm_credit,
 )

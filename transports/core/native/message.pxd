@@ -2,7 +2,7 @@
 
 from libc.stdint cimport int64_t, uint64_t
 
-from transfer.transports.core.native.write_queue cimport link_t, segment_t
+from transfer.transports.core.native.kernel_writes cimport link_t, segment_t
 
 cdef struct outgoing_t:
     int flags

@@ -18,7 +18,7 @@ from transfer.transports.core.wire import MAX_TOPIC
 
 from transfer.transports.core.native.atomic cimport add, add_signed, load_int
 from transfer.transports.core.native.sizes cimport LARGE
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, BY_REFERENCE, F_CONTROL, F_CRC, F_EXTENDED, F_LZ4, F_MORE, F_TENSOR, F_TOPIC, HEADER,
     NO_MEMORY, OK, REFERENCE_BIT, header_t, link_append, link_put_header, link_reserve, link_room,
     link_arm, link_gathers, link_settle, link_t, link_write, segment_t,

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.connection cimport Connection
-from transfer.transports.core.native.write_queue cimport segment_t
+from transfer.transports.core.native.kernel_writes cimport segment_t
 
 
 cdef class Outgoing(Connection):

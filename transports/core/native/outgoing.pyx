@@ -9,12 +9,12 @@ from libc.stdlib cimport calloc, free
 from transfer.transports.errors import Broken, InternalError, UsageError, not_a_buffer
 from transfer.transports.core.wire import MAX_FRAMES
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int, load_signed, store_signed
 from transfer.transports.core.native.connection cimport Connection
 from transfer.transports.core.native.flusher cimport release_segments
 from transfer.transports.core.native.sizes cimport LARGE, VERY_LARGE
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, link_give_up_begun, link_is_full, link_settle, link_write,
     load_segment, segment_t, store_segment,
 )

@@ -3,7 +3,7 @@
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.distribution cimport Sending
+from transfer.transports.core.native.peer_choice cimport Sending
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport epoll_event
 

@@ -7,12 +7,12 @@ from posix.unistd cimport usleep
 
 from transfer.transports.errors import Broken, Closed, ProtocolError, TransferError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport store_int
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, group, prepare_reader
-from transfer.transports.core.native.write_queue cimport F_CONTROL, F_LZ4
+from transfer.transports.core.native.kernel_writes cimport F_CONTROL, F_LZ4
 from transfer.transports.core.native.pool cimport Frame, Lease, fill, room_for
-from transfer.transports.core.native.distribution cimport Sending
+from transfer.transports.core.native.peer_choice cimport Sending
 from transfer.transports.core.native.stream cimport Stream
 from transfer.transports.core.native.system cimport epoll_event, epoll_wait
 

@@ -9,7 +9,7 @@ from posix.unistd cimport write as write_fd
 
 from transfer.transports.errors import Again
 
-from transfer.transports.core.native.write_queue cimport now_ns
+from transfer.transports.core.native.kernel_writes cimport now_ns
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.reading cimport MAX_EVENTS, MOST_UNWANTED, Reading
 from transfer.transports.core.native.stream cimport Stream

@@ -11,12 +11,12 @@ from posix.unistd cimport usleep
 
 from transfer.transports.errors import Broken, InternalError, ProtocolError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport load_int, store_int, store_signed
 from transfer.transports.core.native.tls_channel cimport TlsChannel
 from transfer.transports.core.native.flusher cimport let_go, reader_t, release_segments
 from transfer.transports.core.native.incoming cimport STEP_US, STEPS, Incoming, group, prepare_reader
-from transfer.transports.core.native.write_queue cimport F_CONTROL, flusher_t, link_dispose, segment_t
+from transfer.transports.core.native.kernel_writes cimport F_CONTROL, flusher_t, link_dispose, segment_t
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.system cimport (
     SHUT_RDWR, pthread_mutex_lock, pthread_mutex_unlock, shutdown,

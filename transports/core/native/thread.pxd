@@ -1,6 +1,6 @@
 # The flusher thread. See thread.pyx.
 
-from transfer.transports.core.native.write_queue cimport flusher_t
+from transfer.transports.core.native.kernel_writes cimport flusher_t
 
 cdef flusher_t* flusher_new() noexcept nogil
 cdef int flusher_start(flusher_t* flusher) noexcept nogil

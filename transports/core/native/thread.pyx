@@ -12,7 +12,7 @@ from posix.time cimport timespec
 from posix.unistd cimport close, read, write
 
 from transfer.transports.core.native.atomic cimport load, load_int, store_int
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     CREDIT_KIND, CREDIT_NS, F_CONTROL, HEADER, WOULD_BLOCK, flusher_t, link_free, link_put_header,
     link_reserve, link_t, link_write, now_ns, segment_t, store_segment,
 )
@@ -23,7 +23,7 @@ from transfer.transports.core.native.system cimport (
     pthread_mutex_destroy, pthread_mutex_init, pthread_mutex_lock, pthread_mutex_unlock,
     pthread_mutex_trylock, pthread_sigmask, sigfillset, sigset_t,
 )
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 
 cdef extern from *:
     """

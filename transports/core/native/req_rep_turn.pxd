@@ -1,4 +1,4 @@
-# The state of the dialogue of a REQ or REP. See turn.pyx.
+# The state of the dialogue of a REQ or REP. See req_rep_turn.pyx.
 
 from libc.stdint cimport int64_t, uint64_t
 

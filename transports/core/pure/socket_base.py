@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.arguments import flags_of
 from transfer.transports.core.pure.codec import LZ4, MORE, TENSOR, TOPIC
 from transfer.transports.core.pure.flusher import Flusher
+from transfer.transports.core.pure.peer_choice import NONE, Sending, plain
 from transfer.transports.core.pure.pool import Pool
 from transfer.transports.core.pure.receiving import Receiving
-from transfer.transports.core.pure.sending import NONE, Sending, plain
-from transfer.transports.core.pure.turn import Turn
+from transfer.transports.core.pure.req_rep_turn import Turn
 from transfer.transports.errors import TransferError
 
 if TYPE_CHECKING:

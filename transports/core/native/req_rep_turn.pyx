@@ -1,5 +1,5 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
-"""Turn: the state of the dialogue of a REQ or REP. transports/turn.py describes the methods.
+"""Turn: the state of the dialogue of a REQ or REP. transports/req_rep_turn.py describes the methods.
 
 The GIL makes each method atomic: nothing in it releases it. Replaced values are kept until the end of the
 method, since dropping an object may run Python.
@@ -22,7 +22,7 @@ cdef extern from "pythread.h" nogil:
 
 
 cdef class Turn:
-    """State of one socket's dialogue; see transports/turn.py. Any thread may call."""
+    """State of one socket's dialogue; see transports/req_rep_turn.py. Any thread may call."""
 
     def __cinit__(self):
         self.simple = True

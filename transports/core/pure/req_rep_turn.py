@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from transfer.transports import turn
+from transfer.transports import req_rep_turn
 from transfer.transports.errors import StateError
 
 
-class Turn(turn.Turn):
+class Turn(req_rep_turn.Turn):
     """The state with a lock around each step, and one more for each side, which one thread at a time may
     hold. Thread-safe. The compiled core's needs no first lock: the GIL makes each step atomic."""
 

@@ -18,7 +18,7 @@ from transfer.transports.errors import Broken, InternalError, ProtocolError
 from transfer.transports.core.native.atomic cimport load_int, store_int, store_signed
 from transfer.transports.core.native.flusher cimport reader_t
 from transfer.transports.core.native.header cimport frame_of
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     F_CONTROL, F_LZ4, F_MORE, F_TENSOR, SLICE, header_t, link_t, now_ns, slice_of,
 )
 from transfer.transports.core.native.pool cimport (

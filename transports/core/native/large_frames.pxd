@@ -1,9 +1,9 @@
-# The large frame on its way into a Stream. See large.pyx.
+# The large frame on its way into a Stream. See large_frames.pyx.
 
 from libc.stdint cimport uint64_t
 
 from transfer.transports.core.native.flusher cimport reader_t
-from transfer.transports.core.native.write_queue cimport link_t
+from transfer.transports.core.native.kernel_writes cimport link_t
 from transfer.transports.core.native.outgoing cimport Outgoing
 from transfer.transports.core.native.pool cimport Frame
 from transfer.transports.core.native.system cimport iovec

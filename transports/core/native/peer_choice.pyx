@@ -9,10 +9,10 @@ from posix.unistd cimport read as read_fd
 
 from transfer.transports.errors import Again, Broken, Closed, ForkedError, InternalError, UsageError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add_int, load, load_int, load_signed, store_int
 from transfer.transports.core.native.sizes cimport LARGE
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     BROKEN, FULL, NO_MEMORY, OK, WOULD_BLOCK, link_arm, link_give_up_begun, link_is_full,
     link_push, link_settle, link_t, link_write, load_segment, now_ns,
 )

@@ -1,7 +1,7 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True, binding=False
 """SocketBase: the methods that users call. Contract: core/contract.pyi.
 
-The common message passes `send` or `recv` without a call into Python; everything else is in distribution.pyx
+The common message passes `send` or `recv` without a call into Python; everything else is in peer_choice.pyx
 and receiving.pyx. The receive lock guards the reader.
 """
 
@@ -17,13 +17,13 @@ from transfer.transports.arguments import flags_of
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import Again, Broken, NotSupported, OutOfDescriptors, TransferError
 
-from transfer.transports.core.native cimport write_queue as native_link
+from transfer.transports.core.native cimport kernel_writes as native_link
 from transfer.transports.core.native.atomic cimport add, load_int
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.flusher cimport Flusher
-from transfer.transports.core.native.known cimport known_frame, note_header
+from transfer.transports.core.native.known_tensors cimport known_frame, note_header
 from transfer.transports.core.native.sizes cimport LARGE
-from transfer.transports.core.native.write_queue cimport (
+from transfer.transports.core.native.kernel_writes cimport (
     F_CRC, HEADER, MAGIC, OK, VERSION, header_t, link_arm_credit, link_t, now_ns,
 )
 from transfer.transports.core.native.pool cimport Frame, Pool
@@ -33,7 +33,7 @@ from transfer.transports.core.native.system cimport (
     EFD_CLOEXEC, EFD_NONBLOCK, EPOLL_CLOEXEC, EPOLL_CTL_ADD, EPOLLIN, epoll_create1, epoll_ctl,
     epoll_event, eventfd,
 )
-from transfer.transports.core.native.turn cimport Turn
+from transfer.transports.core.native.req_rep_turn cimport Turn
 
 cdef extern from "pythread.h" nogil:
     ctypedef void* PyThread_type_lock

@@ -1,8 +1,8 @@
-# The methods that users call. See socket.pyx.
+# The methods that users call. See socket_base.pyx.
 
 from transfer.transports.core.native.attachment cimport Attachments
 from transfer.transports.core.native.pool cimport Frame
-from transfer.transports.core.native.turn cimport Turn
+from transfer.transports.core.native.req_rep_turn cimport Turn
 
 
 cdef class SocketBase(Attachments):

@@ -1,4 +1,4 @@
-# The sending half of a SocketBase. See distribution.pyx.
+# The sending half of a SocketBase. See peer_choice.pyx.
 
 from libc.stdint cimport int64_t, uint64_t
 
