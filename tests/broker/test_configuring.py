@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.running import default_of
 from transfer.broker.config.configuration import ConfigValue, configured, parse_flag, read_file
-from transfer.broker.config.options import OPTIONS, default_of
+from transfer.broker.config.options import DATA, OPTIONS
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.subscriber import Overflow
 from transfer.broker.storage.volume import VolumeShare
-from transfer.config import BROKER_IDLE_NAMES, BROKER_NAMES, broker_environment
+from transfer.config import BROKER_IDLE_NAMES, broker_environment
 from transfer.transports.config import security
 from transfer.transports.errors import OptionError
 from transfer.transports.security.settings import Security
@@ -215,7 +216,9 @@ def test_wrong_variables_and_flags_are_told_by_name():
         parse_flag("ttp.idle")
 
 
-@pytest.mark.parametrize("choice", OPTIONS, ids=lambda choice: choice.name)
+@pytest.mark.parametrize(
+    "choice", [one for one in OPTIONS if one.name != DATA], ids=lambda choice: choice.name
+)
 def test_each_choice_has_a_default_and_a_place(choice):
     default = default_of(choice)
     if isinstance(default, tuple):
@@ -233,8 +236,13 @@ def test_each_choice_has_a_default_and_a_place(choice):
 
 def test_the_document_has_every_option_and_every_variable():
     text = DOCUMENT.read_text()
-    assert [one.name for one in OPTIONS if f"| `{one.name}` |" not in text] == []
-    names = [*BROKER_NAMES, *BROKER_IDLE_NAMES, "FASTPATH_REQUIRE", "TRANSFER_BROKER_CONFIG"]
+    assert [one.name for one in OPTIONS if f"`{one.name}`" not in text] == []
+    names = [
+        *(one.variable for one in OPTIONS),
+        *BROKER_IDLE_NAMES,
+        "FASTPATH_REQUIRE",
+        "TRANSFER_BROKER_CONFIG",
+    ]
     assert [name for name in names if name not in text] == []
 
 

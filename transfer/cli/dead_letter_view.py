@@ -11,9 +11,9 @@ from typing import Any
 
 from transfer.cli.admin import Admin
 from transfer.cli.exits import EXIT_ERROR
-from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, printable, show_table
 from transfer.transports.errors import UsageError
+from transfer.units import show_size
 
 _DETAILS = (
     "message_id", "delivery_id", "tenant", "consumer", "topic", "original_topic", "state", "reason",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
@@ -12,58 +11,40 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
+from transfer import units
+
 if TYPE_CHECKING:
     from transfer.cli.inputs import Inputs
     from transfer.cli.messages import SocketEnds
     from transfer.cli.outputs import Writer
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
-
 
 def parse_size(text: str) -> int:
-    """Parses `4096`, `64KiB`, `1.5M`, `2GB`. Ki, Mi, Gi are powers of 1024. Raises BadParameter."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-
-
-def parse_size_or_none(text: str) -> int | None:
-    """Parses a size, or `none` to None. Raises BadParameter."""
-    return None if _is_none(text) else parse_size(text)
-
-
-def show_size(nbytes: float) -> str:
-    """Formats bytes with three digits: `1.5 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"
-
-
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+    """Parses a size. Raises BadParameter."""
+    try:
+        return units.size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M") from None
 
 
 def parse_age(text: str) -> float:
-    """Parses `90`, `90s`, `15m`, `12h`, `7d` to seconds. Raises BadParameter."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text, re.IGNORECASE)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    """Parses a time to seconds. Raises BadParameter."""
+    try:
+        return units.seconds(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d") from None
 
 
-def parse_age_or_none(text: str) -> float | None:
-    """Parses an age, or `none` to None. Raises BadParameter."""
-    return None if _is_none(text) else parse_age(text)
+def _size_or_none(text: str) -> int | None:
+    return None if units.is_off(text) else parse_size(text)
 
 
-def _is_none(text: str) -> bool:
-    return text.strip().lower() == "none"
+def _age_or_none(text: str) -> float | None:
+    return None if units.is_off(text) else parse_age(text)
 
 
 def _age(text: str) -> Any:
-    return typer.Option(parser=parse_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
+    return typer.Option(parser=_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
 
 
 Files = Annotated[
@@ -237,7 +218,7 @@ class Kept:
     retention_bytes: Annotated[
         Any,
         typer.Option(
-            parser=parse_size_or_none,
+            parser=_size_or_none,
             metavar="SIZE",
             help="Size of the folder, 1 MiB at least; beyond it writers wait. 'none': no limit.",
         ),

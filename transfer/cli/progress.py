@@ -7,8 +7,8 @@ import time
 from types import TracebackType
 from typing import Any, Self
 
-from transfer.cli.options import show_size
 from transfer.cli.tables import print_json
+from transfer.units import show_size
 
 #: seconds after which the bar appears
 PATIENCE = 1.0

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from transfer.broker.config.configuration import Configuration, ConfigValue, configured
 from transfer.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
 from transfer.cli.heap_trimmer import HeapTrimmer
-from transfer.cli.options import show_size
 from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
 from transfer.cli.tables import print_json
 from transfer.config import broker_environment
@@ -28,6 +27,7 @@ from transfer.transports.errors import (
     UsageError,
 )
 from transfer.transports.security.guard import is_loopback
+from transfer.units import show_size
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker

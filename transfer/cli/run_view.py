@@ -11,11 +11,11 @@ from typing import Any
 
 from transfer.cli.confirmation import confirmed
 from transfer.cli.exits import EXIT_ERROR
-from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, show_table
 from transfer.spool.client.admin import SpoolAdmin, Steps, behind, ranges
 from transfer.spool.format.address import SCHEME
 from transfer.transports.errors import AddressError, UsageError
+from transfer.units import show_age, show_size
 
 
 @contextmanager
@@ -58,7 +58,7 @@ def _line(run: dict[str, Any]) -> list[str]:
         show_size(run["kept_bytes"]),
         show_size(run["staged_bytes"]) if run["staged_bytes"] else "-",
         str(run["partitions"]),
-        _age(run["idle"]),
+        show_age(run["idle"]),
         ", ".join(groups) or "-",
     ]
 
@@ -68,14 +68,6 @@ def _progress(group: dict[str, Any]) -> str:
         return "given up"
     held = f", holds {show_size(group['held_bytes'])}" if group["held_bytes"] else ""
     return f"{group['behind']:,} behind{held}" if group["behind"] else "done"
-
-
-def _age(seconds: float) -> str:
-    """Formats an age: `3 d`, `12 h`, `5 min`, `7 s`."""
-    for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _groups(run: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -102,7 +94,7 @@ def inspect_run(address: str, timeout: float, *, as_json: bool) -> None:
         ("rows", f"{run['rows']:,} in {run['frames']:,} frames of {run['partitions']:,} partitions"),
         ("bytes", f"{show_size(run['kept_bytes'])} kept, of {show_size(run['bytes'])}"),
         ("staged rows", f"{run['staged_rows']:,}, {show_size(run['staged_bytes'])}"),
-        ("idle", _age(run["idle"])),
+        ("idle", show_age(run["idle"])),
         ("stray frames", f"{run['stray_frames']:,}"),
     ):
         print(f"{word:<13} {text}")
@@ -125,7 +117,7 @@ def _group_line(name: str, group: dict[str, Any]) -> list[str]:
     held = "given up" if group["given_up"] else show_size(group["held_bytes"]) if group["held_bytes"] else "-"
     places = [_place(group["acknowledged"]), _place(group["delivered"])]
     shards = [str(group["shards"]), str(group["absent"])]
-    return [name, *places, f"{group['behind']:,}", *shards, held, _age(group["idle"])]
+    return [name, *places, f"{group['behind']:,}", *shards, held, show_age(group["idle"])]
 
 
 def list_groups(address: str, timeout: float, *, as_json: bool) -> None:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.cli.confirmation import confirmed
 from transfer.cli.exits import EXIT_ERROR
-from transfer.cli.options import show_size
 from transfer.cli.tables import print_json, printable, show_table
+from transfer.units import show_age, show_size
 
 if TYPE_CHECKING:
     from transfer.cli.admin import Admin
@@ -33,7 +33,7 @@ def list_groups(admin: Admin, topic: str | None, *, as_json: bool) -> None:
             f"{one['held']:,}",
             f"{one['waiting']:,}",
             str(one["consumers"]),
-            _age(one["idle"]),
+            show_age(one["idle"]) if one["idle"] else "-",
         ]
         for one in groups
     ]
@@ -91,12 +91,3 @@ def _user() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # a container's user need not have a name
         return "unknown"
-
-
-def _age(seconds: float) -> str:
-    if not seconds:
-        return "-"
-    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * length:
-            return f"{seconds / length:.0f} {unit}"
-    return f"{seconds:.0f} s"
