@@ -133,10 +133,10 @@ def test_damage_is_told_and_the_rest_is_served(tmp_path, desk):
         client = Client(port)
         assert client.post("dlq/purge", ids=["msg-1"], **PURGE)[0] == 200
         told = client.get("audit/events")[1]
-        assert [one["operation"] for one in told["events"]] == ["audit.segment", "purge"]
+        assert [one["operation"] for one in told["events"]] == ["audit.damaged", "purge"]
         assert (told["problems"][0]["file"], told["problems"][0]["line"]) == ("audit.log", 1)
         verdict = client.get("audit/verify")[1]
-        assert not verdict["whole"] and verdict["problems"][0]["known"]
+        assert not verdict["whole"] and verdict["problems"][0]["line"] == 1
     again.close()
 
 

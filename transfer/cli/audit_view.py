@@ -77,19 +77,13 @@ def verify(admin: Admin | None, data: Path | None, expect: str | None, *, as_jso
         events = admin.get("audit/events", after=sequence - 1, limit=1).objects("events") if expect else []
         found = any((event["sequence"], event["hash"]) == (sequence, hash) for event in events)
     if expect and not found:
-        gone = {
-            "file": HEAD,
-            "line": 0,
-            "problem": f"event {sequence} with that hash is gone",
-            "known": False,
-        }
+        gone = {"file": HEAD, "line": 0, "problem": f"event {sequence} with that hash is gone"}
         answer = answer | {"whole": False, "problems": [*answer["problems"], gone]}
     if as_json:
         print_json(answer)
     else:
         for problem in answer["problems"]:
-            known = " (known: a later file names it)" if problem["known"] else ""
-            print(f"damaged: {_place(problem)}: {printable(problem['problem'])}{known}")
+            print(f"damaged: {_place(problem)}: {printable(problem['problem'])}")
         head = answer["head"]
         print(f"{answer['events']:,} events, the last is {head['sequence']}:{head['hash']}")
         print("the chain is whole" if answer["whole"] else "the chain is damaged")
