@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from transfer.cli import audit, broker, dlq, groups, options, runs, topics
+from transfer.cli import audit, broker, dlq, options, runs, topics
 from transfer.cli.exits import EXIT_INTERRUPTED, silence_output
 from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
@@ -54,7 +54,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(broker.app, name="broker")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(audit.app, name="audit")
-app.add_typer(groups.app, name="groups")
+app.add_typer(topics.groups_app, name="groups")
 app.add_typer(topics.app, name="topics")
 
 

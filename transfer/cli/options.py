@@ -19,6 +19,12 @@ if TYPE_CHECKING:
     from transfer.cli.outputs import Writer
 
 
+def command_group(help: str, **more: Any) -> typer.Typer:
+    """Makes a command with subcommands. Plain help needs no rich, and takes half the time."""
+    settings = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(help=help, rich_markup_mode=None, context_settings=settings, **more)
+
+
 def parse_size(text: str) -> int:
     """Parses a size. Raises BadParameter."""
     try:
