@@ -13,18 +13,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli.exits import EXIT_INTERRUPTED
-from transfer.cli.heap_trimmer import HeapTrimmer
-from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
+from transfer.cli.service import StopEvent, logged, opened, raise_descriptor_limit, run_until
 from transfer.cli.tables import print_json
 from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import (
     AddressError,
-    InternalError,
-    LogDamaged,
-    LogInUse,
     NotSupported,
-    OptionError,
-    TransferError,
 )
 from transfer.transports.security.guard import is_loopback
 from transfer.units import show_size
@@ -33,9 +27,6 @@ if TYPE_CHECKING:
     from transfer.spool.server.server import Spool
 
 _log = logging.getLogger("transfer.spool")
-
-#: seconds between two checks whether the spool works
-_CHECK_INTERVAL = 0.2
 
 
 def serve(
@@ -59,13 +50,9 @@ def serve(
         raise_descriptor_limit()
         try:
             with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
-                settle()
                 _announce(spool, folder, as_json)
-                heap = HeapTrimmer()
-                while not ended.wait(_CHECK_INTERVAL):
-                    heap.trim()
-                    if spool.failure is not None:
-                        raise _failed(spool.failure)
+                hint = "acknowledged rows are kept; check the disk and the log output, and restart the spool"
+                run_until(ended, spool, "the spool has ended", hint=hint)
                 _log.info("ended by SIGTERM; acknowledged rows are kept")
                 return 0
         except KeyboardInterrupt:
@@ -82,8 +69,6 @@ def _opened(
     metrics: str | None,
 ) -> Spool:
     """Opens the spool. Raises its errors with hints for the command line."""
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", hint="name a folder for the spool alone with --spool")
     try:
         import_module("numpy")  # it is first needed with the first rows, which is too late for this error
         from transfer.spool.server.max_ages import Ages
@@ -94,7 +79,12 @@ def _opened(
         raise NotSupported(
             f"a spool needs {error.name}", hint="pip install 'tensor-transfer[spool]'"
         ) from error
-    try:
+    hint = (
+        "restore the folder, or start with an empty one and write the runs again; "
+        "`transfer runs salvage` copies the undamaged runs"
+    )
+
+    def make() -> Spool:
         return Spool(
             folder,
             endpoint,
@@ -103,25 +93,8 @@ def _opened(
             ages=Ages(*ages),
             metrics_port=metrics,
         )
-    except LogInUse as error:
-        raise LogInUse(
-            f"another spool runs on {folder}", hint="end it first, or use another folder"
-        ) from error
-    except LogDamaged as error:
-        text, _, _ = str(error).partition("\n  hint: ")
-        raise LogDamaged(
-            f"{folder} is damaged, and nothing was changed: {text}",
-            hint="restore the folder, or start with an empty one and write the runs again; "
-            "`transfer runs salvage` copies the undamaged runs",
-        ) from error
 
-
-def _failed(failure: TransferError) -> InternalError:
-    text, _, _ = str(failure).partition("\n  hint: ")
-    return InternalError(
-        f"the spool has ended: {text}",
-        hint="acknowledged rows are kept; check the disk and the log output, and restart the spool",
-    )
+    return opened(make, folder, "spool", option="--spool", damaged=hint)
 
 
 def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
