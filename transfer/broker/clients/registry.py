@@ -46,7 +46,6 @@ from transfer.transports.errors import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
 
     from transfer.sockets.context import Context
 
@@ -143,9 +142,7 @@ class RegisteredName:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # -- the thread --------------------------------------------------------------------------------------
