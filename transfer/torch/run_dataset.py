@@ -21,7 +21,6 @@ with comes_with("torch", __name__):
     from torch.utils.data import IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
-
     from transfer.spool.format.row_source import RowSource, RunInfo
     from transfer.spool.format.rows import Array, Arrays
 

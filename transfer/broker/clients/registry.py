@@ -46,7 +46,6 @@ from transfer.transports.errors import (
 )
 
 if TYPE_CHECKING:
-
     from transfer.sockets.context import Context
 
 __all__ = ["LEASE", "Member", "RegisteredName", "RegistryDirectory", "look_up", "reachable"]

@@ -20,7 +20,6 @@ from transfer.spool.format.protocol import (
 from transfer.transports.errors import Broken, LogDamaged, OptionError
 
 if TYPE_CHECKING:
-
     from transfer.spool.format.rows import Arrays
 
 #: bytes of rows that `verify` reads at a time

@@ -29,7 +29,6 @@ from transfer.transports.arguments import patience, whole as number_from
 from transfer.transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
-
     from transfer.spool.format.rows import Arrays
 
 _log = logging.getLogger("transfer.spool.client")

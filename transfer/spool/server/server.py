@@ -42,7 +42,6 @@ from transfer.transports.errors import (
 from transfer.transports.registry import find
 
 if TYPE_CHECKING:
-
     from transfer.spool.format.rows import Arrays
     from transfer.transports.security.settings import Security
 
