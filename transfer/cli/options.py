@@ -15,7 +15,6 @@ from transfer import units
 
 if TYPE_CHECKING:
     from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import SocketEnds
     from transfer.cli.outputs import Writer
 
 
@@ -142,12 +141,6 @@ class Where:
     bind: Bind = None
     timeout: Timeout = None
     announce: Announce = None
-
-    def ends(self) -> SocketEnds:
-        """Returns the endpoints. Raises UsageError."""
-        from transfer.cli.messages import SocketEnds
-
-        return SocketEnds(self.bind or [], self.connect or [], self.timeout, self.announce or [])
 
 
 @dataclass(frozen=True)

@@ -24,33 +24,23 @@ from transfer.transports.security.guard import is_loopback
 from transfer.units import show_size
 
 if TYPE_CHECKING:
+    from transfer.cli.options import Kept
     from transfer.spool.server.server import Spool
 
 _log = logging.getLogger("transfer.spool")
 
 
-def serve(
-    folder: Path,
-    bind: str,
-    rows_bind: str | None,
-    *,
-    retention_bytes: int | None,
-    ages: tuple[float | None, ...],
-    metrics: str | None,
-    as_json: bool,
-) -> int:
-    """Serves until SIGTERM (returns 0) or Ctrl-C (130). ages: the fields of `Ages`, in their order.
+def serve(kept: Kept, *, as_json: bool) -> int:
+    """Serves until SIGTERM (returns 0) or Ctrl-C (130).
 
     Raises InternalError when its log or one of its threads failed: restart it.
     """
-    endpoint = _endpoint("--bind", bind)
-    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else default_rows_endpoint(endpoint)
     ended = StopEvent()
     with logged(), _ended_by(signal.SIGTERM, ended):
         raise_descriptor_limit()
         try:
-            with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
-                _announce(spool, folder, as_json)
+            with _opened(kept) as spool:
+                _announce(spool, kept.spool, as_json)
                 hint = "acknowledged rows are kept; check the disk and the log output, and restart the spool"
                 run_until(ended, spool, "the spool has ended", hint=hint)
                 _log.info("ended by SIGTERM; acknowledged rows are kept")
@@ -60,15 +50,10 @@ def serve(
             return EXIT_INTERRUPTED
 
 
-def _opened(
-    folder: Path,
-    endpoint: str,
-    rows_endpoint: str,
-    retention_bytes: int | None,
-    ages: tuple[float | None, ...],
-    metrics: str | None,
-) -> Spool:
+def _opened(kept: Kept) -> Spool:
     """Opens the spool. Raises its errors with hints for the command line."""
+    endpoint = _endpoint("--bind", kept.bind)
+    rows = _endpoint("--rows-bind", kept.rows_bind) if kept.rows_bind else default_rows_endpoint(endpoint)
     try:
         import_module("numpy")  # it is first needed with the first rows, which is too late for this error
         from transfer.spool.server.max_ages import Ages
@@ -84,17 +69,15 @@ def _opened(
         "`transfer runs salvage` copies the undamaged runs"
     )
 
-    def make() -> Spool:
-        return Spool(
-            folder,
-            endpoint,
-            rows_endpoint,
-            retention_bytes=retention_bytes,
-            ages=Ages(*ages),
-            metrics_port=metrics,
-        )
-
-    return opened(make, folder, "spool", option="--spool", damaged=hint)
+    ages = Ages(kept.retention_age, kept.staged_age, kept.failed_age, kept.group_age, kept.unread_age)
+    more = {"retention_bytes": kept.retention_bytes, "ages": ages, "metrics_port": kept.metrics}
+    return opened(
+        lambda: Spool(kept.spool, endpoint, rows, **more),
+        kept.spool,
+        "spool",
+        option="--spool",
+        damaged=hint,
+    )
 
 
 def _announce(spool: Spool, folder: Path, as_json: bool) -> None:
