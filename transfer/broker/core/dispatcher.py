@@ -63,11 +63,6 @@ class Dispatcher(DispatchSteps):
     ) -> None:
         super().__init__(routes, rules or Rules(), new_id, random)
 
-    @property
-    def slow_consumers(self) -> int:
-        """The number of consumers that hold as many messages as they may while others wait for them."""
-        return sum(self.waiting.has(session.key) and not self._has_room(session) for session in self.sessions)
-
     # -- messages ------------------------------------------------------------------------------------------
 
     def admit(

@@ -37,11 +37,6 @@ class WaitingMessages:
         return number in self._messages
 
     @property
-    def retrying(self) -> int:
-        """The number of messages that wait for their next attempt."""
-        return len(self._retries)
-
-    @property
     def scheduled(self) -> int:
         """The number of messages whose delivery time has not come."""
         return len(self._scheduled)
