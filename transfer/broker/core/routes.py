@@ -75,10 +75,6 @@ class RouteTable:
         """Iterates over all routes in the order in which they were added."""
         return iter(sorted(self._routes.values(), key=lambda route: self._numbers[route.id]))
 
-    def get(self, id: str) -> Route | None:
-        """Returns the route of this id, or None."""
-        return self._routes.get(id)
-
     def add(self, route: Route) -> None:
         """Adds a route. It replaces one of the same id and takes over its place in the order."""
         if route.id in self._routes:
@@ -104,19 +100,6 @@ class RouteTable:
     def remove_session(self, session: str) -> list[Route]:
         """Removes all routes that are bound to a session, and returns them."""
         return [route for id in list(self._sessions.get(session, ())) if (route := self.remove(id))]
-
-    def direct(self, tenant: str, topic: str) -> Route | None:
-        """Returns the route that a message takes, or None."""
-        patterns = self._maps.get(tenant)
-        if patterns is None:
-            return None
-        found = patterns.closest(topic)
-        if not found:
-            return None
-        if len(found) > 1:
-            return min((_all(shelf)[0] for shelf in found), key=self._order)
-        shelf = found[0]
-        return shelf if isinstance(shelf, Route) else shelf[0]
 
     def direct_all(self, tenant: str, topic: str) -> list[Route]:
         """Returns all routes that a message could take, in order of precedence."""
