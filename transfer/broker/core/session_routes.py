@@ -11,7 +11,7 @@ from transfer.broker.core.topic_patterns import Kind, pattern
 
 
 class TableRoutes:
-    """`DirectRoutes` over a route table, to which sessions add theirs. Not thread-safe."""
+    """The routes of direct delivery: those of a table, to which sessions add theirs. Not thread-safe."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
