@@ -14,6 +14,7 @@ from transfer.broker.core.dispatcher_actions import (
     Register,
 )
 from transfer.broker.core.dispatcher_events import (
+    DispatcherState,
     LogPosition,
     MessageInfo,
     encode,
@@ -87,3 +88,11 @@ class Shop:
 
     def events(self):
         return [action.event for action in self.of(Persist)]
+
+
+def replay(events):
+    """The state that these events give."""
+    state = DispatcherState()
+    for event in events:
+        state.apply(event)
+    return state

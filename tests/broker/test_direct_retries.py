@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from tests.broker.direct_shop import START_MS, Shop
+from tests.broker.direct_shop import START_MS, Shop, replay
 from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.delivery import RetryPolicy, Status
 from transfer.broker.core.dispatcher import Rules
@@ -30,7 +30,6 @@ from transfer.broker.core.dispatcher_events import (
     Finished,
     Moved,
     decode,
-    replay,
 )
 from transfer.broker.core.sessions import ConsumerCapabilities
 from transfer.transports.errors import UsageError
