@@ -12,9 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from transfer.cli import options
-from transfer.cli.broker_options import Reached
 from transfer.cli.exits import EXIT_ERROR
-from transfer.cli.options import grouped
+from transfer.cli.options import Reached, grouped
 from transfer.cli.tables import print_json, printable, show_list
 from transfer.transports.errors import Broken, UsageError
 
