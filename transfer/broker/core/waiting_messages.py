@@ -104,10 +104,6 @@ class WaitingMessages:
         """Returns the consumers of this tenant for which messages are ready."""
         return [key for key in self._queues if key[0] == tenant]
 
-    def has(self, key: ConsumerKey) -> bool:
-        """Returns whether a message is ready for this consumer."""
-        return key in self._queues
-
     def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
         """Returns the messages that are ready for this consumer, in the order in which they came."""
         return [self._messages[number] for number in sorted(self._queues.get(key, ()))]
