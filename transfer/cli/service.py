@@ -9,23 +9,20 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.log_output import FORMAT
 from transfer.transports import descriptors
 from transfer.transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError
 
+if TYPE_CHECKING:
+    from transfer.broker.server import Broker
+    from transfer.spool.server.server import Spool
+
 _log = logging.getLogger("transfer")
 #: seconds between two checks whether a service works
 _CHECK_INTERVAL = 0.2
-
-
-class Service(Protocol):
-    """A broker or a spool. failure: why its log or one of its threads has ended."""
-
-    @property
-    def failure(self) -> TransferError | None: ...
 
 
 Opened = TypeVar("Opened")
@@ -92,7 +89,7 @@ def opened(make: Callable[[], Opened], folder: Path, what: str, *, option: str, 
         raise LogDamaged(text, hint=damaged) from error
 
 
-def run_until(stop: StopEvent, service: Service, ended: str, *, hint: str) -> None:
+def run_until(stop: StopEvent, service: Broker | Spool, ended: str, *, hint: str) -> None:
     """Waits for `stop`. Raises InternalError, with the text `ended` and a hint, when the service failed."""
     gc.collect()
     gc.freeze()  # each garbage collection blocks all threads while it visits the objects that exist now
