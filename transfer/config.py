@@ -28,7 +28,7 @@ Variables of the broker (see docs/broker.md); each is another name of an option:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from transfer.transports.errors import OptionError
@@ -62,20 +62,6 @@ def log_level(environ: Mapping[str, str] | None = None) -> str:
     return text.lower()
 
 
-#: variables of other brokers, and the options that they set
-BROKER_NAMES: Mapping[str, str] = {
-    "WAL_PATH": "broker.data",
-    "WAL_ENABLED": "topics.keep",
-    "ROUTE_CATALOG_PATH": "routes.catalog",
-    "ADMIN_TOKEN": "http.token",
-    "DELIVERY_TIMEOUT_MS": "direct.ack_timeout",
-    "MAX_INFLIGHT_PER_CONSUMER": "direct.max_inflight_per_consumer",
-    "MAX_PER_TOPIC_QUEUE": "direct.max_per_topic_queue",
-    "MAX_QUEUED_DIRECT": "direct.max_queued_direct",
-    "MAX_GLOBAL_INGRESS": "direct.max_global_ingress",
-    "FASTPATH_CUTOVER_BYTES": "large.cutover",
-    "FASTPATH_FALLBACK_TO_GO": "large.in_place",
-}
 #: variables of other brokers without a meaning here: large payloads need no separate process
 BROKER_IDLE_NAMES = ("FASTPATH_SIDECAR_ENABLED", "FASTPATH_SOCKET_PATH")
 # Two underscores: Kubernetes sets TRANSFER_BROKER_PORT and others in each container for a service of that
@@ -96,14 +82,17 @@ class BrokerEnvironment:
     idle: tuple[str, ...]
 
 
-def broker_environment(environ: Mapping[str, str] | None = None) -> BrokerEnvironment:
-    """Reads the broker's variables, and ignores empty ones."""
+def broker_environment(
+    other_names: Iterable[tuple[str, str]], environ: Mapping[str, str] | None = None
+) -> BrokerEnvironment:
+    """Reads the broker's variables, and ignores empty ones. other_names: (variable, option), of other
+    brokers."""
     environ = os.environ if environ is None else environ
     given = {name: text.strip() for name, text in environ.items() if text.strip()}
-    options = [(name, option, given[name]) for name, option in BROKER_NAMES.items() if name in given]
     options = [
-        (name, option, f"{text}ms" if name == "DELIVERY_TIMEOUT_MS" else text)
-        for name, option, text in options
+        (name, option, given[name] + "ms" * name.endswith("_MS"))
+        for name, option in other_names
+        if name in given
     ]
     if given.get("FASTPATH_REQUIRE", "").lower() in ("1", "true", "yes", "on"):
         options.append(("FASTPATH_REQUIRE", "large.in_place", "false"))

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from bench import machine
-from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable
 from transfer.broker.core.topic_patterns import Kind, pattern
 
 #: the target: microseconds of a lookup on average
@@ -60,20 +60,20 @@ def measure(shape: str, count: int, probes: int) -> Found:
     table = RouteTable()
     for number in numbers:
         wanted = pattern(Kind.DOTS, text(number))
-        table.add(Route(f"route{number}", "", wanted, RouteType.DIRECT, f"worker{number % 1000}"))
+        table.add(Route(f"route{number}", "", wanted, f"worker{number % 1000}"))
     build, megabytes = time.perf_counter() - start, _resident() - before
     asked = [rng.randrange(count) for _ in range(probes)]
     topics = [text(number).replace("*", "x").replace(">", "x.y") for number in asked]
     for number, topic in zip(asked[:1000], topics, strict=False):
-        route = table.direct("", topic)
-        assert route is not None and route.id == f"route{number}"
-    steps = [table.steps(RouteType.DIRECT, "", topic) for topic in topics[:10_000]]
+        [route] = table.direct_all("", topic)
+        assert route.id == f"route{number}"
+    steps = [table.steps("", topic) for topic in topics[:10_000]]
     best = min(_lookups(table, topics) for _ in range(ROUNDS))
     return Found(best / probes * 1e6, max(steps), sum(steps) / len(steps), megabytes, build)
 
 
 def _lookups(table: RouteTable, topics: list[str]) -> float:
-    direct = table.direct
+    direct = table.direct_all
     start = time.thread_time()  # of the processor: nothing here waits, and other processes may run
     for topic in topics:
         direct("", topic)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from itertools import pairwise
 
@@ -73,32 +73,24 @@ def test_what_is_kept_of_the_topics():
 # --- figures ----------------------------------------------------------------------------------------
 
 
-@given(st.lists(st.integers(0, 10**9), min_size=1, max_size=300), st.sampled_from([2, 8, 64]))
+@given(st.lists(st.integers(0, 10**10), min_size=1, max_size=300), st.sampled_from([50, 95, 99, 100]))
 @settings(max_examples=50)
-def test_samples_are_evenly_thinned(values, most):
-    samples = Samples(most)
+def test_percentiles_are_values_that_were_measured(values, percent):
+    samples = Samples()
     for value in values:
         samples.add(value)
-    assert samples.kept == values[:: samples.stride]
-    assert len(samples.kept) <= most and samples.worst == max(values)
-    assert samples.stride == 1 or len(samples.kept) >= most // 2
-
-
-def test_percentiles_are_values_that_were_measured():
-    values = list(range(1, 201))
-    assert [percentile(values, percent) for percent in (50, 95, 99, 100)] == [100, 190, 198, 200]
-    assert percentile([7], 50) == 7
+    exact = sorted(values)[max(1, math.ceil(len(values) * percent / 100)) - 1]
+    assert exact * 0.998 - 1 <= percentile(samples.counts, percent) <= exact and samples.worst == max(values)
 
 
 def test_latencies_of_several_receivers_weigh_the_same():
-    many, few = Samples(8), Samples(8)
+    many, few = Samples(), Samples()
     for _ in range(32):
         many.add(1000)
     for _ in range(8):
-        few.add(9000)
-    found = Latency.of([many, few])
-    assert found == Latency(1.0, 9.0, 9.0, 9.0)
-    assert many.stride > 1 and Latency.of([Samples()]) is None
+        few.add(8_192_000)
+    assert Latency.of([many, few]) == Latency(1.0, 8192.0, 8192.0, 8192.0)
+    assert Latency.of([Samples()]) is None
 
 
 RESULT = Result(
@@ -289,14 +281,12 @@ def folder(tmp_path_factory):
 
 
 def short(target: Started, plan: Plan) -> Result:
-    ticks = []
-    result = measure(plan, target, lambda: ticks.append(time.monotonic()))
+    result = measure(plan, target)
     assert result.messages > 0 and result.lost == 0
     assert result.delivered == result.messages * plan.copies
     assert result.latency is not None and result.cpu is not None and result.after.peak
     times = [result.latency.p50, result.latency.p95, result.latency.p99, result.latency.worst]
     assert all(lower <= higher for lower, higher in pairwise([0.0, *times]))
-    assert ticks
     return result
 
 

@@ -21,10 +21,10 @@ PATIENCE = 10_000
 class Alone(AbtpFront):
     """A front with direct delivery in memory. No TCP connection is handed to it: libzmq listens by itself."""
 
-    def __init__(self, hub, lines, rules, routes, policy, limits):
+    def __init__(self, hub, lines, rules, routes, limits):
         self.direct = InMemory(lines.loop, rules, routes)
         settings = AbtpSettings(ANYWHERE, ANYWHERE, **limits)
-        super().__init__(hub, lines.loop, self.direct, settings, policy=policy)
+        super().__init__(hub, lines.loop, self.direct, settings)
 
     def connected(self, connection, peer):
         connection.close()
@@ -35,9 +35,9 @@ class Alone(AbtpFront):
 
 
 @contextmanager
-def running(folder, *, rules=None, routes=(), policy=None, **limits):
+def running(folder, *, rules=None, routes=(), **limits):
     def make(hub, lines):
-        return Alone(hub, lines, rules, routes, policy, limits)
+        return Alone(hub, lines, rules, routes, limits)
 
     with alone(folder, make, durable=lambda name: name.startswith("kept")) as broker:
         yield broker

@@ -16,7 +16,7 @@ from transfer.broker.core.dispatcher_actions import (
     Persist,
 )
 from transfer.broker.core.dispatcher_events import Finished, LogPosition, encode
-from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
@@ -30,7 +30,7 @@ class InMemory:
         self.table = RouteTable()
         for number, (text, destination) in enumerate(routes):
             dots = pattern(Kind.DOTS, text)
-            self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
+            self.table.add(Route(f"r{number}", "", dots, destination))
         self.dispatcher = Dispatcher(TableRoutes(self.table), rules or Rules())
         self.written, self.letters, self.audits, self.lost = [], [], [], []
         self._messages = []

@@ -14,11 +14,12 @@ from transfer.broker.core.dispatcher_actions import (
     Register,
 )
 from transfer.broker.core.dispatcher_events import (
+    DispatcherState,
     LogPosition,
     MessageInfo,
     encode,
 )
-from transfer.broker.core.routes import Route, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable
 from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.core.topic_patterns import Kind, pattern
 
@@ -32,7 +33,7 @@ class Shop:
         self.table = RouteTable()
         for number, (text, destination) in enumerate(routes):
             dots = pattern(Kind.DOTS, text)
-            self.table.add(Route(f"r{number}", "", dots, RouteType.DIRECT, destination))
+            self.table.add(Route(f"r{number}", "", dots, destination))
         ids = itertools.count(1)
         self.desk = Dispatcher(
             TableRoutes(self.table),
@@ -87,3 +88,11 @@ class Shop:
 
     def events(self):
         return [action.event for action in self.of(Persist)]
+
+
+def replay(events):
+    """The state that these events give."""
+    state = DispatcherState()
+    for event in events:
+        state.apply(event)
+    return state

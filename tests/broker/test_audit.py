@@ -17,8 +17,8 @@ from hypothesis import given, settings, strategies as st
 
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.audit_chain import (
+    DAMAGED,
     GENESIS,
-    SEGMENT,
     Action,
     AuditWindow,
     check_export,
@@ -45,7 +45,7 @@ def write(folder, count, *, begin=0):
 
 
 def ids(events):
-    return [event.action.message_ids for event in events if event.action.operation != SEGMENT]
+    return [event.action.message_ids for event in events if event.action.operation != DAMAGED]
 
 
 # -- lines -------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ def test_a_full_disk_is_told_and_nothing_is_kept(tmp_path):
         assert ids(audit.events()) == [("msg-1",), ("msg-3",)]
 
 
-def test_a_new_file_that_the_disk_has_no_room_for_begins_later(tmp_path):
+def test_damage_that_the_disk_has_no_room_for_is_named_later(tmp_path):
     with Audit(tmp_path, NOW) as audit:
         audit.append(action(1), NOW)
         os.truncate(tmp_path / "audit.log", 0)
@@ -214,7 +214,7 @@ def test_a_new_file_that_the_disk_has_no_room_for_begins_later(tmp_path):
             with files_of_at_most(100), pytest.raises(LogFull):
                 audit.append(action(2), NOW)
         audit.append(action(3), NOW)
-        assert not audit.verify().open_problems
+        assert not audit.verify().unnamed
         assert ids(audit.events()) == [("msg-3",)]
 
 

@@ -13,16 +13,18 @@ from hypothesis import given, settings, strategies as st
 from tests.log.page_cache import PageCache
 from transfer.broker.storage.audit import Audit, export
 from transfer.broker.storage.audit_chain import (
+    DAMAGED,
     GENESIS,
     SEGMENT,
+    Action,
     AuditWindow,
     Chain,
     check_export,
     encode,
     time_text,
 )
-from transfer.broker.storage.audit_verification import HEAD, examine
-from transfer.transports.errors import InternalError, LogDamaged
+from transfer.broker.storage.audit_verification import HEAD, AuditHead, examine
+from transfer.transports.errors import InternalError
 
 from .test_audit import NOW, action, ids, write
 
@@ -46,23 +48,22 @@ def put_lines(folder, lines, name="audit.log"):
 
 
 def goes_on(folder, count):
-    """Opens a damaged audit: it is told, a new file names it, events are added, and it is told no more."""
+    """Opens a damaged audit: the next event names it, others follow, and nothing that is there is changed."""
     before = {path.name: path.read_bytes() for path in folder.glob("audit.*log")}
     with Audit(folder, NOW + DAY) as audit:
         problems = audit.found.problems
-        assert problems and not any(problem.known for problem in problems)
+        assert problems and audit.found.unnamed == problems
         assert audit.append(action(99), NOW + DAY).sequence == audit.head.sequence
         assert ids(audit.events())[-1] == ("msg-99",)
-        first = next(audit.events(AuditWindow(operation=SEGMENT)))
+        (first,) = audit.events(AuditWindow(operation=DAMAGED))
         said = {(one["file"], one["line"]) for one in first.action.prior_state["problems"]}
         assert said == {(problem.file, problem.line) for problem in problems}
     for name, data in before.items():
-        assert (folder / name).read_bytes() == data, "evidence was changed"
-    files = set(os.listdir(folder))
+        assert (folder / name).read_bytes().startswith(data), "evidence was changed"
     with Audit(folder, NOW + DAY) as audit:
-        assert not audit.found.open_problems
+        assert not audit.found.unnamed, "one event for one damage"
         assert len(ids(audit.events())) >= count
-    assert set(os.listdir(folder)) == files, "one new file for one damage"
+    assert set(os.listdir(folder)) == {"audit.log", HEAD}
     return problems
 
 
@@ -78,6 +79,7 @@ def test_the_first_changed_line_is_told(fresh, data):
     put_lines(folder, [*lines[:line], bytes(changed), *lines[line + 1 :]])
     problems = goes_on(folder, 3)  # if a line's end changed, two lines are one
     assert (problems[0].file, problems[0].line) == ("audit.log", line + 1)
+    assert not examine(folder).whole, "damage is never forgotten"
 
 
 @settings(max_examples=15, deadline=None)
@@ -87,6 +89,7 @@ def test_a_removed_line_is_told_where_it_was(fresh, line):
     lines = lines_of(folder)
     put_lines(folder, lines[:line] + lines[line + 1 :])
     assert goes_on(folder, 4)[0].line == line + 1
+    assert not examine(folder).whole
 
 
 @settings(max_examples=15, deadline=None)
@@ -109,14 +112,17 @@ def test_a_line_that_was_changed_with_its_hash_is_told(tmp_path):
         _, forged = encode(event.sequence, event.time, action(9), event.prev_hash)
         put_lines(tmp_path, [*lines[:number], forged, *lines[number + 1 :]])
         assert examine(tmp_path).problems[0].line == wrong
-    assert goes_on(tmp_path, 2)
+    for wrong in (3, 4):  # the event that names the last one follows the true one: the next start sees that
+        with Audit(tmp_path, NOW) as audit:
+            assert audit.found.unnamed[0].line == wrong
+    assert not examine(tmp_path).unnamed
 
 
 def test_removed_files_are_told(tmp_path):
     write(tmp_path, 3)
     (tmp_path / "audit.log").unlink()
     (problem,) = goes_on(tmp_path, 0)
-    assert (problem.file, problem.line) == ("audit.log", 0) and "missing" in problem.text
+    assert (problem.file, problem.line) == ("audit.log", 1) and "events up to 3" in problem.text
 
 
 def test_a_head_that_is_missing_changed_or_set_back_is_told(tmp_path):
@@ -145,9 +151,9 @@ def test_damage_that_grows_is_told_again(tmp_path):
             tmp_path, [*lines[:number], lines[number].replace(b"purge", b"forge"), *lines[number + 1 :]]
         )
         with Audit(tmp_path, NOW) as audit:
-            assert audit.found.open_problems[0].line == number + 1
+            assert audit.found.unnamed[0].line == number + 1
     with Audit(tmp_path, NOW) as audit:
-        assert not audit.found.open_problems and audit.head.segment == 3
+        assert not audit.found.unnamed and audit.head.segment == 1
         assert [problem.line for problem in audit.found.problems] == [2, 4]
 
 
@@ -158,19 +164,42 @@ def test_a_file_that_somebody_cuts_off_in_mid_flight_is_noticed(tmp_path):
         os.truncate(tmp_path / "audit.log", 100)
         assert audit.append(action(3), NOW).sequence == 5  # 4 tells of the damage
         assert "cut off" in audit.found.problems[0].text
-        (tmp_path / "audit.2.log").unlink()
+        (tmp_path / "audit.log").unlink()
         audit.append(action(4), NOW)
         verdict = audit.verify()
-        assert not verdict.open_problems and verdict.head.segment == 3
+        assert not verdict.unnamed and not verdict.whole
         assert ids(audit.events()) == [("msg-4",)]
 
 
-def test_an_empty_file_begins_as_it_should(tmp_path):
+def test_files_that_earlier_versions_began_continue_the_chain(tmp_path):
+    """They began a new file after damage, and its first event named it."""
+    write(tmp_path, 3)
+    lines = lines_of(tmp_path)
+    put_lines(tmp_path, [lines[0], lines[1].replace(b"purge", b"forge"), lines[2]])
+    last = examine(tmp_path).head
+    problem = {"file": "audit.log", "line": 2, "problem": "its hash is not that of its content"}
+    begun = Action(
+        "broker", SEGMENT, (), "why", {"files": {}, "problems": [problem]}, {"file": "audit.2.log"}
+    )
+    event, line = encode(4, time_text(NOW + 9), begun, last.hash)
+    put_lines(tmp_path, [line], "audit.2.log")
+    with (tmp_path / HEAD).open("ab") as file:
+        file.write(AuditHead(2, 4, len(line), event.hash).encode())
+    verdict = examine(tmp_path)
+    assert [(one.file, one.line) for one in verdict.problems] == [("audit.log", 2)]
+    assert not verdict.unnamed and verdict.head == AuditHead(2, 4, len(line), event.hash)
+    with Audit(tmp_path, NOW) as audit:
+        assert audit.append(action(5), NOW).sequence == 5
+        assert audit.verify().problems == verdict.problems
+    assert len(lines_of(tmp_path, "audit.2.log")) == 2 and len(exported(tmp_path)) == 7
+
+
+def test_a_file_that_an_earlier_version_had_no_time_to_begin(tmp_path):
     write(tmp_path, 1)
     (tmp_path / "audit.2.log").touch()
     with Audit(tmp_path, NOW) as audit:
-        assert audit.head.segment == 2
-        assert audit.verify().whole
+        assert audit.append(action(1), NOW).sequence == 2
+        assert audit.verify().whole and audit.head.segment == 2
         assert [event.sequence for event in audit.events()] == [1, 2]
 
 
@@ -219,11 +248,10 @@ def test_an_export_that_was_changed_is_told(fresh, data):
 def test_a_chain_takes_the_line_behind_damage_at_its_word():
     chain = Chain()
     _, first = encode(1, time_text(NOW), action(), GENESIS)
-    with pytest.raises(LogDamaged):
-        chain.follow(b"no line\n")
-    assert chain.follow(first).sequence == 1
-    with pytest.raises(LogDamaged, match="prev_hash"):
-        chain.follow(encode(2, time_text(NOW), action(), GENESIS)[1])
+    assert chain.follow(b"no line\n")[0] is None
+    event, problem = chain.follow(first)
+    assert event is not None and event.sequence == 1 and not problem
+    assert "prev_hash" in chain.follow(encode(2, time_text(NOW), action(), GENESIS)[1])[1]
 
 
 def test_an_event_whose_sync_failed_is_written_again(tmp_path, monkeypatch):

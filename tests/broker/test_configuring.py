@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.running import default_of
 from transfer.broker.config.configuration import ConfigValue, configured, parse_flag, read_file
-from transfer.broker.config.options import BY_NAME, OPTIONS, default_of
+from transfer.broker.config.options import BY_NAME, DATA, OPTIONS, OTHER_NAMES
 from transfer.broker.config.settings import Settings
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.subscriber import Overflow
 from transfer.broker.storage.volume import VolumeShare
-from transfer.config import BROKER_IDLE_NAMES, BROKER_NAMES, broker_environment
+from transfer.config import BROKER_IDLE_NAMES, broker_environment
 from transfer.transports.config import security
 from transfer.transports.errors import OptionError
 from transfer.transports.security.settings import Security
@@ -31,7 +32,7 @@ def written(tmp_path, text):
 def said(**environ):
     return [
         ConfigValue(option, text, f"the variable {name}")
-        for name, option, text in broker_environment(environ).options
+        for name, option, text in broker_environment(OTHER_NAMES, environ).options
     ]
 
 
@@ -127,14 +128,14 @@ def test_names_of_other_brokers_are_understood():
 
 def test_what_means_nothing_any_more_is_told_and_no_more():
     told = broker_environment(
-        {"FASTPATH_SIDECAR_ENABLED": "true", "FASTPATH_SOCKET_PATH": "/tmp/x", "WAL_PATH": ""}
+        OTHER_NAMES, {"FASTPATH_SIDECAR_ENABLED": "true", "FASTPATH_SOCKET_PATH": "/tmp/x", "WAL_PATH": ""}
     )
     assert told.idle == BROKER_IDLE_NAMES and not told.options
 
 
 def test_kubernetes_own_variables_are_not_ours():
     names = {"TRANSFER_BROKER_PORT": "tcp://10.0.0.1:9180", "TRANSFER_BROKER_SERVICE_HOST": "10.0.0.1"}
-    assert not broker_environment(names).options
+    assert not broker_environment(OTHER_NAMES, names).options
 
 
 def test_wal_path_is_the_folder_unless_a_flag_says_another():
@@ -216,7 +217,9 @@ def test_wrong_variables_and_flags_are_told_by_name():
         parse_flag("ttp.idle")
 
 
-@pytest.mark.parametrize("choice", OPTIONS, ids=lambda choice: choice.name)
+@pytest.mark.parametrize(
+    "choice", [one for one in OPTIONS if one.name != DATA], ids=lambda choice: choice.name
+)
 def test_each_choice_has_a_default_and_a_place(choice):
     default = default_of(choice)
     if isinstance(default, tuple):
@@ -235,7 +238,12 @@ def test_each_choice_has_a_default_and_a_place(choice):
 def test_the_document_has_every_option_and_every_variable():
     text = DOCUMENT.read_text()
     assert [one.name for one in OPTIONS if f"`{one.name}`" not in text] == []
-    names = [*BROKER_NAMES, *BROKER_IDLE_NAMES, "FASTPATH_REQUIRE", "TRANSFER_BROKER_CONFIG"]
+    names = [
+        *(one.variable for one in OPTIONS),
+        *BROKER_IDLE_NAMES,
+        "FASTPATH_REQUIRE",
+        "TRANSFER_BROKER_CONFIG",
+    ]
     assert [name for name in names if name not in text] == []
 
 

@@ -124,7 +124,6 @@ def test_letters_are_found_by_what_they_are(letters, asked, wanted):
     letters.add(letter(2, tenant="acme", topic="a"))
     assert numbered(letters.page(Filter(**asked))) == wanted
     assert letters.count(Filter(**asked)) == len(wanted)
-    assert letters.counts() == {("", "orders.created", "worker-1"): 2, ("acme", "a", "worker-1"): 1}
 
 
 def test_an_id_is_a_deliverys_or_else_a_messages(letters):
@@ -190,7 +189,7 @@ def test_a_changed_row_is_told_and_the_others_are_served(tmp_path, database, let
     assert letters.get("delivery-0").damaged
     assert not letters.get("delivery-1").damaged
     assert numbered(letters.page(Filter())) == [0, 1]
-    assert sum(letters.counts().values()) == 2
+    assert letters.count() == 2
     letters.remove(["delivery-0"], "note")
     assert letters.count() == 1
 

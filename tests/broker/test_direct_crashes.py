@@ -7,7 +7,7 @@ import itertools
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.broker.direct_shop import Shop
+from tests.broker.direct_shop import Shop, replay
 from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import (
@@ -30,7 +30,6 @@ from transfer.broker.core.dispatcher_events import (
     LogPosition,
     MessageInfo,
     decode,
-    replay,
 )
 
 

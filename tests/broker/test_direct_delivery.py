@@ -183,7 +183,7 @@ _SERVES = """
 import sys
 from tests.broker.serving import serve
 from transfer.broker.config.settings import AbtpEndpoints
-serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
+serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), catalog=sys.argv[2])
 """
 
 
@@ -191,11 +191,9 @@ serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"))
 def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
     route = 'version = 1\n[[routes]]\nid = "r"\npattern = "orders.*"\ndestination = "worker"\n'
     (tmp_path / "routes.toml").write_text(route, "utf-8")
-    with abtp(tmp_path / "data", catalog=str(tmp_path / "routes.toml")):
-        pass  # somebody has a route to it, whoever is there
-    process = subprocess.Popen(
-        [sys.executable, "-c", _SERVES, str(tmp_path / "data")], stdout=subprocess.PIPE
-    )
+    # By it somebody has a route, whoever is there.
+    command = [sys.executable, "-c", _SERVES, str(tmp_path / "data"), str(tmp_path / "routes.toml")]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE)
     try:
         router = json.loads(process.stdout.readline())["endpoints"]["abtp router"]
         soon, late = (int(time.time() * 1000) + seconds * 1000 for seconds in (4, 3600))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.direct_shop import Shop
+from tests.broker.direct_shop import Shop, replay
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
@@ -23,7 +23,6 @@ from transfer.broker.core.dispatcher_events import (
     Returned,
     decode,
     encode,
-    replay,
 )
 from transfer.transports.errors import LogDamaged
 

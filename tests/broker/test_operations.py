@@ -277,17 +277,6 @@ def test_killed_while_publishing(tmp_path, step):
         desk.close()
 
 
-def test_killed_while_publishing_where_the_log_can_be_asked(tmp_path):
-    out = killed(tmp_path, "after publishing")
-    desk = Desk(tmp_path, published=lambda replay_id: replay_id in out)
-    try:
-        found, _ = desk.operator.browse(Filter())
-        assert [(one.message_id, one.state) for one in found] == [("msg-2", LetterState.DEAD)]
-        assert sorted(told[2][0] for told in desk.told()) == ["dead", "replayed", "replayed"]
-    finally:
-        desk.close()
-
-
 @pytest.mark.parametrize("step", ["before the audit", "after the audit"])
 def test_killed_around_the_audit(tmp_path, step):
     assert len(killed(tmp_path, step)) == 3

@@ -14,6 +14,7 @@ from tests.broker.everything import HERE, dial, place, whole, zmtp
 from tests.broker.running import running
 from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_put_out, refused, secure, until
 from transfer.broker.clients.abtp import AbtpProducer
+from transfer.broker.clients.connection import has_ended
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
@@ -179,7 +180,7 @@ def test_a_client_that_connects_again_is_closed_at_once(monkeypatch):
     with socket.create_server((HERE, 0)) as server:
         client = PyBrokerClient(HERE, server.getsockname()[1], timeout=20)
         server.accept()[0].close()
-        until(lambda: client._connection._has_ended(0))
+        until(lambda: has_ended(client._connection._socket, 0))
         begun, connecting = threading.Event(), socket.create_connection
 
         def slow(*arguments):

@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings, strategies as st
 from tests.broker.secure_peers import HERE
 from tests.broker.test_line import ENDS, PIECES, WHOLE, Peer, Turns, frame
 from transfer.broker.clients.connection import ClientConnection
+from transfer.broker.clients.tls import secured
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.net.tls_socket import TlsSocket
 from transfer.broker.protocols.ttp import TtpKind, encode_head
@@ -158,7 +159,11 @@ def test_a_client_reads_all_that_tls_holds_back(contexts, monkeypatch, tmp_path)
     authority = Authority(tmp_path)
     issued = authority.issue()
     security = Security(certificate=issued.certificate, key=issued.key, authority=authority.path)
-    monkeypatch.setattr("transfer.broker.clients.ttp_connection._connected", lambda *_: theirs)
+
+    def connected(address, *more):
+        return theirs, secured(theirs, address[0], *more)
+
+    monkeypatch.setattr("transfer.broker.clients.ttp_connection.connected", connected)
     monkeypatch.setattr("transfer.broker.clients.ttp_reader._BUFFER", 1 << 15)
     monkeypatch.setattr("transfer.broker.clients.tls.core", core)
     ours, theirs = socket.socketpair()

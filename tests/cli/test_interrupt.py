@@ -122,9 +122,9 @@ def test_doctor_ends_while_java_hangs(tmp_path, whom):
 def test_ctrl_c_while_a_command_is_loading(monkeypatch, capsys):
     """Before it has begun: the parser has a word of its own for that."""
 
-    def interrupted(_):
+    def interrupted(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("transfer.cli.options.Where.ends", interrupted)
+    monkeypatch.setattr("transfer.cli.options.Sink.writer", interrupted)
     assert run(["pull", "--bind", "tcp://127.0.0.1:0"]) == 130
     assert capsys.readouterr().err == "transfer: stopped by Ctrl-C\n"

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.broker.running import default_of
 from tests.ports import free_ports
-from transfer.broker.config.options import BY_NAME, default_of
+from transfer.broker.config.options import BY_NAME
 from transfer.certificates import Authority
 from transfer.spool.format.address import DEFAULT_PORT, default_rows_endpoint
 

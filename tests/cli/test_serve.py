@@ -244,17 +244,18 @@ def test_a_file_is_no_folder(capsys, tmp_path):
 
 def test_none_is_the_default_of_both_retentions(monkeypatch, tmp_path):
     said = []
-    monkeypatch.setattr("transfer.cli.run_spool.serve", lambda *_, **more: said.append(more) or 0)
+    monkeypatch.setattr("transfer.cli.run_spool.serve", lambda kept, **_: said.append(kept) or 0)
     folder = ["serve", "--spool", str(tmp_path)]
-    for words in ([], ["--retention-age", "none", "--retention-bytes", "none"]):
+    for words in ([], ["--retention-age", "none", "--retention-bytes", "off"]):
         assert cli.run([*folder, *words]) == 0
-    assert said[0] == said[1] and (said[0]["retention_bytes"], said[0]["ages"][0]) == (None, None)
+    assert said[0] == said[1] and (said[0].retention_bytes, said[0].retention_age) == (None, None)
     assert cli.run([*folder, "--retention-age", "7d", "--retention-bytes", "1GB"]) == 0
-    assert (said[2]["retention_bytes"], said[2]["ages"][0]) == (10**9, 604_800)
+    assert (said[2].retention_bytes, said[2].retention_age) == (10**9, 604_800)
 
 
 @pytest.mark.parametrize(
-    ("text", "seconds"), [("90", 90), ("90s", 90), ("1.5m", 90), ("12h", 43_200), ("7d", 604_800)]
+    ("text", "seconds"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("12h", 43_200), ("7d", 604_800), ("200ms", 0.2)],
 )
 def test_times_are_read(text, seconds):
     assert parse_age(text) == seconds

@@ -14,8 +14,9 @@ import pytest
 
 import transfer
 from transfer import cli, doctor
-from transfer.cli.options import parse_size, show_size
+from transfer.cli.options import parse_size
 from transfer.doctor import machine, transports as ways
+from transfer.units import show_size
 
 ROOT = Path(__file__).parents[2]
 
@@ -167,13 +168,21 @@ def test_bench_is_passed_on(capsys):
 
 @pytest.mark.parametrize(
     ("text", "size"),
-    [("0", 0), ("4096", 4096), ("64KiB", 65536), ("64ki", 65536), ("1.5M", 1_500_000), ("2 GB", 2 * 10**9)],
+    [
+        ("0", 0),
+        ("4096", 4096),
+        ("64KiB", 65536),
+        ("64ki", 65536),
+        ("1.5M", 1_500_000),
+        ("2 GB", 2 * 10**9),
+        ("1TiB", 1 << 40),
+    ],
 )
 def test_sizes_are_read(text, size):
     assert parse_size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1T", "1..2", "KiB"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1P", "1..2", "KiB"])
 def test_what_is_no_size_is_refused(text):
     with pytest.raises(Exception, match="no size"):
         parse_size(text)

@@ -20,6 +20,26 @@ LAYOUTS = (Layout("id", "dense", "int64"), Layout("x", "dense", "float32", (2,))
 RAGGED = (*LAYOUTS, Layout("tokens", "ragged", "int32"), Layout("label", "dense", "int64", (), True))
 
 
+def pick(arrays, layouts, rows):
+    """The rows with these numbers, in that order, copied."""
+    picked = {}
+    for layout in layouts:
+        values = arrays[layout.name]
+        if layout.kind == "dense":
+            picked[layout.name] = values[rows]
+        else:
+            offsets = arrays[layout.name + tables.OFFSETS]
+            lengths = offsets[rows + 1] - offsets[rows]
+            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
+            # The index of each value: that of its row's first one, plus its distance from it.
+            places = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
+            picked[layout.name] = values[places]
+            picked[layout.name + tables.OFFSETS] = ends
+        if layout.nulls:
+            picked[layout.name + tables.VALID] = arrays[layout.name + tables.VALID][rows]
+    return picked
+
+
 def frame(first: int, rows: int, layouts=LAYOUTS):
     """Ids from `first` on, and columns that follow from them: id % 4 tokens, each the id."""
     ids = np.arange(first, first + rows)
@@ -81,7 +101,7 @@ class Run:
             begin = fetch.begin + i * fetch.stride
             ids = [order.gather(begin, begin + fetch.rows)]
             picked += [
-                tables.pick(self.frames[f], self.layouts, np.array([r])) for f, r in zip(*ids[0], strict=True)
+                pick(self.frames[f], self.layouts, np.array([r])) for f, r in zip(*ids[0], strict=True)
             ]
         if not picked:
             return frame(0, 0, self.layouts), 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.spool.format.order import KEPT_WINDOWS, Order, Piece, permutation
+from transfer.spool.format.order import KEPT_WINDOWS, Order, Piece, by_frame, permutation
 
 FRAMES = st.lists(st.integers(0, 40), max_size=12)
 SEEDS = st.one_of(st.none(), st.integers(0, 2**63 - 1))
@@ -47,7 +47,9 @@ def test_any_range_is_what_the_whole_has_there(frame_rows, seed, row_bytes, span
         expected += part
     result = [None] * len(expected)
     frames = []
-    for group in order.grouped(ranges):
+    parts = [order.gather(begin, end) for begin, end in ranges]
+    joined = [np.concatenate([part[side] for part in parts]) for side in (0, 1)] if parts else None
+    for group in by_frame(*joined) if joined else ():
         frames.append(group.frame)
         assert (np.diff(group.places) > 0).all() and len(group.rows) == len(group.places) > 0
         for place, row in zip(group.places.tolist(), group.rows.tolist(), strict=True):

@@ -26,7 +26,7 @@ from transfer.broker.http import request_head_limit as heads, server as http
 from transfer.broker.http.app import MAX_BODY
 from transfer.broker.protocols import abtp, abtp_words, zmtp
 from transfer.cli import app, health
-from transfer.cli.broker_options import Reached
+from transfer.cli.options import Reached
 from transfer.http import client as http_client
 from transfer.metrics import http_server as scraping
 from transfer.patterns import pub_sub

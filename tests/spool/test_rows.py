@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
+from tests.reading.fake import pick
 from transfer.spool.format import rows as tables
 from transfer.spool.format.rows import Layout
 from transfer.transports.errors import OptionError, ProtocolError
@@ -133,7 +134,7 @@ def test_joined_rows_stand_one_behind_the_other(parts):
 def test_picked_rows_are_copies_in_that_order(rows, data):
     numbers = data.draw(st.lists(st.integers(0, len(rows) - 1), max_size=8) if rows else st.just([]))
     arrays = arrays_of(rows)
-    picked = tables.pick(arrays, LAYOUTS, np.array(numbers, np.int64))
+    picked = pick(arrays, LAYOUTS, np.array(numbers, np.int64))
     tables.check(picked, LAYOUTS, len(numbers))
     assert rows_of(picked, len(numbers)) == [rows[number] for number in numbers]
     assert not any(np.shares_memory(values, arrays[name]) for name, values in picked.items() if values.nbytes)
@@ -147,7 +148,7 @@ def test_cutting_joining_and_picking_agree(rows, data):
     arrays = arrays_of(rows)
     pieces = [tables.cut(arrays, LAYOUTS, start, stop) for start, stop in itertools.pairwise(bounds)]
     order = data.draw(st.permutations(range(len(rows))))
-    found = tables.pick(tables.join(pieces, LAYOUTS), LAYOUTS, np.array(order, np.int64))
+    found = pick(tables.join(pieces, LAYOUTS), LAYOUTS, np.array(order, np.int64))
     assert rows_of(found, len(rows)) == [rows[number] for number in order]
 
 

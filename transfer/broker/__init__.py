@@ -9,7 +9,6 @@ fronts           the protocols that the broker speaks, one module each
 http             the broker over HTTP: health, metrics, operators' calls
 net              the broker's TCP connections: listeners, TLS, input and output
 offload_pool     a thread pool for work on large payloads: most of it runs without the interpreter's lock
-pressure         computes how near a broker is to its limits, for autoscaling of its clients
 protocols        wire formats of the broker's protocols: pure codecs, shared by its fronts and the clients
 server           the broker: one process's loop, log, database and fronts, on one folder
 service_threads  the broker's long-lived threads: health checks report those that have ended before the broker

@@ -13,7 +13,6 @@ from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
@@ -21,7 +20,7 @@ from transfer.broker.config import tokenless
 from transfer.broker.config.settings import AbtpEndpoints, Settings
 from transfer.broker.core.delivery import RetryPolicy
 from transfer.broker.core.dispatcher import Rules
-from transfer.broker.core.routes import RouteTable, RouteType
+from transfer.broker.core.routes import RouteTable
 from transfer.broker.delivery.dispatcher_driver import DispatcherDriver
 from transfer.broker.delivery.hub import Hub
 from transfer.broker.fronts.native import NativeFront
@@ -36,7 +35,6 @@ from transfer.broker.protocols.ttp import ALPN
 from transfer.broker.service_threads import ServiceThreads
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.audit_writer import AuditWriter
-from transfer.broker.storage.catalog import Catalog
 from transfer.broker.storage.catalog_file import read_file
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.database_thread import DatabaseThread
@@ -187,9 +185,7 @@ class Broker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def call(self, work: Callable[[], object]) -> None:
@@ -254,7 +250,7 @@ class Broker:
         self.direct = DispatcherDriver(
             loop,
             self.hub,
-            self._routes(database),
+            self._routes(),
             Rules(
                 limits=settings.direct,
                 retry=retry,
@@ -274,18 +270,13 @@ class Broker:
             self._open_http(settings.http)
         loop.call_later(_TICK, self._tick, loop.time() + _TICK)
 
-    def _routes(self, database: Database) -> RouteTable:
-        """Loads the routes of the database, and of the catalog file if there is one."""
-        self.catalog = Catalog(database)
+    def _routes(self) -> RouteTable:
+        """Loads the routes of the catalog file, if there is one."""
         table = RouteTable()
-        with gc_paused():
-            if self.settings.catalog:
-                self.catalog.replace_static(read_file(self.settings.catalog))
-            for route in self.catalog.load()[1]:
-                table.add(route)
-                if route.type is not RouteType.DIRECT:
-                    text = "route %r has type %s, which this broker does not support: subscribe to its topics"
-                    _log.warning(text, route.id, route.type.value)
+        if self.settings.catalog:
+            with gc_paused():
+                for route in read_file(self.settings.catalog):
+                    table.add(route)
         return table
 
     def _open_abtp(self, where: AbtpEndpoints) -> None:

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Final
 from transfer import __version__
 from transfer.broker.core.admission import AdmissionOutcome
 from transfer.broker.fronts.native import NativeFront
-from transfer.broker.pressure import pressure_of
 from transfer.metrics.families import Family
 
 if TYPE_CHECKING:
@@ -199,7 +198,7 @@ def _numbers(broker: Broker, names: FrontNames) -> Iterator[tuple[str, tuple[str
     yield "log_full", (), hub.is_full
     yield "unsynced_bytes", (), hub.durability.unsynced
     yield "loop_late_seconds", (), broker.late
-    for part, share in pressure_of(broker).items():
+    for part, share in _pressure(broker).items():
         yield "pressure", (part,), share
     admission = broker.direct.dispatcher.admission
     for tenant, count in admission.accepted.items():
@@ -209,6 +208,26 @@ def _numbers(broker: Broker, names: FrontNames) -> Iterator[tuple[str, tuple[str
         yield "tenant_refused_total", (names.tenant(tenant),), count
     for tenant, count in admission.unfinished_by_tenant():
         yield "tenant_messages", (names.tenant(tenant),), count
+
+
+#: delay of the loop, in seconds, at which clients time out
+_LATE: Final = 1.0
+
+
+def _pressure(broker: Broker) -> dict[str, float]:
+    """Returns the load of each part, from 0 to 1; at 1 a limit is reached, and clients wait or are refused.
+
+    queue: messages that wait for direct delivery. admission: unfinished messages, of all tenants or of the
+    tenant that is nearest to its quota. disk: payload that waits for a sync, or 1 while the log is full.
+    loop: its delay.
+    """
+    hub, admission = broker.hub, broker.direct.dispatcher.admission
+    return {
+        "admission": min(1.0, admission.share),
+        "disk": 1.0 if hub.is_full else min(1.0, hub.durability.share),
+        "loop": min(1.0, broker.late / _LATE),
+        "queue": min(1.0, admission.waiting / admission.limits.max_queued_direct),
+    }
 
 
 # -- tables ----------------------------------------------------------------------------------------------

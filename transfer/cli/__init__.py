@@ -1,37 +1,27 @@
 """The command line. Only `main` imports typer and rich.
 
-admin             a client of a broker's admin API over HTTP
-app               the commands of `transfer` and their options
-audit             `transfer audit …`: its commands and their options
-audit_view        `transfer audit`: shows, verifies and exports the audit of operators' changes
-bench             `transfer bench broker`: its commands and their options
-broker            `transfer broker` and its subcommands: their options
-broker_options    options of commands that send HTTP requests to a broker
-certificates      `transfer certificates`: an authority, certificates and a token for a small set-up
-confirmation      asks for confirmation of irreversible operations
-dead_letter_view  `transfer dlq`
-dlq               `transfer dlq …`: its commands and their options
-exits             how commands end: exit codes, and an output without a reader
-groups            `transfer groups …`: its commands and their options
-health            `transfer health`: checks a broker's health, for example for a container
-heap_trimmer      returns freed memory to the system
-inputs            reads messages to send: from files, standard input or texts
-messages          the commands that send and receive: push, pull, pub, sub, req, rep
-options           options that several commands share, and their parsers
-outputs           writes received messages: as lines for people, JSON, raw bytes or files
-progress          a progress bar for long work, only on a terminal, and its closing line
-rqueue_bench      `transfer bench broker sink` and `pusher`
-run_bench         `transfer bench broker`: measures, shows progress, and prints a table or JSON
-run_broker        `transfer broker`: a broker in this process, until a signal or its log's failure ends it
-run_spool         `transfer serve`: a spool in this process, until a signal or its failure ends it
-run_view          `transfer runs`: shows and deletes the runs of a spool, as text or as JSON
-runs              `transfer runs …`: its commands and their options
-salvage           `transfer runs verify` and `transfer runs salvage`: finds undamaged runs, and copies them
-service           the common parts of commands that serve until a signal ends them
-tables            prints tables for people, and JSON for programs, to standard output
-tools             the commands without sockets: bench, doctor, version
-topic_view        `transfer topics` and `transfer groups`: shows and changes topics and groups
-topics            `transfer topics …`: its commands and their options
+admin         a client of a broker's admin API over HTTP
+app           the commands of `transfer` and their options
+audit         `transfer audit …`: its commands and their options
+bench         `transfer bench broker`: its commands and their options
+broker        `transfer broker` and its subcommands: their options
+certificates  `transfer certificates`: an authority, certificates and a token for a small set-up
+dlq           `transfer dlq …`: its commands and their options
+exits         how commands end: exit codes, and an output without a reader
+health        `transfer health`: checks a broker's health, for example for a container
+heap_trimmer  returns freed memory to the system
+inputs        reads messages to send: from files, standard input or texts
+messages      the commands that send and receive: push, pull, pub, sub, req, rep
+options       options that several commands share, and their parsers
+outputs       writes received messages: as lines for people, JSON, raw bytes or files
+progress      a progress bar for long work, only on a terminal, and its closing line
+run_broker    `transfer broker`: a broker in this process, until a signal or its log's failure ends it
+run_spool     `transfer serve`: a spool in this process, until a signal or its failure ends it
+runs          `transfer runs …`: its commands and their options
+service       the common parts of commands that serve until a signal ends them
+tables        prints tables for people, and JSON for programs, to standard output
+tools         the commands without sockets: bench, doctor, version
+topics        `transfer topics …`: its commands and their options
 """
 
 from __future__ import annotations

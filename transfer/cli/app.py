@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 import typer.core
 
-from transfer.cli import audit, broker, dlq, groups, options, runs, topics
+from transfer.cli import audit, broker, dlq, options, runs, topics
 from transfer.cli.exits import EXIT_INTERRUPTED, silence_output
 from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
@@ -54,7 +54,7 @@ app.add_typer(runs.app, name="runs")
 app.add_typer(broker.app, name="broker")
 app.add_typer(dlq.app, name="dlq")
 app.add_typer(audit.app, name="audit")
-app.add_typer(groups.app, name="groups")
+app.add_typer(topics.groups_app, name="groups")
 app.add_typer(topics.app, name="topics")
 
 
@@ -86,7 +86,7 @@ def _send(kind: str, where: Where, source: Source, shown: Shown, *, count: int |
     from transfer.cli.messages import send_all
     from transfer.cli.progress import Progress
 
-    inputs, ends = source.inputs(), where.ends()
+    inputs = source.inputs()
     progress = Progress(
         "sent",
         total_bytes=inputs.total_bytes,
@@ -95,7 +95,7 @@ def _send(kind: str, where: Where, source: Source, shown: Shown, *, count: int |
         as_json=shown.json,
     )
     with _until_interrupted(progress):
-        send_all(kind, ends, inputs, progress, count=count, report=_report_bound, **more)
+        send_all(kind, where, inputs, progress, count=count, report=_report_bound, **more)
 
 
 def _receive(
@@ -103,10 +103,10 @@ def _receive(
 ) -> None:
     from transfer.cli.messages import receive_all
 
-    ends, writer = where.ends(), sink.writer(shown)
+    writer = sink.writer(shown)
     progress = _progress_of("received", shown, count, lines=sink.out is None)
     with _until_interrupted(progress):
-        receive_all(kind, ends, writer, progress, count=count, topics=topics, report=_report_bound)
+        receive_all(kind, where, writer, progress, count=count, topics=topics, report=_report_bound)
 
 
 def _progress_of(verb: str, shown: Shown, count: int | None, lines: bool) -> Progress:
@@ -184,10 +184,10 @@ def req(
     """Send requests and print the replies."""
     from transfer.cli.messages import ask_all
 
-    inputs, ends, writer = source.inputs(), where.ends(), sink.writer(shown)
+    inputs, writer = source.inputs(), sink.writer(shown)
     progress = _progress_of("received", shown, count, lines=sink.out is None)
     with _until_interrupted(progress):
-        ask_all(ends, inputs, writer, progress, count=count)
+        ask_all(where, inputs, writer, progress, count=count)
 
 
 @app.command()
@@ -211,13 +211,12 @@ def rep(
     from transfer.cli.messages import answer_all
     from transfer.cli.outputs import Writer
 
-    ends = where.ends()
     paths = [Path(name) for name in files or ()]
     replies = list(Inputs(paths, data or ())) if paths or data else []
     writer = Writer(as_json=shown.json) if show or shown.json else None
     progress = _progress_of("answered", shown, count, lines=show)
     with _until_interrupted(progress):
-        answer_all(ends, replies, writer, progress, count=count, report=_report_bound)
+        answer_all(where, replies, writer, progress, count=count, report=_report_bound)
 
 
 @app.command()
@@ -226,16 +225,7 @@ def serve(kept: Kept, *, json: options.Json = False) -> None:
     """Run a spool, which keeps rows between Spark and training loops. SIGTERM or Ctrl-C ends it."""
     from transfer.cli.run_spool import serve as run
 
-    code = run(
-        kept.spool,
-        kept.bind,
-        kept.rows_bind,
-        retention_bytes=kept.retention_bytes,
-        ages=(kept.retention_age, kept.staged_age, kept.failed_age, kept.group_age, kept.unread_age),
-        metrics=kept.metrics,
-        as_json=json,
-    )
-    raise typer.Exit(code)
+    raise typer.Exit(run(kept, as_json=json))
 
 
 @app.command(

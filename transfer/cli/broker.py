@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import make_dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, Any
 
 import typer
 
+from transfer.broker.config.options import OPTIONS
 from transfer.cli import options
 from transfer.cli.options import grouped
 from transfer.transports.errors import OptionError
-
-if TYPE_CHECKING:
-    from transfer.broker.config.configuration import ConfigValue
 
 app = typer.Typer(
     help="Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.",
@@ -22,85 +20,20 @@ app = typer.Typer(
 )
 
 
-def _port(name: str, what: str) -> object:
-    return typer.Option(f"--{name}", metavar="PORT|off", help=what)
-
-
-def _endpoint(name: str, what: str) -> object:
-    return typer.Option(f"--{name}", metavar="ENDPOINT|off", help=what)
-
-
-@dataclass(frozen=True)
-class Flags:
-    """Flags for frequent options of a broker; `--set` sets all others."""
-
-    data: Annotated[
-        str | None,
-        typer.Option("--data", metavar="DIR", help="Folder for all data; it is created if it is missing."),
-    ] = None
-    host: Annotated[
-        str | None,
-        typer.Option("--host", metavar="HOST", help="Address that plain TCP and HTTP listen on. [127.0.0.1]"),
-    ] = None
-    ttp: Annotated[str | None, _port("ttp", "TTP v2. [59321]")] = None
-    pybroker: Annotated[str | None, _port("pybroker", "PyBroker. [9099]")] = None
-    rqueue: Annotated[str | None, _port("rqueue", "rqueue. [6567]")] = None
-    http: Annotated[str | None, _port("http", "Health, metrics, the console, operators. [9180]")] = None
-    requests: Annotated[
-        str | None, _endpoint("requests", "transfer's DEALER and REQ. [tcp://127.0.0.1:5580]")
-    ] = None
-    pushes: Annotated[str | None, _endpoint("pushes", "transfer's PUSH. [tcp://127.0.0.1:5581]")] = None
-    subscriptions: Annotated[
-        str | None, _endpoint("subscriptions", "transfer's SUB. [tcp://127.0.0.1:5582]")
-    ] = None
-    abtp: Annotated[str | None, _endpoint("abtp", "abtp's ROUTER. [tcp://127.0.0.1:5555]")] = None
-    abtp_pub: Annotated[
-        str | None, typer.Option("--abtp-pub", metavar="ENDPOINT", help="abtp's PUB. [tcp://127.0.0.1:5556]")
-    ] = None
-    spool: Annotated[str | None, _endpoint("spool", "Spark's rows. [tcp://127.0.0.1:5570]")] = None
-    retention_bytes: Annotated[
-        str | None,
-        typer.Option(
-            metavar="SIZE|SHARE%|off", help="Size of the log, 1 MiB at least. [80% of the free space]"
-        ),
-    ] = None
-    retention_age: Annotated[
-        str | None,
-        typer.Option(metavar="TIME", help="Remove older messages that all groups have acknowledged."),
-    ] = None
-    threads: Annotated[
-        str | None,
-        typer.Option(metavar="NUMBER", help="Threads that decode and compress large messages of abtp. [1]"),
-    ] = None
-    port: Annotated[str | None, typer.Option(hidden=True)] = None
-    drain: Annotated[
-        str | None, typer.Option(metavar="TIME", help="Time that a clean stop gives to begun work. [10]")
-    ] = None
-
-    def values(self) -> list[ConfigValue]:
-        """Returns the given flags. Raises OptionError."""
-        from transfer.broker.config.configuration import ConfigValue
-
-        if self.port is not None:  # a flag of rqueue's broker, which has only one protocol
-            raise OptionError(
-                "--port: each protocol has a separate port",
-                hint=f"--rqueue {self.port}, --pybroker, --ttp, or --requests and --abtp with an endpoint",
-            )
-
-        names = {
-            "data": "broker.data", "host": "broker.host", "drain": "broker.drain",
-            "ttp": "ttp.port", "pybroker": "pybroker.port", "rqueue": "rqueue.port", "http": "http.port",
-            "requests": "own.requests", "pushes": "own.pushes", "subscriptions": "own.subscriptions",
-            "abtp": "abtp.router", "abtp_pub": "abtp.pub", "spool": "spool.endpoint",
-            "retention_bytes": "retention.bytes", "retention_age": "retention.age",
-            "threads": "large.threads",
-        }  # fmt: skip
-        given = {name: getattr(self, name) for name in names}
-        return [
-            ConfigValue(names[name], value, f"--{name.replace('_', '-')}")
-            for name, value in given.items()
-            if value is not None
-        ]
+#: flags of frequent options; `--set` sets all others
+Flags: Any = make_dataclass(
+    "Flags",
+    [
+        (
+            option.flag.replace("-", "_"),
+            Annotated[str | None, typer.Option(f"--{option.flag}", metavar=option.metavar, help=option.help)],
+            None,
+        )
+        for option in OPTIONS
+        if option.flag
+    ],
+    frozen=True,
+)
 
 
 @app.callback(invoke_without_command=True)
@@ -109,6 +42,7 @@ def broker(
     context: typer.Context,
     flags: Flags,
     *,
+    port: Annotated[str | None, typer.Option(hidden=True)] = None,
     config: Annotated[
         Path | None, typer.Option("--config", metavar="FILE", help="Read options from this TOML file.")
     ] = None,
@@ -128,10 +62,19 @@ def broker(
     """
     if context.invoked_subcommand is not None:
         return
-    from transfer.broker.config.configuration import parse_flag
+    if port is not None:  # a flag of rqueue's broker, which has only one protocol
+        raise OptionError(
+            "--port: each protocol has a separate port",
+            hint=f"--rqueue {port}, --pybroker, --ttp, or --requests and --abtp with an endpoint",
+        )
+    from transfer.broker.config.configuration import ConfigValue, parse_flag
     from transfer.cli.run_broker import run
 
-    raise typer.Exit(run([*map(parse_flag, set or ()), *flags.values()], config, as_json=json))
+    values = [*map(parse_flag, set or ())]
+    for option in OPTIONS:
+        if option.flag and (value := getattr(flags, option.flag.replace("-", "_"))) is not None:
+            values.append(ConfigValue(option.name, value, f"--{option.flag}"))
+    raise typer.Exit(run(values, config, as_json=json))
 
 
 @app.command()

@@ -1,22 +1,29 @@
-"""`transfer dlq …`: its commands and their options. `dead_letter_view.py` implements them."""
+"""`transfer dlq`: shows a broker's dead letters, and replays, purges and makes them."""
 
 from __future__ import annotations
 
+import base64
+import sys
+from collections.abc import Sequence
+from json import dumps
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from transfer.cli import audit, options
-from transfer.cli.broker_options import Reached
-from transfer.cli.options import grouped
+from transfer.cli.exits import EXIT_ERROR
+from transfer.cli.options import Reached, grouped
+from transfer.cli.tables import print_json, printable, show_list
+from transfer.transports.errors import UsageError
+from transfer.units import show_size
 
-app = typer.Typer(
-    help="Manage the dead letters of a broker.",
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = options.command_group("Manage the dead letters of a broker.", no_args_is_help=True)
+
+_DETAILS = (
+    "message_id", "delivery_id", "tenant", "consumer", "topic", "original_topic", "state", "reason",
+    "attempts", "last_error", "first", "last",
+)  # fmt: skip
 
 Ids = Annotated[
     list[str] | None,
@@ -59,20 +66,37 @@ def list_(
     json: options.Json = False,
 ) -> None:
     """List dead letters, the oldest first."""
-    from transfer.cli.dead_letter_view import list_letters
-
-    list_letters(
-        reached.admin(),
+    wanted = {"consumer": consumer, "topic": topic, "tenant": tenant, "id": id, "reason": reason}
+    answer = reached.admin().get("dlq/list", **wanted, state=state, after=after, limit=limit)
+    letters = answer.objects("letters")
+    head = ["message", "consumer", "topic", "reason", "attempts", "last", "payload", "state"]
+    if any(letter["tenant"] for letter in letters):
+        head = ["tenant", *head]
+    right = {"attempts", "payload"}
+    show_list(
+        letters,
+        head,
+        lambda letter: _line(letter, tenants=head[0] == "tenant"),
         as_json=json,
-        consumer=consumer,
-        topic=topic,
-        tenant=tenant,
-        id=id,
-        reason=reason,
-        state=state,
-        after=after,
-        limit=limit,
+        right=right,
+        nothing="no dead letters",
     )
+    if answer["next"] is not None:
+        print(f"there are more: --after {answer['next']}", file=sys.stderr)
+
+
+def _line(letter: dict[str, Any], *, tenants: bool) -> list[str]:
+    return [
+        *([printable(letter["tenant"]) or "-"] if tenants else ()),
+        printable(letter["message_id"]),
+        printable(letter["consumer"]),
+        printable(letter["topic"]),
+        printable(letter["reason"])[:60],
+        str(letter["attempts"]),
+        letter["last"] or "-",
+        show_size(letter["payload_bytes"]),
+        "damaged" if letter["damaged"] else letter["state"],
+    ]
 
 
 @app.command()
@@ -85,9 +109,32 @@ def inspect(
     json: options.Json = False,
 ) -> None:
     """Show a dead letter with its payload."""
-    from transfer.cli.dead_letter_view import inspect_letter
+    letters = reached.admin().get("dlq/inspect", id=id, tenant=tenant).objects("letters")
+    if json:
+        for letter in letters:
+            print_json(letter)
+        return
+    for number, letter in enumerate(letters):
+        if number:
+            print()
+        for name in _DETAILS:
+            if letter[name] not in ("", None):
+                print(f"{name.replace('_', ' ') + ':':<16}{printable(letter[name])}")
+        if letter["damaged"]:
+            print(f"{'damaged:':<16}it differs from what was written")
+        for name, value in letter["headers"].items():
+            print(f"{'header:':<16}{printable(name)}: {printable(dumps(value))}")
+        print(f"{'payload:':<16}{show_size(letter['payload_bytes'])}{_where(letter)}")
+        if "payload" in letter:
+            print("\n".join(printable(line) for line in letter["payload"].splitlines()))
 
-    inspect_letter(reached.admin(), id, tenant, as_json=json)
+
+def _where(letter: dict[str, Any]) -> str:
+    if "log" in letter:
+        return f", in the log: offset {letter['log']['offset']} of {printable(letter['log']['topic'])}"
+    if "payload_base64" in letter:
+        return ", no text (--json shows it as base64)"
+    return ", its beginning:" if letter.get("payload_cut") else ""
 
 
 @app.command()
@@ -111,10 +158,8 @@ def replay(
     json: options.Json = False,
 ) -> None:
     """Publish dead letters again, to their consumer and topic. Exit code 1: some failed."""
-    from transfer.cli.dead_letter_view import change, ids_of
-
     members = {
-        "ids": ids_of(ids, id),
+        "ids": _ids_of(ids, id),
         "target_consumer": target_consumer,
         "target_topic": target_topic,
         "actor": actor,
@@ -123,7 +168,7 @@ def replay(
         "tenant": tenant,
         "again": again,
     }
-    raise typer.Exit(change(reached.admin(), "dlq/replay", "replayed", members, as_json=json))
+    _change(reached, "dlq/replay", "replayed", members, as_json=json)
 
 
 @app.command("dead-letter")
@@ -145,18 +190,19 @@ def dead_letter(
     json: options.Json = False,
 ) -> None:
     """Quarantine a message by hand: it becomes a dead letter."""
-    from transfer.cli.dead_letter_view import quarantine
-
-    members = {
-        "id": id,
-        "consumer": consumer,
-        "topic": topic,
-        "payload": payload,
-        "actor": actor,
-        "reason": reason,
-        "tenant": tenant,
-    }
-    raise typer.Exit(quarantine(reached.admin(), members, payload_file, as_json=json))
+    if (payload_file is None) == (payload is None):
+        raise UsageError("the payload is missing", hint="--payload TEXT or --payload-file FILE, one of them")
+    members: dict[str, Any] = {"id": id, "consumer": consumer, "topic": topic, "tenant": tenant}
+    members |= {"payload": payload, "actor": actor, "reason": reason}
+    if payload_file is not None:
+        data = sys.stdin.buffer.read() if str(payload_file) == "-" else payload_file.read_bytes()
+        members["payload_base64"] = base64.b64encode(data).decode()
+    answer = reached.admin().post("dlq/dead-letter", members)
+    if json:
+        print_json(answer)
+    else:
+        print(f"{printable(answer['letter']['message_id'])} is a dead letter now")
+    raise typer.Exit(0 if _audited(answer) else EXIT_ERROR)
 
 
 @app.command()
@@ -175,16 +221,44 @@ def purge(
     json: options.Json = False,
 ) -> None:
     """Delete dead letters. Exit code 1: some failed."""
-    from transfer.cli.dead_letter_view import change, ids_of
-
     members = {
-        "ids": ids_of(ids, id),
+        "ids": _ids_of(ids, id),
         "actor": actor,
         "reason": reason,
         "confirm": confirm,
         "tenant": tenant,
     }
-    raise typer.Exit(change(reached.admin(), "dlq/purge", "purged", members, as_json=json))
+    _change(reached, "dlq/purge", "purged", members, as_json=json)
+
+
+def _ids_of(lists: Sequence[str] | None, single: Sequence[str] | None) -> list[str]:
+    """Combines --ids, which are split at commas, and --id, which are not. Raises UsageError."""
+    ids = [id.strip() for text in lists or () for id in text.split(",")]
+    ids = [id for id in ids if id] + list(single or ())
+    if not ids:
+        raise UsageError("no message is named", hint="--ids MESSAGE[,MESSAGE]..., or --id MESSAGE")
+    return ids
+
+
+def _change(reached: Reached, path: str, verb: str, members: dict[str, Any], *, as_json: bool) -> None:
+    """Replays or purges letters. Exits with 1 if one of them failed, or the audit could not be written."""
+    answer = reached.admin().post(path, members)
+    if as_json:
+        print_json(answer)
+    else:
+        print(f"{verb} {answer[verb]} of {answer['requested']}")
+        for failure in answer["failures"]:
+            print(f"transfer: {printable(failure['id'])}: {printable(failure['message'])}", file=sys.stderr)
+    raise typer.Exit(EXIT_ERROR if answer["failures"] or not _audited(answer) else 0)
+
+
+def _audited(answer: dict[str, Any]) -> bool:
+    if not answer["audited"]:
+        print(
+            "transfer: done, but the broker cannot write its audit: it allows no other change until then",
+            file=sys.stderr,
+        )
+    return bool(answer["audited"])
 
 
 app.command("audit")(audit.events)

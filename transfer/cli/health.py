@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from transfer.broker.config import values
+from transfer.broker.config.options import OPTIONS, OTHER_NAMES
 from transfer.cli.exits import EXIT_ERROR
 from transfer.config import broker_environment
 from transfer.http import client as http_client
@@ -176,7 +178,7 @@ def _problems(body: bytes) -> str:
 
 def configured() -> dict[str, str]:
     """Returns the broker's options from the environment and its configuration file, without checks."""
-    environment = broker_environment()
+    environment = broker_environment(OTHER_NAMES)
     options: dict[str, str] = {}
     if environment.file:
         from transfer.broker.config.configuration import read_file
@@ -185,23 +187,16 @@ def configured() -> dict[str, str]:
     return options | {option: text for _, option, text in environment.options}
 
 
-#: options of the broker, and their fields of `Security`
-_NAMED = {
-    "cert": "certificate",
-    "key": "key",
-    "ca": "authority",
-    "server_name": "server_name",
-    "token_file": "token_file",
-}
-
-
 def security_of(options: Mapping[str, str], environ: Mapping[str, str] | None = None) -> Security:
     """Returns Security of the broker's options (`security.cert`), else of its variables (TRANSFER_TLS_CERT).
 
     Raises SecurityError, OptionError.
     """
-    given = {field: options.get(f"security.{option}", "") for option, field in _NAMED.items()}
-    given = {field: text for field, text in given.items() if text}
+    given = {
+        one.path[1]: options[one.name]  # files and a name: what this side's own connections need
+        for one in OPTIONS
+        if one.path[:1] == ("security",) and one.read is values.text and options.get(one.name)
+    }
     if "token_file" in given:
         given["token"] = ""  # the file replaces it
     return read_security(environ, given=given)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli.inputs import InputMessage, Inputs
@@ -15,6 +14,7 @@ from transfer.tensors import TensorMethods
 from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
 
 if TYPE_CHECKING:
+    from transfer.cli.options import Where
     from transfer.sockets.socket import Socket
 
 #: seconds that a command waits at its end for unsent messages, if there is no --timeout
@@ -23,48 +23,30 @@ LINGER = 30.0
 CONFIRM_POLL = 0.01
 
 
-@dataclass(frozen=True, slots=True)
-class SocketEnds:
-    """A socket's endpoints. timeout: seconds; None: endless. announce: registries for its bound endpoints."""
-
-    bind: list[str] = field(default_factory=list)
-    connect: list[str] = field(default_factory=list)
-    timeout: float | None = None
-    announce: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        if not self.bind and not self.connect:
-            raise UsageError(
-                "no endpoint", hint="give --connect or --bind, for instance tcp://127.0.0.1:5555"
-            )
-
-    @property
-    def milliseconds(self) -> int:
-        return -1 if self.timeout is None else round(self.timeout * 1000)
-
-
 @contextmanager
-def open_socket(kind: str, ends: SocketEnds, report: Any = None, **options: Any) -> Iterator[Socket]:
+def open_socket(kind: str, where: Where, report: Any = None, **options: Any) -> Iterator[Socket]:
     """Opens a socket of this type with its endpoints, and closes it at the end with its context.
 
     report: called with each bound endpoint, which has the real port. After an error or Ctrl-C it does not
     wait for unsent messages.
     """
+    if not where.bind and not where.connect:
+        raise UsageError("no endpoint", hint="give --connect or --bind, for instance tcp://127.0.0.1:5555")
     import transfer
 
     with transfer.Context() as context:
         socket = context.socket(getattr(transfer, kind))
         try:
-            socket.sndtimeo = socket.rcvtimeo = ends.milliseconds
+            socket.sndtimeo = socket.rcvtimeo = -1 if where.timeout is None else round(where.timeout * 1000)
             for name, value in options.items():
                 setattr(socket, name, value)
-            for endpoint in ends.bind:
+            for endpoint in where.bind or ():
                 socket.bind(endpoint)
                 if report is not None:
                     report(socket.last_endpoint)
-            for registry in ends.announce:
+            for registry in where.announce or ():
                 socket.announce(registry)
-            for endpoint in ends.connect:
+            for endpoint in where.connect or ():
                 socket.connect(endpoint)
             yield socket
         finally:
@@ -73,7 +55,7 @@ def open_socket(kind: str, ends: SocketEnds, report: Any = None, **options: Any)
 
 def send_all(
     kind: str,
-    ends: SocketEnds,
+    where: Where,
     inputs: Inputs,
     progress: Progress,
     *,
@@ -89,8 +71,8 @@ def send_all(
     wait: peers that have to connect first. confirm: waits until the peers have consumed everything.
     Raises Again if no peer took a message in time, Broken if messages were not sent or not consumed.
     """
-    with open_socket(kind, ends, report) as socket:
-        socket.wait_for_peers(wait, timeout=ends.timeout)
+    with open_socket(kind, where, report) as socket:
+        socket.wait_for_peers(wait, timeout=where.timeout)
         progress.begin()
         for message in _limited(inputs, count):
             send(socket, message, topic)
@@ -98,8 +80,8 @@ def send_all(
             if interval:
                 time.sleep(interval)
         if confirm:
-            _wait_confirmed(socket, ends.timeout)
-        lost = socket.close(linger=round((LINGER if ends.timeout is None else ends.timeout) * 1000))
+            _wait_confirmed(socket, where.timeout)
+        lost = socket.close(linger=round((LINGER if where.timeout is None else where.timeout) * 1000))
         if lost:
             raise Broken(
                 f"{lost} messages were not sent", hint="give a longer --timeout, or check the receiver"
@@ -120,7 +102,7 @@ def send(socket: Socket, message: InputMessage, topic: str | None = None) -> Non
 
 def receive_all(
     kind: str,
-    ends: SocketEnds,
+    where: Where,
     writer: Writer,
     progress: Progress,
     *,
@@ -129,7 +111,7 @@ def receive_all(
     report: Any = None,
 ) -> None:
     """PULL or SUB: writes each message, until `count` or the time-out, which raises Again."""
-    with open_socket(kind, ends, report) as socket:
+    with open_socket(kind, where, report) as socket:
         for topic in topics or ():
             socket.subscribe(topic)
         while count is None or progress.messages < count:
@@ -139,10 +121,10 @@ def receive_all(
 
 
 def ask_all(
-    ends: SocketEnds, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
+    where: Where, inputs: Inputs, writer: Writer, progress: Progress, *, count: int | None = None
 ) -> None:
     """REQ: sends each input, and writes its reply."""
-    with open_socket("REQ", ends) as socket:
+    with open_socket("REQ", where) as socket:
         for message in _limited(inputs, count):
             send(socket, message)
             reply = receive(socket)
@@ -151,7 +133,7 @@ def ask_all(
 
 
 def answer_all(
-    ends: SocketEnds,
+    where: Where,
     replies: list[InputMessage],
     writer: Writer | None,
     progress: Progress,
@@ -160,7 +142,7 @@ def answer_all(
     report: Any = None,
 ) -> None:
     """REP: answers each request with the next of `replies` in turn, or echoes it."""
-    with open_socket("REP", ends, report) as socket:
+    with open_socket("REP", where, report) as socket:
         while count is None or progress.messages < count:
             request = receive(socket)
             if writer is not None:

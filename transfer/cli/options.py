@@ -4,66 +4,55 @@ from __future__ import annotations
 
 import functools
 import inspect
-import re
 from collections.abc import Callable
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-if TYPE_CHECKING:
-    from transfer.cli.inputs import Inputs
-    from transfer.cli.messages import SocketEnds
-    from transfer.cli.outputs import Writer
+from transfer import units
+from transfer.transports.security.guard import is_loopback
 
-_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30}
+if TYPE_CHECKING:
+    from transfer.cli.admin import Admin
+    from transfer.cli.inputs import Inputs
+    from transfer.cli.outputs import Writer
+    from transfer.transports.security.settings import Security
+
+
+def command_group(help: str, **more: Any) -> typer.Typer:
+    """Makes a command with subcommands. Plain help needs no rich, and takes half the time."""
+    settings = {"help_option_names": ["-h", "--help"]}
+    return typer.Typer(help=help, rich_markup_mode=None, context_settings=settings, **more)
 
 
 def parse_size(text: str) -> int:
-    """Parses `4096`, `64KiB`, `1.5M`, `2GB`. Ki, Mi, Gi are powers of 1024. Raises BadParameter."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmg]i?)?b?\s*", text, re.IGNORECASE)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])
-
-
-def parse_size_or_none(text: str) -> int | None:
-    """Parses a size, or `none` to None. Raises BadParameter."""
-    return None if _is_none(text) else parse_size(text)
-
-
-def show_size(nbytes: float) -> str:
-    """Formats bytes with three digits: `1.5 MB`."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if nbytes < 1000:
-            return f"{nbytes:.3g} {unit}" if unit != "B" else f"{nbytes:.0f} B"
-        nbytes /= 1000
-    return f"{nbytes:.3g} TB"
-
-
-_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+    """Parses a size. Raises BadParameter."""
+    try:
+        return units.size(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M") from None
 
 
 def parse_age(text: str) -> float:
-    """Parses `90`, `90s`, `15m`, `12h`, `7d` to seconds. Raises BadParameter."""
-    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([smhd]?)\s*", text, re.IGNORECASE)
-    if match is None:
-        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d")
-    return float(match[1]) * _SECONDS[match[2].lower()]
+    """Parses a time to seconds. Raises BadParameter."""
+    try:
+        return units.seconds(text)
+    except ValueError:
+        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d") from None
 
 
-def parse_age_or_none(text: str) -> float | None:
-    """Parses an age, or `none` to None. Raises BadParameter."""
-    return None if _is_none(text) else parse_age(text)
+def _size_or_none(text: str) -> int | None:
+    return None if units.is_off(text) else parse_size(text)
 
 
-def _is_none(text: str) -> bool:
-    return text.strip().lower() == "none"
+def _age_or_none(text: str) -> float | None:
+    return None if units.is_off(text) else parse_age(text)
 
 
 def _age(text: str) -> Any:
-    return typer.Option(parser=parse_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
+    return typer.Option(parser=_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
 
 
 Files = Annotated[
@@ -156,12 +145,6 @@ class Where:
     timeout: Timeout = None
     announce: Announce = None
 
-    def ends(self) -> SocketEnds:
-        """Returns the endpoints. Raises UsageError."""
-        from transfer.cli.messages import SocketEnds
-
-        return SocketEnds(self.bind or [], self.connect or [], self.timeout, self.announce or [])
-
 
 @dataclass(frozen=True)
 class WhereWithTimeout(Where):
@@ -237,7 +220,7 @@ class Kept:
     retention_bytes: Annotated[
         Any,
         typer.Option(
-            parser=parse_size_or_none,
+            parser=_size_or_none,
             metavar="SIZE",
             help="Size of the folder, 1 MiB at least; beyond it writers wait. 'none': no limit.",
         ),
@@ -250,6 +233,71 @@ class Kept:
     metrics: Annotated[
         str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP at this port.")
     ] = None
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The broker that receives the requests."""
+
+    url: Annotated[
+        str,
+        typer.Option(
+            "--url",
+            envvar="TRANSFER_ADMIN_URL",
+            metavar="URL",
+            help="The broker's HTTP address. [the address in this machine's configuration]",
+        ),
+    ] = ""
+    token: Annotated[
+        str | None,
+        typer.Option(
+            "--token",
+            envvar="ADMIN_TOKEN",
+            metavar="TOKEN",
+            help="The operators' token, if the broker has one. All users of this host see command lines: "
+            "prefer ADMIN_TOKEN.",
+        ),
+    ] = None
+    timeout: Annotated[
+        float,
+        typer.Option(
+            "--timeout",
+            "-t",
+            min=0.1,
+            metavar="SECONDS",
+            help="Give up without a complete answer after this long.",
+        ),
+    ] = 30.0
+
+    def admin(self) -> Admin:
+        """Returns a client of the broker at --url, or of the one in the environment and its file.
+
+        It uses HTTPS if there are certificates, and then the clients' token if there is no operators' token.
+        Raises AddressError, OptionError, SecurityError, UsageError.
+        """
+        from transfer.cli.admin import Admin
+        from transfer.cli.health import configured, security_of, target
+
+        options = configured()
+        security = security_of(options)
+        place = target(self.url or None, options, security, live=False)
+        secure = place.secure if self.url else place.secure or security.tls
+        url = self.url or str(replace(place, secure=secure, path=""))
+        token = self.token
+        if not token and (
+            secure or is_loopback(place.host)
+        ):  # the network must not see the token in plain text
+            token = options.get("http.token")
+        return Admin(url, token or (_shared_token(security) if secure else None), self.timeout, security)
+
+
+def _shared_token(security: Security) -> str | None:
+    """Returns the token that all clients share, if there is one. Raises SecurityError."""
+    from transfer.transports.core import python_tls
+    from transfer.transports.security.credentials import Credentials
+
+    tokens = Credentials(security, python_tls).tokens()
+    return tokens[0].decode() if tokens else None
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import Any, Self
 
-from transfer.cli.options import show_size
 from transfer.cli.tables import print_json
+from transfer.units import show_size
 
 #: seconds after which the bar appears
 PATIENCE = 1.0
@@ -48,9 +47,7 @@ class Progress:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         if self._bar is not None:
             self._draw()
             self._bar.stop()

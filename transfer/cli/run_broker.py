@@ -12,30 +12,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.config.configuration import Configuration, ConfigValue, configured
+from transfer.broker.config.options import OTHER_NAMES
 from transfer.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED
-from transfer.cli.heap_trimmer import HeapTrimmer
-from transfer.cli.options import show_size
-from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
+from transfer.cli.service import StopEvent, logged, opened, raise_descriptor_limit, run_until
 from transfer.cli.tables import print_json
 from transfer.config import broker_environment
 from transfer.transports.config import security
 from transfer.transports.errors import (
-    InternalError,
-    LogDamaged,
-    LogInUse,
     OptionError,
-    TransferError,
     UsageError,
 )
 from transfer.transports.security.guard import is_loopback
+from transfer.units import show_size
 
 if TYPE_CHECKING:
     from transfer.broker.server import Broker
 
 _log = logging.getLogger("transfer.broker")
 
-#: seconds between two checks whether the log works
-_CHECK_INTERVAL = 0.2
 #: endpoints whose protocol has a token
 _TOKEN_PROVED = ("own", "spool", "rows")
 
@@ -78,13 +72,9 @@ def run(flags: Sequence[ConfigValue], file: Path | None, *, as_json: bool) -> in
     with logged(), signals.taken():
         raise_descriptor_limit()
         with _opened(configuration) as broker:
-            settle()
             _announce(broker, as_json)
-            heap = HeapTrimmer()
-            while not signals.stop.wait(_CHECK_INTERVAL):
-                heap.trim()
-                if broker.failure is not None:
-                    raise _failed(broker.failure)
+            hint = "acknowledged messages are kept; check the disk, and restart the broker"
+            run_until(signals.stop, broker, "the broker has ended, since its log failed", hint=hint)
             _drain(broker, signals.stop_now)
         _log.info("ended by %s; acknowledged messages are kept", signals.first.name)
     return EXIT_INTERRUPTED if signals.first is signal.SIGINT else 0
@@ -92,7 +82,7 @@ def run(flags: Sequence[ConfigValue], file: Path | None, *, as_json: bool) -> in
 
 def _configuration(flags: Sequence[ConfigValue], file: Path | None) -> Configuration:
     """Combines flags, environment and file. Raises OptionError."""
-    variables = broker_environment()
+    variables = broker_environment(OTHER_NAMES)
     environment = [
         ConfigValue(option, text, f"the variable {name}") for name, option, text in variables.options
     ]
@@ -112,33 +102,15 @@ def _opened(configuration: Configuration) -> Broker:
 
     folder = configuration.folder
     assert folder is not None
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", hint="name a folder for the broker alone with --data")
     begun = time.monotonic()
-    try:
-        broker = Broker(folder, configuration.settings)
-    except LogInUse as error:
-        raise LogInUse(
-            f"another broker runs on {folder}", hint="end it first, or use another folder"
-        ) from error
-    except LogDamaged as error:
-        text, _, _ = str(error).partition("\n  hint: ")
-        raise LogDamaged(
-            f"{folder} is damaged, and nothing was changed: {text}",
-            hint=f"`transfer broker check {folder}` lists all damage; restore it, or use an empty folder",
-        ) from error
+    hint = f"`transfer broker check {folder}` lists all damage; restore it, or use an empty folder"
+    broker = opened(
+        lambda: Broker(folder, configuration.settings), folder, "broker", option="--data", damaged=hint
+    )
     size = show_size(broker.hub.store.log.disk_bytes)
     topics = len(broker.hub.store.topics)
     _log.info("%d topics in %s of %s, open in %.2f s", topics, size, folder, time.monotonic() - begun)
     return broker
-
-
-def _failed(failure: TransferError) -> InternalError:
-    text, _, _ = str(failure).partition("\n  hint: ")
-    return InternalError(
-        f"the broker has ended, since its log failed: {text}",
-        hint="acknowledged messages are kept; check the disk, and restart the broker",
-    )
 
 
 def _drain(broker: Broker, stop_now: StopEvent) -> None:

@@ -13,59 +13,36 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli.exits import EXIT_INTERRUPTED
-from transfer.cli.heap_trimmer import HeapTrimmer
-from transfer.cli.options import show_size
-from transfer.cli.service import StopEvent, logged, raise_descriptor_limit, settle
+from transfer.cli.service import StopEvent, logged, opened, raise_descriptor_limit, run_until
 from transfer.cli.tables import print_json
 from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import (
     AddressError,
-    InternalError,
-    LogDamaged,
-    LogInUse,
     NotSupported,
-    OptionError,
-    TransferError,
 )
 from transfer.transports.security.guard import is_loopback
+from transfer.units import show_size
 
 if TYPE_CHECKING:
+    from transfer.cli.options import Kept
     from transfer.spool.server.server import Spool
 
 _log = logging.getLogger("transfer.spool")
 
-#: seconds between two checks whether the spool works
-_CHECK_INTERVAL = 0.2
 
-
-def serve(
-    folder: Path,
-    bind: str,
-    rows_bind: str | None,
-    *,
-    retention_bytes: int | None,
-    ages: tuple[float | None, ...],
-    metrics: str | None,
-    as_json: bool,
-) -> int:
-    """Serves until SIGTERM (returns 0) or Ctrl-C (130). ages: the fields of `Ages`, in their order.
+def serve(kept: Kept, *, as_json: bool) -> int:
+    """Serves until SIGTERM (returns 0) or Ctrl-C (130).
 
     Raises InternalError when its log or one of its threads failed: restart it.
     """
-    endpoint = _endpoint("--bind", bind)
-    rows_endpoint = _endpoint("--rows-bind", rows_bind) if rows_bind else default_rows_endpoint(endpoint)
     ended = StopEvent()
     with logged(), _ended_by(signal.SIGTERM, ended):
         raise_descriptor_limit()
         try:
-            with _opened(folder, endpoint, rows_endpoint, retention_bytes, ages, metrics) as spool:
-                settle()
-                _announce(spool, folder, as_json)
-                heap = HeapTrimmer()
-                while not ended.wait(_CHECK_INTERVAL):
-                    heap.trim()
-                    if spool.failure is not None:
-                        raise _failed(spool.failure)
+            with _opened(kept) as spool:
+                _announce(spool, kept.spool, as_json)
+                hint = "acknowledged rows are kept; check the disk and the log output, and restart the spool"
+                run_until(ended, spool, "the spool has ended", hint=hint)
                 _log.info("ended by SIGTERM; acknowledged rows are kept")
                 return 0
         except KeyboardInterrupt:
@@ -73,17 +50,10 @@ def serve(
             return EXIT_INTERRUPTED
 
 
-def _opened(
-    folder: Path,
-    endpoint: str,
-    rows_endpoint: str,
-    retention_bytes: int | None,
-    ages: tuple[float | None, ...],
-    metrics: str | None,
-) -> Spool:
+def _opened(kept: Kept) -> Spool:
     """Opens the spool. Raises its errors with hints for the command line."""
-    if folder.exists() and not folder.is_dir():
-        raise OptionError(f"{folder} is no folder", hint="name a folder for the spool alone with --spool")
+    endpoint = _endpoint("--bind", kept.bind)
+    rows = _endpoint("--rows-bind", kept.rows_bind) if kept.rows_bind else default_rows_endpoint(endpoint)
     try:
         import_module("numpy")  # it is first needed with the first rows, which is too late for this error
         from transfer.spool.server.max_ages import Ages
@@ -94,33 +64,19 @@ def _opened(
         raise NotSupported(
             f"a spool needs {error.name}", hint="pip install 'tensor-transfer[spool]'"
         ) from error
-    try:
-        return Spool(
-            folder,
-            endpoint,
-            rows_endpoint,
-            retention_bytes=retention_bytes,
-            ages=Ages(*ages),
-            metrics_port=metrics,
-        )
-    except LogInUse as error:
-        raise LogInUse(
-            f"another spool runs on {folder}", hint="end it first, or use another folder"
-        ) from error
-    except LogDamaged as error:
-        text, _, _ = str(error).partition("\n  hint: ")
-        raise LogDamaged(
-            f"{folder} is damaged, and nothing was changed: {text}",
-            hint="restore the folder, or start with an empty one and write the runs again; "
-            "`transfer runs salvage` copies the undamaged runs",
-        ) from error
+    hint = (
+        "restore the folder, or start with an empty one and write the runs again; "
+        "`transfer runs salvage` copies the undamaged runs"
+    )
 
-
-def _failed(failure: TransferError) -> InternalError:
-    text, _, _ = str(failure).partition("\n  hint: ")
-    return InternalError(
-        f"the spool has ended: {text}",
-        hint="acknowledged rows are kept; check the disk and the log output, and restart the spool",
+    ages = Ages(kept.retention_age, kept.staged_age, kept.failed_age, kept.group_age, kept.unread_age)
+    more = {"retention_bytes": kept.retention_bytes, "ages": ages, "metrics_port": kept.metrics}
+    return opened(
+        lambda: Spool(kept.spool, endpoint, rows, **more),
+        kept.spool,
+        "spool",
+        option="--spool",
+        damaged=hint,
     )
 
 

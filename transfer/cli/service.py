@@ -5,14 +5,27 @@ from __future__ import annotations
 import gc
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
 
+from transfer.cli.heap_trimmer import HeapTrimmer
 from transfer.log_output import FORMAT
 from transfer.transports import descriptors
+from transfer.transports.errors import InternalError, LogDamaged, LogInUse, OptionError, TransferError
+
+if TYPE_CHECKING:
+    from transfer.broker.server import Broker
+    from transfer.spool.server.server import Spool
 
 _log = logging.getLogger("transfer")
+#: seconds between two checks whether a service works
+_CHECK_INTERVAL = 0.2
+
+
+Opened = TypeVar("Opened")
 
 
 class StopEvent:
@@ -62,10 +75,33 @@ def logged() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def settle() -> None:
-    """Freezes the objects that exist now: each garbage collection blocks all threads while it visits them."""
+def opened(make: Callable[[], Opened], folder: Path, what: str, *, option: str, damaged: str) -> Opened:
+    """Opens a broker or a spool. Raises its errors with hints. damaged: the hint for a damaged folder."""
+    if folder.exists() and not folder.is_dir():
+        raise OptionError(f"{folder} is no folder", hint=f"name a folder for the {what} alone with {option}")
+    try:
+        return make()
+    except LogInUse as error:
+        hint = "end it first, or use another folder"
+        raise LogInUse(f"another {what} runs on {folder}", hint=hint) from error
+    except LogDamaged as error:
+        text = f"{folder} is damaged, and nothing was changed: {_without_hint(error)}"
+        raise LogDamaged(text, hint=damaged) from error
+
+
+def run_until(stop: StopEvent, service: Broker | Spool, ended: str, *, hint: str) -> None:
+    """Waits for `stop`. Raises InternalError, with the text `ended` and a hint, when the service failed."""
     gc.collect()
-    gc.freeze()
+    gc.freeze()  # each garbage collection blocks all threads while it visits the objects that exist now
+    heap = HeapTrimmer()
+    while not stop.wait(_CHECK_INTERVAL):
+        heap.trim()
+        if service.failure is not None:
+            raise InternalError(f"{ended}: {_without_hint(service.failure)}", hint=hint)
+
+
+def _without_hint(error: TransferError) -> str:
+    return str(error).partition("\n  hint: ")[0]
 
 
 def raise_descriptor_limit() -> None:

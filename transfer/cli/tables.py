@@ -1,10 +1,13 @@
-"""Prints tables for people, and JSON for programs, to standard output."""
+"""Prints tables for people, and JSON for programs, to standard output; asks for confirmation."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Sequence
-from typing import Any
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, TypeVar
+
+One = TypeVar("One", bound=Mapping[str, Any])
 
 
 def show_table(
@@ -25,6 +28,25 @@ def show_table(
         print((indent + "  ".join(cells)).rstrip())
 
 
+def show_list(
+    items: Sequence[One],
+    head: Sequence[str],
+    line: Callable[[One], Sequence[str]],
+    *,
+    as_json: bool,
+    right: Collection[str] = (),
+    nothing: str,
+) -> None:
+    """Prints a table with a line for each item, or `nothing` without items. as_json: prints the items."""
+    if as_json:
+        for one in items:
+            print_json(one)
+        return
+    show_table(head, [line(one) for one in items], right=right)
+    if not items:
+        print(nothing)
+
+
 def print_json(value: Any) -> None:
     """Prints JSON as one line.
 
@@ -40,3 +62,9 @@ def print_json(value: Any) -> None:
 def printable(text: object) -> str:
     """Returns a foreign text with its control characters escaped for a terminal."""
     return "".join(sign if sign.isprintable() else repr(sign)[1:-1] for sign in str(text))
+
+
+def confirmed(question: str) -> bool:
+    """Asks, and returns whether the answer on standard input is yes. Anything else, or its end, is a no."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

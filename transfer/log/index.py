@@ -5,9 +5,12 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol, overload
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 from transfer.log.ranges import Ranges
+
+if TYPE_CHECKING:
+    from transfer.log.segment import Segment
 
 
 class LostPositions(Sequence[int]):
@@ -79,13 +82,6 @@ class Use(NamedTuple):
 Uses = dict[tuple[int, int], Use]
 
 
-class Home(Protocol):
-    """A segment that takes records; see `segment.Segment`."""
-
-    first: int
-    runs: list[OffsetRun]
-
-
 class LogTopic:
     """A topic of the log. Not thread-safe, except for reading `discarded`.
 
@@ -127,21 +123,21 @@ class LogTopic:
         """The runs of its messages, by offset, without gaps."""
         return self._runs
 
-    def add(self, home: Home, position: int) -> None:
+    def add(self, home: Segment, position: int) -> None:
         """Adds a message at `position` of the segment."""
         if self._home != home.first:
             self._grow_in(home)
         self._growing.append(position)
         self.end += 1
 
-    def extend(self, home: Home, positions: Sequence[int]) -> None:
+    def extend(self, home: Segment, positions: Sequence[int]) -> None:
         """Adds messages at these positions of the segment."""
         if self._home != home.first and positions:
             self._grow_in(home)
         self._growing.extend(positions)
         self.end += len(positions)
 
-    def _grow_in(self, home: Home) -> None:
+    def _grow_in(self, home: Segment) -> None:
         self._growing, self._home = array("I"), home.first
         run = OffsetRun(self.number, home.first, self.end, self._growing)
         home.runs.append(run)
@@ -190,7 +186,7 @@ class LogTopic:
         begin = max(run.first, self.begin)
         return [run.part(begin, run.end)] if begin < run.end else []
 
-    def grow_on(self, home: Home, its: Collection[OffsetRun]) -> None:
+    def grow_on(self, home: Segment, its: Collection[OffsetRun]) -> None:
         """Continues the last run if it is one of the segment's (`its`, a set, as they may be very many)."""
         last = self._runs[-1] if self._runs else None
         if last is not None and isinstance(last.positions, array) and last in its:

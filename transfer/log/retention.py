@@ -5,12 +5,15 @@ This module does no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from transfer.transports.arguments import whole
 from transfer.transports.errors import OptionError
+
+if TYPE_CHECKING:
+    from transfer.log.segment import Segment
 
 NANOSECONDS = 1_000_000_000
 #: bytes of a segment, if its log has no limit, or a large one
@@ -52,22 +55,8 @@ def segment_size(limit: int | None) -> int:
     return min(SEGMENT_BYTES, limit // _PARTS)
 
 
-class SegmentInfo(Protocol):
-    """What retention needs of a segment; see `segment.Segment`."""
-
-    first: int
-    newest: int
-    pins: int
-
-    @property
-    def ends(self) -> Mapping[int, int]: ...
-
-    @property
-    def disk_bytes(self) -> int: ...
-
-
 def removable(
-    segments: Sequence[SegmentInfo],
+    segments: Sequence[Segment],
     retention: Retention,
     now: int,
     acknowledged: Callable[[int], int | None],

@@ -21,8 +21,6 @@ with comes_with("torch", __name__):
     from torch.utils.data import IterableDataset, get_worker_info
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer.spool.format.row_source import RowSource, RunInfo
     from transfer.spool.format.rows import Array, Arrays
 
@@ -149,9 +147,7 @@ class RunDataset(IterableDataset[BatchT], Generic[BatchT]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def __getstate__(self) -> dict[str, Any]:

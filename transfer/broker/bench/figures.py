@@ -3,53 +3,40 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 
 from transfer.broker.bench.plan import Plan
 from transfer.broker.bench.usage import Usage
 
-#: latencies that one receiver keeps at most
-MOST_SAMPLES = 1 << 16
 _PERCENTS = (50, 95, 99)
+#: leading bits of a latency that are kept: percentiles are exact to 0.1 %
+_KEPT_BITS = 10
 
 
 class Samples:
-    """Latencies of one receiver: all of them, or every second, fourth … if there are many.
+    """Counts the latencies of one receiver. worst: the longest; 0 if there is none."""
 
-    most: how many it keeps, an even number. worst: the longest of all; 0 if there is none.
-    """
-
-    def __init__(self, most: int = MOST_SAMPLES) -> None:
-        self.kept: list[int] = []
+    def __init__(self) -> None:
+        self.counts: Counter[int] = Counter()
         self.worst = 0
-        self._most = most
-        self._stride = 1
-        self._skip = 0
 
     def add(self, nanoseconds: int) -> None:
         """Adds a latency."""
-        if nanoseconds > self.worst:
-            self.worst = nanoseconds
-        if self._skip:
-            self._skip -= 1
-            return
-        self.kept.append(nanoseconds)
-        self._skip = self._stride - 1
-        if len(self.kept) >= self._most:
-            del self.kept[1::2]  # including the last one, so that the distance to the next one is even
-            self._stride *= 2
-
-    @property
-    def stride(self) -> int:
-        """Number of latencies that each kept one stands for."""
-        return self._stride
+        self.worst = max(self.worst, nanoseconds)
+        dropped = max(0, nanoseconds.bit_length() - _KEPT_BITS)
+        self.counts[nanoseconds >> dropped << dropped] += 1
 
 
-def percentile(ordered: Sequence[float], percent: float) -> float:
-    """Returns the nearest-rank percentile of values in ascending order. They must not be empty."""
-    rank = math.ceil(len(ordered) * percent / 100)
-    return ordered[min(len(ordered), max(1, rank)) - 1]
+def percentile(counts: Counter[int], percent: float) -> int:
+    """Returns the nearest-rank percentile of counted values, of which there is at least one."""
+    rank = max(1, math.ceil(counts.total() * percent / 100))
+    for value in sorted(counts):
+        rank -= counts[value]
+        if rank <= 0:
+            return value
+    raise ValueError(f"there is no percentile of {percent}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +50,12 @@ class Latency:
 
     @classmethod
     def of(cls, samples: Iterable[Samples]) -> Latency | None:
-        """Computes the latency over all receivers; None without any message.
-
-        It weights each receiver by all its messages, also if the receiver kept only some samples.
-        """
+        """Computes the latency over all receivers; None without any message."""
         samples = list(samples)
-        widest = max((one.stride for one in samples), default=1)
-        ordered = sorted(value for one in samples for value in one.kept[:: widest // one.stride])
-        if not ordered:
+        counts = sum((one.counts for one in samples), Counter[int]())
+        if not counts:
             return None
-        p50, p95, p99 = (percentile(ordered, percent) / 1000 for percent in _PERCENTS)
+        p50, p95, p99 = (percentile(counts, percent) / 1000 for percent in _PERCENTS)
         return cls(p50, p95, p99, max(one.worst for one in samples) / 1000)
 
 

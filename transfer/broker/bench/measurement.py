@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 
 from transfer.broker.bench.figures import Latency, Result
@@ -32,35 +32,27 @@ _OVERTIME = 60.0
 _CHECK_INTERVAL = 0.1
 
 
-@dataclass(slots=True)
-class _Cast:
-    """The processes of one measurement."""
-
-    publishers: list[BenchMember] = field(default_factory=list)
-    receivers: list[BenchMember] = field(default_factory=list)
-
-
-def measure(plan: Plan, target: BenchTarget, tick: Callable[[], None] = lambda: None) -> Result:
-    """Measures a broker once. tick: called ten times a second during publication.
+def measure(plan: Plan, target: BenchTarget) -> Result:
+    """Measures a broker once.
 
     Raises NotSupported (no LZ4), Again (a process does not answer), InternalError (a process failed).
     """
     if plan.compress:
         check_compression()
     with Processes() as crew:
-        cast = _cast(crew, plan, target)
-        for member in (*cast.receivers, *cast.publishers):
+        receivers, publishers = _cast(crew, plan, target)
+        for member in (*receivers, *publishers):
             member.receive(PATIENCE)
         target.begin()
         before = target.usage()
-        for member in cast.publishers:
+        for member in publishers:
             member.send("go")
-        until_done(cast.publishers, plan.duration + _OVERTIME, tick, cast.receivers)
-        messages = sum(member.result[0] for member in cast.publishers)
-        _wait_for_all(cast.receivers, messages * plan.copies, target)
+        until_done(publishers, plan.duration + _OVERTIME, receivers)
+        messages = sum(member.result[0] for member in publishers)
+        _wait_for_all(receivers, messages * plan.copies, target)
         after = target.usage()
-        received: list[ReceivedCount] = [member.result for member in cast.receivers]
-        begun = min(member.result[1] for member in cast.publishers)
+        received: list[ReceivedCount] = [member.result for member in receivers]
+        begun = min(member.result[1] for member in publishers)
     delivered = sum(one.messages for one in received)
     return Result(
         plan=plan,
@@ -94,14 +86,15 @@ def _roles(plan: Plan) -> list[_Role]:
     ]
 
 
-def _cast(crew: Processes, plan: Plan, target: BenchTarget) -> _Cast:
-    """Starts the processes. Receivers start first, so that they are ready for the first message."""
+def _cast(crew: Processes, plan: Plan, target: BenchTarget) -> tuple[list[BenchMember], list[BenchMember]]:
+    """Starts (receivers, publishers); receivers first, so that they are ready for the first message."""
     roles = _roles(plan)
     run = time.time_ns()
     paces: list[list[Connection]] = [[] for _ in range(plan.connections)]
     rivals = 1 if plan.mode is Mode.DIRECT_ACK else len(roles)
     every = max(1, plan.in_flight * plan.copies // (2 * rivals))
-    cast = _Cast()
+    receivers: list[BenchMember] = []
+    publishers: list[BenchMember] = []
     for role in roles:
         steps = {}
         for number in role.publishers:
@@ -109,18 +102,18 @@ def _cast(crew: Processes, plan: Plan, target: BenchTarget) -> _Cast:
             paces[number].append(reading)
         receiving = ReceivingTask(plan, run, role.topics, steps, every)
         if role.by_ttp:
-            cast.receivers.append(crew.add(subscribe_ttp, receiving, target.ttp))
+            receivers.append(crew.add(subscribe_ttp, receiving, target.ttp))
         else:
-            cast.receivers.append(crew.add(consume_own, receiving, target.requests))
+            receivers.append(crew.add(consume_own, receiving, target.requests))
     for number, pace in enumerate(paces):
         topics = plan.topics() if plan.mode is Mode.MIXED else [plan.topics()[number]]
         publishing = Publishing(plan, run, number, topics, pace)
         if plan.mode is Mode.FANOUT:
-            cast.publishers.append(crew.add(publish_ttp, publishing, target.ttp))
+            publishers.append(crew.add(publish_ttp, publishing, target.ttp))
         else:
-            cast.publishers.append(crew.add(publish_own, publishing, target.requests))
+            publishers.append(crew.add(publish_own, publishing, target.requests))
     crew.started()
-    return cast
+    return receivers, publishers
 
 
 def _wait_for_all(receivers: Sequence[BenchMember], expected: int, target: BenchTarget) -> None:

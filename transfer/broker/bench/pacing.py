@@ -6,7 +6,6 @@ So latencies measure the broker, and not the length of a queue.
 from __future__ import annotations
 
 import struct
-import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 
@@ -57,16 +56,3 @@ class PacingSteps:
             self._lines[publisher].send_bytes(_COUNT.pack(unreported))
         except OSError:
             return  # the publisher has ended
-
-
-class Duration:
-    """The time for which a publisher publishes."""
-
-    def __init__(self, seconds: float) -> None:
-        self.begun = time.monotonic()
-        self._until = self.begun + seconds
-
-    @property
-    def over(self) -> bool:
-        """Whether the time is over."""
-        return time.monotonic() >= self._until

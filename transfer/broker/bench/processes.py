@@ -156,10 +156,9 @@ class Processes:
 def until_done(
     members: Iterable[BenchMember],
     patience: float,
-    tick: Callable[[], None] = lambda: None,
     others: Iterable[BenchMember] = (),
 ) -> None:
-    """Waits until the roles of all `members` have ended, and calls `tick` ten times a second.
+    """Waits until the roles of all `members` have ended.
 
     others: their failure ends the wait, too. Raises Again, InternalError.
     """
@@ -170,7 +169,6 @@ def until_done(
         for line in wait(list(watched), _CHECK_INTERVAL):
             assert isinstance(line, Connection)
             watched[line].receive(0)
-        tick()
         if time.monotonic() > deadline:
             raise Again(f"a process of the measurement has not ended within {patience:g} s")
 

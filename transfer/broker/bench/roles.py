@@ -13,7 +13,7 @@ from itertools import cycle
 from multiprocessing.connection import Connection
 
 from transfer.broker.bench.figures import Samples
-from transfer.broker.bench.pacing import Duration, Pace, PacingSteps
+from transfer.broker.bench.pacing import Pace, PacingSteps
 from transfer.broker.bench.payloads import Opened, Payloads
 from transfer.broker.bench.plan import Plan
 from transfer.broker.bench.processes import Stage
@@ -98,13 +98,12 @@ def _publish(stage: Stage, task: Publishing, publish: Callable[[str, bytes, int]
     topics = cycle(task.topics)
     stage.send("ready")
     stage.receive()
-    duration = Duration(plan.duration)
-    count = 0
-    while not duration.over:
+    begun, count = time.monotonic(), 0
+    while time.monotonic() < begun + plan.duration:
         pace.take(PATIENCE)
         publish(next(topics), payloads.next(), count)
         count += 1
-    return count, duration.begun
+    return count, begun
 
 
 def consume_own(stage: Stage, task: ReceivingTask, endpoint: str) -> ReceivedCount:

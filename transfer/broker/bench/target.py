@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import http.client
 import ssl
-import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -158,13 +155,6 @@ def started(crew: Processes, folder: Path, transient: tuple[TopicPattern, ...] |
         transient=transient,
     )
     return Started(crew.add(_serve, folder, settings))
-
-
-@contextmanager
-def temporary(parent: Path | None = None) -> Iterator[Path]:
-    """Makes a folder, and removes it with its content at the end. parent: None: the system's default."""
-    with tempfile.TemporaryDirectory(prefix="transfer-bench-", dir=parent) as path:
-        yield Path(path)
 
 
 def _serve(stage: Stage, folder: Path, settings: Settings) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import suppress
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from transfer.broker.clients.tls import checked
@@ -57,9 +56,7 @@ class AbtpConnection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _send_now(self, frames: tuple[bytes, ...], sign: Signer | None) -> None:

@@ -49,6 +49,33 @@ def flat(payload: Any) -> memoryview:
         raise not_a_buffer(payload) from None
 
 
+def connected(
+    address: tuple[str, int], deadline: float, security: Security, protocols: tuple[str, ...] = ()
+) -> tuple[socket.socket, TlsChannel | None]:
+    """Connects, and returns the socket and its TLS channel. Raises Again, Broken, HandshakeError."""
+    host, port = address
+    patient = max(0.001, min(deadline - time.monotonic(), _LONGEST))
+    try:
+        opened = socket.create_connection(address, patient)
+    except TimeoutError as error:
+        raise Again(f"{host}:{port} did not answer within {patient:.3g} s") from error
+    except OSError as error:
+        raise Broken(f"{host}:{port} cannot be reached: {error.strerror or error}") from error
+    try:
+        opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return opened, secured(opened, host, deadline, security, protocols)
+    except BaseException:
+        opened.close()
+        raise
+
+
+def has_ended(connection: socket.socket, seconds: float) -> bool:
+    """Whether the peer has closed the connection, or closes it within `seconds`."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(seconds * 1000))
+
+
 class ClientConnection:
     """A TCP connection, with TLS if configured. One thread may send while another receives; others block.
 
@@ -73,25 +100,9 @@ class ClientConnection:
         self._got = 0  # bytes of it
         self._received = False  # any byte was received
         self._begun = False  # any byte was sent
-        self._socket, self._channel = self._opened(time.monotonic() + timeout)
+        self._socket, self._channel = connected(self._address, time.monotonic() + timeout, self._security)
         #: sends and receives bytes
         self._stream: socket.socket | TlsChannel = self._channel or self._socket
-
-    def _opened(self, deadline: float) -> tuple[socket.socket, TlsChannel | None]:
-        """Connects, and returns the socket and its TLS channel."""
-        patient = max(0.001, min(deadline - time.monotonic(), _LONGEST))
-        try:
-            opened = socket.create_connection(self._address, patient)
-        except TimeoutError as error:
-            raise Again(f"{self.peer} did not answer within {patient:.3g} s") from error
-        except OSError as error:
-            raise Broken(f"{self.peer} cannot be reached: {error.strerror or error}") from error
-        try:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            return opened, secured(opened, self._address[0], deadline, self._security)
-        except BaseException:
-            opened.close()
-            raise
 
     def send(self, buffers: Sequence[bytes | memoryview], *, timeout: float | None = None) -> None:
         """Sends all buffers in order. The caller may change them when it returns.
@@ -163,11 +174,12 @@ class ClientConnection:
         The broker may close connections that have sent nothing, in favour of others. The first bytes would be
         lost without an error; a new connection loses nothing.
         """
-        if self._has_ended(0):
+        if has_ended(self._socket, 0):
             if self._received or not self._receiving.acquire(blocking=False):  # a thread waits in the old one
                 raise closed(self.peer, self._channel, received=self._received)
             try:
-                ended, (self._socket, self._channel) = self._socket, self._opened(deadline)
+                ended = self._socket
+                self._socket, self._channel = connected(self._address, deadline, self._security)
                 self._stream = self._channel or self._socket
                 ended.close()
             finally:
@@ -175,15 +187,9 @@ class ClientConnection:
             if self._closed.is_set():  # `close` was called meanwhile, and does not wait for this thread
                 self._socket.close()
             self._check()
-            if self._has_ended(_SOON):
+            if has_ended(self._socket, _SOON):
                 raise closed(self.peer, self._channel, received=False)
         self._begun = True
-
-    def _has_ended(self, seconds: float) -> bool:
-        """Whether the peer has closed the connection, or closes it within `seconds`."""
-        poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
-        return bool(poll.poll(seconds * 1000))
 
     def _receive_large(self, nbytes: int, deadline: float) -> bytearray:
         if not self._large:

@@ -11,7 +11,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.clients.connection import ClientConnection, flat
@@ -106,9 +105,7 @@ class PyBrokerClient:
     def __enter__(self) -> PyBrokerClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _request(self, topic: str, offset: int) -> tuple[bytes | bytearray | None, int]:

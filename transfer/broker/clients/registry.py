@@ -43,8 +43,6 @@ from transfer.transports.errors import (
 )
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer.sockets.context import Context
 
 __all__ = ["LEASE", "Member", "RegisteredName", "RegistryDirectory", "look_up", "reachable"]
@@ -140,9 +138,7 @@ class RegisteredName:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # -- the thread --------------------------------------------------------------------------------------

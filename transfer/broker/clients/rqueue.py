@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import threading
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transfer.broker.clients.connection import ClientConnection, flat
@@ -105,9 +104,7 @@ class RqueueClient:
     def __enter__(self) -> RqueueClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def _receive_head(self, deadline: float) -> RqueueHead:

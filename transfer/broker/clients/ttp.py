@@ -12,7 +12,6 @@ import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import count
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from transfer.broker.clients.ttp_connection import NOTHING, TtpClientConnection
@@ -87,9 +86,7 @@ class TtpClient:
     def __enter__(self) -> TtpClient:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:

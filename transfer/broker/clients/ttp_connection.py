@@ -8,8 +8,8 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING
 
-from transfer.broker.clients.connection import checked_address
-from transfer.broker.clients.tls import closed, failure, secured, security_for
+from transfer.broker.clients.connection import checked_address, connected, has_ended
+from transfer.broker.clients.tls import closed, failure, security_for
 from transfer.broker.clients.ttp_reader import TtpFrame, TtpReader
 from transfer.broker.protocols.ttp import ALPN, WANTED, TtpKind, TtpLimits, decode_error, encode_head
 from transfer.transports.arguments import patience
@@ -69,12 +69,7 @@ class TtpClientConnection:
 
     def _connect(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout
-        self._socket = _connected(*self._address, timeout)
-        try:
-            self._channel = secured(self._socket, self._address[0], deadline, self._security, (ALPN,))
-        except BaseException:
-            self._socket.close()
-            raise
+        self._socket, self._channel = connected(self._address, deadline, self._security, (ALPN,))
         #: sends and receives bytes
         self._stream: socket.socket | TlsChannel = self._channel or self._socket
 
@@ -155,9 +150,7 @@ class TtpClientConnection:
 
         The broker may close connections that have sent nothing, in favour of others. So nothing is lost.
         """
-        poll = select.poll()
-        poll.register(self._socket, select.POLLRDHUP)
-        if poll.poll(0):
+        if has_ended(self._socket, 0):
             self._socket.close()
             try:
                 self._connect(self.timeout)
@@ -262,17 +255,6 @@ class TtpClientConnection:
             self._failure = error
             self._socket.close()
         return self._failure
-
-
-def _connected(host: str, port: int, timeout: float) -> socket.socket:
-    try:
-        connection = socket.create_connection((host, port), min(timeout, _LONGEST))
-    except TimeoutError as error:
-        raise Again(f"{host}:{port} did not answer within {timeout:g} s") from error
-    except OSError as error:
-        raise Broken(f"{host}:{port}: {error.strerror or error}") from error
-    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return connection
 
 
 def _breaks_off(frame: TtpFrame) -> bool:

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from transfer.broker.config.options import BY_NAME, Secured, settings_of
+from transfer.broker.config.options import BY_NAME, DATA
 from transfer.broker.config.settings import Settings
-from transfer.broker.config.values import Value
 from transfer.transports.errors import OptionError
 from transfer.transports.security.exposure import warn_of_secret
+from transfer.transports.security.settings import Security
+
+#: makes Security of the configured fields, and takes the others from elsewhere
+Secured = Callable[[dict[str, Any]], Security]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +42,8 @@ class Configuration:
 
 
 _NAMED = "TRANSFER_BROKER_CONFIG names the file, or `transfer broker --config`"
-#: the option that is no setting: the data folder
-DATA = "broker.data"
+#: options that configure fronts without tokens
+_PLACES = frozenset({"ttp.port", "pybroker.port", "rqueue.port", "abtp.router", "abtp.pub"})
 
 
 def configured(
@@ -48,7 +52,7 @@ def configured(
     file: Path | None = None,
     secured: Secured | None = None,
 ) -> Configuration:
-    """Returns the settings and the data folder. secured: see `settings_of`.
+    """Returns the settings and the data folder. secured: None: Security is made of the options alone.
 
     Raises SecurityError, and OptionError, whose text names the source of the value.
     """
@@ -57,13 +61,43 @@ def configured(
         _check_name(one)
         given[one.name] = one
     data = given.pop(DATA, None)
-    chosen: dict[str, Value] = {}
+    chosen: dict[str, Any] = {}
     for name, one in given.items():
         try:
             chosen[name] = BY_NAME[name].read(one.value)
         except ValueError as error:
             raise OptionError(f"{one.place} is {_shown(one)}", hint=f"it has to be {error}") from error
-    return Configuration(settings_of(chosen, secured), _folder(data, file), file)
+    return Configuration(_settings_of(chosen, secured), _folder(data, file), file)
+
+
+def _settings_of(chosen: dict[str, Any], secured: Secured | None) -> Settings:
+    """Returns the settings with these options, and defaults for the others."""
+    changes: dict[str, Any] = {}
+    parts: dict[str, dict[str, Any]] = {}
+    for name, value in chosen.items():
+        first, *rest = BY_NAME[name].path
+        if rest:
+            parts.setdefault(first, {})[rest[0]] = value
+        else:
+            changes[first] = value
+    base = Settings(security=_security(parts.pop("security", {}), secured))
+    for name, fields in parts.items():
+        changes[name] = replace(getattr(base, name), **fields)
+    own = changes.get("own", base.own)
+    if own is not None and not (own.requests or own.pushes or own.subscriptions):
+        changes["own"] = None
+    if "abtp" in changes and not changes["abtp"].router:
+        changes["abtp"] = None
+    named = frozenset(name.partition(".")[0] for name in chosen if name in _PLACES)
+    return replace(base, **changes, named=named)
+
+
+def _security(fields: dict[str, Any], secured: Secured | None) -> Security | None:
+    if fields.get("token_file"):
+        fields["token"] = ""  # the file replaces it
+    if secured is not None:
+        return secured(fields)
+    return Security(**fields) if fields else None
 
 
 def read_file(path: Path) -> Iterator[ConfigValue]:
@@ -101,15 +135,15 @@ def parse_flag(text: str) -> ConfigValue:
 
 
 def _check_name(one: ConfigValue) -> None:
-    if one.name not in BY_NAME and one.name != DATA:
+    if one.name not in BY_NAME:
         section = one.name.partition(".")[0]
-        there = [name for name in _names() if name.startswith(f"{section}.")]
+        there = [name for name in BY_NAME if name.startswith(f"{section}.")]
         names = (
             f"in [{section}] there are {', '.join(there)}" if there else "docs/broker.md lists all options"
         )
         raise OptionError(
             f"{one.place}: there is no such option",
-            hint=_nearest(one.name, _names()) or names,
+            hint=_nearest(one.name, list(BY_NAME)) or names,
         )
 
 
@@ -129,19 +163,15 @@ def _shown(one: ConfigValue) -> str:
     return "not a text" if one.name == "http.token" else f"{one.value!r:.80}"
 
 
-def _names() -> list[str]:
-    return [DATA, *BY_NAME]
-
-
 def _sections() -> list[str]:
-    return list(dict.fromkeys(name.partition(".")[0] for name in _names()))
+    return list(dict.fromkeys(name.partition(".")[0] for name in BY_NAME))
 
 
 def _homes(word: str) -> str:
     """Names the sections that have a key of this name, or of the most similar one."""
-    names = [name.partition(".")[2] for name in _names()]
+    names = [name.partition(".")[2] for name in BY_NAME]
     found = difflib.get_close_matches(word, names, 1)
-    homes = [name.partition(".")[0] for name, key in zip(_names(), names, strict=True) if key in found]
+    homes = [name.partition(".")[0] for name, key in zip(BY_NAME, names, strict=True) if key in found]
     return f"{found[0]} stands in [{'], ['.join(homes)}]" if found else ""
 
 

@@ -8,32 +8,20 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
-from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
-from transfer.broker.delivery.subscriber import Overflow
-from transfer.broker.storage.volume import VolumeShare
-from transfer.transports.errors import UsageError
+from transfer import units
+from transfer.units import OFF, is_off
 
-#: types of options' values
-Value = (
-    bool
-    | int
-    | float
-    | str
-    | None
-    | Overflow
-    | VolumeShare
-    | tuple[TopicPattern, ...]
-    | dict[str, int]
-    | dict[str, str]
-)
+if TYPE_CHECKING:  # the command line reads the table of options at each start
+    from transfer.broker.core.topic_patterns import TopicPattern
+    from transfer.broker.delivery.subscriber import Overflow
+    from transfer.broker.storage.volume import VolumeShare
+
 #: parses what the user wrote
-Reader = Callable[[object], Value]
+Reader = Callable[[object], Any]
 
-_BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
-_BYTES |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
-_SECONDS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
-_OFF = ("off", "none", "no", "false")
+seconds = units.seconds
 
 
 def text(given: object) -> str:
@@ -45,7 +33,7 @@ def text(given: object) -> str:
 
 def flag(given: object) -> bool:
     """Parses `true`, `false` and their usual synonyms."""
-    words = {"true": True, "yes": True, "on": True, "1": True} | dict.fromkeys((*_OFF, "0"), False)
+    words = {"true": True, "yes": True, "on": True, "1": True} | dict.fromkeys((*OFF, "0"), False)
     if isinstance(given, bool):
         return given
     if isinstance(given, str) and given.strip().lower() in words:
@@ -53,7 +41,7 @@ def flag(given: object) -> bool:
     raise ValueError("true or false")
 
 
-def number(least: int = 0, most: int = 1 << 53) -> Reader:
+def number(least: int = 0, most: int = 1 << 53) -> Callable[[object], int]:
     """Returns a parser of whole numbers from `least` to `most`."""
 
     def read(given: object) -> int:
@@ -67,15 +55,14 @@ def number(least: int = 0, most: int = 1 << 53) -> Reader:
 
 
 def size(given: object) -> int:
-    """Parses bytes: 65536, `64KiB`, `1.5M`. Ki, Mi, Gi, Ti are powers of 1024."""
-    nbytes = _with_unit(given, _BYTES, "[kmgt]i?", "b?")
-    if nbytes is None or nbytes < 1:
-        raise ValueError("a size, such as 65536, 64KiB or 1.5M")
-    return int(nbytes)
+    """Parses bytes as `units.size` does, at least one."""
+    return units.size(given, least=1)
 
 
 def size_or_share(given: object) -> int | VolumeShare:
     """Parses bytes as `size` does, or a share of the volume: `80%`."""
+    from transfer.broker.storage.volume import VolumeShare
+
     match = re.fullmatch(r"\s*(\d{1,3})\s*%\s*", given, re.ASCII) if isinstance(given, str) else None
     if match is not None and 1 <= int(match[1]) <= 100:
         return VolumeShare(int(match[1]))
@@ -85,36 +72,24 @@ def size_or_share(given: object) -> int | VolumeShare:
         raise ValueError(f"{error}, or a share of the volume, such as 80%") from error
 
 
-def seconds(given: object) -> float:
-    """Parses seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`."""
-    found = _with_unit(given, _SECONDS, "ms|[smhd]", "")
-    if found is None:
-        raise ValueError("a time, such as 90, 200ms, 15m or 7d")
-    return found
-
-
 def or_none(read: Reader) -> Reader:
     """Returns a parser that accepts `none`, too."""
-
-    def read_or_none(given: object) -> Value:
-        return None if _is_off(given) else read(given)
-
-    return read_or_none
+    return lambda given: None if is_off(given) else read(given)
 
 
 def port(given: object) -> int | None:
     """Parses a port, 0 for a free one; `off`: None."""
-    if _is_off(given):
+    if is_off(given):
         return None
     try:
-        return int(str(number(0, 65_535)(given)))
+        return number(0, 65_535)(given)
     except ValueError:
         raise ValueError("a port from 0 to 65535, or off") from None
 
 
 def endpoint_or_off(given: object) -> str:
     """Parses an endpoint as `endpoint` does; `off`: empty."""
-    return "" if _is_off(given) else endpoint(given)
+    return "" if is_off(given) else endpoint(given)
 
 
 def endpoint(given: object) -> str:
@@ -132,6 +107,8 @@ def endpoint(given: object) -> str:
 
 def overflow(given: object) -> Overflow:
     """Parses what the broker does when a subscriber's buffer is full."""
+    from transfer.broker.delivery.subscriber import Overflow
+
     words = {one.name.lower(): one for one in Overflow}
     if isinstance(given, str) and given.lower() in words:
         return words[given.lower()]
@@ -167,26 +144,27 @@ def patterns(given: object) -> tuple[TopicPattern, ...]:
 
 def endpoints(given: object) -> dict[str, str]:
     """Parses a table of topics and endpoints; as text: `topic=endpoint,topic=endpoint`."""
-    if isinstance(given, str):
-        pairs = [one.partition("=") for one in given.split(",") if one.strip()]
-        given = {name.strip(): value for name, _, value in pairs}
-    if not isinstance(given, dict):
-        raise ValueError("a table of topics and endpoints, such as {orders = 'tcp://127.0.0.1:5583'}")
-    return {str(name): endpoint(value) for name, value in given.items()}
+    return _table(given, endpoint, "topics and endpoints, such as {orders = 'tcp://127.0.0.1:5583'}")
 
 
 def quotas(given: object) -> dict[str, int]:
     """Parses a table of names and whole numbers; as text: `name=number,name=number`."""
+    return _table(given, number(1), "whole numbers, such as {acme = 100}")
+
+
+def _table(given: object, read: Reader, what: str) -> dict[str, Any]:
     if isinstance(given, str):
         pairs = [one.partition("=") for one in given.split(",") if one.strip()]
         given = {name.strip(): value for name, _, value in pairs}
     if not isinstance(given, dict):
-        raise ValueError("a table of whole numbers, such as {acme = 100}")
-    read = number(1)
-    return {str(name): int(str(read(value))) for name, value in given.items()}
+        raise ValueError(f"a table of {what}")
+    return {str(name): read(value) for name, value in given.items()}
 
 
 def _pattern(given: object) -> TopicPattern:
+    from transfer.broker.core.topic_patterns import Kind, pattern
+    from transfer.transports.errors import UsageError
+
     kinds = {kind.value: kind for kind in Kind}
     word, colon, rest = text(given).partition(":")
     if not colon:
@@ -201,16 +179,3 @@ def _pattern(given: object) -> TopicPattern:
         return pattern(kinds[word], rest)
     except UsageError as error:
         raise ValueError(f"a list of patterns, and {error}") from error
-
-
-def _is_off(given: object) -> bool:
-    return given is False or (isinstance(given, str) and given.strip().lower() in _OFF)
-
-
-def _with_unit(given: object, units: dict[str, float] | dict[str, int], unit: str, end: str) -> float | None:
-    if isinstance(given, int | float) and not isinstance(given, bool):
-        return given if 0 <= given < 1 << 62 else None
-    if not isinstance(given, str):
-        return None
-    match = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({unit})?{end}\s*", given, re.IGNORECASE | re.ASCII)
-    return float(match[1]) * units[(match[2] or "").lower()] if match else None

@@ -144,10 +144,6 @@ class Admission:
         """Returns the number of unfinished messages of each tenant that has some."""
         return self._tenants.items()
 
-    def of_tenant(self, tenant: str) -> int:
-        """Returns the number of this tenant's unfinished messages."""
-        return self._tenants[tenant]
-
     def of_topic(self, tenant: str, destination: str, topic: str) -> int:
         """Returns the number of this topic's messages that wait for this destination."""
         return self._topics[tenant, destination, topic]

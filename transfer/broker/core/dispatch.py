@@ -7,9 +7,8 @@ events; queues, sessions and timers are made from the state again.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from transfer.broker.core.admission import Admission, AdmissionLimits, Limit
 from transfer.broker.core.delivery import DirectDelivery, RetryPolicy, Status
@@ -34,24 +33,9 @@ from transfer.broker.core.dispatcher_events import (
 )
 from transfer.broker.core.in_flight import Acked, InFlight
 from transfer.broker.core.priority_queue import WEIGHTS
+from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.core.sessions import ConsumerKey, Session, SessionTable
 from transfer.broker.core.waiting_messages import WaitingMessages
-
-
-class DirectRoutes(Protocol):
-    """The interface of the routes that the dispatcher needs."""
-
-    def destinations(self, tenant: str, topic: str) -> Sequence[str]:
-        """Returns the consumers that direct routes name for this topic, in order of precedence."""
-
-    def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
-        """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too many."""
-
-    def bind(self, session: Session) -> None:
-        """Makes the session's subscriptions routes to its consumer, in place of its earlier ones."""
-
-    def unbind(self, session: Session) -> None:
-        """Removes the session's routes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +62,7 @@ class DispatchSteps:
     """The state of a dispatcher, and the steps that its requests consist of. Not thread-safe."""
 
     def __init__(
-        self, routes: DirectRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
+        self, routes: TableRoutes, rules: Rules, new_id: Callable[[], str], random: Callable[[], float]
     ) -> None:
         self.rules = rules
         self.state = DispatcherState()

@@ -10,7 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 
 from transfer.broker.core.delivery import DirectDelivery, Status
-from transfer.broker.core.dispatch import DirectRoutes, DispatchSteps, Rules
+from transfer.broker.core.dispatch import DispatchSteps, Rules
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Action,
@@ -41,10 +41,11 @@ from transfer.broker.core.dispatcher_events import (
     MessageInfo,
     Returned,
 )
+from transfer.broker.core.session_routes import TableRoutes
 from transfer.broker.core.sessions import Session
 from transfer.transports.errors import UsageError
 
-__all__ = ["Dispatcher", "DirectRoutes", "Rules"]
+__all__ = ["Dispatcher", "Rules"]
 
 
 class Dispatcher(DispatchSteps):
@@ -55,18 +56,13 @@ class Dispatcher(DispatchSteps):
 
     def __init__(
         self,
-        routes: DirectRoutes,
+        routes: TableRoutes,
         rules: Rules | None = None,
         *,
         new_id: Callable[[], str] = lambda: uuid.uuid4().hex,
         random: Callable[[], float] = _random.random,
     ) -> None:
         super().__init__(routes, rules or Rules(), new_id, random)
-
-    @property
-    def slow_consumers(self) -> int:
-        """The number of consumers that hold as many messages as they may while others wait for them."""
-        return sum(self.waiting.has(session.key) and not self._has_room(session) for session in self.sessions)
 
     # -- messages ------------------------------------------------------------------------------------------
 

@@ -248,11 +248,3 @@ class DispatcherState:
             if queued.session_id:
                 events.append(Dispatched(number, queued.attempt, queued.consumer_id, queued.session_id))
         return events
-
-
-def replay(events: list[Event]) -> DispatcherState:
-    """Returns the state that these events give."""
-    state = DispatcherState()
-    for event in events:
-        state.apply(event)
-    return state

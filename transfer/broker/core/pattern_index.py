@@ -113,16 +113,6 @@ class PatternMap(Generic[P]):
                     rests.append(kept)
         return steps
 
-    def closest(self, topic: str) -> list[P]:
-        """Returns the values of the matching patterns with the lowest rank (`topic_patterns.Rank`)."""
-        found = self.exact(topic)
-        if not found:
-            rests: list[P] = []
-            self.wild(topic, found, rests)
-            if not found:
-                return rests
-        return found
-
     def match(self, topic: str) -> tuple[list[P], int]:
         """Returns all values that match the topic, closer patterns first (by `topic_patterns.Rank`), and the
         steps."""

@@ -1,4 +1,4 @@
-"""Routes by tenant and topic, and their order of precedence. Pure.
+"""Routes of direct delivery by tenant and topic, and their order of precedence. Pure.
 
 The precedence is the same for the same routes: patterns without wildcards, then those with `*`, then those
 with `>` and prefixes; among these the higher priority; then the route that was added first. Tenants never get
@@ -8,10 +8,8 @@ each other's routes; "" is the tenant of clients that name none.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from enum import Enum
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transfer.broker.core.pattern_index import PatternMap
@@ -20,47 +18,22 @@ from transfer.transports.errors import UsageError
 
 #: priorities are below this, and above its negative
 MAX_PRIORITY = 1 << 31
-_NOTHING: Mapping[str, Any] = MappingProxyType({})
-
-
-class RouteType(Enum):
-    """What a route is for. DIRECT: one consumer gets the message. FANOUT: all do. BRIDGE: another broker
-    does. INTERNAL, SYSTEM: the broker's own parts do."""
-
-    DIRECT = "direct"
-    FANOUT = "fanout"
-    BRIDGE = "bridge"
-    INTERNAL = "internal"
-    SYSTEM = "system"
-
-
-class RouteSource(Enum):
-    """Who made a route. STATIC: the catalog file. DYNAMIC: an operator. SESSION: a consumer, until its
-    session ends."""
-
-    STATIC = "static"
-    DYNAMIC = "dynamic"
-    SESSION = "session"
 
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """Sends messages on the pattern's topics to a destination. Raises UsageError for values out of range.
+    """Sends messages on the pattern's topics to one consumer. Raises UsageError for values out of range.
 
-    id: unique in a table. tenant: "" for none. destination: a consumer's or channel's name. priority: the
-    higher goes first. metadata: JSON's types; nothing here reads it. session: for source SESSION, the session
-    that it is bound to. Names are 1 to 255 bytes.
+    id: unique in a table. tenant: "" for none. destination: the consumer's name. priority: the higher goes
+    first. session: the session that made it, and with which it ends; "": the catalog file. Names are 1 to 255
+    bytes.
     """
 
     id: str
     tenant: str
     pattern: TopicPattern
-    type: RouteType
     destination: str
     priority: int = 0
-    metadata: Mapping[str, Any] = field(default_factory=lambda: _NOTHING, hash=False)
-    enabled: bool = True
-    source: RouteSource = RouteSource.DYNAMIC
     session: str = ""
 
     def __post_init__(self) -> None:
@@ -70,13 +43,11 @@ class Route:
             check_text(self.tenant, f"the tenant {self.tenant!r:.80}")
         if self.session:
             check_text(self.session, f"the session {self.session!r:.80}")
-        if (self.source is RouteSource.SESSION) != bool(self.session):
-            raise UsageError(f"route {self.id!r}: source SESSION needs a session, other sources have none")
         if not -MAX_PRIORITY < self.priority < MAX_PRIORITY:
             raise UsageError(f"route {self.id!r}: priority {self.priority}", hint="31 bits and a sign")
 
 
-#: the enabled routes of one pattern: a single one stands for itself, several are sorted
+#: the routes of one pattern: a single one stands for itself, several are sorted
 _Shelf = Route | list[Route]
 
 
@@ -92,8 +63,7 @@ class RouteTable:
         # By id, in the order in which routes were added. Apart from the routes, not in them: a lookup among a
         # million waits mostly for memory, and needs these only where several routes match.
         self._numbers: dict[str, int] = {}
-        self._maps: dict[RouteType, dict[str, PatternMap[_Shelf]]] = {type_: {} for type_ in RouteType}
-        self._direct = self._maps[RouteType.DIRECT]
+        self._maps: dict[str, PatternMap[_Shelf]] = {}
         self._sessions: dict[str, dict[str, None]] = {}
         self._next = 0
         self.version = 0
@@ -102,12 +72,8 @@ class RouteTable:
         return len(self._routes)
 
     def __iter__(self) -> Iterator[Route]:
-        """Iterates over all routes, including disabled ones, in the order in which they were added."""
+        """Iterates over all routes in the order in which they were added."""
         return iter(sorted(self._routes.values(), key=lambda route: self._numbers[route.id]))
-
-    def get(self, id: str) -> Route | None:
-        """Returns the route of this id, or None."""
-        return self._routes.get(id)
 
     def add(self, route: Route) -> None:
         """Adds a route. It replaces one of the same id and takes over its place in the order."""
@@ -119,8 +85,7 @@ class RouteTable:
         self._routes[route.id] = route
         if route.session:
             self._sessions.setdefault(route.session, {})[route.id] = None
-        if route.enabled:
-            self._shelve(route)
+        self._shelve(route)
         self.version += 1
 
     def remove(self, id: str) -> Route | None:
@@ -136,43 +101,9 @@ class RouteTable:
         """Removes all routes that are bound to a session, and returns them."""
         return [route for id in list(self._sessions.get(session, ())) if (route := self.remove(id))]
 
-    def set_enabled(self, id: str, enabled: bool) -> Route:
-        """Enables or disables a route, and returns the new one. Raises UsageError if there is none."""
-        route = self._routes.get(id)
-        if route is None:
-            raise UsageError(f"no route {id!r}")
-        if route.enabled != enabled:
-            route = replace(route, enabled=enabled)
-            self.add(route)
-        return route
-
-    def direct(self, tenant: str, topic: str) -> Route | None:
-        """Returns the direct route that a message takes, or None."""
-        patterns = self._direct.get(tenant)
-        if patterns is None:
-            return None
-        found = patterns.closest(topic)
-        if not found:
-            return None
-        if len(found) > 1:
-            return min((_all(shelf)[0] for shelf in found), key=self._order)
-        shelf = found[0]
-        return shelf if isinstance(shelf, Route) else shelf[0]
-
     def direct_all(self, tenant: str, topic: str) -> list[Route]:
-        """Returns all direct routes that a message could take, in order of precedence."""
-        return self.matching(RouteType.DIRECT, tenant, topic)
-
-    def fanout(self, tenant: str, topic: str) -> list[Route]:
-        """Returns the fan-out routes of a message: for each destination the first in precedence."""
-        found: dict[str, Route] = {}
-        for route in self.matching(RouteType.FANOUT, tenant, topic):
-            found.setdefault(route.destination, route)
-        return list(found.values())
-
-    def matching(self, type: RouteType, tenant: str, topic: str) -> list[Route]:
-        """Returns all routes of this type that match the topic, in order of precedence."""
-        patterns = self._maps[type].get(tenant)
+        """Returns all routes that a message could take, in order of precedence."""
+        patterns = self._maps.get(tenant)
         if patterns is None:
             return []
         ones: list[_Shelf] = []
@@ -186,13 +117,13 @@ class RouteTable:
             found += routes
         return found
 
-    def patterns(self, type: RouteType, tenant: str) -> PatternMap[Any]:
-        """Returns the patterns of the enabled routes of a type; the caller must not change them."""
-        return self._maps[type].get(tenant) or PatternMap()
+    def patterns(self, tenant: str) -> PatternMap[Any]:
+        """Returns the patterns of a tenant's routes; the caller must not change them."""
+        return self._maps.get(tenant) or PatternMap()
 
-    def steps(self, type: RouteType, tenant: str, topic: str) -> int:
+    def steps(self, tenant: str, topic: str) -> int:
         """Returns the number of steps of a lookup, for tests and measurements."""
-        patterns = self._maps[type].get(tenant)
+        patterns = self._maps.get(tenant)
         return patterns.match(topic)[1] if patterns else 0
 
     def _order(self, route: Route) -> tuple[int, int]:
@@ -207,15 +138,13 @@ class RouteTable:
             del bound[id]
             if not bound:
                 del self._sessions[route.session]
-        if route.enabled:
-            self._unshelve(route)
+        self._unshelve(route)
         return route
 
     def _shelve(self, route: Route) -> None:
-        maps = self._maps[route.type]
-        patterns = maps.get(route.tenant)
+        patterns = self._maps.get(route.tenant)
         if patterns is None:
-            patterns = maps[route.tenant] = PatternMap()
+            patterns = self._maps[route.tenant] = PatternMap()
         shelf = patterns.get(route.pattern)
         if shelf is None:
             patterns.put(route.pattern, route)
@@ -225,15 +154,14 @@ class RouteTable:
             insort(shelf, route, key=self._order)
 
     def _unshelve(self, route: Route) -> None:
-        maps = self._maps[route.type]
-        patterns = maps[route.tenant]
+        patterns = self._maps[route.tenant]
         shelf = patterns.get(route.pattern)
         if isinstance(shelf, list) and len(shelf) > 1:
             del shelf[bisect_left(shelf, self._order(route), key=self._order)]
             return
         patterns.remove(route.pattern)
         if not len(patterns):
-            del maps[route.tenant]
+            del self._maps[route.tenant]
 
 
 def _all(shelf: _Shelf) -> Sequence[Route]:

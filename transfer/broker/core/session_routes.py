@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from transfer.broker.core.routes import Route, RouteSource, RouteTable, RouteType
+from transfer.broker.core.routes import Route, RouteTable
 from transfer.broker.core.sessions import Session
 from transfer.broker.core.subscriptions import Most, TopicSubscriptions
 from transfer.broker.core.topic_patterns import Kind, pattern
 
 
 class TableRoutes:
-    """`DirectRoutes` over a route table, to which sessions add theirs. Not thread-safe."""
+    """The routes of direct delivery: those of a table, to which sessions add theirs. Not thread-safe."""
 
     def __init__(self, table: RouteTable) -> None:
         self._table = table
@@ -25,7 +25,7 @@ class TableRoutes:
 
     def check(self, tenant: str, subscriptions: Sequence[str]) -> None:
         """Raises UsageError for subscriptions that cannot be a consumer's routes, or are too many."""
-        routes = self._table.patterns(RouteType.DIRECT, tenant)
+        routes = self._table.patterns(tenant)
         wanted = TopicSubscriptions(Most())
         for text in subscriptions:
             wanted.add(pattern(Kind.DOTS, text), routes)
@@ -38,9 +38,7 @@ class TableRoutes:
                 id=f"session/{session.session_id}/{number}",
                 tenant=session.tenant,
                 pattern=pattern(Kind.DOTS, text),
-                type=RouteType.DIRECT,
                 destination=session.consumer_id,
-                source=RouteSource.SESSION,
                 session=session.session_id,
             )
             self._table.add(route)

@@ -78,11 +78,6 @@ class SessionTable:
     def __iter__(self) -> Iterator[Session]:
         return iter(self._sessions.values())
 
-    @property
-    def connected(self) -> int:
-        """The number of sessions whose consumer is connected."""
-        return sum(session.peer is not None for session in self._sessions.values())
-
     def find(self, key: ConsumerKey) -> Session | None:
         """Returns the consumer's session, whether the consumer is connected or not."""
         return self._sessions.get(key)

@@ -37,11 +37,6 @@ class WaitingMessages:
         return number in self._messages
 
     @property
-    def retrying(self) -> int:
-        """The number of messages that wait for their next attempt."""
-        return len(self._retries)
-
-    @property
     def scheduled(self) -> int:
         """The number of messages whose delivery time has not come."""
         return len(self._scheduled)
@@ -108,10 +103,6 @@ class WaitingMessages:
     def keys(self, tenant: str) -> list[ConsumerKey]:
         """Returns the consumers of this tenant for which messages are ready."""
         return [key for key in self._queues if key[0] == tenant]
-
-    def has(self, key: ConsumerKey) -> bool:
-        """Returns whether a message is ready for this consumer."""
-        return key in self._queues
 
     def ready(self, key: ConsumerKey) -> list[QueuedMessage]:
         """Returns the messages that are ready for this consumer, in the order in which they came."""

@@ -14,6 +14,7 @@ group_contract       the interface of groups: their consumers, and the dead lett
 group_reader         reads the messages that consumers of groups receive, from memory or from the log
 groups               consumer groups: delivers messages from the log, and keeps their acknowledgements
 hub                  takes messages from the fronts, keeps them, and offers them to all subscribers
+loop_calls           calls from operators' threads to the broker's loop, which wait for their end
 streaming_publish    a large payload on its way through the broker, forwarded while it arrives
 streaming_publishes  the payloads and streams that the broker forwards now, and the receivers of each
 subscriber           the base class of subscribers: connections that receive messages as they come

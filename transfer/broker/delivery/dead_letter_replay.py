@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from transfer.broker.core.dispatcher_actions import Admitted
 from transfer.broker.core.dispatcher_events import MessageInfo
 from transfer.broker.core.message import Front, Message, Written
+from transfer.broker.delivery.loop_calls import run_on_loop, wait_for
 from transfer.broker.storage.dead_letter import DeadLetter, PayloadFile, Reference
 from transfer.broker.storage.topic import LOG_PREFIX
-from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull, TransferError, UsageError
+from transfer.transports.errors import Again, InternalError, LogDamaged, LogFull, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
@@ -20,9 +19,6 @@ if TYPE_CHECKING:
     from transfer.broker.storage.durability import OnComplete
     from transfer.log.blob_writer import BlobWriter
 
-T = TypeVar("T")
-#: seconds to wait for the disk; after that it is in doubt whether the replay was kept
-_PATIENCE = 60.0
 #: the header that names a replay, so that consumers recognize one
 REPLAY_HEADER = "replay_id"
 
@@ -40,17 +36,23 @@ class DeadLetterReplay:
     def __call__(self, letter: DeadLetter, replay: str) -> None:
         blob: BlobWriter | None = None
         if isinstance(letter.payload, PayloadFile):
-            place = self._run_on_loop(lambda: self._place(letter))
+            place = self._place_of(letter)
             if place is not None:
                 blob = self._copied(letter.payload, letter.payload_bytes, place)
         try:
-            self._publish(letter, replay, blob)
+            wait_for(self._loop, lambda done: self._publish(letter, replay, blob, done))
         finally:
             if blob is not None:
                 blob.abandon()  # unless it was published
 
+    def _place_of(self, letter: DeadLetter) -> str | None:
+        try:
+            return run_on_loop(self._loop, lambda: self._place(letter))
+        except Again as error:  # nothing is in doubt
+            raise LogFull(str(error)) from error
+
     def _place(self, letter: DeadLetter) -> str | None:
-        """Returns the log's topic for a large payload; None: no consumer would get it, and `_begin` raises.
+        """Returns the log's topic for a large payload; None: no consumer would get it, and `_publish` raises.
         On the loop."""
         if not self._is_direct(letter):
             named = (one for one in self._hub.groups.served if one.named.name == letter.consumer)
@@ -77,51 +79,16 @@ class DeadLetterReplay:
             raise UsageError(f"the letter's payload cannot be copied: {error}") from error
         return blob
 
-    def _run_on_loop(self, work: Callable[[], T]) -> T:
-        """Calls `work` on the loop, waits, and returns its result."""
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(work())
-            except BaseException as error:  # noqa: BLE001 - raised in the thread that waits
-                answer.set_exception(error)
-
-        self._loop.call_soon_threadsafe(run)
-        try:
-            return answer.result(_PATIENCE)
-        except TimeoutError as error:
-            raise LogFull(f"the broker did not answer within {_PATIENCE:g} s") from error
-
-    def _publish(self, letter: DeadLetter, replay: str, blob: BlobWriter | None) -> None:
-        kept: Future[None] = Future()
-        self._loop.call_soon_threadsafe(self._begin, letter, replay, blob, kept)
-        try:
-            kept.result(_PATIENCE)
-        except TimeoutError as error:
-            raise Again(f"the disk did not answer within {_PATIENCE:g} s") from error
-
     # -- on the loop -------------------------------------------------------------------------------------
 
-    def _begin(self, letter: DeadLetter, replay: str, blob: BlobWriter | None, kept: Future[None]) -> None:
-        def on_complete(error: TransferError | None) -> None:
-            if kept.done():
-                return
-            if error is None:
-                kept.set_result(None)
-            else:
-                kept.set_exception(error)
-
-        try:
-            if self._is_direct(letter):
-                self._begin_direct(letter, replay, blob, on_complete)
-            else:
-                message = self._message(letter, letter.topic, replay, blob)
-                self._hub.groups.publish(message, letter.consumer, on_complete)
-        except TransferError as error:
-            kept.set_exception(error)
-        except Exception as error:  # noqa: BLE001 - raised in the operator's thread
-            kept.set_exception(InternalError(f"the letter could not be published: {error!r}"))
+    def _publish(
+        self, letter: DeadLetter, replay: str, blob: BlobWriter | None, on_complete: OnComplete
+    ) -> None:
+        if self._is_direct(letter):
+            self._publish_direct(letter, replay, blob, on_complete)
+        else:
+            message = self._message(letter, letter.topic, replay, blob)
+            self._hub.groups.publish(message, letter.consumer, on_complete)
 
     def _is_direct(self, letter: DeadLetter) -> bool:
         """Returns whether the letter is for a consumer of direct delivery. A letter that was added by hand
@@ -131,7 +98,7 @@ class DeadLetterReplay:
         groups = {(one.named.topic, one.named.name) for one in self._hub.groups.served}
         return self._hub.direct is not None and (letter.topic, letter.consumer) not in groups
 
-    def _begin_direct(
+    def _publish_direct(
         self, letter: DeadLetter, replay: str, blob: BlobWriter | None, on_complete: OnComplete
     ) -> None:
         """Publishes the letter for its consumer alone, whatever routes exist. It waits until the consumer

@@ -6,12 +6,12 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
+from transfer.broker.delivery.loop_calls import run_on_loop, wait_for
 from transfer.broker.storage.audit_chain import Action, Json, parse_time
 from transfer.broker.storage.dead_letter_requests import check_actor
-from transfer.transports.errors import Again, InternalError, StateError, TransferError, UsageError
+from transfer.transports.errors import StateError, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.group_contract import Served
@@ -20,10 +20,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.dead_letter_table import DeadLetters
     from transfer.broker.storage.topic import Topic
 
-T = TypeVar("T")
 _log = logging.getLogger("transfer.broker")
-#: seconds that the broker's loop, or the disk, has for an answer
-_PATIENCE = 60.0
 #: reasons that consumers get when their group is removed or moved
 _REMOVED, _MOVED = "was removed by an operator", "was moved by an operator"
 #: the words that an operator types to confirm
@@ -180,10 +177,10 @@ class TopicAdmin:
         """Audits a change, makes it, and gives unused room back. Returns the prior state, and the log's size
         now."""
         check_actor(actor, reason)
-        prior = self._run_on_loop(look)
+        prior = run_on_loop(self._loop, look)
         self._audit_change(actor, operation, reason, prior)
         try:
-            self._kept(change)
+            wait_for(self._loop, lambda done: self._hub.durability.when_kept(change(), done))
         except TransferError as error:
             self._audit_change(actor, f"{operation}_failed", str(error)[:1000], prior)
             raise
@@ -201,42 +198,3 @@ class TopicAdmin:
             log.compact()
         except TransferError as error:
             _log.warning("the log gives its unused room back later: %s", error)
-
-    def _kept(self, change: Callable[[], int]) -> None:
-        """Makes a change on the loop, and waits until it is on the disk."""
-        kept: Future[None] = Future()
-
-        def on_complete(error: TransferError | None) -> None:
-            if kept.done():
-                return
-            if error is None:
-                kept.set_result(None)
-            else:
-                kept.set_exception(error)
-
-        self._run_on_loop(lambda: self._hub.durability.when_kept(change(), on_complete))
-        try:
-            kept.result(_PATIENCE)
-        except TimeoutError as error:
-            raise Again(
-                f"the disk did not answer within {_PATIENCE:g} s: the change may be made or not"
-            ) from error
-
-    def _run_on_loop(self, work: Callable[[], T]) -> T:
-        """Calls `work` on the loop, waits, and returns its result."""
-        answer: Future[T] = Future()
-
-        def run() -> None:
-            try:
-                answer.set_result(work())
-            except TransferError as error:
-                answer.set_exception(error)
-            except Exception as error:  # noqa: BLE001 - raised in the operator's thread
-                _log.exception("an operator's request failed")
-                answer.set_exception(InternalError(f"the change could not be made: {error!r}"))
-
-        self._loop.call_soon_threadsafe(run)
-        try:
-            return answer.result(_PATIENCE)
-        except TimeoutError as error:
-            raise Again(f"the broker did not answer within {_PATIENCE:g} s") from error

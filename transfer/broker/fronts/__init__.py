@@ -8,7 +8,6 @@ abtp_request_reader       decodes the messages of abtp's peers
 abtp_sender               sends messages to abtp's peers, to each in order
 abtp_sockets              the two libzmq sockets of the abtp front, and their options
 abtp_subscription_limits  limits on the subscriptions of abtp's SUBs
-abtp_times                converts producers' times to the broker's clock
 abtp_unrouted             holds messages without a route whose consumer may be restarting
 native                    the native front: transfer's sockets over any transport, with tensors as they are
 native_backlog            messages of programs that take longer than a turn of the loop

@@ -13,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,6 @@ from transfer.broker.fronts.abtp_pub import PubSubscriber, codec_of, envelope_of
 from transfer.broker.fronts.abtp_request_reader import RequestReader
 from transfer.broker.fronts.abtp_sender import AbtpOutgoing, Frames
 from transfer.broker.fronts.abtp_sockets import AbtpSettings, bind, open_sockets
-from transfer.broker.fronts.abtp_times import expired, timed
 from transfer.broker.fronts.abtp_unrouted import Awaiting, AwaitingRoute
 from transfer.broker.protocols.abtp import (
     AbtpControl,
@@ -48,6 +48,7 @@ from transfer.broker.protocols.abtp_words import CONTROL, DEAD_LETTERS, Code
 from transfer.broker.protocols.zmtp import frame_size
 from transfer.broker.turns import TURN_SECONDS, call_after_turns
 from transfer.peer_faults import PeerFaults
+from transfer.steady_clock import of_wall, unix_ms
 from transfer.transports.errors import InternalError, LogFull, ProtocolError, TransferError, UsageError
 
 if TYPE_CHECKING:
@@ -56,8 +57,6 @@ if TYPE_CHECKING:
     from transfer.broker.storage.durability import OnComplete
 
 _log = logging.getLogger("transfer.broker")
-#: decides whether a producer may publish an envelope: None, or the code of the refusal
-Policy = Callable[[Envelope], Code | None]
 
 #: plain integers: pyzmq's enums cost a microsecond more for each frame
 _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
@@ -66,10 +65,10 @@ _NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 class AbtpFront:
     """The abtp front. It is made and used on the broker's loop only. Raises AddressInUse, AddressError.
 
-    endpoints: where it listens, by "router" and "pub". connections: open at both. policy: decides what may be
-    published. pool: decodes and compresses large messages. names: of the peers, if they connect through a
-    relay. on_published: called with the size of each message given to the PUB. signatures: of control
-    messages; None: they need none. counters: events by name.
+    endpoints: where it listens, by "router" and "pub". connections: open at both. pool: decodes and
+    compresses large messages. names: of the peers, if they connect through a relay. on_published: called with
+    the size of each message given to the PUB. signatures: of control messages; None: they need none.
+    counters: events by name.
     """
 
     def __init__(
@@ -79,7 +78,6 @@ class AbtpFront:
         direct: DirectDriver,
         settings: AbtpSettings | None = None,
         *,
-        policy: Policy | None = None,
         pool: OffloadPool | None = None,
         names: NameTable[Any] | None = None,
         on_published: Callable[[int], None] | None = None,
@@ -89,7 +87,7 @@ class AbtpFront:
         for load in (codecs, compressors):  # including those of other distributions; raises if one fails
             load()
         self.counters: Counter[str] = Counter()
-        self._hub, self._loop, self._direct, self._policy = hub, loop, direct, policy
+        self._hub, self._loop, self._direct = hub, loop, direct
         self._limits = AbtpLimits(self.settings.largest)
         self._names, self._on_published, self._signatures = names, on_published, signatures
         self._unkept = self._unkept_bytes = 0
@@ -224,7 +222,7 @@ class AbtpFront:
         match request:
             case Published(envelope, answer):
                 self.counters["ingress"] += 1
-                self._publish(peer, timed(envelope), answer)
+                self._publish(peer, _timed(envelope), answer)
             case Rejected(code, text, message_id):
                 self._refuse(peer, code, text, message_id)
             case AbtpControl():
@@ -320,7 +318,7 @@ class AbtpFront:
         return False
 
     def _fan_out(self, envelope: Envelope, message: Message, on_complete: OnComplete) -> None:
-        if expired(envelope):
+        if _expired(envelope):
             self.counters["expired"] += 1
             on_complete(None)
             return
@@ -336,9 +334,6 @@ class AbtpFront:
             return Code.POLICY_DENIED, f"only the broker publishes on {envelope.topic}"
         if envelope.delivery_mode == "bridge":
             return Code.POLICY_DENIED, "this broker has no bridges"
-        code = self._policy(envelope) if self._policy is not None else None
-        if code is not None:
-            return code, f"{envelope.producer_id} may not publish on {envelope.topic}"
         settings = self.settings
         if self._unkept >= settings.unkept or self._unkept_bytes >= settings.unkept_bytes:
             self.counters["throttled"] += 1
@@ -450,3 +445,16 @@ def _frames_of(action: Dispatch, message: Message, codec: str, packs: Compressor
         session_id=delivery.session_id,
     )
     return [action.peer, b"", delivery.topic.encode(), packs.compress(envelope) if packs else envelope]
+
+
+def _timed(envelope: Envelope) -> Envelope:
+    """Converts the envelope's times from the wall clock, which may have been set since this process began."""
+    expires, due = of_wall(envelope.expires_ms), of_wall(envelope.due_ms)
+    if (expires, due) == (envelope.expires_ms, envelope.due_ms):
+        return envelope
+    return replace(envelope, expires_ms=expires, due_ms=due)
+
+
+def _expired(envelope: Envelope) -> bool:
+    """Returns whether an envelope that was `_timed` has expired."""
+    return 0 < envelope.expires_ms <= unix_ms()

@@ -226,13 +226,13 @@ class NativeConsumer:
             self.stale([place[:2]])
 
     def send(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
-        """See native_downloads.Taker."""
+        """Sends a command about a delivery of a large message, with bytes of the message."""
         parts: list[OutPart] = [(None, None, 0, data)] if data is not None else []
         self._requests.send(self._identity, encode_place(op, self._number, place, rest), parts)
         self._program.count_sent(len(data) if data is not None else 0)
 
     def gone(self, offset: int, attempt: int) -> None:
-        """See native_downloads.Taker."""
+        """Reports that retention or damage removed a delivery's message."""
         self._deliver([(offset, attempt, 0)], [])
 
     def ack(self, head: Head) -> None:

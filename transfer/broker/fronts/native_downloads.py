@@ -6,9 +6,9 @@ import asyncio
 import logging
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.group_contract import LARGE
@@ -19,6 +19,7 @@ from transfer.transports.errors import LogDamaged, TransferError
 
 if TYPE_CHECKING:
     from transfer.broker.core.groups import Delivery
+    from transfer.broker.fronts.native_consumers import NativeConsumer
     from transfer.broker.service_threads import ServiceThreads
     from transfer.broker.storage.store import Store
     from transfer.broker.storage.topic import Topic
@@ -82,19 +83,6 @@ class RangeReader:
             return
 
 
-class Taker(Protocol):
-    """A consumer that gets offers of large messages."""
-
-    def send(self, op: Op, place: Place, rest: bytes = b"", data: memoryview | None = None) -> None:
-        """Sends a command about a delivery, with bytes of the message."""
-
-    def stale(self, deliveries: Sequence[tuple[int, int]]) -> None:
-        """Reports deliveries that the consumer no longer holds."""
-
-    def gone(self, offset: int, attempt: int) -> None:
-        """Reports that retention or damage removed a delivery's message."""
-
-
 class Allowance:
     """Limits what is read at once for one program, of all large messages that it fetches. paused: nothing is
     read, because the program does not read what it is sent."""
@@ -129,7 +117,7 @@ class Offers:
     """The large messages that one consumer was offered. allowance: of its program."""
 
     def __init__(
-        self, reader: RangeReader, topic: Topic, taker: Taker, allowance: Allowance | None = None
+        self, reader: RangeReader, topic: Topic, taker: NativeConsumer, allowance: Allowance | None = None
     ) -> None:
         self.reader = reader
         self.topic = topic

@@ -47,19 +47,17 @@ def application(
     authentication: Authentication | None = None,
     live: Health = tuple,
     ready: Health = tuple,
-    metrics: Callable[[], bytes] | None = None,
-    max_body: int = MAX_BODY,
     topics: TopicAdmin | None = None,
 ) -> web.Application:
-    """Makes the application for `/livez`, `/readyz`, `/metrics` and `/api/admin/`.
+    """Makes the application for `/livez`, `/readyz` and `/api/admin/`.
 
     token: of the operators, if `authentication` is None; None: only this machine may send their calls.
-    live, ready, metrics: called on the loop, so they must not block; metrics returns Prometheus' text.
+    live, ready: called on the loop, so they must not block.
     operator: called on threads, which end with the application's clean-up.
     """
     authentication = authentication or Authentication(token)
     # The guard is the outermost middleware: every answer passes it, errors too.
-    app = web.Application(client_max_size=max_body, middlewares=[authentication.guard(), _errors_as_json])
+    app = web.Application(client_max_size=MAX_BODY, middlewares=[authentication.guard(), _errors_as_json])
     executor = ThreadPoolExecutor(_THREADS, "transfer-admin")
 
     async def end(_: web.Application) -> None:
@@ -70,8 +68,6 @@ def application(
     app.on_response_prepare.append(set_headers)
     for path, problems in (("/livez", live), ("/readyz", ready)):
         app.add_routes([web.get(path, _health(problems, authentication.may_read))])
-    if metrics is not None:
-        app.add_routes([web.get("/metrics", _metrics(metrics))])
     app.add_routes(AdminRoutes(operator, executor).routes(ADMIN))
     if topics is not None:
         app.add_routes(TopicRoutes(topics, executor).routes(ADMIN))
@@ -86,13 +82,6 @@ def _health(problems: Health, is_trusted: Callable[[web.Request], bool]) -> Hand
         found = [describe(problem) for problem in problems()]
         body = {"status": "failing", "problems": found} if found else {"status": "ok"}
         return web.json_response(body, status=503 if found else 200)
-
-    return answer
-
-
-def _metrics(text: Callable[[], bytes]) -> Handler:
-    async def answer(_: web.Request) -> web.Response:
-        return web.Response(body=text(), headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 
     return answer
 

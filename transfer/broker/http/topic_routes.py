@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Executor
+from functools import partial
 
 from aiohttp import web
 
@@ -34,46 +35,35 @@ class TopicRoutes:
     async def remove_group(self, request: web.Request) -> web.Response:
         """Body: force, too."""
         params = await body_of(request)
-        topic, group, force = params.needed("topic"), params.needed("group"), params.flag("force")
-        actor, reason = _confirmed_operator(params, REMOVE)
-        return await self._answer(
-            lambda: self._admin.remove_group(topic, group, actor=actor, reason=reason, force=force)
-        )
+        named = params.needed("topic"), params.needed("group")
+        call = partial(self._admin.remove_group, *named, force=params.flag("force"))
+        return await self._answer(call, params, REMOVE)
 
     async def seek_group(self, request: web.Request) -> web.Response:
         """Body: to (begin, end, an offset, a time) and force, too."""
         params = await body_of(request)
-        topic, group, force = params.needed("topic"), params.needed("group"), params.flag("force")
-        to = params.needed("to")
-        actor, reason = _confirmed_operator(params, SEEK)
-        return await self._answer(
-            lambda: self._admin.seek_group(topic, group, to, actor=actor, reason=reason, force=force)
-        )
+        named = params.needed("topic"), params.needed("group"), params.needed("to")
+        call = partial(self._admin.seek_group, *named, force=params.flag("force"))
+        return await self._answer(call, params, SEEK)
 
     async def purge_topic(self, request: web.Request) -> web.Response:
         """Body: see the class."""
         params = await body_of(request)
-        topic = params.needed("topic")
-        actor, reason = _confirmed_operator(params, PURGE)
-        return await self._answer(lambda: self._admin.purge_topic(topic, actor=actor, reason=reason))
+        return await self._answer(partial(self._admin.purge_topic, params.needed("topic")), params, PURGE)
 
     async def remove_topic(self, request: web.Request) -> web.Response:
         """Body: force, too."""
         params = await body_of(request)
-        topic, force = params.needed("topic"), params.flag("force")
-        actor, reason = _confirmed_operator(params, REMOVE)
-        return await self._answer(
-            lambda: self._admin.remove_topic(topic, actor=actor, reason=reason, force=force)
-        )
+        call = partial(self._admin.remove_topic, params.needed("topic"), force=params.flag("force"))
+        return await self._answer(call, params, REMOVE)
 
-    async def _answer(self, call: Callable[[], dict[str, Json]]) -> web.Response:
-        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._executor, call))
-
-
-def _confirmed_operator(params: RequestParams, word: str) -> tuple[str, str]:
-    """Returns (actor, reason) of a confirmed request without further members. Raises UsageError."""
-    actor, reason, confirm = params.needed("actor"), params.needed("reason"), params.needed("confirm")
-    params.end()
-    if confirm != word:
-        raise UsageError(f"nothing was done: it has to be confirmed with the word {word}")
-    return actor, reason
+    async def _answer(
+        self, call: Callable[..., dict[str, Json]], params: RequestParams, word: str
+    ) -> web.Response:
+        """Calls with the actor and reason of a request that is confirmed by `word`. Raises UsageError."""
+        actor, reason, confirm = params.needed("actor"), params.needed("reason"), params.needed("confirm")
+        params.end()
+        if confirm != word:
+            raise UsageError(f"nothing was done: it has to be confirmed with the word {word}")
+        ready = partial(call, actor=actor, reason=reason)
+        return web.json_response(await asyncio.get_running_loop().run_in_executor(self._executor, ready))

@@ -8,5 +8,4 @@ pending_connections  connections of a listener that have not authenticated, or s
 splice               passes payloads through the broker without copies
 tls_acceptor         performs the TLS handshake of accepted connections, on the broker's loop
 tls_socket           a TCP connection with TLS, after its handshake
-unix_listener        a listening Unix socket on the broker's loop
 """

@@ -6,6 +6,7 @@ They perform TLS handshakes, and limit the number of connections.
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Callable, Collection
 from functools import partial
@@ -16,19 +17,17 @@ from transfer.broker.net.listener import Accepted, LoopListener
 from transfer.broker.net.pending_connections import PendingConnections
 from transfer.broker.net.tls_acceptor import TlsAcceptor
 from transfer.broker.net.tls_socket import channel_of
-from transfer.broker.net.unix_listener import LoopUnixListener
+from transfer.transports.ipc import IpcTransport
 from transfer.transports.security.guard import check_listening
 
 if TYPE_CHECKING:
-    import socket
-
     import transfer
     from transfer.broker.net.connection import Connection
     from transfer.transports.address import Address
     from transfer.transports.core.contract import TlsChannel, TlsContext
 
 #: takes an accepted connection; returns a Connection if ListenerSet has to limit it until its first frame
-OnConnection = Callable[["socket.socket", str], "Connection | None"]
+OnConnection = Callable[[socket.socket, str], "Connection | None"]
 
 
 class ListenerSet:
@@ -44,7 +43,7 @@ class ListenerSet:
         self.refused: dict[str, Counter[str]] = {}
         self._loop = loop
         self._core = context.core
-        self._listeners: dict[str, LoopListener | LoopUnixListener] = {}
+        self._listeners: dict[str, LoopListener | _UnixListener] = {}
         self._tls_acceptors: list[TlsAcceptor] = []
         self._silent: list[PendingConnections[Connection]] = []
 
@@ -121,9 +120,9 @@ class ListenerSet:
         self._listeners[name] = listener
         return listener
 
-    def listen_local(self, name: str, address: Address, accepted: Accepted) -> LoopUnixListener:
+    def listen_local(self, name: str, address: Address, accepted: Accepted) -> _UnixListener:
         """Listens at a Unix socket. Raises AddressInUse, AddressError."""
-        listener = LoopUnixListener(self._loop, address, accepted)
+        listener = _UnixListener(self._loop, address, accepted)
         self._listeners[name] = listener
         return listener
 
@@ -162,3 +161,25 @@ class ListenerSet:
 
     def _context(self, protocols: tuple[str, ...], clients: str | None) -> TlsContext:
         return self.credentials.context(server=True, protocols=protocols, clients=clients)
+
+
+class _UnixListener(LoopListener):
+    """A Listener at a Unix socket: a file for only this user (mode 0600), or an abstract one.
+
+    endpoint: where it listens. Raises AddressInUse, AddressError.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, address: Address, accepted: Accepted) -> None:
+        self._local = IpcTransport().listen(address)
+        self.endpoint = str(self._local.address)
+        super().__init__(loop, self.endpoint, 0, accepted, made=socket.socket(fileno=self._local.fileno()))
+
+    def close(self) -> None:
+        """See Listener. It also removes the file."""
+        if self._socket.fileno() >= 0:
+            self._loop.remove_reader(self._socket.fileno())
+            self._socket.detach()
+            self._local.close()
+
+    def _accept(self) -> tuple[socket.socket, str] | None:
+        return self._local.accept()

@@ -32,7 +32,6 @@ class Code(StrEnum):
     UNSUPPORTED_CODEC = "unsupported_codec"
     UNSUPPORTED_COMPRESSION = "unsupported_compression"
     OVERSIZED_PAYLOAD = "oversized_payload"
-    UNAUTHORIZED_PRODUCER = "unauthorized_producer"
     POLICY_DENIED = "policy_denied"
     # added by this broker
     MALFORMED_CONTROL = "malformed_control"

@@ -5,7 +5,6 @@ audit_chain             the lines of the audit chain
 audit_verification      verifies an audit's folder: reads all files and reports damage
 audit_writer            the broker's own audit events, written on the database thread
 blob_writer             writes payloads that arrive in pieces into the log, on the disk thread
-catalog                 routes that survive a restart
 catalog_file            the catalog file: static routes as an operator writes them, in TOML or JSON
 database                one SQLite file for the broker's state outside the log
 database_thread         the thread that writes the broker's database and audit

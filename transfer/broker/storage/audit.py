@@ -1,7 +1,7 @@
 """The audit: an append-only chain of events on the disk. Each event holds the hash of the one before.
 
-A damaged file is kept as evidence and reported; the broker then begins a new file, whose first event names
-the damage. A hash chain detects changes; it does not prevent them. A user who can write all files can write
+Damage is reported, and the next event names it: nothing is changed but a partial line that a crash left. A
+hash chain detects changes; it does not prevent them. A user who can write all files can write
 another chain: keep the head, or exports, elsewhere.
 """
 
@@ -12,14 +12,15 @@ import fcntl
 import logging
 import os
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 
 from transfer.broker.storage.audit_chain import (
     ALL,
+    DAMAGED,
     GENESIS,
-    SEGMENT,
     Action,
     AuditEvent,
     AuditWindow,
@@ -32,6 +33,7 @@ from transfer.broker.storage.audit_chain import (
 from transfer.broker.storage.audit_verification import (
     HEAD,
     AuditHead,
+    AuditProblem,
     AuditVerdict,
     examine,
     name_of,
@@ -64,6 +66,7 @@ class Audit:
         self._fd = self._head_fd = -1
         self._head = AuditHead(1)
         self._time = ""
+        self._settled = False
         with disk_errors():
             make_folder(self.folder)
             self._head_fd = _locked(self.folder / HEAD)
@@ -108,71 +111,46 @@ class Audit:
         return event
 
     def _is_as_left(self) -> bool:
-        """Whether the last file is the same file, with the same length, as after the last event."""
-        if self._head.segment > 1 and not self._head.nbytes:
-            return False  # its first event could not be written
+        """Whether the file is the same one, with the same length, as after the last event."""
         mine = os.fstat(self._fd)
         try:
             there = os.stat(self.folder / name_of(self._head.segment))
         except FileNotFoundError:
             return False
-        return (there.st_ino, there.st_dev, there.st_size) == (mine.st_ino, mine.st_dev, self._head.nbytes)
+        as_left = (mine.st_ino, mine.st_dev, self._head.nbytes)
+        return self._settled and (there.st_ino, there.st_dev, there.st_size) == as_left
 
     # -- existing files ----------------------------------------------------------------------------------
 
     def _settle(self, now_ms: int, *, begun: bool = False) -> AuditVerdict:
-        """Reads the folder and continues at its end, or in a new file if there is new damage."""
+        """Reads the folder, and continues at its end."""
+        self._settled = False
         verdict = examine(self.folder, begun=begun)
         for problem in verdict.problems:
             _log.warning("audit in %s: %s", self.folder, problem)
-        self._time = verdict.latest
+        self._head, self._time = verdict.head, verdict.latest
+        file = self.folder / name_of(self._head.segment)
         with disk_errors():
-            if verdict.open_problems:
-                self._begin(verdict.head.segment + 1, verdict, now_ms)
-            else:
-                if os.fstat(self._head_fd).st_size == 0:
-                    self._put_head(verdict.head)  # before the file: a missing head is damage
-                self._open(verdict.head)
-                _write_again(self.folder / name_of(verdict.head.segment))
-                _write_again(self.folder / HEAD)
-                if verdict.torn:
-                    _log.warning(
-                        "audit in %s: removes %d bytes of a partial event", self.folder, verdict.torn
-                    )
-                    os.ftruncate(self._fd, verdict.head.nbytes)
-                    os.fsync(self._fd)
-                if verdict.head.segment > 1 and verdict.head.nbytes == 0:
-                    # The broker crashed between making the new file and writing its first event.
-                    self._begin(verdict.head.segment, verdict, now_ms)
-                else:
-                    self._put_head(verdict.head)
+            if os.fstat(self._head_fd).st_size == 0:
+                self._put_head(self._head)  # before the file: a missing head is damage
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = open_file(file, _FLAGS)
+            sync_folder(self.folder)
+            _write_again(file)
+            _write_again(self.folder / HEAD)
+            if verdict.torn:
+                _log.warning("audit in %s: removes %d bytes of a partial event", self.folder, verdict.torn)
+                os.ftruncate(self._fd, self._head.nbytes)
+                os.fsync(self._fd)
+            elif verdict.unended:
+                _put(self._fd, b"\n")
+                self._head = replace(self._head, nbytes=self._head.nbytes + 1)
+            self._put_head(self._head)
+        if verdict.unnamed:
+            self._write(_damage(verdict.unnamed), now_ms)
+        self._settled = True
         return verdict
-
-    def _begin(self, segment: int, verdict: AuditVerdict, now_ms: int) -> None:
-        """Begins a new file. Its first event names the reason."""
-        head = verdict.head
-        self._open(AuditHead(segment, head.sequence, 0, head.hash))
-        problems = verdict.open_problems
-        action = Action(
-            actor=BROKER,
-            operation=SEGMENT,
-            reason="; ".join(map(str, problems[:3])) or "the file was empty",
-            prior_state={
-                "files": {one.file: verdict.files.get(one.file) for one in problems if one.file != HEAD},
-                "problems": [{"file": one.file, "line": one.line, "problem": one.text} for one in problems],
-                "sequence": head.sequence,
-                "hash": head.hash,
-            },
-            resulting_state={"file": name_of(segment)},
-        )
-        self._write(action, now_ms)
-
-    def _open(self, head: AuditHead) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = open_file(self.folder / name_of(head.segment), _FLAGS)
-        self._head = head
-        sync_folder(self.folder)
 
     def _put_head(self, head: AuditHead) -> None:
         size = os.fstat(self._head_fd).st_size
@@ -235,6 +213,11 @@ def export(
         yield export_begin(*before)
         chain = Chain(*before)
     yield export_end(chain, count)
+
+
+def _damage(problems: Sequence[AuditProblem]) -> Action:
+    reason = "; ".join(map(str, problems[:3]))
+    return Action(BROKER, DAMAGED, (), reason, {"problems": [problem.as_json() for problem in problems]})
 
 
 def _locked(path: Path) -> int:

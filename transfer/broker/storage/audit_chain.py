@@ -26,8 +26,8 @@ Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json
 
 #: the hash before the first line
 GENESIS = "0" * 64
-#: the operation of a line that begins a new file after a damaged one
-SEGMENT = "audit.segment"
+#: the operation of an event that names damage; in earlier versions it began a new file
+DAMAGED, SEGMENT = "audit.damaged", "audit.segment"
 _HASH_BYTES = len(',"hash":""}') + 64
 _KEYS = (
     "sequence", "time", "actor", "operation", "message_ids", "reason", "prior_state", "resulting_state",
@@ -100,18 +100,20 @@ class Chain:
         self.sequence = sequence
         self.hash = hash
 
-    def follow(self, line: bytes) -> AuditEvent:
-        """Returns the event of the next line.
-        Raises LogDamaged; the line after it is then accepted as it is."""
+    def follow(self, line: bytes) -> tuple[AuditEvent | None, str]:
+        """Returns the event of the next line, None if the line is damaged, and what is wrong, or ""."""
         sequence, hash = self.sequence, self.hash
         self.sequence = self.hash = None
-        event = decode(line)
+        try:
+            event = decode(line)
+        except LogDamaged as error:
+            return None, str(error)
         self.sequence, self.hash = event.sequence, event.hash
         if hash is not None and event.prev_hash != hash:
-            raise LogDamaged("its prev_hash is not the hash of the line before: one was changed or removed")
+            return event, "its prev_hash is not the hash of the line before: one was changed or removed"
         if sequence is not None and event.sequence != sequence + 1:
-            raise LogDamaged(f"its sequence is {event.sequence} and not {sequence + 1}")
-        return event
+            return event, f"its sequence is {event.sequence} and not {sequence + 1}"
+        return event, ""
 
 
 def encode(sequence: int, time: str, action: Action, prev_hash: str) -> tuple[AuditEvent, bytes]:
@@ -173,10 +175,8 @@ def check_export(lines: Iterable[bytes]) -> tuple[int, list[tuple[int, str]]]:
                 wrong.append((number, "the export ends with another event, or has lost or gained some"))
             continue
         count += 1
-        try:
-            chain.follow(line)
-        except LogDamaged as error:
-            wrong.append((number, str(error)))
+        if text := chain.follow(line)[1]:
+            wrong.append((number, text))
     if not ended:
         wrong.append((number + 1, "the export has no end: it was cut off"))
     return count, wrong

@@ -20,16 +20,18 @@ silently have no effect.
 from __future__ import annotations
 
 import json
+import logging
 import tomllib
 from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
-from transfer.broker.core.routes import Route, RouteSource, RouteType
+from transfer.broker.core.routes import Route
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.transports.errors import UsageError
 
+_log = logging.getLogger("transfer.broker")
 #: version of the file's format
 VERSION = 1
 
@@ -47,12 +49,25 @@ _KEYS: Mapping[str, Any] = {
 }
 _NAMES = {str: "text", int: "a whole number", bool: "true or false", dict: "a table", list: "a list"}
 
+
+class RouteType(Enum):
+    """What a route is for. DIRECT: one consumer gets the message. The broker follows no other routes: FANOUT,
+    to all consumers; BRIDGE, to another broker; INTERNAL and SYSTEM, to its own parts."""
+
+    DIRECT = "direct"
+    FANOUT = "fanout"
+    BRIDGE = "bridge"
+    INTERNAL = "internal"
+    SYSTEM = "system"
+
+
 T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
 
 def read_file(path: Path | str) -> list[Route]:
-    """Reads the static routes of a file, in its order. A `.json` file is read as JSON, any other as TOML.
+    """Reads the enabled direct routes of a file, in its order; logs those of other types. A `.json` file is
+    read as JSON, any other as TOML.
 
     Raises UsageError, which names the place of the error: line and column, or `routes[2].pattern`.
     """
@@ -66,11 +81,12 @@ def read_file(path: Path | str) -> list[Route]:
     routes = []
     for number, entry in enumerate(_typed(path, "routes", content.get("routes", []), list)):
         place = f"routes[{number}]"
-        route = _route(path, place, _typed(path, place, entry, dict))
+        route, followed = _route(path, place, _typed(path, place, entry, dict))
         if route.id in places:
             raise UsageError(f"{path}: {place}.id: {places[route.id]} has the id {route.id!r} too")
         places[route.id] = place
-        routes.append(route)
+        if followed:
+            routes.append(route)
     return routes
 
 
@@ -95,7 +111,8 @@ def _without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _route(path: Path, place: str, entry: dict[str, Any]) -> Route:
+def _route(path: Path, place: str, entry: dict[str, Any]) -> tuple[Route, bool]:
+    """Returns a route, and whether the broker follows it."""
     _known(path, place, entry, _KEYS)
     values = {
         key: _typed(
@@ -110,19 +127,13 @@ def _route(path: Path, place: str, entry: dict[str, Any]) -> Route:
     except UsageError as error:
         raise UsageError(f"{path}: {place}.pattern: {error}") from error
     try:
-        return Route(
-            values["id"],
-            values["tenant"],
-            wanted,
-            type_,
-            values["destination"],
-            values["priority"],
-            values["metadata"],
-            values["enabled"],
-            RouteSource.STATIC,
-        )
+        route = Route(values["id"], values["tenant"], wanted, values["destination"], values["priority"])
     except UsageError as error:
         raise UsageError(f"{path}: {place}: {error}") from error
+    if type_ is not RouteType.DIRECT:
+        text = "route %r has type %s, which this broker does not support: subscribe to its topics"
+        _log.warning(text, route.id, type_.value)
+    return route, values["enabled"] and type_ is RouteType.DIRECT
 
 
 def _known(

@@ -3,7 +3,7 @@
 A change is one transaction of the store, together with a note of it. Then the note is appended to the audit
 and removed. After a crash in between, the note is still there and is audited once.
 A replay marks its letters, publishes them one by one, and removes them. A crash in between leaves them in
-doubt, unless `published` knows the outcome. Only an explicit request replays a letter in doubt.
+doubt. Only an explicit request replays a letter in doubt.
 """
 
 from __future__ import annotations
@@ -40,8 +40,6 @@ from transfer.transports.errors import Closed, LogFull, StateError, TransferErro
 _log = logging.getLogger("transfer.broker")
 #: publishes a letter, which is stored on return, to its consumer and topic; the text is the replay's id
 Publish = Callable[[DeadLetter, str], None]
-#: returns whether the replay with this id was published; None: unknown
-Published = Callable[[str], bool | None]
 
 
 class Operator:
@@ -58,7 +56,6 @@ class Operator:
         audit: Audit,
         publish: Publish,
         *,
-        published: Published | None = None,
         clock: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._letters = letters
@@ -67,7 +64,7 @@ class Operator:
         self._clock = clock
         self._lock = threading.Lock()
         self._settle()
-        self._recover(published or (lambda _: None))
+        self._recover()
 
     @property
     def audit(self) -> Audit:
@@ -199,7 +196,7 @@ class Operator:
     ) -> tuple[tuple[str, ...], list[Failure], bool]:
         """Returns the published deliveries, the failures, and whether the change is audited already."""
         call = uuid.uuid4().hex
-        about = json.dumps({"call": call, "actor": actor, "reason": reason})
+        about = json.dumps({"actor": actor, "reason": reason})
         self._letters.begin_replay([one.delivery_id for one in chosen], about)
         after: dict[str, str] = {one.delivery_id: str(one.state) for one in chosen}
         failures = []
@@ -261,21 +258,20 @@ class Operator:
                 self._audit.append(action, self._clock())
             self._letters.forget(note)
 
-    def _recover(self, published: Published) -> None:
+    def _recover(self) -> None:
         """Ends the replays that a crash interrupted."""
         for letter in self._letters.page(Filter(state=LetterState.REPLAYING), limit=-1):
             try:
                 about = json.loads(letter.replay)
-                call, actor, reason = str(about["call"]), str(about["actor"]), str(about["reason"])
+                actor, reason = str(about["actor"]), str(about["reason"])
             except (ValueError, KeyError, TypeError):
-                call = actor = reason = ""
-            known = published(_replay_id(call, letter))
-            state = {True: "replayed", False: str(LetterState.DEAD), None: str(LetterState.IN_DOUBT)}[known]
-            _log.warning(
-                "a crash interrupted the replay of dead letter %s: it is %s now", letter.delivery_id, state
+                actor = reason = ""
+            state = str(LetterState.IN_DOUBT)
+            id = letter.delivery_id
+            _log.warning("a crash interrupted the replay of dead letter %s: it is %s now", id, state)
+            self._end_replay(
+                action_of(actor, "replay_interrupted", reason, [letter], {id: state}), {id: state}
             )
-            after = {letter.delivery_id: state}
-            self._end_replay(action_of(actor, "replay_interrupted", reason, [letter], after), after)
 
 
 def _replay_id(call: str, letter: DeadLetter) -> str:

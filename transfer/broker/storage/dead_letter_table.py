@@ -217,14 +217,6 @@ class DeadLetters:
         rows = self._database.query(f"SELECT count(*) FROM dead_letters WHERE {condition}", values)
         return _int(rows[0][0])
 
-    def counts(self) -> dict[tuple[str, str, str], int]:
-        """Returns the number of letters of each (tenant, topic, consumer)."""
-        names = "CAST(tenant AS BLOB), CAST(topic AS BLOB), CAST(consumer AS BLOB)"
-        rows = self._database.query(
-            f"SELECT {names}, count(*) FROM dead_letters GROUP BY tenant, topic, consumer"
-        )
-        return {(_text(row[0]), _text(row[1]), _text(row[2])): _int(row[3]) for row in rows}
-
     # -- removing ----------------------------------------------------------------------------------------
 
     def begin_replay(self, delivery_ids: Iterable[str], replay: str) -> None:

@@ -35,7 +35,7 @@ def lost_state(folder: Path, made: Set[str]) -> str:
     path = folder / STATE
     if STATE not in made or (path.exists() and path.stat().st_size):
         return ""
-    return f"{STATE} is missing or empty: dead letters, routes, sessions of direct delivery"
+    return f"{STATE} is missing or empty: dead letters, sessions of direct delivery"
 
 
 def check_state(log: Log, folder: Path) -> None:

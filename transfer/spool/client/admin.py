@@ -20,8 +20,6 @@ from transfer.spool.format.protocol import (
 from transfer.transports.errors import Broken, LogDamaged, OptionError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer.spool.format.rows import Arrays
 
 #: bytes of rows that `verify` reads at a time
@@ -83,9 +81,7 @@ class SpoolAdmin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -29,8 +29,6 @@ from transfer.transports.arguments import patience, whole as number_from
 from transfer.transports.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer.spool.format.rows import Arrays
 
 _log = logging.getLogger("transfer.spool.client")
@@ -144,9 +142,7 @@ class RowStream:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     def close(self) -> None:

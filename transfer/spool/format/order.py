@@ -11,7 +11,7 @@ run.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -142,20 +142,6 @@ class Order:
         return (
             np.concatenate([none, *(part[0] for part in parts)]),
             np.concatenate([none, *(part[1] for part in parts)]),
-        )
-
-    def grouped(self, ranges: Iterable[tuple[int, int]]) -> list[Gather]:
-        """Returns the rows at these ranges of positions, joined in this order, grouped by frame.
-
-        The places are those in the joined result, 0 to its rows. Positions after the last row are dropped.
-        """
-        import numpy as np
-
-        parts = [self.gather(begin, end) for begin, end in ranges]
-        if not parts:
-            return []
-        return by_frame(
-            np.concatenate([part[0] for part in parts]), np.concatenate([part[1] for part in parts])
         )
 
     def _ends_of_windows(self) -> Array:

@@ -231,28 +231,6 @@ def join(
     return whole
 
 
-def pick(arrays: Mapping[str, Array], layouts: Sequence[Layout], rows: Array) -> Arrays:
-    """Returns the rows with these numbers, in that order, copied."""
-    import numpy as np
-
-    picked: Arrays = {}
-    for layout in layouts:
-        values = arrays[layout.name]
-        if layout.kind == "dense":
-            picked[layout.name] = values[rows]
-        else:
-            offsets = arrays[layout.name + OFFSETS]
-            lengths = offsets[rows + 1] - offsets[rows]
-            ends = np.concatenate([np.zeros(1, np.int64), np.cumsum(lengths)])
-            # The index of each value: that of its row's first one, plus its distance from it.
-            places = np.repeat(offsets[rows] - ends[:-1], lengths) + np.arange(ends[-1])
-            picked[layout.name] = values[places]
-            picked[layout.name + OFFSETS] = ends
-        if layout.nulls:
-            picked[layout.name + VALID] = arrays[layout.name + VALID][rows]
-    return picked
-
-
 def strings(batch: Mapping[str, Any], name: str) -> list[str]:
     """Returns a "string" column of a batch (numpy or torch) as Python strings. Raises OptionError."""
     return [value.decode() for value in blobs(batch, name)]

@@ -42,8 +42,6 @@ from transfer.transports.errors import (
 from transfer.transports.registry import find
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from transfer.spool.format.rows import Arrays
     from transfer.transports.security.settings import Security
 
@@ -206,9 +204,7 @@ class Spool:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc: object) -> None:
         self.close()
 
     # -- threads ---------------------------------------------------------------------------------------------
