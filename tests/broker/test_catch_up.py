@@ -780,6 +780,34 @@ def test_a_thread_that_unsubscribes_and_subscribes_beside_one_that_receives(cont
     assert got == list(range(20_000))
 
 
+def test_a_message_that_a_thread_has_and_has_not_recorded_is_not_sent_again(context, broker, client):
+    """Another thread's new connection began before it: the publisher was given the position before."""
+    publish(client, "t", range(3))
+    sub = subscribed(context, broker, b"t", reconnect_ivl=1, reconnect_ivl_max=5)
+    reader, before, paused = sub._links.log_reader, [], []
+    record = reader.record
+
+    def connects_again():
+        before.extend(sub._links.state.peers)
+        sub.unsubscribe(b"t")
+        sub.subscribe(b"t")
+        eventually(lambda: any(one not in before for one in sub._links.state.peers))
+
+    def pauses(stream, frames):
+        if threading.current_thread() is threading.main_thread() and not paused:
+            paused.append(True)
+            other = threading.Thread(target=connects_again)
+            other.start()
+            other.join(20)
+        record(stream, frames)
+
+    reader.record = pauses
+    assert received(sub, 3) == {"t": [0, 1, 2]}
+    assert paused and before
+    client.publish("t", b"3")
+    assert received(sub, 1) == {"t": [3]}
+
+
 def test_a_message_that_is_appended_while_topics_are_looked_at(context, broker, client, monkeypatch):
     """It was counted before, and taken for one that the subscriber was given."""
     seen = []

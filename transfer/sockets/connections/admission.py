@@ -320,9 +320,7 @@ class ConnectionAdmission:
         stream = peer.stream
         orders: list[bytes] = pattern.introduce(stream)
         if self._log_reader.positions is not None and peer.log is not None:
-            socket = self._state.socket()
-            for found in socket._found() if socket is not None else ():
-                self._log_reader.record(*found)  # the program receives it before messages of this connection
+            self._log_reader.record_given(self._state.socket())
             name, last_seen, offline = peer.log.name, peer.source.last_seen, []
             if not self._log_reader.positions.connected(peer.log) and last_seen is not None:
                 offline.append(encode_offline(time.monotonic() - last_seen))

@@ -22,6 +22,7 @@ from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.sockets.connections.state import ConnectionState
+    from transfer.sockets.socket import SocketMethods
     from transfer.transports.core.contract import Frame
 
 
@@ -31,6 +32,8 @@ class LogReader:
     def __init__(self, state: ConnectionState) -> None:
         self._state = state
         self.positions: TopicPositions | None = None
+        #: the data of each thread that receives: "given" is its message, which it may not have recorded yet
+        self.receivers: dict[int, dict[str, Any]] = {}
         #: the thread that received last from a log, and whether other threads did before
         self._last_receiver, self._several_receive = 0, False
 
@@ -48,6 +51,15 @@ class LogReader:
             text = "%s: %d messages of topic %r were removed from the log before they could be received"
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._state.throttled.say(logging.WARNING, "missed", text, where, missed, topic)
+
+    def record_given(self, socket: SocketMethods | None) -> None:
+        """Records what the program receives before anything else: messages that its threads have taken from
+        the core, and those that the core holds."""
+        for receiver in list(self.receivers.values()):
+            if (given := receiver.get("given")) is not None:
+                self.record(*given)
+        for found in socket._found() if socket is not None else ():
+            self.record(*found)
 
     def acknowledged(self, pattern: Subscriber, peer: Peer, number: int) -> None:
         """Handles a publisher's acknowledgement of the subscription with this number."""
