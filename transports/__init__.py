@@ -34,6 +34,7 @@ testing        checks a transport against the contract (`checks`), and injects f
 ucx            the ucx transport: frames as UCX messages, between processes that met by TCP
 uninterrupted  runs steps to their end, although a signal handler may raise between any two of them
 variables      the environment variables: a misspelt one is refused, so that it is not ignored
+waiters        threads that wait until what a lock guards has changed
 """
 
 if __name__ != "transfer.transports":

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer.cli.inputs import InputMessage, Inputs
 from transfer.cli.outputs import ReceivedMessage, Writer
 from transfer.cli.progress import Progress
+from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.tensors import TensorMethods
 from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 LINGER = 30.0
 #: seconds between two checks for confirmations; they arrive every 20 ms
 CONFIRM_POLL = 0.01
+#: seconds within which the end of a connection is reported
+LOSS = 2.0
 
 
 @contextmanager
@@ -73,14 +76,15 @@ def send_all(
     """
     with open_socket(kind, where, report) as socket:
         socket.wait_for_peers(wait, timeout=where.timeout)
+        monitor = socket.get_monitor() if confirm else None
         progress.begin()
         for message in _limited(inputs, count):
             send(socket, message, topic)
             progress.add(message.nbytes)
             if interval:
                 time.sleep(interval)
-        if confirm:
-            _wait_confirmed(socket, where.timeout)
+        if monitor is not None:
+            _wait_confirmed(socket, monitor, where.timeout)
         lost = socket.close(linger=round((LINGER if where.timeout is None else where.timeout) * 1000))
         if lost:
             raise Broken(
@@ -213,10 +217,31 @@ def _limited(inputs: Inputs, count: int | None) -> Iterator[InputMessage]:
         yield message
 
 
-def _wait_confirmed(socket: Socket, timeout: float | None) -> None:
-    """Waits until the peers have confirmed that they consumed everything. Raises Again."""
+def _wait_confirmed(socket: Socket, monitor: Monitor, timeout: float | None) -> None:
+    """Waits until the peers have confirmed that they consumed everything. Raises Again, Broken."""
     deadline = None if timeout is None else time.monotonic() + timeout
-    while any(peer.queued or peer.unconfirmed for peer in socket.peers()):
+    ended = 0.0
+    while True:
+        left = sum(peer.queued + peer.unconfirmed for peer in socket.peers())
+        # What a lost peer had not confirmed is not among those of `peers` any more.
+        if lost := sum(event.count for event in _events(monitor) if event.kind is EventKind.UNCONFIRMED):
+            raise Broken(
+                f"{lost} messages are unconfirmed: their receiver is gone, and may have consumed them"
+            )
+        if not left:
+            if sum(peer.sent for peer in socket.peers()) >= socket.messages_sent:
+                return
+            # A peer has ended. What it had not confirmed is reported a moment later.
+            ended = ended or time.monotonic()
+            if time.monotonic() > ended + LOSS:
+                return
         if deadline is not None and time.monotonic() > deadline:
             raise Again("the receivers have not taken everything", hint="give a longer --timeout")
         time.sleep(CONFIRM_POLL)
+
+
+def _events(monitor: Monitor) -> Iterator[Event]:
+    """Those that have happened."""
+    with suppress(Again):
+        while True:
+            yield monitor.recv(timeout=0)

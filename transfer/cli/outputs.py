@@ -43,6 +43,8 @@ class Writer:
         self._json = as_json
         self._raw = raw
         self._number = 0
+        #: files of an earlier run stay
+        self._files = 0 if folder is None else max(map(_number_of, folder.glob("message-*")), default=0)
 
     def write(self, message: ReceivedMessage) -> None:
         """Writes a message. Raises OSError if the disk is full, or the reader of a pipe has gone."""
@@ -58,7 +60,7 @@ class Writer:
             print(self._line(message), flush=True)
 
     def _save(self, message: ReceivedMessage, folder: Path) -> Path:
-        stem = folder / f"message-{self._number:06d}"
+        stem = folder / f"message-{self._files + self._number:06d}"
         if message.kind == "bytes":
             path = stem.with_suffix(".bin")
             with path.open("wb") as file:
@@ -140,3 +142,9 @@ def _as_text(meta: Any) -> dict[str, str] | None:
         return None
     items = meta.items() if isinstance(meta, dict) else [("meta", meta)]
     return {str(name): value if isinstance(value, str) else json.dumps(value) for name, value in items}
+
+
+def _number_of(file: Path) -> int:
+    """The number in the name of a message's file; 0: there is none."""
+    digits = file.stem.removeprefix("message-")
+    return int(digits) if digits.isascii() and digits.isdigit() else 0

@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from transfer.transports.arguments import seconds
 from transfer.transports.errors import Again, Closed
+from transfer.transports.waiters import Waiters
 
 #: events that a monitor keeps until they are fetched; the oldest are dropped first
 _LIMIT = 10_000
@@ -68,7 +69,8 @@ class Monitor:
     def __init__(self, forget: Callable[[Monitor], None]) -> None:
         self._forget = forget
         self._events: deque[Event] = deque(maxlen=_LIMIT)
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()
+        self._changed = Waiters(self._lock)
         self._closed = False
 
     def recv(self, timeout: float | None = None) -> Event:
@@ -82,12 +84,14 @@ class Monitor:
             Closed: the socket or the monitor is closed.
         """
         timeout = seconds(timeout)
-        with self._changed:
-            if not self._changed.wait_for(lambda: self._events or self._closed, timeout):
-                raise Again(f"no event within {timeout} s")
-            if not self._events:
-                raise Closed("the monitor is closed")
+        if not self._changed.wait_for(lambda: self._events or self._closed, timeout):
+            raise Again(f"no event within {timeout} s")
+        try:
             return self._events.popleft()
+        except IndexError:
+            if not self._closed:  # another thread was faster
+                return self.recv(timeout)
+            raise Closed("the monitor is closed") from None
 
     def __iter__(self) -> Iterator[Event]:
         """Yields events until the socket or the monitor is closed."""
@@ -99,7 +103,7 @@ class Monitor:
 
     def close(self) -> None:
         """Ends the stream of events. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
         self._forget(self)
@@ -111,7 +115,7 @@ class Monitor:
         self.close()
 
     def _put(self, event: Event) -> None:
-        with self._changed:
+        with self._lock:
             if not self._closed:
                 self._events.append(event)
                 if event.kind is EventKind.CLOSED:

@@ -382,14 +382,14 @@ class SocketMethods(SocketBase):
                 links.no_peer.long_wait()
             if isinstance(self._pattern, Subscriber):
                 self._readable()  # acknowledgements arrive among the messages
-            with links.state.changed:
-                if links.state.ready >= n:
-                    return
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    break
-                look = _ACK_CHECK if isinstance(self._pattern, Subscriber) else 0.2
-                links.state.changed.wait(look if left is None else min(look, left))
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            look = _ACK_CHECK if isinstance(self._pattern, Subscriber) else 0.2
+            if links.state.changed.wait_for(
+                lambda: links.state.ready >= n, look if left is None else min(look, left)
+            ):
+                return
+            if left is not None and not left:
+                break
         raise links.no_peer.error(f"{links.state.ready} of {n} peers after {timeout:g} s: ")
 
     @property
@@ -1108,7 +1108,7 @@ class SocketMethods(SocketBase):
         if not isinstance(self._pattern, Publisher):
             raise NotSupported(f"a {self.type.name} has no subscribers")
         self._check_forked()
-        with self._links.state.changed:
+        with self._links.state.lock:
             if topic is None:
                 return self._pattern.ready
             return self._pattern.wanting(octets(topic, "topic"))

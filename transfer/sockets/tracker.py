@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 
 from transfer.transports.arguments import seconds
-from transfer.transports.errors import Again, Broken, NotSupported
+from transfer.transports.errors import Again, Broken, MessageRefused, NotSupported
+from transfer.transports.waiters import Waiters
 
 
 class Tracker:
@@ -14,10 +15,11 @@ class Tracker:
     Thread-safe. The message does not depend on it: a tracker may be dropped at any time.
     """
 
-    __slots__ = ("_confirmable", "_confirmed", "_error", "_outstanding", "_rescued", "_state")
+    __slots__ = ("_changed", "_confirmable", "_confirmed", "_error", "_lock", "_outstanding", "_rescued")
 
     def __init__(self, confirmable: bool = True) -> None:
-        self._state = threading.Condition(threading.Lock())
+        self._lock = threading.RLock()
+        self._changed = Waiters(self._lock)
         # Streams that still refer to the memory; -1 until the number of streams is known.
         self._outstanding = -1
         self._confirmable = confirmable
@@ -51,11 +53,10 @@ class Tracker:
             Broken: no peer took the message.
         """
         timeout = seconds(timeout)
-        with self._state:
-            if not self._state.wait_for(lambda: self.done, timeout):
-                raise Again(f"the message is still in flight after {timeout} s")
-            if self._error is not None:
-                raise self._broken()
+        if not self._changed.wait_for(lambda: self.done, timeout):
+            raise Again(f"the message is still in flight after {timeout} s")
+        if self._error is not None:
+            raise self._broken()
 
     def wait_confirmed(self, timeout: float | None = 30.0) -> None:
         """Blocks until the peer has consumed the message.
@@ -66,18 +67,20 @@ class Tracker:
         Raises:
             Again: it is not confirmed within `timeout`.
             Broken: the connection was lost before the peer confirmed it.
+            MessageRefused: the peer does not take it.
             NotSupported: such peers do not confirm (PUB/SUB, peers without hello).
         """
         timeout = seconds(timeout)
-        with self._state:
-            if not self._confirmable:
-                raise NotSupported("the peers of this socket do not confirm messages")
-            if not self._state.wait_for(lambda: self._confirmed or self._error is not None, timeout):
-                raise Again(f"the peer has not confirmed the message after {timeout} s")
-            if not self._confirmed:
-                raise self._broken()
+        if not self._confirmable:
+            raise NotSupported("the peers of this socket do not confirm messages")
+        if not self._changed.wait_for(lambda: self._confirmed or self._error is not None, timeout):
+            raise Again(f"the peer has not confirmed the message after {timeout} s")
+        if not self._confirmed:
+            raise self._broken()
 
     def _broken(self) -> Broken:
+        if isinstance(self._error, MessageRefused):
+            return MessageRefused(self._error.reason, hint=self._error.hint)
         error = Broken("the message is unconfirmed: its peer is gone", hint="it may or may not have arrived")
         error.__cause__ = self._error
         return error
@@ -86,42 +89,42 @@ class Tracker:
 
     def _taken(self, streams: int) -> None:
         """Sets how many streams took the message; each calls `_released` once, or has called it already."""
-        with self._state:
+        with self._lock:
             self._outstanding += streams + 1
-            self._state.notify_all()
+            self._changed.notify_all()
 
     def _released(self, error: BaseException | None) -> None:
-        with self._state:
+        with self._lock:
             self._outstanding -= 1
             if error is not None and not self._confirmed and not self._rescued:
                 self._error = error
-            self._state.notify_all()
+            self._changed.notify_all()
 
     def _rescue(self) -> None:
         """Keeps the tracker open when the connection ends: the message, copied to the core's memory, may go
         to another peer. From now on only `_fail` reports a loss."""
-        with self._state:
+        with self._lock:
             self._rescued, self._error = True, None
 
     def _confirm(self) -> None:
-        with self._state:
+        with self._lock:
             self._confirmed = True
-            self._state.notify_all()
+            self._changed.notify_all()
 
     def _fail(self, error: BaseException) -> None:
-        with self._state:
+        with self._lock:
             if not self._confirmed:
                 self._error = error
-            self._state.notify_all()
+            self._changed.notify_all()
 
     def _not_confirmable(self) -> None:
-        with self._state:
+        with self._lock:
             self._confirmable = False
-            self._state.notify_all()
+            self._changed.notify_all()
 
     def _end(self, error: BaseException) -> None:
         """Ends the tracker: no stream has the message."""
-        with self._state:
+        with self._lock:
             self._outstanding = 0
             self._error = error
-            self._state.notify_all()
+            self._changed.notify_all()

@@ -139,10 +139,10 @@ class ConnectionAdmission:
             earlier = [other.stream for other in self._state.peers.values() if is_earlier(other)]
         for stream in earlier:
             self._loss.lost(stream, Broken(reason))
-        with self._lock:  # another thread may be handling the end of the previous connection
-            self._state.changed.wait_for(
-                lambda: not any(map(is_earlier, self._state.ending_peers)), _UNREAD_TIMEOUT
-            )
+        # Another thread may be handling the end of the previous connection.
+        self._state.changed.wait_for(
+            lambda: not any(map(is_earlier, self._state.ending_peers)), _UNREAD_TIMEOUT
+        )
 
     def prepare_subscribe(self, prefix: bytes) -> None:
         """Ends the connections whose messages for a new subscription may have been dropped. Their publishers

@@ -22,6 +22,7 @@ from transfer.transports.core.wire import Control, Flag, SocketType
 from transfer.transports.errors import (
     Broken,
     Closed,
+    MessageRefused,
     ProtocolError,
     without_frames,
 )
@@ -160,7 +161,7 @@ class ConnectionLoss:
                 if frames[0].flags & Flag.CONTROL:
                     self._credits.credited(peer, frames[0])
                     if frames[0].data[:1] == _REFUSED:
-                        peer.refusal = refusal.decode(bytes(frames[0].data))
+                        self._credits.refused(peer, bytes(frames[0].data))
         except (Broken, ProtocolError, Closed) as end:
             without_frames(end)
             logger.debug("the connection to %s has been read to its end", peer.address)
@@ -237,8 +238,14 @@ class ConnectionLoss:
         dropped = count - len(unsent)
         if dropped and not isinstance(self._pattern, Requester):
             self._pattern.drop("peer_gone", dropped)
+        others = error
+        if isinstance(error, MessageRefused) and peer.refusal is not None:
+            refused_tracker = trackers.pop(peer.refusal[1], None)
+            if refused_tracker is not None:
+                refused_tracker._fail(error)
+            others = Broken(f"the peer ended the connection for an earlier message: {error.reason}")
         for tracker in trackers.values():
-            tracker._fail(error)
+            tracker._fail(others)
         peer.part()
 
     def _settle_request(

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Requester
 from transfer.sockets import drain as draining
@@ -26,7 +26,7 @@ from transfer.sockets.connections.directory_connector import DirectoryConnector,
 from transfer.sockets.connections.heartbeats import Heartbeats
 from transfer.sockets.connections.log_reader import LogReader
 from transfer.sockets.connections.no_peer import NoPeer
-from transfer.sockets.connections.orphans import Orphans
+from transfer.sockets.connections.orphans import Orphan, Orphans
 from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import ConnectionState, control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
@@ -245,10 +245,9 @@ class Connections:
             self.loss.lost(peer.stream, Closed(f"{record.address} was disconnected"))
 
     def _await_handshake(self, record: Endpoint, timeout: float) -> None:
-        with self.state.changed:
-            self.state.changed.wait_for(
-                lambda: self._is_reached(record) or self.state.fatal or self.state.closing, timeout
-            )
+        self.state.changed.wait_for(
+            lambda: self._is_reached(record) or self.state.fatal or self.state.closing, timeout
+        )
         if not self._is_reached(record):
             self.forget(record)
             if self.state.fatal is not None:
@@ -322,8 +321,7 @@ class Connections:
             if time.monotonic() >= deadline:
                 return
             if left_over or not waiting:
-                with self._lock:
-                    self.state.changed.wait(0.01)
+                self.state.changed.wait(0.01)
 
     def _awaits_confirmation(self) -> bool:
         """Whether a message is kept for a resend, and its confirmation may still arrive."""
@@ -337,16 +335,22 @@ class Connections:
         # Behind a message that no call receives any more, no credit is seen.
         return not (self.state.receives and socket is not None and socket._readable())
 
+    def _begin_close(self) -> tuple[list[Endpoint], list[Peer], list[Any], list[Orphan]]:
+        """From now on nothing is added. No message of a lost connection is between two lists then."""
+        while True:
+            settled = self.orphans.wait_for_moves()
+            with self.orphans.none_gives(), self._lock:
+                if settled and self.orphans.moving:
+                    continue  # another connection was lost meanwhile
+                self.state.closing = True
+                endpoints, self.state.endpoints = self.state.endpoints, []
+                timers, self.state.timers = list(self.state.timers.values()), {}
+                self.state.changed.notify_all()
+                return endpoints, list(self.state.peers.values()), timers, self.orphans.take_all()
+
     def close(self, deadline: float) -> int:
         """Ends everything and returns the number of messages that were not sent. Call `flush` before."""
-        with self.orphans.none_gives(), self._lock:
-            self.orphans.wait_for_moves()
-            self.state.closing = True
-            endpoints, self.state.endpoints = self.state.endpoints, []
-            peers = list(self.state.peers.values())
-            timers, self.state.timers = list(self.state.timers.values()), {}
-            orphans = self.orphans.take_all()
-            self.state.changed.notify_all()
+        endpoints, peers, timers, orphans = self._begin_close()
         for timer in timers:
             timer.cancel()
         for record in endpoints:

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.pub_sub import decode_order, encode_order
-from transfer.sockets.connections import refusal
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import check_log_prefix, decode_offline, decode_position
 from transfer.sockets.monitor import EventKind
@@ -127,7 +126,8 @@ class Controls:
         elif kind in _OF_POSITIONS:
             self._on_position_control(peer, kind, data)
         elif kind == Control.REFUSED:
-            peer.refusal = refusal.decode(data)
+            self._credits.refused(peer, data)
+            assert peer.refusal is not None
             reason = peer.refusal[0]
             self._state.count(f"refused:{reason}")
             self._state.emit(EventKind.REFUSED, peer.endpoint, peer.address, reason)

@@ -6,6 +6,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from transfer.sockets import drain as draining
+from transfer.sockets.connections import refusal
 from transfer.sockets.peer import Peer
 from transfer.transports.core.wire import CREDIT, Control
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
@@ -56,6 +57,12 @@ class Credits:
         if consumed > peer.stream.sent:
             raise ProtocolError("control", f"a credit for {consumed} messages of {peer.stream.sent}")
         peer.confirm(consumed)
+
+    def refused(self, peer: Peer, data: bytes) -> None:
+        """Handles the reason that a peer gives for the end. It has consumed all before a refused message."""
+        peer.refusal = refusal.decode(data)
+        if peer.confirms and peer.refusal[1]:
+            peer.confirm(min(peer.refusal[1] - 1, peer.stream.sent))
 
     def read_credits(self) -> None:
         """Reads credits without blocking; does nothing while another thread receives."""

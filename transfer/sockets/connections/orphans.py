@@ -81,11 +81,17 @@ class Orphans:
                 self._state.changed.notify_all()
             self.look_behind()
 
-    def wait_for_moves(self) -> None:
-        """Waits until no message of a lost connection is between two lists. Under the lock, when the socket
-        closes. The reactor's own thread does not wait."""
-        if not self._state.context.reactor.in_loop():
-            self._state.changed.wait_for(lambda: not self._moves, _GIVING)
+    @property
+    def moving(self) -> bool:
+        """Whether a message of a lost connection is between two lists."""
+        return self._moves > 0
+
+    def wait_for_moves(self) -> bool:
+        """Waits until none is, when the socket closes. False: it took too long, or this is the reactor's own
+        thread, which does not wait."""
+        if self._state.context.reactor.in_loop():
+            return False
+        return self._state.changed.wait_for(lambda: not self._moves, _GIVING)
 
     def look_behind(self) -> None:
         """Makes the core's distributor wait while older messages are left. Call it when that may change."""

@@ -15,6 +15,7 @@ from transfer.sockets.peer import Endpoint, Peer
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.core.wire import Flag
 from transfer.transports.errors import Closed, Fatal
+from transfer.transports.waiters import Waiters
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
@@ -58,7 +59,7 @@ class ConnectionState:
         # Never held while the core is called, except for sends on one stream: the core calls
         # `lost` from any thread and may hold locks of its own then.
         self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = Waiters(self.lock)
         self.timers: dict[str, Any] = {}
         #: sends subscribers messages from a PUB's log
         self.catch_up_source: CatchUpSource | None = None
