@@ -25,6 +25,7 @@ steady_clock   a time of day that does not jump: the wall clock at the process's
 tensors        tensors on the wire and in files: numpy, torch, DLPack, the buffer protocol
 throttled_log  limits log lines that any peer can cause: a few of each kind, and the number of omitted ones
 torch          PyTorch data sets whose rows arrive on a PULL socket, or are read from a run in a spool
+units          sizes and times as people write them: in flags, variables and files
 zmq            pyzmq's API over `transfer`: with `import transfer.zmq as zmq` a program runs unchanged
 """
 

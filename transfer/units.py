@@ -55,4 +55,8 @@ def _with_unit(given: object, units: dict[str, float] | dict[str, int], unit: st
     if not isinstance(given, str):
         return None
     match = re.fullmatch(rf"\s*(\d+(?:\.\d+)?)\s*({unit})?{end}\s*", given, re.IGNORECASE | re.ASCII)
-    return float(match[1]) * units[(match[2] or "").lower()] if match else None
+    if match is None:
+        return None
+    amount = float(match[1]) if "." in match[1] or len(match[1]) > 18 else int(match[1])
+    value = amount * units[(match[2] or "").lower()]
+    return value if value < 1 << 62 else None

@@ -16,7 +16,7 @@ import errno as _errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import Any, TypeVar
 
 _Error = TypeVar("_Error", bound=BaseException)
 
@@ -71,8 +71,19 @@ class TransferError(ZMQError):
         self.hint = hint
         super().__init__(errno, f"{message}\n  hint: {hint}" if hint else message)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickles text and attributes: the arguments of a class need not be its text."""
+        return _unpickled, (type(self), self.args, dict(self.__dict__))
+
 
 # --- the caller's mistake -------------------------------------------------------------------
+
+
+def _unpickled(kind: type[TransferError], args: tuple[Any, ...], attributes: dict[str, Any]) -> TransferError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    error.__dict__.update(attributes)
+    return error
 
 
 class UsageError(TransferError):

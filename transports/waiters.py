@@ -15,6 +15,9 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 
+#: seconds after which a thread looks again, whether or not it was told of a change
+_LOOK = 10.0
+
 
 class Waiters:
     """lock: guards what changes; a Lock or RLock of `threading`. Thread-safe."""
@@ -33,26 +36,26 @@ class Waiters:
         deadline = None if timeout is None else time.monotonic() + timeout
         while True:
             bell = allocate_lock()
-            bell.acquire()
+            bell.acquire(False)
             with self.lock:
                 value = found()
                 if value:
                     return value
                 self._waiting.append(bell)
-            left = -1.0 if deadline is None else max(0.0, deadline - time.monotonic())
+            left = _LOOK if deadline is None else min(_LOOK, max(0.0, deadline - time.monotonic()))
             try:
-                rung = bell.acquire(True, left)
+                bell.acquire(True, left)
             finally:
                 with suppress(ValueError):
                     self._waiting.remove(bell)
-            if not rung:
+            if deadline is not None and time.monotonic() >= deadline:
                 with self.lock:
                     return found()
 
     def wait(self, timeout: float) -> None:
         """Waits for the next change, at most for `timeout` seconds. The caller does not hold the lock."""
         bell = allocate_lock()
-        bell.acquire()
+        bell.acquire(False)
         self._waiting.append(bell)
         try:
             bell.acquire(True, timeout)

@@ -20,7 +20,7 @@ from transfer.json_text import decoder
 from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import options, peer_preference
-from transfer.sockets.attributes import check_name
+from transfer.sockets.attributes import check_name, no_such
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
@@ -122,7 +122,7 @@ class SocketMethods(SocketBase):
         super().__init__(*self._pattern.modes(), context.flusher, context.pool)
         self.context = context
         self._lent = context.shared
-        self.last_endpoint = ""
+        self._last_endpoint = ""
         self._requester = self._pattern if isinstance(self._pattern, Requester) else None
         if self._pattern.turn is not None:
             self._pattern.turn = context.core.Turn()
@@ -225,9 +225,21 @@ class SocketMethods(SocketBase):
         def __setattr__(self, name: str, value: Any) -> None:
             if self._complete and name[:1] != "_":
                 self._check_forked()
+                if name in options.READ_ONLY:
+                    raise OptionError(f"{name} can only be read")
                 value = options.checked(name, value)
                 check_name(self, name)
             super().__setattr__(name, value)
+
+        def __getattr__(self, name: str) -> Any:
+            if name[:1] == "_":
+                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+            raise no_such(self, name)
+
+    @property
+    def last_endpoint(self) -> Any:
+        """The endpoint that was bound or connected last, with its real port; "" before."""
+        return self._last_endpoint
 
     @property
     def hwm(self) -> int:
@@ -302,8 +314,8 @@ class SocketMethods(SocketBase):
         """
         self._check_usable()
         self.context.start()
-        self.last_endpoint = self._links.bind(endpoint_text(addr))
-        return Binding(self, "bind", self.last_endpoint)
+        self._last_endpoint = self._links.bind(endpoint_text(addr))
+        return Binding(self, "bind", self._last_endpoint)
 
     def connect(self, addr: str) -> Binding:
         """Starts to connect to an endpoint and returns at once; a lost connection is made again.
@@ -325,7 +337,7 @@ class SocketMethods(SocketBase):
         self._check_usable()
         self.context.start()
         record = self._links.connect(endpoint_text(addr))
-        self.last_endpoint = str(record.address)
+        self._last_endpoint = str(record.address)
         return Binding(self, "connect", endpoint_text(addr))
 
     def unbind(self, addr: str) -> None:

@@ -128,12 +128,8 @@ class Socket(Base, metaclass=SocketMeta):
     @property
     def last_endpoint(self) -> bytes:
         """The endpoint bound or connected last, with its real port."""
-        text: str = self.__dict__.get("_last_endpoint", "")
+        text: str = self._last_endpoint
         return text.encode()
-
-    @last_endpoint.setter
-    def last_endpoint(self, text: str) -> None:
-        self.__dict__["_last_endpoint"] = text
 
     # -- endpoints -----------------------------------------------------------------------------
 

@@ -31,6 +31,7 @@ TIMEOUT = 30.0
 _CHECK_INTERVAL = 0.2
 
 _GONE = "the broker is gone; messages that it has not acknowledged may be kept or not"
+_AGAIN = "make a new client, or BrokerClient(..., reconnect=True), which connects again"
 
 
 class BrokerClient:
@@ -380,7 +381,7 @@ class BrokerClient:
             except Again as error:
                 if not self._socket.peers():
                     self._lose()
-                    raise Broken(_GONE) from error
+                    raise Broken(_GONE, hint=_AGAIN) from error
                 left = deadline - time.monotonic()
                 if left <= 0:
                     raise
@@ -430,7 +431,7 @@ class BrokerClient:
         self._socket.close(0)
         self._socket = None
         self._batch.forget()
-        error = Broken(_GONE)
+        error = Broken(_GONE, hint="" if self._reconnect else _AGAIN)
         self._refused.update(dict.fromkeys(self._open, error))
         self._open.clear()
         self._window.answered()

@@ -107,7 +107,7 @@ OPTIONS = (
     BrokerOption("groups.expire", ("group_expire",), _AGE),
     BrokerOption("groups.most", ("most_groups",), number(1)),
     BrokerOption("delivery.attempts", ("attempts",), number(1, 1000)),
-    BrokerOption("delivery.first_delay", ("first_delay",), seconds),
+    BrokerOption("delivery.first_delay", ("first_delay",), values.up_to(30)),
     BrokerOption("delivery.patience", ("patience",), seconds),
     BrokerOption("direct.ack_timeout", ("ack_timeout",), seconds, variable="DELIVERY_TIMEOUT_MS"),
     BrokerOption("direct.route_grace", ("route_grace",), seconds),

@@ -72,6 +72,18 @@ def size_or_share(given: object) -> int | VolumeShare:
         raise ValueError(f"{error}, or a share of the volume, such as 80%") from error
 
 
+def up_to(most: float) -> Reader:
+    """Returns a parser of seconds up to a limit."""
+
+    def read(given: object) -> float:
+        found = seconds(given)
+        if found > most:
+            raise ValueError(f"a time of at most {most:g} s")
+        return found
+
+    return read
+
+
 def or_none(read: Reader) -> Reader:
     """Returns a parser that accepts `none`, too."""
     return lambda given: None if is_off(given) else read(given)

@@ -95,7 +95,12 @@ class ConnectionState:
         count: int = 0,
         error: BaseException | None = None,
     ) -> None:
-        """Reports an event to the monitors, if there are any."""
+        """Reports an event to the monitors, if there are any, and to the log at DEBUG."""
+        if logger.isEnabledFor(logging.DEBUG):
+            kind_of_socket = self.pattern.socket_type.name
+            logger.debug(
+                "%s: %s %s %s", kind_of_socket, kind, endpoint or peer, reason or error or count or ""
+            )
         if self.monitors:
             event = Event(kind, endpoint, peer, reason, count, error)
             for monitor in list(self.monitors):
