@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from tests.mooncake.conftest import Inbox, Inside
 from tests.mooncake.test_threads_of_a_socket import in_threads
 from tests.sockets.helpers import Thread, eventually
 from transfer import ZmqConfig, ZmqInterface
+from transfer.mooncake.replies import Replies
 from transfer.transports.errors import EFSM, Again, Broken, Closed, OptionError, TransferError
 
 pytestmark = pytest.mark.timeout(60)
@@ -433,3 +435,17 @@ def transfer_requests(zi: ZmqInterface):
     from transfer.metrics.prometheus import _round_trips
 
     return _round_trips(zi._context).counts
+
+
+def test_a_reply_makes_room_at_once(make):
+    """Threads that waited for room were never told, and waited for their whole time-out."""
+    _, rep = linked(make())
+    replies = Replies(SimpleNamespace(socket=rep._replies._socket), 1, -1)
+    replies._came[7] = time.monotonic()
+    waiting = threading.Thread(target=replies._wait_for_room, args=(50,))
+    waiting.start()
+    time.sleep(0.1)
+    assert waiting.is_alive()
+    replies.give_up(7)
+    waiting.join(5)
+    assert not waiting.is_alive()

@@ -61,7 +61,7 @@ ALLOWED = {
     ("transfer/broker/clients/tunnel.py", "self._thread.join()"): _ENDING,
     (
         "transfer/mooncake/replies.py",
-        "self._changed.wait_for(lambda: len(self._came) < self._most, timeout if timeout >= 0 else None)",
+        "self._changed.wait_for(self._has_room, timeout if timeout >= 0 else None)",
     ): _WISH,
     ("transfer/log/journal.py", "self.lock.acquire()"): _LOCK,
     ("transfer/spark/source.py", "TaskContext.get()"): _NO_WAIT,

@@ -13,6 +13,7 @@ from transfer.mooncake.channel import Channel, source_of
 from transfer.mooncake.message import Message
 from transfer.patterns import PipelinedReplier
 from transfer.transports.errors import Again, Broken, TransferError
+from transfer.transports.waiters import Waiters
 
 logger = logging.getLogger("transfer.mooncake")
 
@@ -33,9 +34,7 @@ class Replies:
         self._patience = patience
         #: when each open request arrived
         self._came: dict[int, float] = {}
-        self._changed = threading.Condition()
-        #: threads that wait for room
-        self._waits = 0
+        self._changed = Waiters(threading.RLock())
 
     def receive(self, timeout: float) -> Message:
         """Returns the next request, once there is room for it; it becomes this thread's current one. Raises
@@ -109,17 +108,13 @@ class Replies:
             self._end(number)
 
     def _end(self, number: int) -> None:
-        self._came.pop(number, None)
-        if self._waits:
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed.lock:
+            self._came.pop(number, None)
+            self._changed.notify_all()
 
     def _wait_for_room(self, timeout: float) -> None:
-        with self._changed:
-            if self._changed.wait_for(
-                lambda: len(self._came) < self._most, timeout if timeout >= 0 else None
-            ):
-                return
+        if self._changed.wait_for(self._has_room, timeout if timeout >= 0 else None):
+            return
         if self._patience >= 0:
             self._end_overdue(time.monotonic() - self._patience)
         raise Again("all open requests still wait for their replies")

@@ -41,6 +41,7 @@ from transfer.transports.errors import (
     TransferError,
     UsageError,
 )
+from transfer.transports.waiters import Waiters
 
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
@@ -99,7 +100,8 @@ class RegisteredName:
         self._registering = Registering(name, lease, member)
         self._context = context or Context()
         self._owns_context = context is None
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Waiters(self._lock)
         self._link: RegistryConnection | None = None
         self._registered = False
         self._stop = threading.Event()
@@ -113,8 +115,7 @@ class RegisteredName:
 
     def wait(self, timeout: float = 30.0) -> Self:
         """Waits for the registration. Raises Again after `timeout` seconds, and the broker's refusal."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._registered or self.failure or self._stop.is_set(), timeout)
+        self._changed.wait_for(lambda: self._registered or self.failure or self._stop.is_set(), timeout)
         if self.failure is not None:
             raise self.failure
         if not self._registered:
@@ -123,8 +124,8 @@ class RegisteredName:
 
     def close(self, timeout: float = 1.0) -> None:
         """Ends the registration, and waits up to `timeout` seconds for the broker's answer. Idempotent."""
-        self._stop.set()
-        with self._changed:
+        with self._lock:
+            self._stop.set()
             self._changed.notify_all()
         if self._registered:
             self._thread.join(timeout)
@@ -165,7 +166,7 @@ class RegisteredName:
             self._stop.wait(backoff.next())
 
     def _set_registered(self, registered: bool) -> None:
-        with self._changed:
+        with self._lock:
             self._registered = registered
             if registered:
                 self.failure = None

@@ -16,6 +16,7 @@ from transfer.spool.format.protocol import MAX_ROWS, MAX_TIMES
 from transfer.spool.format.row_source import FAILED, OPEN, Rows, RowSource
 from transfer.spool.format.rows import Layout
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
+from transfer.transports.waiters import Waiters
 
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
@@ -73,7 +74,8 @@ class Prefetcher:
         self._name = name
         self._row_bytes = dense_bytes(self._layouts)
         self._asks: deque[RowRequest] = deque()
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = Waiters(self._lock)
         self._ready: deque[tuple[Arrays | Over, int]] = deque()
         self._held = 0  # bytes of chunks with a batch that was not taken yet
         self._error: BaseException | None = None
@@ -88,13 +90,14 @@ class Prefetcher:
 
         Raises Again after so many seconds, Closed, and the source's error after all batches before it.
         """
-        with self._changed:
+        with self._lock:
             self._start()
-            if not self._changed.wait_for(self._something, timeout):
-                raise Again(
-                    f"no rows of run {self._name!r} arrived for {timeout:g} s",
-                    hint="Does Spark still write it? A longer `timeout` waits longer; nothing is lost.",
-                )
+        if not self._changed.wait_for(self._something, timeout):
+            raise Again(
+                f"no rows of run {self._name!r} arrived for {timeout:g} s",
+                hint="Does Spark still write it? A longer `timeout` waits longer; nothing is lost.",
+            )
+        with self._lock:
             if self._closed:
                 raise Closed("the stream of rows was closed")
             if not self._ready:
@@ -110,7 +113,7 @@ class Prefetcher:
         """Ends the thread and closes the source. Idempotent; does nothing in a forked child."""
         if os.getpid() != self._process:
             return
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
             thread = self._thread
@@ -136,7 +139,7 @@ class Prefetcher:
                 pass
         except BaseException as caught:  # noqa: BLE001 - `take` raises it
             error = caught
-        with self._changed:
+        with self._lock:
             self._error = error
             self._changed.notify_all()
 
@@ -156,8 +159,7 @@ class Prefetcher:
                 return True
             self._take_in(self._asks.popleft(), answer)
         elif not self._plan.ended(self._place):
-            with self._changed:
-                self._changed.wait_for(lambda: self._closed or self._has_room(), _END)
+            self._changed.wait_for(lambda: self._closed or self._has_room(), _END)
         elif self._failed:
             raise Broken(
                 f"run {self._name!r} failed after {self._visible:,} rows; no more will arrive",
@@ -219,7 +221,7 @@ class Prefetcher:
         for number in range(complete):
             batch = tables.cut(answer.arrays, self._layouts, number * rows, (number + 1) * rows)
             items.append((batch, size if number == complete - 1 else 0))
-        with self._changed:
+        with self._lock:
             self._held += size if complete else 0
             self._ready.extend(items)
             self._changed.notify_all()
