@@ -32,7 +32,7 @@ def test_on_both_cores(core):
     with transfer.Context(core=core) as context, context.socket(PUSH) as made:
         with pytest.raises(NoSuchAttribute, match="rcvtimeo"):
             made.rcvtimo = 3
-        for name, value in (("linger", 0), ("spin_us", 5), ("copy_threshold", 100), ("last_endpoint", "x")):
+        for name, value in (("linger", 0), ("spin_us", 5), ("copy_threshold", 100)):
             setattr(made, name, value)
 
 

@@ -11,6 +11,7 @@ import pytest
 import transfer
 import transfer.config
 import transfer.transports.config
+from transfer.broker.config.options import OTHER_NAMES
 from transfer.transports import variables
 from transfer.transports.errors import OptionError
 from transfer.transports.variables import MOONCAKES, OURS, check_names
@@ -38,7 +39,7 @@ def test_the_list_is_what_the_readers_read():
             if not name.startswith("_") and reader.__module__ == module.__name__:
                 if "environ" not in inspect.signature(reader).parameters:
                     continue
-                arguments = [{}] if name == "ucx_options" else []
+                arguments = {"ucx_options": [{}], "broker_environment": [OTHER_NAMES]}.get(name, [])
                 reader(*arguments, environ=asked)
     assert not read
     ours = {name.removeprefix("TRANSFER_") for name in asked.asked if name.startswith("TRANSFER_")}

@@ -828,15 +828,13 @@ class SocketMethods(SocketBase):
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
         """Takes the core's next message. `map` stores it before a signal handler can run."""
         reader = self._links.log_reader
-        if reader.positions is None:
-            [self._came.given] = map(self._recv_message, (timeout,), (sink,))
-            message: tuple[Any, list[Any]] = self._came.given
-            return message
-        # A connection that begins meanwhile in another thread counts the message as received.
-        reader.receivers[threading.get_ident()] = self._came.__dict__
+        if isinstance(self._pattern, Subscriber):
+            # A connection to a log that another thread begins meanwhile counts the message as received.
+            reader.receivers[threading.get_ident()] = self._came.__dict__
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
-        message = self._came.given
-        reader.record(*message)
+        message: tuple[Any, list[Any]] = self._came.given
+        if reader.positions is not None:
+            reader.record(*message)
         return message
 
     def _take_back(self, given: list[tuple[Any, list[Any]]]) -> None:
