@@ -25,7 +25,9 @@ MIB, GIB = 1 << 20, 1 << 30
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=__doc__)
-    parser.add_argument("--report", type=Path, help="write the rows as JSON here, and a table beside it")
+    parser.add_argument(
+        "--report", type=Path, help="write the rows as JSON here, and a table with the suffix .md"
+    )
     options = parser.parse_args()
     try:
         import torch

@@ -1,4 +1,4 @@
-"""The catalog's file is read strictly; routes that the broker does not follow are told."""
+"""The catalog's file is read strictly; routes that the broker does not follow are reported."""
 
 from __future__ import annotations
 

@@ -99,12 +99,12 @@ def test_one_without_room_for_all_of_a_batch_reads_the_rest_from_the_log(tmp_pat
         beating.hub.subscribe(ear, pattern(Kind.EXACT, "t"))
         beating.kept("t", b"first")
         ear.take()
-        told = []
+        answers = []
         payloads = [b"%010d" % number for number in range(5)]
-        assert beating.hub.publish_batch(batch(*payloads), told.append)
+        assert beating.hub.publish_batch(batch(*payloads), answers.append)
         assert ear.heard == [b"first", *payloads[:2]] and len(beating.hub.fanout.behind) == 1
         beating.until(lambda: ear.take() or not beating.hub.fanout.behind)
-        assert ear.heard == [b"first", *payloads] and told == [None]
+        assert ear.heard == [b"first", *payloads] and answers == [None]
 
 
 def test_a_batch_that_cannot_be_taken_at_once_leaves_nothing(tmp_path):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import mmap
 import sys
+import threading
 from collections import deque
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, Protocol
@@ -187,6 +188,8 @@ class TorchDevice:
 
 #: pinned memory of CuPy and the event after its last copy: its pool would give it away before that
 _in_use: Final[deque[tuple[Any, Any]]] = deque()
+#: without it two threads would look at one entry and remove two
+_ending: Final = threading.Lock()
 
 
 class CupyDevice:
@@ -205,8 +208,9 @@ class CupyDevice:
     def pinned(self, nbytes: int) -> Slab:
         import numpy
 
-        while _in_use and _in_use[0][1].done:
-            _in_use.popleft()
+        with _ending:
+            while _in_use and _in_use[0][1].done:
+                _in_use.popleft()
         with self._cuda.Device(self._index):
             memory = self._cuda.alloc_pinned_memory(nbytes)
         return Slab(memory, numpy.frombuffer(memory, "u1", nbytes))
