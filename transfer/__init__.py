@@ -37,6 +37,13 @@ from typing import TYPE_CHECKING, Any
 from transfer.transports.forking import undivided as _undivided
 
 if TYPE_CHECKING:
+    from transfer import (
+        asyncio as asyncio,
+        metrics as metrics,
+        mooncake as mooncake,
+        tensors as tensors,
+        zmq as zmq,
+    )
     from transfer.constants import (
         DEALER as DEALER,
         DONTWAIT as DONTWAIT,
@@ -67,16 +74,41 @@ if TYPE_CHECKING:
     from transfer.sockets.poller import Poller as Poller
     from transfer.sockets.socket import Socket as Socket
     from transfer.sockets.tracker import Tracker as Tracker
+    from transfer.transports import errors as errors
+    from transfer.transports.core.wire import SocketType as SocketType
     from transfer.transports.errors import (
         AddressError as AddressError,
+        AddressInUse as AddressInUse,
+        AddressNotAvailable as AddressNotAvailable,
         Again as Again,
+        ArgumentError as ArgumentError,
         Broken as Broken,
         Closed as Closed,
+        ContextTerminated as ContextTerminated,
+        DeviceError as DeviceError,
         Fatal as Fatal,
+        ForkedError as ForkedError,
+        HandshakeError as HandshakeError,
+        InDoubt as InDoubt,
+        InternalError as InternalError,
+        LogDamaged as LogDamaged,
+        LogFull as LogFull,
+        LogInUse as LogInUse,
+        MessageRefused as MessageRefused,
+        MissingLibrary as MissingLibrary,
+        NoSuchAttribute as NoSuchAttribute,
+        NotATensor as NotATensor,
+        NotRegistered as NotRegistered,
         NotSupported as NotSupported,
+        OptionError as OptionError,
+        OutOfDescriptors as OutOfDescriptors,
+        PeerError as PeerError,
+        PickleRefused as PickleRefused,
         ProtocolError as ProtocolError,
+        RegistrationError as RegistrationError,
         SecurityError as SecurityError,
         StateError as StateError,
+        TensorMismatch as TensorMismatch,
         TransferError as TransferError,
         Unroutable as Unroutable,
         UsageError as UsageError,
@@ -116,19 +148,19 @@ _MODULES = {
     },
 }
 
-__all__ = [*_WHERE]
+if not TYPE_CHECKING:  # a type checker knows the names above, and refuses others
+    __all__ = [*_WHERE]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _WHERE:
-        with _undivided():  # one thread may load the module while another one forks
-            value = getattr(importlib.import_module(_WHERE[name]), name)
-        globals()[name] = value
-        return value
-    if name in _MODULES:
-        with _undivided():
-            return importlib.import_module(_MODULES[name])
-    raise AttributeError(f"module 'transfer' has no attribute {name!r}")
+    def __getattr__(name: str) -> Any:
+        if name in _WHERE:
+            with _undivided():  # one thread may load the module while another one forks
+                value = getattr(importlib.import_module(_WHERE[name]), name)
+            globals()[name] = value
+            return value
+        if name in _MODULES:
+            with _undivided():
+                return importlib.import_module(_MODULES[name])
+        raise AttributeError(f"module 'transfer' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

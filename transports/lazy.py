@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from transfer.transports.errors import MissingLibrary, missing_library
 from transfer.transports.forking import undivided
 
 
-def exports(package: str, homes: Mapping[str, str], extra: str = "") -> Callable[[str], Any]:
-    """Returns the `__getattr__` of a package.
+def exports(package: str, homes: Mapping[str, str], extra: str = "") -> None:
+    """Sets the `__getattr__` of a package. A type checker does not see it: a misspelt name is an error there.
 
     homes: the names, with spaces between, by the module of the package that has them. extra: our extra that
     installs the libraries they need; `MissingLibrary` names it if one is missing.
     """
+    owner = sys.modules[package]
     where = {name: f"{package}.{module}" for module, names in homes.items() for name in names.split()}
 
     def find(name: str) -> Any:
@@ -29,7 +30,7 @@ def exports(package: str, homes: Mapping[str, str], extra: str = "") -> Callable
             if not extra:
                 raise
             raise missing_library(f"{package}.{name}", error, extra) from error
-        setattr(sys.modules[package], name, value)
+        setattr(owner, name, value)
         return value
 
-    return find
+    owner.__getattr__ = find  # type: ignore[method-assign]

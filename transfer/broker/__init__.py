@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["AbtpEndpoints", "Broker", "Settings"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "config.settings": "AbtpEndpoints Settings",

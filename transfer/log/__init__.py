@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 __all__ = ["HOLDS", "BlobWriter", "Damage", "Log", "LogMessage", "Retention", "VerifyResult", "gc_paused"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "blob_writer": "BlobWriter",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register", "serve", "unregister"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "prometheus": "register serve unregister",

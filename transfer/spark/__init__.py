@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TransferDataSource", "local_session", "register", "write"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "session": "local_session",

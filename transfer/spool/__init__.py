@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Lineage", "RowStream", "Spool", "SpoolAdmin", "merge_states"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "client.admin": "SpoolAdmin",

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["RunDataset", "RunSummary", "ShardedStream", "StreamDataset"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "eager_reader": "RunSummary",

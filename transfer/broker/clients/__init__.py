@@ -47,7 +47,7 @@ __all__ = [
     "look_up",
 ]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "abtp": "AbtpConsumer AbtpProducer",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Connections"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "connections": "Connections",
