@@ -44,7 +44,7 @@ __all__ = [
     "ZmqSocketType",
 ]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "codec": "DecodedMessage DecodedTensor MessageCodec MessageHeader",

@@ -175,13 +175,13 @@ class ZmqInterface:
     def publish(self, socket_id: int, topic: Topic, data: Any) -> int:
         return self._of(socket_id).publish(topic, data)
 
-    def publish_async(self, socket_id: int, topic: Topic, data: Any, loop: Loop = None) -> Future[Any]:
+    def publish_async(self, socket_id: int, topic: Topic, data: Any, loop: Loop = None) -> Future[int]:
         return self._of(socket_id).publish_async(topic, data, loop)
 
     def push(self, socket_id: int, data: Any) -> int:
         return self._of(socket_id).push(data)
 
-    def push_async(self, socket_id: int, data: Any, loop: Loop = None) -> Future[Any]:
+    def push_async(self, socket_id: int, data: Any, loop: Loop = None) -> Future[int]:
         return self._of(socket_id).push_async(data, loop)
 
     def send(self, socket_id: int, data: Any, topic: Topic = None) -> Any:

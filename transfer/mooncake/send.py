@@ -192,12 +192,12 @@ class InterfaceSending(InterfaceSettings):
         self._only(_REQ)
         return self._ask_async(*self._sender(data), loop)
 
-    def publish_async(self, topic: Topic, data: Any, loop: Loop = None) -> Future[Any]:
+    def publish_async(self, topic: Topic, data: Any, loop: Loop = None) -> Future[int]:
         """`publish` as a future."""
         self._only(ZmqSocketType.PUB)
         return self._send_async(*self._sender(data, topic or ""), loop)
 
-    def push_async(self, data: Any, loop: Loop = None) -> Future[Any]:
+    def push_async(self, data: Any, loop: Loop = None) -> Future[int]:
         """`push` as a future."""
         self._only(_PUSH)
         return self._send_async(*self._sender(data), loop)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar, dataclass_transform
 
 from transfer.transports.arguments import seconds, whole, wrong
 from transfer.transports.errors import OptionError
+
+T = TypeVar("T")
 
 
 class ZmqSocketType(IntEnum):
@@ -36,6 +38,13 @@ class ZmqSocketOption(IntEnum):
     ROUTING_ID = 8
 
 
+@dataclass_transform(kw_only_default=True)
+def _settings(cls: type[T]) -> type[T]:
+    """Makes the attributes of a class the keyword arguments of its `__init__`, for type checkers."""
+    return cls
+
+
+@_settings
 class ZmqConfig:
     """Settings of a `ZmqInterface`, as keyword arguments or attributes. Raises OptionError for other names.
 
@@ -62,21 +71,27 @@ class ZmqConfig:
     rcv_buffer_size: int = 65536
     snd_buffer_size: int = 65536
 
-    #: names of the settings that the program has set
-    _given: set[str]
     __slots__ = ("__dict__", "_given")
 
-    def __init__(self, **settings: Any) -> None:
-        object.__setattr__(self, "_given", set())
-        self.__dict__.update({name: getattr(ZmqConfig, name) for name in SETTINGS})
-        for name, value in settings.items():
-            setattr(self, name, value)
+    if TYPE_CHECKING:
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name not in SETTINGS:
-            raise OptionError(f"unknown setting {name!r}", hint="one of " + ", ".join(sorted(SETTINGS)))
-        self._given.add(name)
-        super().__setattr__(name, value)
+        @property
+        def _given(self) -> set[str]:
+            """Names of the settings that the program has set."""
+
+    else:
+
+        def __init__(self, **settings: Any) -> None:
+            object.__setattr__(self, "_given", set())
+            self.__dict__.update({name: getattr(ZmqConfig, name) for name in SETTINGS})
+            for name, value in settings.items():
+                setattr(self, name, value)
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in SETTINGS:
+                raise OptionError(f"unknown setting {name!r}", hint="one of " + ", ".join(sorted(SETTINGS)))
+            self._given.add(name)
+            super().__setattr__(name, value)
 
     @property
     def callbacks_at_once(self) -> int:
