@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, overload
 
 from transfer.constants import DONTWAIT, POLLERR, POLLIN, POLLOUT
 from transfer.json_text import decoder
@@ -22,10 +21,22 @@ from transfer.sockets.connections.no_peer import LongWait
 from transfer.sockets.context import Context as _Context
 from transfer.sockets.parts import encoded, json_of, pour_frame
 from transfer.sockets.poller import Poller as _Poller
+from transfer.sockets.readiness import Readiness, wake, watch
 from transfer.sockets.socket import SocketMethods, socket_of
 from transfer.transports.arguments import decoder_of, events_of, flags_of, milliseconds, seconds, whole
 from transfer.transports.core.copies import room_in
 from transfer.transports.errors import Again
+
+if TYPE_CHECKING:
+    from enum import Enum
+    from typing import Unpack
+
+    from transfer.patterns import Pattern
+    from transfer.sockets.options import SocketOptions
+    from transfer.sockets.tracker import Tracker
+    from transfer.tensors.methods import Topic
+    from transfer.transports.core.contract import Buffer, Frame
+    from transfer.transports.core.wire import SocketType
 
 T = TypeVar("T")
 
@@ -35,59 +46,7 @@ _TURN = 256
 _SOON, _LATER = 0.0005, 0.02
 
 
-class Readiness:
-    """The tasks that await input on one socket. The loop's reader stays on while messages keep arriving."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
-        self.loop = loop
-        self.fd = fd
-        self._waiters: deque[asyncio.Future[None]] = deque()
-        self._watched = False
-        self._idle = 0
-
-    async def wait(self) -> None:
-        """Returns when another try may succeed; several waiters wake one after the other."""
-        waiter = self.loop.create_future()
-        self._waiters.append(waiter)
-        self._idle = 0
-        if not self._watched:
-            self.loop.add_reader(self.fd, self._ready)
-            self._watched = True
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self._ready()  # the wake-up goes to the next waiter
-            raise
-        finally:
-            if not waiter.done():
-                self._waiters.remove(waiter)
-
-    def _ready(self) -> None:
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-                return
-        # The task that was woken reads in this pass of the loop. Only when no task waits the second time,
-        # the loop stops watching.
-        self._idle += 1
-        if self._idle > 1:
-            self.close()
-
-    def close(self) -> None:
-        """Stops watching the descriptor; every waiter tries again."""
-        if self._watched:
-            self._watched = False
-            if not self.loop.is_closed():
-                self.loop.remove_reader(self.fd)
-        while self._waiters:
-            waiter = self._waiters.popleft()
-            if not waiter.done():
-                waiter.set_result(None)
-
-
-class AsyncMethods(SocketMethods):
+class Socket(SocketMethods):
     """A socket whose blocking methods are coroutines. Use it from one event loop at a time.
 
     Each coroutine takes the arguments of the method of the same name of `transfer.Socket`, returns and raises
@@ -95,14 +54,20 @@ class AsyncMethods(SocketMethods):
     """
 
     if TYPE_CHECKING:
-        _sync_send: Callable[..., Any]
-        _sync_recv: Callable[..., Any]
+        _sync_send: Callable[..., Tracker | None]
+        _sync_recv: Callable[..., bytes | Frame]
 
     _readiness: Readiness | None = None
 
     # -- receiving -----------------------------------------------------------------------------
 
-    async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+    @overload
+    async def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> bytes: ...
+    @overload
+    async def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Frame: ...
+    @overload
+    async def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
+    async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> bytes | Frame:
         """Receives one part, as `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
         row = self._in_a_row
         row[0] += 1
@@ -116,6 +81,16 @@ class AsyncMethods(SocketMethods):
                 raise
         return await self._when_readable(functools.partial(self._sync_recv, DONTWAIT, copy))
 
+    @overload
+    async def recv_multipart(
+        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+    ) -> list[bytes]: ...
+    @overload
+    async def recv_multipart(
+        self, flags: int = ..., *, copy: Literal[False], track: bool = ...
+    ) -> list[Frame]: ...
+    @overload
+    async def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> list[Any]: ...
     async def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of one message, as `Socket.recv_multipart`."""
         return await self._receive_by(super().recv_multipart, flags, copy=copy)
@@ -123,7 +98,7 @@ class AsyncMethods(SocketMethods):
     async def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text, as `Socket.recv_string`."""
         decoder_of(encoding)
-        return bytes(await self.recv(flags)).decode(encoding)
+        return (await self.recv(flags)).decode(encoding)
 
     async def recv_json(self, flags: int = 0, **kwargs: Any) -> Any:
         """Receives one part of JSON, as `Socket.recv_json`."""
@@ -135,6 +110,10 @@ class AsyncMethods(SocketMethods):
         target = room_in(buffer, nbytes)
         return pour_frame(await self.recv(flags, copy=False), target)
 
+    @overload
+    async def recv_tensor(self, flags: int = ..., *, out: None = ..., like: Any = ...) -> Any: ...
+    @overload
+    async def recv_tensor(self, flags: int = ..., *, out: T, like: Any = ...) -> T: ...
     async def recv_tensor(self, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
         """Receives one tensor, as `Socket.recv_tensor`."""
         return await self._receive_by(super().recv_tensor, flags, out=out, like=like)
@@ -198,7 +177,17 @@ class AsyncMethods(SocketMethods):
 
     # -- sending -------------------------------------------------------------------------------
 
-    async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
+    @overload
+    async def send(
+        self, data: Buffer, flags: int = ..., copy: bool = ..., *, track: Literal[True]
+    ) -> Tracker: ...
+    @overload
+    async def send(
+        self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> Tracker | None: ...
+    async def send(
+        self, data: Buffer, flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
         """Sends one part, as `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
         row = self._in_a_row
         row[0] += 1
@@ -214,9 +203,17 @@ class AsyncMethods(SocketMethods):
             functools.partial(self._sync_send, data, flags | DONTWAIT, copy, track)
         )
 
+    @overload
     async def send_multipart(
-        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
-    ) -> Any:
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., *, track: Literal[True]
+    ) -> Tracker: ...
+    @overload
+    async def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> Tracker | None: ...
+    async def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = 0, copy: bool = True, track: bool = False
+    ) -> Tracker | None:
         """Sends several parts as one message, as `Socket.send_multipart`."""
         return await self._send_by(super().send_multipart, msg_parts, flags=flags, copy=copy, track=track)
 
@@ -228,6 +225,24 @@ class AsyncMethods(SocketMethods):
         """Sends an object as JSON, as `Socket.send_json`."""
         await self.send(json_of(obj, kwargs), flags)
 
+    @overload
+    async def send_tensor(
+        self, tensor: Any, flags: int = ..., *, topic: Topic = ..., copy: Literal[False], track: bool = ...
+    ) -> Tracker: ...
+    @overload
+    async def send_tensor(
+        self,
+        tensor: Any,
+        flags: int = ...,
+        *,
+        topic: Topic = ...,
+        copy: bool | None = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    async def send_tensor(
+        self, tensor: Any, flags: int = ..., *, topic: Topic = ..., copy: bool | None = ..., track: bool = ...
+    ) -> Tracker | None: ...
     async def send_tensor(
         self,
         tensor: Any,
@@ -236,12 +251,32 @@ class AsyncMethods(SocketMethods):
         topic: bytes | str | None = None,
         copy: bool | None = None,
         track: bool = False,
-    ) -> Any:
+    ) -> Tracker | None:
         """Sends one tensor, as `Socket.send_tensor`."""
         return await self._send_by(
             super().send_tensor, tensor, flags=flags, topic=topic, copy=copy, track=track
         )
 
+    @overload
+    async def send_tensors(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        topic: Topic = ...,
+        flags: int = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    async def send_tensors(
+        self,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        topic: Topic = ...,
+        flags: int = ...,
+        track: bool = ...,
+    ) -> Tracker | None: ...
     async def send_tensors(
         self,
         tensors: Mapping[str, Any],
@@ -250,13 +285,13 @@ class AsyncMethods(SocketMethods):
         topic: bytes | str | None = None,
         flags: int = 0,
         track: bool = False,
-    ) -> Any:
+    ) -> Tracker | None:
         """Sends a dict of tensors and metadata, as `Socket.send_tensors`."""
         return await self._send_by(
             super().send_tensors, tensors, meta=meta, topic=topic, flags=flags, track=track
         )
 
-    async def _send_by(self, call: Callable[..., Any], *args: Any, flags: int, **kwargs: Any) -> Any:
+    async def _send_by(self, call: Callable[..., T], *args: Any, flags: int, **kwargs: Any) -> T:
         flags = flags_of(flags)
         again = functools.partial(call, *args, flags=flags | DONTWAIT, **kwargs)
         try:
@@ -266,7 +301,7 @@ class AsyncMethods(SocketMethods):
                 raise
         return await self._when_writable(again)
 
-    async def _when_writable(self, call: Callable[[], Any]) -> Any:
+    async def _when_writable(self, call: Callable[[], T]) -> T:
         timeout = self.send_timeout
         waiting = LongWait(asyncio.get_running_loop(), self)
         try:
@@ -291,9 +326,9 @@ class AsyncMethods(SocketMethods):
         ready = loop.create_future()
         fds = [fd for fd in (getattr(stream, "fd", -1) for stream in self._streams()) if fd >= 0]
         # Two tasks may wait on one socket, and a loop allows one writer for each descriptor.
-        fds = [fd for fd in fds if fd not in self._watched_for_room and _watch(loop, fd, ready)]
+        fds = [fd for fd in fds if fd not in self._watched_for_room and watch(loop, fd, ready)]
         self._watched_for_room.update(fds)
-        timer = loop.call_later(pause, _wake, ready)
+        timer = loop.call_later(pause, wake, ready)
         try:
             await ready
         finally:
@@ -342,19 +377,6 @@ class AsyncMethods(SocketMethods):
         if known is not None:
             known.close()  # before its descriptor is closed; waiting calls find the closed socket later
         return super().close(linger)
-
-
-def _watch(loop: asyncio.AbstractEventLoop, fd: int, ready: asyncio.Future[None]) -> bool:
-    try:
-        loop.add_writer(fd, _wake, ready)
-    except OSError:  # the connection was lost
-        return False
-    return True
-
-
-def _wake(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
 
 
 # --- several sockets --------------------------------------------------------------------------
@@ -412,13 +434,13 @@ async def _any_input(entries: list[tuple[Any, int]], seconds: float | None) -> N
         if isinstance(thing, AsyncMethods):
             if bits & POLLIN and thing._fd_signals(POLLIN):
                 tasks.append(loop.create_task(thing._input().wait()))
-                tasks[-1].add_done_callback(lambda _: _wake(woken))
+                tasks[-1].add_done_callback(lambda _: wake(woken))
             continue
         fd = thing if isinstance(thing, int) else thing.fileno()
         if bits & (POLLIN | POLLERR):
-            loop.add_reader(fd, _wake, woken)
+            loop.add_reader(fd, wake, woken)
         if bits & POLLOUT:
-            loop.add_writer(fd, _wake, woken)
+            loop.add_writer(fd, wake, woken)
         fds.append(fd)
     try:
         async with asyncio.timeout(seconds):
@@ -442,11 +464,16 @@ class Poller(_Poller):
         return await wait(self.sockets, timeout)
 
 
+#: `Socket` as it is at run time, before `socket_class` puts it over a core
+AsyncMethods = Socket
+
+
 @functools.cache
-def socket_class(core: Any) -> type[AsyncMethods]:
+def socket_class(core: Any) -> type[Socket]:
     """Makes the Socket class of this module over a core."""
     base = core.SocketBase
-    names = {"__module__": __name__, "_sync_send": base.send, "_sync_recv": base.recv}
+    names = {"_sync_send": base.send, "_sync_recv": base.recv}
+    names |= {"__module__": __name__, "__doc__": AsyncMethods.__doc__}
     return type("Socket", (AsyncMethods, base), names)
 
 
@@ -456,8 +483,18 @@ class Context(_Context):
     def _socket_class(self) -> type:
         return socket_class(self.core)
 
+    if TYPE_CHECKING:
 
-if TYPE_CHECKING:
-    Socket = AsyncMethods
-else:
+        def socket(
+            self,
+            socket_type: SocketType | str | Enum,
+            *,
+            pattern: type[Pattern] | None = None,
+            **options: Unpack[SocketOptions],
+        ) -> Socket: ...
+
+
+if not TYPE_CHECKING:
+    AsyncMethods.__name__ = AsyncMethods.__qualname__ = "AsyncMethods"
+    del Socket
     __getattr__ = socket_of(__name__, socket_class)

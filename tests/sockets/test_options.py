@@ -9,7 +9,7 @@ import transfer.sockets.socket
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
 from transfer.config import exit_linger
 from transfer.sockets.defaults import PYZMQ
-from transfer.sockets.options import NUMBERS, OPTIONS
+from transfer.sockets.options import NUMBERS, OPTIONS, READ_ONLY, SocketOptions
 from transfer.transports.errors import Again, Closed, OptionError
 
 from .helpers import eventually, pair_of
@@ -74,6 +74,13 @@ _ANOTHER = {"routing_id": b"another", "compression": "lz4", "tcp_keepalive": 1, 
 def test_what_an_option_cannot_be(context, name, value):
     with pytest.raises(OptionError, match="cannot be"):
         context.socket(REQ).set(name, value)
+
+
+def test_type_checkers_know_the_keywords_of_a_socket(context):
+    """tests/project/test_types.py compares the types of their values."""
+    assert set(SocketOptions.__annotations__) == {*NUMBERS.values(), "identity"} - READ_ONLY
+    with pytest.raises(OptionError, match=r"no option 'lingr'\n  hint: did you mean linger\?"):
+        context.socket(PUSH, lingr=3)
 
 
 def test_unknown_and_one_way_options(context):

@@ -18,6 +18,7 @@ peer             the state of one peer of a socket, and of one endpoint that it 
 peer_preference  chooses which peer is offered a message first, where peers do not take turns
 poller           waits for several sockets and plain descriptors at once, as pyzmq's does
 queue_limit      the byte limit of a peer's queue, adapted to the peer's throughput
+readiness        tasks of an event loop that wait until a socket may have something to receive
 registration     memory that is registered once and sent many times: the result of `Context.register`
 sender           sends whole messages by the pattern: envelopes, compression, trackers, resend
 socket           the object that users send and receive with
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Context", "Event", "EventKind", "Monitor", "PeerInfo", "Poller", "Socket", "Tracker"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "context": "Context",

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from transfer.transports.arguments import wrong
 
 if TYPE_CHECKING:
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
+
+SocketT = TypeVar("SocketT", bound="Socket", covariant=True)
 
 
-class Binding:
+class Binding(Generic[SocketT]):
     """The result of `bind` and `connect`: a context manager that ends the endpoint."""
 
     __slots__ = ("addr", "kind", "socket")
 
-    def __init__(self, socket: SocketMethods, kind: str, addr: str) -> None:
+    def __init__(self, socket: SocketT, kind: str, addr: str) -> None:
         self.socket = socket
         self.kind = kind
         self.addr = addr
 
-    def __enter__(self) -> SocketMethods:
+    def __enter__(self) -> SocketT:
         return self.socket
 
     def __exit__(self, *exc: object) -> None:

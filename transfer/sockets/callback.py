@@ -12,7 +12,7 @@ from transfer.sockets.monitor import EventKind
 from transfer.transports.errors import Again, Closed, TransferError
 
 if TYPE_CHECKING:
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 logger = logging.getLogger("transfer")
 
@@ -26,7 +26,7 @@ class SocketDispatcher:
     It is not the reactor's thread, since the function may block as long as it likes.
     """
 
-    def __init__(self, socket: SocketMethods, call: Callable[[list[bytes]], object]) -> None:
+    def __init__(self, socket: Socket, call: Callable[[list[bytes]], object]) -> None:
         self._socket = socket
         self._call = call
         self._stopped = False

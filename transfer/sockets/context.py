@@ -12,7 +12,7 @@ import types
 import warnings
 import weakref
 from functools import partial
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from transfer import config, log_output
 from transfer.metrics.counters import Tally
@@ -29,9 +29,12 @@ from transfer.transports.security.credentials import Credentials
 from transfer.transports.security.settings import Security
 
 if TYPE_CHECKING:
+    from enum import Enum
+
     from transfer.patterns import Pattern
+    from transfer.sockets.options import SocketOptions
     from transfer.sockets.registration import Registration
-    from transfer.sockets.socket import Socket, SocketMethods
+    from transfer.sockets.socket import Socket
     from transfer.transports.core.wire import SocketType
 
 logger = logging.getLogger("transfer")
@@ -71,7 +74,7 @@ class Context:
         SecurityError: the certificates or tokens cannot be used.
     """
 
-    _instances: ClassVar[dict[type[Context], Context]] = {}
+    _instances: ClassVar[dict[type, Any]] = {}
     _instance_lock: ClassVar[Any] = threading.Lock()
 
     _complete = False
@@ -116,7 +119,7 @@ class Context:
         self.forked = False
         self._started = False
         self._lock = threading.RLock()
-        self._sockets: weakref.WeakSet[SocketMethods] = weakref.WeakSet()
+        self._sockets: weakref.WeakSet[Socket] = weakref.WeakSet()
         self._logged: set[str] = set()
         self._metrics: Any = None
         self._registered: set[Registration] = set()
@@ -137,14 +140,14 @@ class Context:
             super().__setattr__(name, value)
 
     @classmethod
-    def instance(cls, io_threads: int = 1) -> Context:
+    def instance(cls, io_threads: int = 1) -> Self:
         """Returns the context that all parts of a program may share; a new one after `term` or a fork.
 
         Args:
             io_threads: ignored; present for pyzmq.
         """
         with undivided(), Context._instance_lock:
-            found = Context._instances.get(cls)
+            found: Self | None = Context._instances.get(cls)
             if found is None or found.closed or found.forked:
                 found = Context._instances[cls] = cls(io_threads)
             return found
@@ -159,7 +162,11 @@ class Context:
     # -- sockets -------------------------------------------------------------------------------
 
     def socket(
-        self, socket_type: SocketType | str, *, pattern: type[Pattern] | None = None, **options: Any
+        self,
+        socket_type: SocketType | str | Enum,
+        *,
+        pattern: type[Pattern] | None = None,
+        **options: Unpack[SocketOptions],
     ) -> Socket:
         """Makes a socket.
 
@@ -264,7 +271,7 @@ class Context:
         return None if self._metrics is None else self._metrics.port
 
     @property
-    def sockets(self) -> list[SocketMethods]:
+    def sockets(self) -> list[Socket]:
         """The open sockets; in a forked child none, since they belong to the parent."""
         if self.forked:  # before the lock, which a thread of the parent may hold for ever
             return []
@@ -347,7 +354,7 @@ class Context:
         return unsent
 
     @staticmethod
-    def _close_all(sockets: list[SocketMethods], linger: float | None) -> int:
+    def _close_all(sockets: list[Socket], linger: float | None) -> int:
         """Closes them within the longest of their lingers, not the sum."""
         begin = time.monotonic()
         unsent = 0
@@ -357,7 +364,7 @@ class Context:
             unsent += socket.close(own if own < 0 else max(0.0, own - spent))
         return unsent
 
-    def __enter__(self) -> Context:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -382,7 +389,7 @@ class Context:
 
         return dump_context(self)
 
-    def _add(self, socket: SocketMethods) -> None:
+    def _add(self, socket: Socket) -> None:
         with self._lock:
             self.check()
             self._sockets.add(socket)

@@ -11,7 +11,7 @@ from transfer.sockets.options import initial_values
 if TYPE_CHECKING:
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 
 def dump_context(context: Context) -> dict[str, Any]:
@@ -31,7 +31,7 @@ def dump_context(context: Context) -> dict[str, Any]:
     }
 
 
-def _dump_socket(socket: SocketMethods) -> dict[str, Any]:
+def _dump_socket(socket: Socket) -> dict[str, Any]:
     links = socket._links
     defaults = initial_values(socket.context.defaults)
     return {

@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, overload
 
 from transfer.transports.arguments import number as number_of, shown
 from transfer.transports.errors import ArgumentError, Closed, OptionError
@@ -146,6 +146,51 @@ MILLISECONDS = whole(-1, 2**31 - 1, " of milliseconds (-1: endless)")
 DURATION = whole(0, 2**31 - 1, " of milliseconds")
 Number = Option[int, int]
 Switch = Option[bool, bool]
+BalanceOption = Literal["load"] | Mapping[str, int] | None
+
+
+class SocketOptions(TypedDict, total=False):
+    """The options that `Context.socket` takes as keyword arguments, for type checkers."""
+
+    sndhwm: int
+    rcvhwm: int
+    hwm: int
+    sndhwm_bytes: int
+    adaptive_hwm: int
+    sndtimeo: int
+    rcvtimeo: int
+    linger: int
+    immediate: bool
+    conflate: bool
+    resend: bool
+    routing_id: bytes | str
+    identity: bytes | str
+    subscribe: bytes | str
+    unsubscribe: bytes | str
+    router_mandatory: bool
+    router_handover: bool
+    req_relaxed: bool
+    req_correlate: bool
+    maxmsgsize: int
+    checksum: bool
+    balance: BalanceOption
+    compression: str | None
+    copy_threshold: int
+    spin_us: int
+    reconnect_ivl: int
+    reconnect_ivl_max: int
+    connect_timeout: int
+    handshake_ivl: int
+    heartbeat_ivl: int
+    heartbeat_timeout: int
+    frame_timeout: int
+    backlog: int
+    sndbuf: int
+    rcvbuf: int
+    tcp_keepalive: int
+    tcp_keepalive_cnt: int
+    tcp_keepalive_idle: int
+    tcp_keepalive_intvl: int
 
 
 @functools.cache

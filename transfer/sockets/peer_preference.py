@@ -6,8 +6,9 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final
 
+from transfer.sockets.options import BalanceOption
 from transfer.sockets.peer import Peer
 from transfer.transports.address import parse
 from transfer.transports.arguments import number
@@ -15,14 +16,16 @@ from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import AddressError
 
 #: the least loaded first
-LOAD = "load"
+LOAD: Final = "load"
 _MOST = 1000
 
 
-def checked(value: Any) -> Any:
+def checked(value: Any) -> BalanceOption:
     """Checks the option (None, "load", or weights by endpoint); returns the value. Raises ValueError."""
-    if value is None or (isinstance(value, str) and value == LOAD):
-        return value
+    if value is None:
+        return None
+    if isinstance(value, str) and value == LOAD:
+        return LOAD
     if not isinstance(value, Mapping) or not value:
         raise ValueError('None, "load", or weights by endpoint: {"tcp://node7:5555": 3}')
     weights = {}
@@ -101,11 +104,11 @@ class PeerLoad(Balance):
                 self._due[peer] = max(self._due.values()) + 1
 
 
-def made(chosen: Any) -> Balance | None:
+def made(chosen: BalanceOption) -> Balance | None:
     """Makes the Balance that the option's value names."""
     if chosen is None:
         return None
-    return PeerLoad() if chosen == LOAD else Weights(chosen)
+    return PeerLoad() if isinstance(chosen, str) else Weights(chosen)
 
 
 def _in_hand(peer: Peer) -> int:

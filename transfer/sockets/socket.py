@@ -76,8 +76,10 @@ if TYPE_CHECKING:
     from transfer.sockets.context import Context
     from transfer.sockets.peer import PeerInfo
     from transfer.transports.core.contract import Buffer, Frame, Sink, SocketBase
+
+    class Base(SocketBase, TensorMethods): ...
 else:
-    SocketBase = object
+    Base = object
 
 T = TypeVar("T")
 
@@ -93,7 +95,7 @@ _ENDLESS = 3600.0
 _NONE_LEFT = UnreadParts()
 
 
-class SocketMethods(SocketBase):
+class Socket(Base):
     """Sends and receives messages by the rules of its type (PUSH, SUB, REQ, ...).
 
     `Context.socket` makes one. A socket may be used from any thread. Parts sent with SNDMORE form one message
@@ -186,7 +188,9 @@ class SocketMethods(SocketBase):
     connect_timeout = options.Number(0, options.DURATION, 79)
     resend = options.Switch(False, options.switch, 1005, effect="_ways_changed")
     adaptive_hwm = options.Number(0, options.DURATION, 1009, effect="_checks_changed")
-    balance = options.Option[Any, Any](None, peer_preference.checked, 1008, effect="_balance_changed")
+    balance = options.Option[options.BalanceOption, options.BalanceOption](
+        None, peer_preference.checked, 1008, effect="_balance_changed"
+    )
     backlog = options.Number(4096, options.whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
@@ -237,7 +241,7 @@ class SocketMethods(SocketBase):
             raise no_such(self, name)
 
     @property
-    def last_endpoint(self) -> Any:
+    def last_endpoint(self) -> str:
         """The endpoint that was bound or connected last, with its real port; "" before."""
         return self._last_endpoint
 
@@ -295,7 +299,7 @@ class SocketMethods(SocketBase):
 
     # -- endpoints and peers -------------------------------------------------------------------------
 
-    def bind(self, addr: str) -> Binding:
+    def bind(self, addr: str) -> Binding[Self]:
         """Listens on an endpoint and returns at once.
 
         A socket may bind several endpoints. Sockets of one context may share an endpoint if their peers are
@@ -317,7 +321,7 @@ class SocketMethods(SocketBase):
         self._last_endpoint = self._links.bind(endpoint_text(addr))
         return Binding(self, "bind", self._last_endpoint)
 
-    def connect(self, addr: str) -> Binding:
+    def connect(self, addr: str) -> Binding[Self]:
         """Starts to connect to an endpoint and returns at once; a lost connection is made again.
 
         With the policy `require`, for instance by `?policy=require` in the endpoint, it blocks until the
@@ -515,8 +519,16 @@ class SocketMethods(SocketBase):
                 NotSupported: this type does not receive.
             """
 
+    @overload
     def send_multipart(
-        self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., *, track: Literal[True]
+    ) -> Tracker: ...
+    @overload
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> Tracker | None: ...
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = 0, copy: bool = True, track: bool = False
     ) -> Tracker | None:
         """Sends several parts as one message, completely or not at all.
 
@@ -567,10 +579,6 @@ class SocketMethods(SocketBase):
         except (TypeError, ValueError):
             raise wrong("frames", frames, "a list of (topic, tensor header, flags, data)") from None
         return self._send_outframes(parts, flags_of(flags), track, copy)
-
-    send_tensor = TensorMethods.send_tensor
-    send_tensors = TensorMethods.send_tensors
-    send_tensors_to = TensorMethods.send_tensors_to
 
     def _send_general(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         if flags & SNDMORE or self._partial:
@@ -650,6 +658,14 @@ class SocketMethods(SocketBase):
 
     # -- receiving -----------------------------------------------------------------------------------
 
+    @overload
+    def recv_multipart(
+        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+    ) -> list[bytes]: ...
+    @overload
+    def recv_multipart(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
+    @overload
+    def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> list[Any]: ...
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of one message.
 
@@ -730,9 +746,13 @@ class SocketMethods(SocketBase):
         frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
         return frames
 
-    recv_tensor = TensorMethods.recv_tensor
-    recv_tensors = TensorMethods.recv_tensors
-    recv_tensors_from = TensorMethods.recv_tensors_from
+    if not TYPE_CHECKING:  # copied, not inherited: one class less above every socket
+        send_tensor = TensorMethods.send_tensor
+        send_tensors = TensorMethods.send_tensors
+        send_tensors_to = TensorMethods.send_tensors_to
+        recv_tensor = TensorMethods.recv_tensor
+        recv_tensors = TensorMethods.recv_tensors
+        recv_tensors_from = TensorMethods.recv_tensors_from
 
     @property
     def rcvmore(self) -> bool:
@@ -1226,7 +1246,7 @@ class SocketMethods(SocketBase):
         wanted = self.linger if linger is None else milliseconds(linger, "linger")
         return _ENDLESS if wanted is None or wanted < 0 else wanted / 1000.0
 
-    def __enter__(self) -> SocketMethods:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -1314,8 +1334,12 @@ def _kept(frame: OutFrame) -> OutFrame:
     return frame if type(data) is bytes else (*frame[:4], bytes(data))
 
 
+#: `Socket` as it is at run time, before `socket_class` puts it over a core
+SocketMethods = Socket
+
+
 @functools.cache
-def socket_class(core: Any) -> type[SocketMethods]:
+def socket_class(core: Any) -> type[Socket]:
     """The Socket over a core: the compiled one, or the pure Python one."""
     made = {"__module__": __name__, "__doc__": SocketMethods.__doc__}
     return type("Socket", (SocketMethods, core.SocketBase), made)
@@ -1335,7 +1359,7 @@ def socket_of(module: str, over: Callable[[Any], type]) -> Callable[[str], Any]:
     return look_up
 
 
-if TYPE_CHECKING:
-    Socket = SocketMethods
-else:
+if not TYPE_CHECKING:  # a type checker knows one class, which has the core's methods
+    SocketMethods.__name__ = SocketMethods.__qualname__ = "SocketMethods"
+    del Socket
     __getattr__ = socket_of(__name__, socket_class)

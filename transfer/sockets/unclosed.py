@@ -7,7 +7,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 logger = logging.getLogger("transfer")
 
@@ -15,7 +15,7 @@ logger = logging.getLogger("transfer")
 _LINGER = 1000.0
 
 
-def end_dropped(socket: SocketMethods) -> None:
+def end_dropped(socket: Socket) -> None:
     """Closes it. Raises a ResourceWarning, as for a file, and logs a WARNING if messages are lost."""
     name = repr(socket)
     linger = _LINGER if socket.linger is None or socket.linger < 0 else min(socket.linger, _LINGER)

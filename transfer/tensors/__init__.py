@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["TensorMethods", "load", "save"]
 
-__getattr__ = exports(
+exports(
     __name__,
     {
         "files": "load save",

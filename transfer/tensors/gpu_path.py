@@ -11,13 +11,16 @@ import os
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from transfer import config
 from transfer.tensors.export import export_pointer, export_staged
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
+
+if TYPE_CHECKING:
+    from transfer.sockets.tracker import Tracker
 
 logger = logging.getLogger("transfer")
 
@@ -28,7 +31,7 @@ _warned: Final[set[str]] = set()
 
 def send_from_device(
     socket: Any, tensor: Any, topic: bytes | None, flags: int, track: bool, direct: bool
-) -> Any:
+) -> Tracker | None:
     """Sends one tensor on a device. direct: not through the host, where that is possible, and with a tracker.
     Raises as `send_tensor`."""
     route = _direct_route(socket, tensor, flags) if direct else gpu.GpuRoute.STAGING
@@ -36,14 +39,17 @@ def send_from_device(
         bits, header, flat = export_pointer(tensor)
         payload = registrable(flat) if route is gpu.GpuRoute.DMABUF else flat
         try:
-            return socket._send_outframes([(bits, 0, topic, header, payload)], flags, track, False)
+            sent: Tracker | None = socket._send_outframes(
+                [(bits, 0, topic, header, payload)], flags, track, False
+            )
+            return sent
         except (TypeError, BufferError, RegistrationError) as error:
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
             warn(f"a tensor on a GPU is copied through the host after all: {error}")
     bits, header, buffer = export_staged(tensor)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
-    tracker = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
+    tracker: Tracker | None = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
     return tracker if track or direct else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar, overload
 
 from transfer.constants import DONTWAIT
 from transfer.tensors.build import builder_for
@@ -22,7 +22,11 @@ from transfer.transports.arguments import flags_of, octets, wrong
 from transfer.transports.core.wire import MAX_TOPIC
 from transfer.transports.errors import UsageError
 
+if TYPE_CHECKING:
+    from transfer.sockets.tracker import Tracker
+
 T = TypeVar("T")
+Topic = bytes | str | None
 
 
 class FrameSender(Protocol):
@@ -37,7 +41,9 @@ class FrameSender(Protocol):
     is sent without a copy.
     """
 
-    def _send_outframes(self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None) -> Any: ...
+    def _send_outframes(
+        self, frames: list[OutFrame], flags: int, track: bool, copy: bool | None
+    ) -> Tracker | None: ...
 
     def _send_known(self, tensor: Any, flags: int) -> bool: ...
 
@@ -68,6 +74,36 @@ class FrameReceiver(Protocol):
 class TensorMethods:
     """The tensor methods of a socket. Thread-safe as the socket is."""
 
+    @overload
+    def send_tensor(
+        self: FrameSender,
+        tensor: Any,
+        flags: int = ...,
+        *,
+        topic: Topic = ...,
+        copy: Literal[False],
+        track: bool = ...,
+    ) -> Tracker: ...
+    @overload
+    def send_tensor(
+        self: FrameSender,
+        tensor: Any,
+        flags: int = ...,
+        *,
+        topic: Topic = ...,
+        copy: bool | None = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    def send_tensor(
+        self: FrameSender,
+        tensor: Any,
+        flags: int = ...,
+        *,
+        topic: Topic = ...,
+        copy: bool | None = ...,
+        track: bool = ...,
+    ) -> Tracker | None: ...
     def send_tensor(
         self: FrameSender,
         tensor: Any,
@@ -76,7 +112,7 @@ class TensorMethods:
         topic: bytes | str | None = None,
         copy: bool | None = None,
         track: bool = False,
-    ) -> Any:
+    ) -> Tracker | None:
         """Sends one tensor: numpy, torch, CuPy, or any object with DLPack or the buffer protocol.
 
         Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy. A tensor on
@@ -112,6 +148,10 @@ class TensorMethods:
             self._note_known(tensor, bits, header)
         return self._send_outframes([(bits, 0, topic, header, buffer)], flags, track, copy)
 
+    @overload
+    def recv_tensor(self: FrameReceiver, flags: int = ..., *, out: None = ..., like: Any = ...) -> Any: ...
+    @overload
+    def recv_tensor(self: FrameReceiver, flags: int = ..., *, out: T, like: Any = ...) -> T: ...
     def recv_tensor(self: FrameReceiver, flags: int = 0, *, out: Any = None, like: Any = None) -> Any:
         """Receives one tensor, which is writable and owns its memory.
 
@@ -136,6 +176,26 @@ class TensorMethods:
             return self._sound(receive_into, self, flags, target_for(out))
         return self._sound(receive_one, self, flags, builder_for(like))
 
+    @overload
+    def send_tensors(
+        self: FrameSender,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        topic: Topic = ...,
+        flags: int = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    def send_tensors(
+        self: FrameSender,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        topic: Topic = ...,
+        flags: int = ...,
+        track: bool = ...,
+    ) -> Tracker | None: ...
     def send_tensors(
         self: FrameSender,
         tensors: Mapping[str, Any],
@@ -144,7 +204,7 @@ class TensorMethods:
         topic: bytes | str | None = None,
         flags: int = 0,
         track: bool = False,
-    ) -> Any:
+    ) -> Tracker | None:
         """Sends a dict of tensors and metadata as one message.
 
         Tensors below 64 KiB are packed together; larger ones are sent without a copy.
@@ -190,6 +250,28 @@ class TensorMethods:
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
         return self._sound(receive_bundle, self, flags, builder_for(like), targets)
 
+    @overload
+    def send_tensors_to(
+        self: FrameSender,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        flags: int = ...,
+        copy: bool | None = ...,
+        track: Literal[True],
+    ) -> Tracker: ...
+    @overload
+    def send_tensors_to(
+        self: FrameSender,
+        identity: bytes,
+        tensors: Mapping[str, Any],
+        *,
+        meta: Any = ...,
+        flags: int = ...,
+        copy: bool | None = ...,
+        track: bool = ...,
+    ) -> Tracker | None: ...
     def send_tensors_to(
         self: FrameSender,
         identity: bytes,
@@ -199,7 +281,7 @@ class TensorMethods:
         flags: int = 0,
         copy: bool | None = None,
         track: bool = False,
-    ) -> Any:
+    ) -> Tracker | None:
         """Sends a dict of tensors from a ROUTER to one peer, as `send_tensors`.
 
         Args:

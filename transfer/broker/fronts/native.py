@@ -25,7 +25,7 @@ from transfer.broker.fronts.native_uploads import UploadLimits
 
 if TYPE_CHECKING:
     from transfer.broker.delivery.hub import Hub
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +96,7 @@ class NativeFront:
         """The number of connected peers."""
         return sum(len(one.peers()) for one in self._all_sockets())
 
-    def _all_sockets(self) -> list[SocketMethods]:
+    def _all_sockets(self) -> list[Socket]:
         publishers = [self._publisher.socket] if self._publisher is not None else []
         sockets = [one.socket for one in self._sockets] + [queue.socket for queue in self._queues]
         return sockets + publishers

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.topic import Topic
     from transfer.patterns.base import OutFrame
     from transfer.sockets.peer import Peer
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 #: limit on the queued bytes of one subscriber; the log is read again when half of them are sent
 MAX_QUEUED_BYTES = 16 << 20
@@ -67,9 +67,7 @@ class CatchUpSubscriber(BrokerSubscriber):
     waits_for_disk = True
     programs = 0  # the PUB socket counts it
 
-    def __init__(
-        self, socket: SocketMethods, peer: Peer, owner: CatchUpSubscribers, counts: Counter[str]
-    ) -> None:
+    def __init__(self, socket: Socket, peer: Peer, owner: CatchUpSubscribers, counts: Counter[str]) -> None:
         self.peer = peer
         self.reported: dict[str, list[TopicPosition]] = {}
         self.reported_count = self.reported_bytes = 0
@@ -165,7 +163,7 @@ class CatchUpSubscribers(CatchUpSource):
     the rest runs on the broker's loop."""
 
     def __init__(
-        self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counts: Counter[str]
+        self, hub: Hub, loop: asyncio.AbstractEventLoop, socket: Socket, counts: Counter[str]
     ) -> None:
         self._epochs = hub.epochs
         self.log = self._epochs.log

@@ -15,7 +15,7 @@ from transfer.transports.errors import Again, Closed, NotSupported
 if TYPE_CHECKING:
     import asyncio
 
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 #: commands in one message at most, runs of KEPT too
 _MOST = 1000
@@ -43,9 +43,7 @@ class Outbox:
     able: programs that understand several commands in one message; others get one message for each.
     """
 
-    def __init__(
-        self, loop: asyncio.AbstractEventLoop, socket: SocketMethods, counters: Counter[str]
-    ) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket, counters: Counter[str]) -> None:
         self.able: set[bytes] = set()
         self._loop = loop
         self._socket = socket

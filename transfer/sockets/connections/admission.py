@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from transfer.sockets.connections.no_peer import NoPeer
     from transfer.sockets.connections.orphans import Orphans
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
     from transfer.transports.handshake.hello import Agreement, Hello
 
 logger = logging.getLogger("transfer")
@@ -100,9 +100,7 @@ class ConnectionAdmission:
                 logger.exception("the connection to %s cannot be used", peer.address)
             self._loss.lost(peer.stream, error)
 
-    def _begin(
-        self, socket: SocketMethods, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None
-    ) -> None:
+    def _begin(self, socket: Socket, record: Endpoint, peer: Peer, replaced: Any, queue: Peer | None) -> None:
         """Opens the way for messages in both directions."""
         if record.outgoing:
             record.peer = peer
@@ -156,7 +154,7 @@ class ConnectionAdmission:
             one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
         )
 
-    def _settled(self, socket: SocketMethods, peer: Peer) -> None:
+    def _settled(self, socket: Socket, peer: Peer) -> None:
         """Completes the admission: messages can reach the peer. Wakes the threads that wait for that."""
         peer.attached = True
         if peer.foreign and not self._state.receives:
@@ -174,7 +172,7 @@ class ConnectionAdmission:
         self._state.emit(EventKind.CONNECTED, peer.endpoint, peer.address, peer.socket_type.name)
 
     def _admit(
-        self, socket: SocketMethods, record: Endpoint, made: Connected, queue: Peer | None
+        self, socket: Socket, record: Endpoint, made: Connected, queue: Peer | None
     ) -> tuple[Peer, Any, ProtocolError | None]:
         """Makes the stream and attaches it to the pattern: (the peer, the stream that it replaces, why the
         pattern refuses it). Raises HandshakeError, OSError or Closed; nothing has changed then."""
@@ -220,7 +218,7 @@ class ConnectionAdmission:
                 self._introduce(self._pattern, peer)
         return peer, replaced, refused
 
-    def _stream_for(self, socket: SocketMethods, made: Connected, queue: Peer | None, credits: bool) -> Any:
+    def _stream_for(self, socket: Socket, made: Connected, queue: Peer | None, credits: bool) -> Any:
         """Returns the connection's stream: its own, the queue's, or a new one. Raises OSError if the peer has
         sent more than its handshake; nothing has changed then."""
         if made.stream is not None:
@@ -276,7 +274,7 @@ class ConnectionAdmission:
         if there or any(getattr(other, "state", "") == "shaking hands" for other in others):
             raise HandshakeError("pair_busy", "this PAIR has its peer already", hint=self._pattern.one_to_one)
 
-    def _check(self, socket: SocketMethods, record: Endpoint, remote: Hello) -> None:
+    def _check(self, socket: Socket, record: Endpoint, remote: Hello) -> None:
         most = self._context.credentials.security.connections
         if not record.outgoing and len(self._state.peers) >= most:
             raise HandshakeError("busy", f"this side has {most} connections and takes no more")

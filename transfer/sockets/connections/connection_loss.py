@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transfer.sockets.connections.log_reader import LogReader
     from transfer.sockets.connections.no_peer import NoPeer
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 logger = logging.getLogger("transfer")
 
@@ -121,7 +121,7 @@ class ConnectionLoss:
         if peer is not None and peer.agreement is not None and not peer.agreement.plain:
             refusal.send(stream, error, taken)
 
-    def _keep_unread(self, socket: SocketMethods | None, peer: Peer, error: BaseException) -> None:
+    def _keep_unread(self, socket: Socket | None, peer: Peer, error: BaseException) -> None:
         """Replaces the stream of a lost peer by its unread messages (`UnreadMessages`)."""
         stream = peer.stream
         if socket is not None:

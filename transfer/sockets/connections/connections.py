@@ -54,7 +54,7 @@ from transfer.transports.security.guard import is_loopback
 if TYPE_CHECKING:
     from transfer.patterns.base import Pattern
     from transfer.sockets.context import Context
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 #: seconds after which a socket that closes reports a missing peer
 _LONG_WAIT = 5.0
@@ -63,7 +63,7 @@ _LONG_WAIT = 5.0
 class Connections:
     """Binds and connects the endpoints of a socket. Thread-safe; callbacks run in the reactor's thread."""
 
-    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+    def __init__(self, socket: Socket, context: Context, pattern: Pattern) -> None:
         self.state = state = ConnectionState(socket, context, pattern)
         self._pattern, self._context, self._lock = pattern, context, state.lock
         self.no_peer = NoPeer(state)
@@ -174,7 +174,7 @@ class Connections:
                     f"{address}: {other.address} is connected already", hint="disconnect it first"
                 )
 
-    def _reach(self, socket: SocketMethods, record: Endpoint) -> None:
+    def _reach(self, socket: Socket, record: Endpoint) -> None:
         address = record.address
         record.connector = reach(
             self._context.reactor,

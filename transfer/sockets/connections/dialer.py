@@ -13,7 +13,7 @@ from transfer.transports.handshake.upgrade import Surroundings, Upgrade
 
 if TYPE_CHECKING:
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
     from transfer.transports.address import Address
     from transfer.transports.handshake.hello import Agreement
 
@@ -66,7 +66,7 @@ class Dialer:
         return registry.upgrade(agreement.choice.transport)(around, agreement, connecting=connecting)
 
     @staticmethod
-    def transport_options(socket: SocketMethods) -> DescriptorOptions:
+    def transport_options(socket: Socket) -> DescriptorOptions:
         return DescriptorOptions(
             send_buffer=max(0, socket.sndbuf),
             receive_buffer=max(0, socket.rcvbuf),
@@ -77,7 +77,7 @@ class Dialer:
         )
 
     @staticmethod
-    def connect_options(socket: SocketMethods) -> ConnectOptions:
+    def connect_options(socket: Socket) -> ConnectOptions:
         first = max(0, socket.reconnect_ivl) / 1000.0
         return ConnectOptions(
             connect_timeout=socket.connect_timeout / 1000.0 or 30.0,
@@ -87,6 +87,6 @@ class Dialer:
         )
 
 
-def handshake_timeout(socket: SocketMethods) -> float:
+def handshake_timeout(socket: Socket) -> float:
     """Returns the timeout of a handshake, in seconds."""
     return float(socket.handshake_ivl / 1000.0 or 30.0)

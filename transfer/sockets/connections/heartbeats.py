@@ -16,7 +16,7 @@ from transfer.transports.errors import Broken, Closed, ProtocolError
 if TYPE_CHECKING:
     from transfer.sockets.connections.connection_loss import ConnectionLoss
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 _SIZE = HEADER_SIZE + 1
 #: heartbeats that may wait for a receiver
@@ -85,7 +85,7 @@ class Heartbeats:
         unread = draining.unread(peer.fd) if self._state.receives else 0
         return unread >= _GATHERED * _SIZE and unread % _SIZE == 0
 
-    def _is_silent(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+    def _is_silent(self, socket: Socket, peer: Peer, now: int) -> bool:
         """Whether a peer is silent. Unread bytes are a sign of life: the application is only slow to read."""
         if not peer.heartbeat or socket.heartbeat_timeout <= 0:
             return False
@@ -93,7 +93,7 @@ class Heartbeats:
         last = max(peer.stream.last_received_ns, peer.since_ns)
         return now - last > allowed and draining.unread(peer.fd) == 0
 
-    def _is_stalled(self, socket: SocketMethods, peer: Peer, now: int) -> bool:
+    def _is_stalled(self, socket: Socket, peer: Peer, now: int) -> bool:
         """Whether a peer is silent in the middle of a message. Between messages it may be silent for ever."""
         allowed = socket.frame_timeout * 1_000_000
         stream = peer.stream

@@ -22,7 +22,7 @@ from transfer.transports.errors import ProtocolError
 
 if TYPE_CHECKING:
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
     from transfer.transports.core.contract import Frame
 
 
@@ -52,7 +52,7 @@ class LogReader:
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._state.throttled.say(logging.WARNING, "missed", text, where, missed, topic)
 
-    def record_given(self, socket: SocketMethods | None) -> None:
+    def record_given(self, socket: Socket | None) -> None:
         """Records what the program receives before anything else: messages that its threads have taken from
         the core, and those that the core holds."""
         for receiver in list(self.receivers.values()):

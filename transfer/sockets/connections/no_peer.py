@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from transfer.sockets.connections.state import ConnectionState
     from transfer.sockets.peer import Endpoint
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
     from transfer.transports.errors import TransferError
 
 logger = logging.getLogger("transfer")
@@ -193,7 +193,7 @@ def _unserved(worst: Endpoint, before: str) -> Again:
 class LongWait:
     """Checks periodically whether there is a peer while a call waits on an event loop."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, socket: SocketMethods) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket) -> None:
         self._loop = loop
         self._socket = socket
         self._handle = loop.call_later(socket._long_wait / 1000, self._look)

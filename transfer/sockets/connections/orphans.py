@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
     from transfer.sockets.connections.credits import Credits
     from transfer.sockets.connections.state import ConnectionState
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 #: seconds that a call waits for the thread that offers orphans
 _GIVING = 1.0
@@ -131,7 +131,7 @@ class Orphans:
             self._giving.release()
         self.look_behind()
 
-    def _give_oldest(self, socket: SocketMethods) -> bool:
+    def _give_oldest(self, socket: Socket) -> bool:
         """Offers the oldest orphan. False: there is none, or no peer has room for it."""
         with self._lock:
             if not self.messages or not self._state.peers or socket.closed or self._state.closing:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
     from transfer.sockets.connections.topic_positions import CatchUpSource
     from transfer.sockets.context import Context
-    from transfer.sockets.socket import SocketMethods
+    from transfer.sockets.socket import Socket
 
 logger = logging.getLogger("transfer")
 
@@ -38,7 +38,7 @@ class ConnectionState:
     """Endpoints and peers of a socket. It refers to the socket weakly: the garbage collector can free an
     unused socket although the reactor refers to its connections."""
 
-    def __init__(self, socket: SocketMethods, context: Context, pattern: Pattern) -> None:
+    def __init__(self, socket: Socket, context: Context, pattern: Pattern) -> None:
         self.socket = weakref.ref(socket)
         self.context = context
         self.pattern = pattern
@@ -147,7 +147,7 @@ class ConnectionState:
                     self.context.reactor.unregister(fd)
         return new
 
-    def new_stream(self, socket: SocketMethods, fd: int, credits: bool = False, channel: Any = None) -> Any:
+    def new_stream(self, socket: Socket, fd: int, credits: bool = False, channel: Any = None) -> Any:
         return self.context.core.Stream(
             fd,
             int(self.pattern.socket_type),
@@ -162,7 +162,7 @@ class ConnectionState:
         )
 
     @staticmethod
-    def limit(socket: SocketMethods, stream: Any) -> None:
+    def limit(socket: Socket, stream: Any) -> None:
         """Applies the socket's limits to a stream that its connection brought."""
         stream.send_high_water = 1 if socket.conflate else socket.sndhwm
         stream.send_high_water_bytes = socket.sndhwm_bytes
@@ -173,7 +173,7 @@ class ConnectionState:
         if socket is not None and not socket.closed:
             socket._notify()
 
-    def attach(self, socket: SocketMethods, stream: Any, sends: bool = True) -> bool:
+    def attach(self, socket: Socket, stream: Any, sends: bool = True) -> bool:
         """Gives the stream to the core. False: another thread has closed the socket."""
         try:
             socket._attach(stream, sends and self.sends, self.receives)
@@ -181,7 +181,7 @@ class ConnectionState:
             return False
         return True
 
-    def owner(self) -> SocketMethods:
+    def owner(self) -> Socket:
         socket = self.socket()
         if socket is None or self.closing:
             raise Closed("the socket is closed")
