@@ -50,13 +50,17 @@ def _forwarded(
     }
 
 
-def _fixed(effect: Effect, reason: str, **defaults: int | bytes | None) -> dict[SocketOption, Rule]:
+def _fixed(
+    effect: Effect, reason: str, **defaults: int | bytes | type[bytes] | None
+) -> dict[SocketOption, Rule]:
+    """Rules of options that are not forwarded. defaults: None for one that cannot be read, `bytes` for one of
+    bytes that cannot be read."""
     return {
         SocketOption[name]: Rule(
             effect,
-            kind=bytes if isinstance(value, bytes) else int,
-            default=value,
-            readable=value is not None,
+            kind=bytes if value is bytes or isinstance(value, bytes) else int,
+            default=value if isinstance(value, int | bytes) else None,
+            readable=isinstance(value, int | bytes),
             reason=reason,
         )
         for name, value in defaults.items()
@@ -119,14 +123,14 @@ RULES: dict[SocketOption, Rule] = {
         PLAIN_USERNAME=b"",
         PLAIN_PASSWORD=b"",
         CURVE_SERVER=0,
-        CURVE_PUBLICKEY=None,
-        CURVE_SECRETKEY=None,
-        CURVE_SERVERKEY=None,
+        CURVE_PUBLICKEY=bytes,
+        CURVE_SECRETKEY=bytes,
+        CURVE_SERVERKEY=bytes,
         ZAP_DOMAIN=b"",
         ZAP_ENFORCE_DOMAIN=0,
         GSSAPI_SERVER=None,
-        GSSAPI_PRINCIPAL=None,
-        GSSAPI_SERVICE_PRINCIPAL=None,
+        GSSAPI_PRINCIPAL=bytes,
+        GSSAPI_SERVICE_PRINCIPAL=bytes,
         GSSAPI_PLAINTEXT=None,
         GSSAPI_PRINCIPAL_NAMETYPE=None,
         GSSAPI_SERVICE_PRINCIPAL_NAMETYPE=None,
@@ -134,7 +138,7 @@ RULES: dict[SocketOption, Rule] = {
     **_fixed(
         Effect.REFUSED,
         "filters of who may connect are not implemented; bind to an interface that you trust",
-        TCP_ACCEPT_FILTER=None,
+        TCP_ACCEPT_FILTER=bytes,
         IPC_FILTER_PID=None,
         IPC_FILTER_UID=None,
         IPC_FILTER_GID=None,
@@ -153,7 +157,7 @@ RULES: dict[SocketOption, Rule] = {
         ROUTER_RAW=None,
         ROUTER_NOTIFY=None,
         PROBE_ROUTER=None,
-        CONNECT_ROUTING_ID=None,
+        CONNECT_ROUTING_ID=bytes,
         STREAM_NOTIFY=None,
     ),
     **_fixed(
@@ -164,26 +168,26 @@ RULES: dict[SocketOption, Rule] = {
         XPUB_VERBOSER=None,
         XPUB_MANUAL=None,
         XPUB_MANUAL_LAST_VALUE=None,
-        XPUB_WELCOME_MSG=None,
+        XPUB_WELCOME_MSG=bytes,
         XSUB_VERBOSE_UNSUBSCRIBE=None,
         ONLY_FIRST_SUBSCRIBE=None,
         TOPICS_COUNT=None,
     ),
-    **_fixed(Effect.REFUSED, _MESSAGES, HELLO_MSG=None, DISCONNECT_MSG=None, HICCUP_MSG=None),
+    **_fixed(Effect.REFUSED, _MESSAGES, HELLO_MSG=bytes, DISCONNECT_MSG=bytes, HICCUP_MSG=bytes),
     **_fixed(
         Effect.REFUSED, "subscriptions match prefixes; the inverse is not implemented", INVERT_MATCHING=0
     ),
     **_fixed(Effect.REFUSED, "a connection is tried again until disconnect", RECONNECT_STOP=0),
     **_fixed(Effect.REFUSED, "a socket opens its own descriptors", USE_FD=-1),
     **_fixed(Effect.REFUSED, "a property of contexts, and term always waits for linger", BLOCKY=None),
-    **_fixed(Effect.REFUSED, "removed from libzmq too", METADATA=None),
+    **_fixed(Effect.REFUSED, "removed from libzmq too", METADATA=bytes),
     **_fixed(
         Effect.REFUSED,
         "TLS over WebSockets is not implemented (draft in libzmq)",
-        WSS_KEY_PEM=None,
-        WSS_CERT_PEM=None,
-        WSS_TRUST_PEM=None,
-        WSS_HOSTNAME=None,
+        WSS_KEY_PEM=bytes,
+        WSS_CERT_PEM=bytes,
+        WSS_TRUST_PEM=bytes,
+        WSS_HOSTNAME=bytes,
         WSS_TRUST_SYSTEM=None,
     ),
     **_fixed(
