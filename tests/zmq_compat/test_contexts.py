@@ -1,7 +1,5 @@
 """What a context shows of itself, what is left of it behind `term`, and the decorators that make one."""
 
-from __future__ import annotations
-
 import errno
 import importlib
 
@@ -21,6 +19,18 @@ def test_dir_has_the_options(zmq, ctx):
         getattr(ctx, name, None)  # as mocks do
     with pytest.raises(AttributeError):
         ctx.THREAD_AFFINITY_CPU_ADD  # noqa: B018 - it can only be set
+
+
+def test_classes_have_type_parameters(zmq, ctx):
+    """Programs write them in annotations, which may be evaluated."""
+
+    def connected(context: zmq.Context[zmq.Socket[bytes]]) -> zmq.Socket[bytes]:
+        return zmq.Socket[bytes](context, zmq.PUSH)
+
+    with connected(ctx) as push:
+        assert type(push) is zmq.Socket and push.type == zmq.PUSH
+    shadow: zmq.Context[zmq.Socket[bytes]] = zmq.Context[zmq.Socket[bytes]](ctx)
+    assert type(shadow) is zmq.Context
 
 
 @pytest.mark.parametrize("make", ["shadow", "address", "argument"])

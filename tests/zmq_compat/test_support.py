@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import pkgutil
 import types
@@ -14,12 +15,13 @@ import transfer.zmq as ours
 from transfer.transports.errors import NotSupported
 from transfer.zmq import support
 from transfer.zmq._support import GROUPS, SOCKET_TYPES, SupportVerdict
-from transfer.zmq.constants import SocketOption, SocketType
+from transfer.zmq.constants import ContextOption, SocketOption, SocketType
 from transfer.zmq.options import RULES, Effect
 
 pyzmq = pytest.importorskip("zmq")
 pytestmark = pytest.mark.timeout(30)
 
+ATTRIBUTES = Path(ours.__file__).with_name("option_attributes.pyi")
 PAGE = Path(__file__).parents[2] / "docs" / "zmq-compat.md"
 CLASSES = ("Context", "Socket", "Frame", "Poller", "MessageTracker")
 MODULES = ("asyncio", "decorators", "utils.jsonapi", "utils.monitor", "utils.strtypes", "utils.z85")
@@ -92,6 +94,33 @@ def test_every_option_has_a_rule():
     assert set(RULES) == set(SocketOption)
     for option, rule in RULES.items():
         assert rule.reason or rule.effect is Effect.FORWARDED, option
+        assert rule.kind is (bytes if pyzmq.SocketOption(option)._opt_type.name == "bytes" else int), option
+
+
+def test_type_checkers_know_every_option():
+    classes = [one for one in ast.parse(ATTRIBUTES.read_text()).body if isinstance(one, ast.ClassDef)]
+    plain, of_socket, of_context = (
+        {line.target.id: ast.unparse(line.annotation) for line in one.body if isinstance(line, ast.AnnAssign)}
+        for one in classes
+    )
+    methods = {"subscribe", "unsubscribe", "hwm", "rcvmore", "fd", "events", "type", "last_endpoint"}
+    options = {
+        spelling: RULES[option]
+        for name, option in SocketOption.__members__.items()
+        for spelling in (name, name.lower())
+    }
+    kinds = {name: rule.kind.__name__ for name, rule in options.items()}
+    kinds |= dict.fromkeys(("SUBSCRIBE", "UNSUBSCRIBE"), "bytes | str")
+    assert plain == {name: kinds[name] for name in options if options[name].writable and name not in methods}
+    assert of_socket == {
+        name: f"Final[{kinds[name]}]"
+        for name in options
+        if not options[name].writable and name not in methods
+    }
+    of_contexts = [spelling for name in ContextOption.__members__ for spelling in (name, name.lower())]
+    assert of_context == dict.fromkeys(of_contexts, "int") | {
+        name: kinds[name] for name in methods if options[name].writable
+    }
 
 
 def test_every_socket_type_is_in_the_table():

@@ -8,10 +8,11 @@ too: the wire protocol is a different one. Missing functions raise `NotSupported
 
 _support         every public name of pyzmq 27.3, and its support here: the table behind docs/zmq-compat.md
 asyncio          zmq.asyncio over `transfer`: blocking methods return futures of the running loop
-constants        pyzmq's constants, with pyzmq's names and numbers, whether their function is supported or not
+constants        pyzmq's constants: every member of an enumeration of `enums`
 context          pyzmq's Context over `transfer`
 decorators       decorators that make a context or a socket for each call, and close it afterwards
 endpoints        endpoints and monitors of a socket, with pyzmq's errors
+enums            pyzmq's enumerations, with its names and numbers, whether their function is supported or not
 error            pyzmq's exceptions
 frame            one part of a message, received without a copy or made to be sent
 linger           sends the queued messages of a closed socket in the background
@@ -33,87 +34,80 @@ version          the versions whose behaviour this package follows
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from transfer.transports.errors import describe
-from transfer.zmq import constants, error, utils, version
+from transfer.zmq import constants as constants, error as error, utils as utils, version as version
 from transfer.zmq.constants import *
-from transfer.zmq.context import Context, SyncContext
-from transfer.zmq.error import (
-    Again,
-    ContextTerminated,
-    DraftFDWarning,
-    InterruptedSystemCall,
-    NotDone,
-    ZMQBaseError,
-    ZMQBindError,
-    ZMQError,
-    ZMQVersionError,
-)
-from transfer.zmq.frame import COPY_THRESHOLD, Frame, Message
-from transfer.zmq.missing import Stopwatch, curve_keypair, curve_public, get_includes, get_library_dirs
-from transfer.zmq.poll import Poller, select, zmq_poll
-from transfer.zmq.proxy import device, proxy, proxy_steerable
-from transfer.zmq.socket import Socket, SyncSocket
-from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
-from transfer.zmq.utils import jsonapi, strtypes, z85
-from transfer.zmq.version import (
-    __revision__,
-    __version__,
-    pyzmq_version,
-    pyzmq_version_info,
-    zmq_version,
-    zmq_version_info,
-)
+from transfer.zmq.context import *
+from transfer.zmq.error import *
+from transfer.zmq.frame import *
+from transfer.zmq.missing import *
+from transfer.zmq.poll import *
+from transfer.zmq.proxy import *
+from transfer.zmq.socket import *
+from transfer.zmq.tracker import *
+from transfer.zmq.utils import jsonapi as jsonapi, strtypes as strtypes, z85 as z85
+from transfer.zmq.version import *
 
 DRAFT_API = False
 PYZMQ_DRAFT_API = False
 IPC_PATH_MAX_LEN = 107
 
-__all__ = [
-    *constants.__all__,
-    "COPY_THRESHOLD",
-    "DRAFT_API",
-    "IPC_PATH_MAX_LEN",
-    "PYZMQ_DRAFT_API",
-    "Again",
-    "Context",
-    "ContextTerminated",
-    "DraftFDWarning",
-    "Frame",
-    "InterruptedSystemCall",
-    "Message",
-    "MessageTracker",
-    "NotDone",
-    "Poller",
-    "Socket",
-    "Stopwatch",
-    "SyncContext",
-    "SyncSocket",
-    "ZMQBaseError",
-    "ZMQBindError",
-    "ZMQError",
-    "ZMQVersionError",
-    "_FINISHED_TRACKER",
-    "__revision__",
-    "__version__",
-    "curve_keypair",
-    "curve_public",
-    "device",
-    "get_includes",
-    "get_library_dirs",
-    "has",
-    "proxy",
-    "proxy_steerable",
-    "pyzmq_version",
-    "pyzmq_version_info",
-    "select",
-    "strerror",
-    "zmq_errno",
-    "zmq_poll",
-    "zmq_version",
-    "zmq_version_info",
-]
+if TYPE_CHECKING:  # what is imported above, and this
+    from transfer.zmq import asyncio as asyncio
+else:
+    __all__ = [
+        *constants.__all__,
+        "COPY_THRESHOLD",
+        "DRAFT_API",
+        "IPC_PATH_MAX_LEN",
+        "PYZMQ_DRAFT_API",
+        "Again",
+        "Context",
+        "ContextTerminated",
+        "DraftFDWarning",
+        "Frame",
+        "InterruptedSystemCall",
+        "Message",
+        "MessageTracker",
+        "NotDone",
+        "Poller",
+        "Socket",
+        "Stopwatch",
+        "SyncContext",
+        "SyncSocket",
+        "ZMQBaseError",
+        "ZMQBindError",
+        "ZMQError",
+        "ZMQVersionError",
+        "_FINISHED_TRACKER",
+        "__revision__",
+        "__version__",
+        "curve_keypair",
+        "curve_public",
+        "device",
+        "get_includes",
+        "get_library_dirs",
+        "has",
+        "proxy",
+        "proxy_steerable",
+        "pyzmq_version",
+        "pyzmq_version_info",
+        "select",
+        "strerror",
+        "zmq_errno",
+        "zmq_poll",
+        "zmq_version",
+        "zmq_version_info",
+    ]
+
+    def __getattr__(name: str) -> ModuleType:
+        if name == "asyncio":
+            return importlib.import_module("transfer.zmq.asyncio")
+        raise AttributeError(f"module 'transfer.zmq' has no attribute {name!r}")
 
 
 def has(capability: str) -> bool:
@@ -129,8 +123,3 @@ def strerror(errno: int) -> str:
 def zmq_errno() -> int:
     """Returns 0: errors are exceptions here, and each has its number in `errno`."""
     return 0
-
-
-if TYPE_CHECKING:  # the constants
-
-    def __getattr__(name: str) -> Any: ...

@@ -4,13 +4,19 @@
 no future.
 """
 
+# Types forbid a method that returns a future instead of the result; pyzmq's socket does so on purpose.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import asyncio
 import os
+import pickle
 import warnings
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
+from asyncio import Future
+from collections.abc import Callable, Sequence
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, overload
 
 from transfer.constants import DONTWAIT
 from transfer.sockets.poller import wait
@@ -18,13 +24,26 @@ from transfer.transports.arguments import events_of, flags_of, milliseconds
 from transfer.transports.errors import Again, NotSupported
 from transfer.zmq import context as _context, poll as _poll, socket as _socket
 from transfer.zmq.constants import PollEvent
+from transfer.zmq.endpoints import Bound
 from transfer.zmq.pending_futures import Watch
 from transfer.zmq.serial import Serialising
 
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import Buffer
+    from transfer.zmq.frame import Frame
+    from transfer.zmq.tracker import MessageTracker
+
+    # The plain socket's methods, as `__getattr__` returns them. `isinstance` says the same.
+    Plain = _socket.Socket[Future[Any]]
+else:
+    Plain = Serialising
+
 __all__ = ["Context", "Poller", "Socket", "ZMQEventLoop", "install"]
 
+T = TypeVar("T")
 
-class Socket(Serialising):
+
+class Socket(Plain):
     """A socket whose send, recv and poll return futures. All other methods are those of the plain socket.
 
     Use it from one event loop at a time. `Socket(other)` and `from_socket` make another view of the same
@@ -36,13 +55,14 @@ class Socket(Serialising):
     def __init__(
         self,
         context: Any = None,
-        socket_type: int = -1,
+        socket_type: int | str | Enum = -1,
         io_loop: Any = None,
         _from_socket: Any = None,
         **kwargs: Any,
     ) -> None:
         if isinstance(context, _socket.Socket):
             context, _from_socket = None, context
+        sync: _socket.Socket
         if _from_socket is not None:
             sync = _socket.Socket.shadow(_from_socket)
         else:
@@ -51,30 +71,32 @@ class Socket(Serialising):
         self._watch: Watch = sync.__dict__.setdefault("_async_watch", Watch(sync))
 
     @classmethod
-    def from_socket(cls, socket: Any, io_loop: Any = None) -> Socket:
+    def from_socket(cls, socket: _socket.Socket[Any], io_loop: Any = None) -> Self:
         """Makes a view of a plain or asyncio socket."""
         return cls(_from_socket=socket)
 
     @classmethod
-    def shadow(cls, address: Any) -> Socket:
+    def shadow(cls, address: Any) -> Self:
         """The same as `from_socket`."""
         return cls(_from_socket=address)
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._sync_socket, name)
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in self._OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._sync_socket, name, value)
+        def __getattr__(self, name: str) -> Any:
+            return getattr(self._sync_socket, name)
 
-    def __copy__(self, memo: Any = None) -> Socket:
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name in self._OWN:
+                object.__setattr__(self, name, value)
+            else:
+                setattr(self._sync_socket, name, value)
+
+    def __copy__(self, memo: Any = None) -> Self:
         return type(self)(_from_socket=self)
 
     __deepcopy__ = __copy__
 
-    def __enter__(self) -> Socket:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -83,17 +105,13 @@ class Socket(Serialising):
     def __repr__(self) -> str:
         return repr(self._sync_socket).replace("zmq.Socket", "zmq.asyncio.Socket", 1)
 
-    def bind(self, addr: str) -> Any:
+    def bind(self, addr: str) -> Bound[Self]:
         """Binds, as the plain socket."""
-        binding = self._sync_socket.bind(addr)
-        binding.socket = self
-        return binding
+        return Bound(self, "bind", self._sync_socket.bind(addr).addr)
 
-    def connect(self, addr: str) -> Any:
+    def connect(self, addr: str) -> Bound[Self]:
         """Connects, as the plain socket."""
-        binding = self._sync_socket.connect(addr)
-        binding.socket = self
-        return binding
+        return Bound(self, "connect", self._sync_socket.connect(addr).addr)
 
     def close(self, linger: float | None = None) -> None:
         """Cancels waiting calls and closes. Idempotent."""
@@ -101,31 +119,67 @@ class Socket(Serialising):
 
     # -- futures -------------------------------------------------------------------------------
 
-    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+    @overload
+    def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> Future[bytes]: ...
+    @overload
+    def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Future[Frame]: ...
+    @overload
+    def recv(self, flags: int, copy: Literal[False], track: bool = ...) -> Future[Frame]: ...
+    @overload
+    def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[Any]: ...
+    def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of one part."""
         return self._receive(lambda: self._sync_socket.recv(DONTWAIT, copy), flags)
 
-    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+    @overload
+    def recv_multipart(
+        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+    ) -> Future[list[bytes]]: ...
+    @overload
+    def recv_multipart(
+        self, flags: int = ..., *, copy: Literal[False], track: bool = ...
+    ) -> Future[list[Frame]]: ...
+    @overload
+    def recv_multipart(self, flags: int, copy: Literal[False], track: bool = ...) -> Future[list[Frame]]: ...
+    @overload
+    def recv_multipart(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> Future[list[Any]]: ...
+    def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future of all parts of a message."""
         return self._receive(lambda: self._sync_socket.recv_multipart(DONTWAIT, copy), flags)
 
-    def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Awaitable[int]:
+    def recv_into(self, buf: Any, /, *, nbytes: int = 0, flags: int = 0) -> Future[int]:
         """Returns a future of the length of one part, received into writable memory."""
         return self._receive(lambda: self._sync_socket.recv_into(buf, nbytes=nbytes, flags=DONTWAIT), flags)
 
-    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Awaitable[Any]:
+    @overload
+    def send(
+        self, data: Buffer, flags: int = ..., *, copy: Literal[False], track: Literal[True]
+    ) -> Future[MessageTracker]: ...
+    @overload
+    def send(
+        self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> Future[MessageTracker | None]: ...
+    def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Future[Any]:
         """Returns a future that is done when the socket has taken the part."""
         own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send(data, own, copy, track), flags)
 
+    @overload
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., *, copy: Literal[False], track: Literal[True]
+    ) -> Future[MessageTracker]: ...
+    @overload
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> Future[MessageTracker | None]: ...
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
-    ) -> Awaitable[Any]:
+    ) -> Future[Any]:
         """Returns a future that is done when the socket has taken the message."""
         own = flags_of(flags) | DONTWAIT
         return self._send(lambda: self._sync_socket.send_multipart(msg_parts, own, copy, track), flags)
 
-    def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Awaitable[int]:
+    def poll(self, timeout: float | None = None, flags: int = PollEvent.POLLIN) -> Future[int]:
         """Returns a future of the ready bits; 0 after `timeout` ms."""
         if self.closed:
             raise NotSupported("the socket is closed")
@@ -137,11 +191,39 @@ class Socket(Serialising):
             lambda future: future.set_result(0),
         )
 
-    def _receive(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
+    if TYPE_CHECKING:  # methods of `Serialising`, with futures
+
+        def send_string(
+            self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8", **kwargs: Any
+        ) -> Future[MessageTracker | None]: ...
+        def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> Future[str]: ...
+
+        send_unicode = send_string  # type: ignore[assignment]
+        recv_unicode = recv_string  # type: ignore[assignment]
+
+        def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> Future[None]: ...
+        def recv_json(self, flags: int = 0, **kwargs: Any) -> Future[Any]: ...
+        def send_pyobj(
+            self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any
+        ) -> Future[MessageTracker | None]: ...
+        def recv_pyobj(self, flags: int = 0) -> Future[Any]: ...
+        def send_serialized(
+            self,
+            msg: T,
+            serialize: Callable[[T], Sequence[Buffer]],
+            flags: int = 0,
+            copy: bool = True,
+            **kwargs: Any,
+        ) -> Future[MessageTracker | None]: ...
+        def recv_serialized(
+            self, deserialize: Callable[[list[Any]], T], flags: int = 0, copy: bool = True
+        ) -> Future[T]: ...
+
+    def _receive(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
         limit = _seconds(self._sync_socket.receive_timeout, flags_of(flags))
         return self._watch.begin(self._watch.receivers, attempt, limit, _time_out)
 
-    def _send(self, attempt: Callable[[], Any], flags: int) -> asyncio.Future[Any]:
+    def _send(self, attempt: Callable[[], Any], flags: int) -> Future[Any]:
         return self._watch.begin(
             self._watch.senders, attempt, _seconds(self._sync_socket.send_timeout, flags), _time_out
         )
@@ -154,7 +236,7 @@ def _seconds(timeout: int, flags: int) -> float:
     return 0 if flags & DONTWAIT else timeout / 1000 if timeout >= 0 else -1
 
 
-def _time_out(future: asyncio.Future[Any]) -> None:
+def _time_out(future: Future[Any]) -> None:
     future.set_exception(Again("nothing happened within the timeout"))
 
 
@@ -168,11 +250,11 @@ def _found(result: Any) -> Any:
 class Poller(_poll.Poller):
     """A Poller whose `poll` returns a future. Accepts plain sockets and descriptors, too."""
 
-    def poll(self, timeout: float | None = -1) -> Awaitable[list[tuple[Any, int]]]:  # type: ignore[override]
+    def poll(self, timeout: float | None = -1) -> Future[list[tuple[Any, int]]]:
         """Returns a future of the ready entries; an empty list after `timeout` ms."""
         entries = [(_poll._known(thing), int(bits)) for thing, bits in self.sockets]
         timeout = milliseconds(timeout)
-        future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        future: Future[Any] = asyncio.get_running_loop().create_future()
         ready = wait(entries, 0)
         if ready or timeout == 0:
             future.set_result(ready)
@@ -185,7 +267,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
     loop = asyncio.get_running_loop()
     ready = loop.create_future()
     copies: list[int] = []
-    views: list[asyncio.Future[Any]] = []
+    views: list[Future[Any]] = []
 
     def wake(*_: object) -> None:
         if not ready.done():
@@ -215,7 +297,7 @@ async def _first_ready(entries: list[tuple[Any, int]], timeout: float | None) ->
             os.close(fd)
 
 
-class Context(_context.Context):
+class Context(_context.Context[Socket]):
     """A Context whose sockets return futures."""
 
     _instance = None

@@ -1,13 +1,17 @@
 """pyzmq's Context over `transfer`: defaults for sockets, shadows, and a `term` that wakes waiting calls."""
 
+# Methods have pyzmq's types, and those of `transfer.Context` differ.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, Self, overload
 
 import transfer.sockets.context
 from transfer.sockets.attributes import no_such
@@ -20,9 +24,22 @@ from transfer.zmq.error import ZMQError
 from transfer.zmq.linger import Linger
 from transfer.zmq.socket import Socket
 
-__all__ = ["Context", "SyncContext"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
 
-_Self = TypeVar("_Self", bound="Context")
+    from transfer.zmq.option_attributes import ContextAttributes
+
+    SocketT = TypeVar("SocketT", bound=Socket[Any], default=Socket[bytes], covariant=True)
+    Made = TypeVar("Made")
+
+    class Base(ContextAttributes, transfer.sockets.context.Context): ...
+else:
+    from typing import TypeVar
+
+    SocketT = TypeVar("SocketT", covariant=True)
+    Base = transfer.sockets.context.Context
+
+__all__ = ["Context", "SyncContext"]
 
 #: the options of `get`; the first two can be set, and none has an effect
 _OPTIONS = {
@@ -38,7 +55,7 @@ _OPTIONS = {
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
 
-class Context(transfer.sockets.context.Context):
+class Context(Base, Generic[SocketT]):
     """Makes sockets. Thread-safe.
 
     io_threads: stored and ignored. shadow (also as first argument): another context of this package; both
@@ -54,7 +71,7 @@ class Context(transfer.sockets.context.Context):
     _instance_lock = threading.Lock()
     _socket_class: Any = Socket  # pyzmq's attribute is a class, that of `transfer` a method
 
-    def __init__(self, io_threads: Any = 1, shadow: Any = None) -> None:
+    def __init__(self, io_threads: int | Context[Any] = 1, shadow: Context[Any] | int | None = None) -> None:
         if isinstance(io_threads, Context):
             io_threads, shadow = 1, io_threads
         whole(io_threads, "io_threads")
@@ -76,7 +93,7 @@ class Context(transfer.sockets.context.Context):
         self.__dict__["sockopts"] = {}
 
     @classmethod
-    def instance(cls: type[_Self], io_threads: int = 1) -> _Self:
+    def instance(cls, io_threads: int = 1) -> Self:
         """Returns the context that all parts of a program share; one for each class, a new one after
         `term` or fork."""
         with undivided(), Context._instance_lock:
@@ -84,15 +101,15 @@ class Context(transfer.sockets.context.Context):
             if found is None or found.closed or cls._instance_pid != os.getpid():
                 cls._instance = found = cls(io_threads=io_threads)
                 cls._instance_pid = os.getpid()
-            made: _Self = found
+            made: Self = found
             return made
 
     @classmethod
-    def shadow(cls: type[_Self], address: Any) -> _Self:
+    def shadow(cls, address: Context[Any] | int) -> Self:
         """Returns a context of this class that shares another one, given as such or as `underlying`."""
         return cls(shadow=address)
 
-    def __copy__(self: _Self, memo: Any = None) -> _Self:
+    def __copy__(self, memo: Any = None) -> Self:
         return type(self)(shadow=self)
 
     __deepcopy__ = __copy__
@@ -105,6 +122,14 @@ class Context(transfer.sockets.context.Context):
 
     # -- sockets -------------------------------------------------------------------------------
 
+    @overload
+    def socket(
+        self, socket_type: int | str | Enum, socket_class: None = ..., *, copy_threshold: int | None = ...
+    ) -> SocketT: ...
+    @overload
+    def socket(
+        self, socket_type: int | str | Enum, socket_class: Callable[..., Made], **kwargs: Any
+    ) -> Made: ...
     def socket(self, socket_type: Any, socket_class: Any = None, **kwargs: Any) -> Any:
         """Makes a socket of this type, with the defaults that are set on the context."""
         if self.closed:
@@ -153,42 +178,44 @@ class Context(transfer.sockets.context.Context):
         except (KeyError, ValueError):
             raise ZMQError(Errno.EINVAL, f"the context option {option!r} cannot be read") from None
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        upper = name.upper()
-        if upper in SocketOption.__members__:
-            self.sockopts[SocketOption[upper]] = value
-        elif upper in ContextOption.__members__:
-            self.set(ContextOption[upper], value)
-        elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
-            super().__setattr__(name, value)
-        else:
-            options = [*SocketOption.__members__, *ContextOption.__members__]
-            raise no_such(self, name, (option.lower() for option in options))
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
 
-    def __getattr__(self, name: str) -> Any:
-        upper = name.upper()
-        if upper in ContextOption.__members__:
-            try:
-                return self.get(ContextOption[upper])
-            except ZMQError as error:
-                raise AttributeError(str(error)) from None
-        options = self.__dict__.get("sockopts", {})
-        option = SocketOption.__members__.get(upper)
-        if option is None or option not in options:
-            raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
-        return options[option]
+        def __setattr__(self, name: str, value: Any) -> None:
+            upper = name.upper()
+            if upper in SocketOption.__members__:
+                self.sockopts[SocketOption[upper]] = value
+            elif upper in ContextOption.__members__:
+                self.set(ContextOption[upper], value)
+            elif name in self.__dict__ or "sockopts" not in self.__dict__ or hasattr(type(self), name):
+                super().__setattr__(name, value)
+            else:
+                options = [*SocketOption.__members__, *ContextOption.__members__]
+                raise no_such(self, name, (option.lower() for option in options))
+
+        def __getattr__(self, name: str) -> Any:
+            upper = name.upper()
+            if upper in ContextOption.__members__:
+                try:
+                    return self.get(ContextOption[upper])
+                except ZMQError as error:
+                    raise AttributeError(str(error)) from None
+            options = self.__dict__.get("sockopts", {})
+            option = SocketOption.__members__.get(upper)
+            if option is None or option not in options:
+                raise AttributeError(f"{type(self).__name__} has no attribute or option {name}")
+            return options[option]
+
+        def __delattr__(self, name: str) -> None:
+            option = SocketOption.__members__.get(name.upper())
+            if name in self.__dict__:
+                super().__delattr__(name)
+            elif option is not None and option in self.sockopts:
+                del self.sockopts[option]
+            else:
+                raise AttributeError(name)
 
     def __dir__(self) -> Iterable[str]:
         return [*super().__dir__(), *ContextOption.__members__]
-
-    def __delattr__(self, name: str) -> None:
-        option = SocketOption.__members__.get(name.upper())
-        if name in self.__dict__:
-            super().__delattr__(name)
-        elif option is not None and option in self.sockopts:
-            del self.sockopts[option]
-        else:
-            raise AttributeError(name)
 
     # -- the end -------------------------------------------------------------------------------
 

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 from transfer.zmq.context import Context
 
 __all__ = ["context", "socket"]
 
+T = TypeVar("T")
 
-def context(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+
+def context(*args: Any, **kwargs: Any) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Passes a new Context to the function: as a keyword argument, if `name` or the first argument names one,
     or after the other arguments."""
     name, args = _named(args, kwargs)
@@ -27,7 +29,9 @@ def context(*args: Any, **kwargs: Any) -> Callable[[Any], Any]:
     return _decorator(name, make)
 
 
-def socket(*args: Any, context_name: str = "context", **kwargs: Any) -> Callable[[Any], Any]:
+def socket(
+    *args: Any, context_name: str = "context", **kwargs: Any
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
     """Passes a new socket to the function, made by the Context among its arguments or by `instance()`.
 
     With a name as the first argument or `name`, the socket is a keyword argument.
@@ -54,10 +58,10 @@ def _named(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str | None, t
 
 def _decorator(
     name: str | None, make: Callable[[tuple[Any, ...], dict[str, Any]], Any]
-) -> Callable[[Any], Any]:
-    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+) -> Callable[[Callable[..., T]], Callable[..., T]]:
+    def decorate(function: Callable[..., T]) -> Callable[..., T]:
         @functools.wraps(function)
-        def call(*args: Any, **kwargs: Any) -> Any:
+        def call(*args: Any, **kwargs: Any) -> T:
             if name is not None and name in kwargs:
                 raise TypeError(f"{function.__name__}() got two values for {name!r}")
             with make(args, kwargs) as made:

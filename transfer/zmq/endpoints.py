@@ -5,24 +5,31 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import transfer.sockets.socket
-from transfer.sockets.binding import Binding, endpoint_text
+from transfer.sockets.binding import Binding, SocketT, endpoint_text
 from transfer.transports import core, registry
 from transfer.transports.address import parse
 from transfer.transports.errors import AddressError, Closed, TransferError
 from transfer.zmq.constants import Errno
 from transfer.zmq.error import ZMQBindError, ZMQError
 
-#: transfer.Socket over the current core
-Base: Any = transfer.sockets.socket.socket_class(core)
+if TYPE_CHECKING:
+    from transfer.sockets.socket import Socket
+    from transfer.zmq.option_attributes import SocketAttributes
+    from transfer.zmq.serial import Serialising
+
+    class Base(SocketAttributes, Serialising, Socket): ...  # type: ignore[misc]  # options are int or bytes
+else:
+    #: transfer.Socket over the current core
+    Base = transfer.sockets.socket.socket_class(core)
 
 #: seconds for which disconnect flushes the queue; other peers get the rest
 DISCONNECT_TIMEOUT = 1.0
 
 
-class Bound(Binding):
+class Bound(Binding[SocketT]):
     """The result of `bind` and `connect`: a context manager that ends the endpoint."""
 
     __slots__ = ()

@@ -8,6 +8,8 @@ from typing import NoReturn
 
 from transfer.transports.errors import NotSupported
 
+__all__ = ["Stopwatch", "curve_keypair", "curve_public", "get_includes", "get_library_dirs"]
+
 _CURVE = "CURVE needs libzmq's security mechanisms, which are not implemented"
 
 

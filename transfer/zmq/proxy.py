@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import Again, Closed, NotSupported, StateError
 from transfer.zmq.constants import DeviceType, PollEvent, SocketType
 from transfer.zmq.poll import Poller
+
+if TYPE_CHECKING:
+    from transfer.zmq.socket import Socket
 
 __all__ = ["device", "proxy", "proxy_steerable"]
 
@@ -62,7 +65,7 @@ def _outgoing(frame: Any) -> tuple[bytes | None, bytes | None, int, Any]:
     return frame.topic, frame.meta, frame.flags, frame.data
 
 
-def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:
+def proxy(frontend: Socket, backend: Socket, capture: Socket | None = None) -> None:
     """Forwards messages both ways, as far as the socket types allow, and copies each to `capture`.
 
     Never returns; raises ContextTerminated when the context is terminated.
@@ -70,7 +73,9 @@ def proxy(frontend: Any, backend: Any, capture: Any = None) -> None:
     _run(frontend, backend, capture, None)
 
 
-def proxy_steerable(frontend: Any, backend: Any, capture: Any = None, control: Any = None) -> None:
+def proxy_steerable(
+    frontend: Socket, backend: Socket, capture: Socket | None = None, control: Socket | None = None
+) -> None:
     """As `proxy`, controlled by messages on `control`: PAUSE, RESUME, STATISTICS, TERMINATE.
 
     Returns after TERMINATE. The reply to STATISTICS has eight parts of 64 bits: messages and bytes
@@ -79,7 +84,7 @@ def proxy_steerable(frontend: Any, backend: Any, capture: Any = None, control: A
     _run(frontend, backend, capture, control)
 
 
-def device(device_type: DeviceType, frontend: Any, backend: Any) -> None:
+def device(device_type: DeviceType, frontend: Socket, backend: Socket) -> None:
     """The old name of `proxy`."""
     proxy(frontend, backend)
 

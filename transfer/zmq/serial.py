@@ -1,10 +1,15 @@
-"""Messages of texts, JSON and objects, for blocking and asyncio sockets."""
+"""Messages of texts, JSON and objects, for blocking and asyncio sockets.
+
+The types are those of a blocking socket; `asyncio.Socket` declares futures of the results.
+"""
+
+# mypy: disable-error-code="no-any-return"
 
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.config import pickle_allowed
 from transfer.json_text import decoder
@@ -12,6 +17,12 @@ from transfer.sockets.parts import encoded, json_of
 from transfer.transports.arguments import decoder_of
 from transfer.transports.errors import PickleRefused
 from transfer.zmq.utils import jsonapi
+
+if TYPE_CHECKING:
+    from transfer.transports.core.contract import Buffer
+    from transfer.zmq.tracker import MessageTracker
+
+T = TypeVar("T")
 
 
 class Serialising:
@@ -28,11 +39,11 @@ class Serialising:
 
     def send_string(
         self, u: str, flags: int = 0, copy: bool = True, encoding: str = "utf-8", **kwargs: Any
-    ) -> Any:
+    ) -> MessageTracker | None:
         """Sends a text as one part."""
         return self.send(encoded(u, encoding), flags=flags, copy=copy, **kwargs)
 
-    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> Any:
+    def recv_string(self, flags: int = 0, encoding: str = "utf-8") -> str:
         """Receives one part as text."""
         decoder_of(encoding)
         return self._deserialize(self.recv(flags=flags), lambda part: part.decode(encoding))
@@ -40,7 +51,7 @@ class Serialising:
     send_unicode = send_string
     recv_unicode = recv_string
 
-    def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> Any:
+    def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> None:
         """Sends an object as JSON; keyword arguments go to `json.dumps`."""
         return self.send(json_of(obj, kwargs), flags=flags)
 
@@ -51,7 +62,7 @@ class Serialising:
 
     def send_pyobj(
         self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any
-    ) -> Any:
+    ) -> MessageTracker | None:
         """Sends a pickled object. Raises PickleRefused unless MOONCAKE_ALLOW_PICKLE=1."""
         _require_pickle()
         return self.send(pickle.dumps(obj, protocol), flags=flags, **kwargs)
@@ -62,12 +73,17 @@ class Serialising:
         return self._deserialize(self.recv(flags), pickle.loads)
 
     def send_serialized(
-        self, msg: Any, serialize: Callable[[Any], Any], flags: int = 0, copy: bool = True, **kwargs: Any
-    ) -> Any:
+        self,
+        msg: T,
+        serialize: Callable[[T], Sequence[Buffer]],
+        flags: int = 0,
+        copy: bool = True,
+        **kwargs: Any,
+    ) -> MessageTracker | None:
         """Sends the parts that `serialize(msg)` returns."""
         return self.send_multipart(serialize(msg), flags=flags, copy=copy, **kwargs)
 
-    def recv_serialized(self, deserialize: Callable[[Any], Any], flags: int = 0, copy: bool = True) -> Any:
+    def recv_serialized(self, deserialize: Callable[[list[Any]], T], flags: int = 0, copy: bool = True) -> T:
         """Receives a message and returns `deserialize(parts)`."""
         return self._deserialize(self.recv_multipart(flags=flags, copy=copy), deserialize)
 

@@ -4,13 +4,17 @@
 `ContextTerminated`.
 """
 
+# Methods have pyzmq's types, and those of `transfer.Socket` differ.
+# mypy: disable-error-code="override"
+
 from __future__ import annotations
 
 import errno
 import warnings
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from enum import Enum
+from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.sockets.attributes import no_such
@@ -42,39 +46,58 @@ from transfer.zmq.serial import Serialising
 from transfer.zmq.sockopts import add_attributes, our_type
 from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    from transfer.transports.core.contract import Buffer
+    from transfer.zmq.context import Context
+
+    #: as in pyzmq: bytes, or Future for a socket of asyncio
+    Kind = TypeVar("Kind", default=bytes)
+else:
+    from typing import TypeVar
+
+    Kind = TypeVar("Kind")
+
 __all__ = ["Socket", "SyncSocket"]
 
 #: sockets whose `underlying` was read, for `shadow`
 _by_address: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
 
-_send = Base.send
-_recv = Base.recv
+_send: Any = Base.send
+_recv: Any = Base.recv
 
 
 class SocketMeta(type):
     """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
 
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        given = kwargs.get("shadow") or (args[0] if args else None)
-        if kwargs.get("shadow") or isinstance(given, Socket):
-            return Socket.shadow(given)
-        return super().__call__(*args, **kwargs)
+    if not TYPE_CHECKING:  # a type checker would not know what it returns
+
+        def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+            given = kwargs.get("shadow") or (args[0] if args else None)
+            if kwargs.get("shadow") or isinstance(given, Socket):
+                return Socket.shadow(given)
+            return super().__call__(*args, **kwargs)
 
     def __instancecheck__(cls, instance: object) -> bool:
         return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
 
 
-class Socket(Base, metaclass=SocketMeta):
+class Socket(Base, Generic[Kind], metaclass=SocketMeta):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.
     """
 
-    def __new__(cls, ctx_or_socket: Any, socket_type: int = -1, *args: Any, **kwargs: Any) -> Any:
+    context: Context[Any]
+
+    def __new__(
+        cls, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *args: Any, **kwargs: Any
+    ) -> Self:
         return super().__new__(cls, ctx_or_socket, wire.SocketType[our_type(socket_type).name])
 
     def __init__(
-        self, ctx_or_socket: Any, socket_type: int = -1, *, copy_threshold: int | None = None
+        self, ctx_or_socket: Any, socket_type: int | str | Enum = -1, *, copy_threshold: int | None = None
     ) -> None:
         kind = our_type(socket_type)
         if copy_threshold is not None:
@@ -84,7 +107,7 @@ class Socket(Base, metaclass=SocketMeta):
         self._kind = kind
         self._closed_by_user = False
         self._pump: MonitorPump | None = None
-        self._watcher: Any = None
+        self._watcher: Self | None = None
         super().__init__(ctx_or_socket, wire.SocketType[kind.name])
         # pyzmq's defaults where those of `transfer` differ
         self._values.update(maxmsgsize=-1, backlog=100)
@@ -95,16 +118,16 @@ class Socket(Base, metaclass=SocketMeta):
         self._ready = True
 
     @classmethod
-    def shadow(cls, address: Any) -> Any:
+    def shadow(cls, address: Any) -> Self:
         """Returns the same socket. Addresses of libzmq's sockets raise ZMQError (EINVAL)."""
         if isinstance(address, int):
             address = _by_address.get(address)
-        same = getattr(address, "_sync_socket", address)
+        same: Any = getattr(address, "_sync_socket", address)
         if not isinstance(same, Socket):
             raise ZMQError(Errno.EINVAL, "only sockets of this package can be shadowed")
-        return same
+        return same  # type: ignore[return-value]  # the class that it has
 
-    def __copy__(self, memo: Any = None) -> Any:
+    def __copy__(self, memo: Any = None) -> Self:
         return type(self).shadow(self)
 
     __deepcopy__ = __copy__
@@ -128,12 +151,11 @@ class Socket(Base, metaclass=SocketMeta):
     @property
     def last_endpoint(self) -> bytes:
         """The endpoint bound or connected last, with its real port."""
-        text: str = self._last_endpoint
-        return text.encode()
+        return self._last_endpoint.encode()
 
     # -- endpoints -----------------------------------------------------------------------------
 
-    def bind(self, addr: str) -> Any:
+    def bind(self, addr: str) -> Bound[Self]:
         """Binds. Raises ZMQError; `last_endpoint` has the real port."""
         endpoint_text(addr)
         try:
@@ -141,7 +163,7 @@ class Socket(Base, metaclass=SocketMeta):
         except TransferError as error:
             raise endpoints.bad_endpoint(self._ended(error), endpoint_text(addr)) from error.__cause__
 
-    def connect(self, addr: str) -> Any:
+    def connect(self, addr: str) -> Bound[Self]:
         """Starts to connect; messages that are sent before the peer is connected wait for it."""
         endpoint_text(addr)
         try:
@@ -191,13 +213,14 @@ class Socket(Base, metaclass=SocketMeta):
         if addr is not None:
             self._pump = MonitorPump(self, Socket(self.context, SocketType.PAIR), addr, int(events))
 
-    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Any:
+    def get_monitor_socket(self, events: int | None = None, addr: str | None = None) -> Self:
         """A PAIR that receives the events; see `utils.monitor.recv_monitor_message`."""
         if self._watcher is not None and not self._watcher.closed:
             return self._watcher
         addr = addr or f"inproc://monitor.s-{self.fileno()}-{id(self):x}"
         self.monitor(addr, Event.ALL if events is None else events)
-        self._watcher = watcher = self.context.socket(SocketType.PAIR)
+        watcher: Self = self.context.socket(SocketType.PAIR)
+        self._watcher = watcher
         watcher.connect(addr)
         return watcher
 
@@ -208,6 +231,24 @@ class Socket(Base, metaclass=SocketMeta):
 
     # -- sending -------------------------------------------------------------------------------
 
+    @overload
+    def send(  # type: ignore[overload-overlap]  # a Frame is a Buffer
+        self, data: Frame, flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> MessageTracker: ...
+    @overload
+    def send(self, data: Buffer, flags: int = ..., copy: bool = ..., track: Literal[False] = ...) -> None: ...
+    @overload
+    def send(
+        self, data: Buffer, flags: int = ..., *, copy: Literal[False], track: Literal[True]
+    ) -> MessageTracker: ...
+    @overload
+    def send(
+        self, data: Buffer, flags: int, copy: Literal[False], track: Literal[True]
+    ) -> MessageTracker: ...
+    @overload
+    def send(
+        self, data: Buffer, flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> MessageTracker | None: ...
     def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Sends one part. Returns a MessageTracker with `track` and without `copy`."""
         if copy and type(data) is bytes:
@@ -243,9 +284,17 @@ class Socket(Base, metaclass=SocketMeta):
             watching.peers.add(sent)
         return watching
 
+    @overload
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., *, copy: Literal[False], track: Literal[True]
+    ) -> MessageTracker: ...
+    @overload
+    def send_multipart(
+        self, msg_parts: Sequence[Buffer], flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> MessageTracker | None: ...
     def send_multipart(
         self, msg_parts: Sequence[Any], flags: int = 0, copy: bool = True, track: bool = False
-    ) -> Any:
+    ) -> MessageTracker | None:
         """Sends all parts as one message, completely or not at all."""
         if type(msg_parts) is not list or not msg_parts:
             check_parts(msg_parts)
@@ -265,6 +314,14 @@ class Socket(Base, metaclass=SocketMeta):
 
     # -- receiving -----------------------------------------------------------------------------
 
+    @overload
+    def recv(self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...) -> bytes: ...
+    @overload
+    def recv(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> Frame: ...
+    @overload
+    def recv(self, flags: int, copy: Literal[False], track: bool = ...) -> Frame: ...
+    @overload
+    def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
     def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Receives one part: bytes, or a Frame if not `copy`. Raises Again, ContextTerminated."""
         try:
@@ -277,6 +334,18 @@ class Socket(Base, metaclass=SocketMeta):
             raise (error if flags & DONTWAIT else self._hinted(error)) from None
         return Frame._of(part)._mark(bool(self._rest))
 
+    @overload
+    def recv_multipart(
+        self, flags: int = ..., copy: Literal[True] = ..., track: bool = ...
+    ) -> list[bytes]: ...
+    @overload
+    def recv_multipart(self, flags: int = ..., *, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
+    @overload
+    def recv_multipart(self, flags: int, copy: Literal[False], track: bool = ...) -> list[Frame]: ...
+    @overload
+    def recv_multipart(
+        self, flags: int = ..., copy: bool = ..., track: bool = ...
+    ) -> list[bytes] | list[Frame]: ...
     def recv_multipart(self, flags: int = 0, copy: bool = True, track: bool = False) -> list[Any]:
         """Receives all parts of a message."""
         try:
@@ -316,17 +385,18 @@ class Socket(Base, metaclass=SocketMeta):
 
     # -- texts, JSON, objects ------------------------------------------------------------------
 
-    send_string = Serialising.send_string
-    recv_string = Serialising.recv_string
-    send_unicode = Serialising.send_unicode
-    recv_unicode = Serialising.recv_unicode
-    send_json = Serialising.send_json
-    recv_json = Serialising.recv_json
-    send_pyobj = Serialising.send_pyobj
-    recv_pyobj = Serialising.recv_pyobj
-    send_serialized = Serialising.send_serialized
-    recv_serialized = Serialising.recv_serialized
-    _deserialize = Serialising._deserialize
+    if not TYPE_CHECKING:  # a type checker has them from `Base`
+        send_string = Serialising.send_string
+        recv_string = Serialising.recv_string
+        send_unicode = Serialising.send_unicode
+        recv_unicode = Serialising.recv_unicode
+        send_json = Serialising.send_json
+        recv_json = Serialising.recv_json
+        send_pyobj = Serialising.send_pyobj
+        recv_pyobj = Serialising.recv_pyobj
+        send_serialized = Serialising.send_serialized
+        recv_serialized = Serialising.recv_serialized
+        _deserialize = Serialising._deserialize
 
     # -- waiting -------------------------------------------------------------------------------
 
@@ -341,16 +411,15 @@ class Socket(Base, metaclass=SocketMeta):
     def fileno(self) -> int:
         """Returns a descriptor that becomes readable when `events` may have changed."""
         try:
-            return int(super().fileno())
+            return super().fileno()
         except Closed as error:
             raise self._ended(error) from None
 
     def _ready_bits(self, bits: int) -> int:
         try:
-            found: int = super()._ready_bits(bits)
+            return super()._ready_bits(bits)
         except Closed as error:
             raise self._ended(error) from None
-        return found
 
     def subscribe(self, topic: str | bytes = b"") -> None:
         """Subscribes to messages that begin with `topic`."""
@@ -401,19 +470,20 @@ class Socket(Base, metaclass=SocketMeta):
         except NotSupported as error:  # SUBSCRIBE on another type than SUB
             raise OptionError(f"{option.name}: {error}") from error
 
-    def get(self, option: int) -> Any:
+    def get(self, option: int) -> int | bytes:
         """Returns an option, an int or bytes. Raises OptionError (EINVAL) if it cannot be read."""
         known, how = rule(option)
         if not how.readable:
             raise OptionError(f"{known.name} can only be set")
         self._check_open()
         if how.effect is not Effect.FORWARDED:
+            assert how.default is not None  # it can be read
             return self._ignored.get(known, how.default)
         value = getattr(self, how.attribute)
         return value if how.kind is bytes else int(value)
 
-    setsockopt = set
-    getsockopt = get
+    setsockopt = set  # type: ignore[assignment]
+    getsockopt = get  # type: ignore[assignment]
 
     def set_string(self, option: int, optval: str, encoding: str = "utf-8") -> None:
         """Sets an option of bytes to a text."""
@@ -426,8 +496,7 @@ class Socket(Base, metaclass=SocketMeta):
         known, how = rule(option)
         if how.kind is not bytes:
             raise TypeError(f"{known.name} is a number")
-        text: str = self.get(option).decode(encoding)
-        return text
+        return bytes(self.get(option)).decode(encoding)
 
     setsockopt_string = setsockopt_unicode = set_string
     getsockopt_string = getsockopt_unicode = get_string
@@ -441,23 +510,32 @@ class Socket(Base, metaclass=SocketMeta):
         self.set(SocketOption.SNDHWM, value)
         self.set(SocketOption.RCVHWM, value)
 
-    hwm = property(get_hwm, set_hwm, None, "Both high-water marks; reading returns the one for sending.")
+    @property
+    def hwm(self) -> int:
+        """Both high-water marks; reading returns the one for sending."""
+        return self.get_hwm()
+
+    @hwm.setter
+    def hwm(self, value: int) -> None:
+        self.set_hwm(value)
 
     def _check_open(self) -> None:
         if self.closed:
             raise self._ended(Closed("the socket is closed"))
 
-    def __setattr__(self, name: str, value: Any) -> None:
-        own = name[:1] == "_" or name in ("last_endpoint", "hwm") or "_ready" not in self.__dict__
-        option = None if own else SocketOption.__members__.get(name.upper())
-        if option is not None:
-            if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
-                value = value.encode()
-            self.set(option, value)
-        elif own or name in self.__dict__ or hasattr(type(self), name):
-            super().__setattr__(name, value)
-        else:
-            raise no_such(self, name)
+    if not TYPE_CHECKING:  # a type checker would accept any attribute
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            own = name[:1] == "_" or name in ("last_endpoint", "hwm") or "_ready" not in self.__dict__
+            option = None if own else SocketOption.__members__.get(name.upper())
+            if option is not None:
+                if option in (SocketOption.SUBSCRIBE, SocketOption.UNSUBSCRIBE) and isinstance(value, str):
+                    value = value.encode()
+                self.set(option, value)
+            elif own or name in self.__dict__ or hasattr(type(self), name):
+                super().__setattr__(name, value)
+            else:
+                raise no_such(self, name)
 
     # -- the end -------------------------------------------------------------------------------
 

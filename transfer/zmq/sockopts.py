@@ -37,7 +37,7 @@ def add_attributes(cls: type) -> None:
                 setattr(cls, spelling, OptionAttribute(option))
 
 
-def our_type(socket_type: int | str) -> SocketType:
+def our_type(socket_type: int | str | Enum) -> SocketType:
     """Returns the type for ZeroMQ's number, a name, or a member of any enumeration. Raises ZMQError (EINVAL),
     NotSupported."""
     name = socket_type.name if isinstance(socket_type, Enum) else socket_type

@@ -44,6 +44,7 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
   (`zmq.PUSH` of pyzmq, `transfer.PUSH`). `transfer.Context` takes the same, except bare numbers, which
   differ: `zmq.PUSH == 8`, but `transfer.PUSH == zmq.REP` is false, though both are 4.
 * Any thread may use a socket.
+* mypy and pyright find misspelt options and attributes of sockets and contexts, which pyzmq's types accept.
 * `close` returns at once and messages are delivered in the background, as in libzmq; `Context.term` and
   `destroy` wait for that. `destroy(linger=...)` also limits the wait for sockets closed before.
 * A ROUTER refuses a second peer with an identity in use, and that peer retries (libzmq leaves it connected

@@ -11,7 +11,7 @@ from transfer.transports.arguments import seconds
 from transfer.transports.errors import Again, Broken
 from transfer.zmq.error import NotDone
 
-__all__ = ["MessageTracker"]
+__all__ = ["_FINISHED_TRACKER", "MessageTracker"]
 
 
 class MessageTracker:
