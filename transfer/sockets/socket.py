@@ -20,7 +20,7 @@ from transfer.json_text import decoder
 from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import options, peer_preference
-from transfer.sockets.attributes import check_name, no_such
+from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
@@ -230,11 +230,6 @@ class SocketMethods(SocketBase):
                 value = options.checked(name, value)
                 check_name(self, name)
             super().__setattr__(name, value)
-
-        def __getattr__(self, name: str) -> Any:
-            if name[:1] == "_":
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            raise no_such(self, name)
 
     @property
     def last_endpoint(self) -> Any:
