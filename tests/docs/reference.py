@@ -1,4 +1,4 @@
-"""Writes the tables of docs/reference/ from the code: `make reference`, or `python -m tests.docs.reference`."""
+"""Writes the tables of docs/reference/ from the code: `make reference` (`python -m tests.docs.reference`)."""
 
 from __future__ import annotations
 

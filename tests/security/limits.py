@@ -135,8 +135,10 @@ LIMITS = {
     ),
     (
         "own sockets, spool, registry: tcp, ipc",
-        "control frames of one peer that are read before other peers' turn; frames not for the program "
-        "that one receive skips",
+        (
+            "control frames of one peer that are read before other peers' turn; frames not for the program "
+            "that one receive skips"
+        ),
     ): (
         f"{control.TURN_FRAMES}; {receiving.MOST_UNWANTED}",
         "core/test_receiving.py::test_control_frames_without_end_hold_up_no_call_and_nobody_else",
@@ -155,16 +157,20 @@ LIMITS = {
     ),
     (
         "own front",
-        "bytes of programs whose batch takes longer than a turn of 4 ms, if their connection cannot be "
-        "paused (rdma, ucx, the Python core); above it the front receives nothing",
+        (
+            "bytes of programs whose batch takes longer than a turn of 4 ms, if their connection cannot be "
+            "paused (rdma, ucx, the Python core); above it the front receives nothing"
+        ),
     ): (
         size(native_backlog._MOST_WAITING),
         "broker/test_native_backlog.py::test_what_cannot_be_held_waits_within_limits",
     ),
     (
         "own front",
-        "bytes that wait for one program: above it its consumers pause; what one read, or one message, "
-        "may add",
+        (
+            "bytes that wait for one program: above it its consumers pause; what one read, or one message, "
+            "may add"
+        ),
     ): (
         f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
         "broker/test_own_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
@@ -214,8 +220,10 @@ LIMITS = {
     ),
     (
         "abtp",
-        "bytes that are published before a blocked subscriber is disconnected; half of the free memory if"
-        " that is more",
+        (
+            "bytes that are published before a blocked subscriber is disconnected; half of the free memory if"
+            " that is more"
+        ),
     ): (
         size(abtp_relay._SLOW_SUBSCRIBER_BYTES),
         "broker/test_abtp_unread.py::test_a_subscriber_that_does_not_catch_up",
@@ -230,8 +238,10 @@ LIMITS = {
     ),
     (
         "abtp",
-        "subscriptions of a SUB; their bytes (more end its connection); bytes of all SUBs (more end the "
-        "largest SUB's connection)",
+        (
+            "subscriptions of a SUB; their bytes (more end its connection); bytes of all SUBs (more end the "
+            "largest SUB's connection)"
+        ),
     ): (
         "; ".join(
             (
@@ -284,8 +294,10 @@ LIMITS = {
     ),
     (
         "HTTP of metrics",
-        "connections with a begun request: unauthenticated; authenticated. The oldest of its kind ends "
-        "for the newest. Silent ones count as at other TCP ports",
+        (
+            "connections with a begun request: unauthenticated; authenticated. The oldest of its kind ends "
+            "for the newest. Silent ones count as at other TCP ports"
+        ),
     ): (
         f"{number(scraping._MOST)}; {number(scraping._MOST)}",
         "metrics/test_secure_serving.py::test_who_is_known_is_answered_to_the_end",
