@@ -8,11 +8,16 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-from tests.security.limits import LIMITS
+import transfer
+from tests.security.limits import LIMITS, size
+from transfer import zmq
 from transfer.broker import status
 from transfer.broker.config.options import OPTIONS, BrokerOption
 from transfer.metrics import families
 from transfer.metrics.families import Family
+from transfer.sockets import options
+from transfer.spark.options import ReadOptions, WriteOptions
+from transfer.spool.client.row_stream import RowStream
 from transfer.transports import errors
 
 FOLDER = Path(__file__).parents[2] / "docs" / "reference"
@@ -38,6 +43,24 @@ def pages() -> dict[str, str]:
             "Limits",
             "What they are for, and what has no limit: [security](../security.md#limits).",
             _table(("port", "limit", "value"), _limits()),
+        ),
+        "socket-options.md": _page(
+            "Options of a socket",
+            "How they are set: [patterns](../patterns.md#options). Those marked * are for connections made "
+            "later. Times are milliseconds, -1: without limit.",
+            _table(("option", "default", "in `transfer.zmq`", "meaning"), _socket_options()),
+        ),
+        "rows.md": _page(
+            "Options of rows",
+            "How they are used: [Spark](../spark.md), [PyTorch](../pytorch.md).",
+            "## Written by Spark\n",
+            _table(("option", "default", "meaning"), _described(WriteOptions, "Attributes")),
+            "## Read by Spark\n",
+            "Spark's camel case works, too: `maxRowsPerTrigger`.\n",
+            _table(("option", "default", "meaning"), _described(ReadOptions, "Attributes")),
+            "## Read by a stream\n",
+            "The arguments of `RowStream`, and of `StreamDataset` for a run.\n",
+            _table(("argument", "default", "meaning"), _described(RowStream, "Args")),
         ),
         "metrics.md": _page(
             "Names of metrics",
@@ -91,6 +114,34 @@ def _errors() -> Iterator[tuple[str, ...]]:
         number = kind.errno
         word = _ZEROMQS.get(number) or errno.errorcode[number] if number else ""
         yield f"`{name}`", ", ".join(bases), word, _linked(" ".join((inspect.getdoc(kind) or "").split()))
+
+
+def _described(kind: type, section: str) -> Iterator[tuple[str, ...]]:
+    """Fields or arguments as the class's docstring describes them, with their defaults."""
+    parameters = inspect.signature(kind).parameters
+    for names, meaning in texts_in(kind, section):
+        defaults = [parameters[name].default for name in names.split(", ")]
+        shown = [f"`{one}`" for one in defaults if one not in (inspect.Parameter.empty, None, "", ())]
+        yield f"`{names.replace(', ', '`, `')}`", ", ".join(shown), _linked(meaning)
+
+
+def texts_in(documented: object, section: str) -> list[tuple[str, str]]:
+    """(names, text) of each entry of a section of a docstring."""
+    text = (inspect.getdoc(documented) or "").partition(f"{section}:\n")[2].partition("\n\n")[0]
+    found = re.findall(r"^    ([\w, ]+): (.*(?:\n {8}.*)*)", text, re.MULTILINE)
+    return [(names, " ".join(meaning.split())) for names, meaning in found]
+
+
+def _socket_options() -> Iterator[tuple[str, ...]]:
+    with transfer.Context() as context, zmq.Context() as other:
+        with context.socket(transfer.PUSH) as ours, other.socket(zmq.PUSH) as theirs:
+            for name, text in texts_in(options, "Attributes"):
+                value, alike = _shown(ours.get(name)), _shown(getattr(theirs, name))
+                yield f"`{name}`", value, "" if alike == value else alike, text
+
+
+def _shown(value: object) -> str:
+    return size(value) if type(value) is int and value >= 1 << 20 else f"`{value!r}`"
 
 
 def _limits() -> Iterator[tuple[str, ...]]:
