@@ -7,12 +7,15 @@ import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import transfer
 from tests.security.limits import LIMITS, size
 from transfer import zmq
 from transfer.broker import status
 from transfer.broker.config.options import OPTIONS, BrokerOption
+from transfer.broker.http.admin import AdminRoutes
+from transfer.broker.http.topic_routes import TopicRoutes
 from transfer.metrics import families
 from transfer.metrics.families import Family
 from transfer.sockets import options
@@ -38,6 +41,12 @@ def pages() -> dict[str, str]:
             "Types of errors",
             "Every one is a `TransferError`. What to do, and the words of `reason`: [errors](../errors.md).",
             _table(("class", "base classes", "errno", "when"), _errors()),
+        ),
+        "http.md": _page(
+            "Operators' calls over HTTP",
+            "How they are called, and by whom: [the broker](../broker.md#console-and-http-calls). `limit` is 100 "
+            "by default, at most 1000; a POST also has `actor` and `reason`.",
+            _table(("call", "what it does"), _calls()),
         ),
         "limits.md": _page(
             "Limits",
@@ -142,6 +151,13 @@ def _socket_options() -> Iterator[tuple[str, ...]]:
 
 def _shown(value: object) -> str:
     return size(value) if type(value) is int and value >= 1 << 20 else f"`{value!r}`"
+
+
+def _calls() -> Iterator[tuple[str, ...]]:
+    nothing: Any = None
+    for routes in (AdminRoutes(nothing, nothing), TopicRoutes(nothing, nothing)):
+        for route in routes.routes("/api/admin/"):
+            yield f"{route.method} `{route.path}`", " ".join((inspect.getdoc(route.handler) or "").split())
 
 
 def _limits() -> Iterator[tuple[str, ...]]:
