@@ -44,8 +44,8 @@ def pages() -> dict[str, str]:
         ),
         "http.md": _page(
             "Operators' calls over HTTP",
-            "How they are called, and by whom: [the broker](../broker.md#console-and-http-calls). `limit` is 100 "
-            "by default, at most 1000; a POST also has `actor` and `reason`.",
+            "How they are called, and by whom: [the broker](../broker.md#console-and-http-calls). `limit` is "
+            "100 by default, at most 1000; a POST also has `actor` and `reason`.",
             _table(("call", "what it does"), _calls()),
         ),
         "limits.md": _page(
