@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import transfer
+import transfer.config
+import transfer.transports.config
 from tests.security.limits import LIMITS, size
 from transfer import zmq
 from transfer.broker import status
@@ -79,6 +81,11 @@ def pages() -> dict[str, str]:
             _table(("name", "labels", "meaning"), _metrics(status.FAMILIES)),
             _table(("`event` of `transfer_broker_events_total`", "counts"), _events()),
         ),
+        "variables.md": _page(
+            "Environment variables",
+            "`transports/config.py` and `transfer/config.py` read them. A misspelt one is refused.",
+            _table(("variable", "meaning"), _variables()),
+        ),
     }
 
 
@@ -147,6 +154,12 @@ def _socket_options() -> Iterator[tuple[str, ...]]:
             for name, text in texts_in(options, "Attributes"):
                 value, alike = _shown(ours.get(name)), _shown(getattr(theirs, name))
                 yield f"`{name}`", value, "" if alike == value else alike, text
+
+
+def _variables() -> Iterator[tuple[str, ...]]:
+    for module in (transfer.transports.config, transfer.config):
+        for names, text in texts_in(module, "Variables"):
+            yield f"`{names.replace(', ', '`, `')}`", text
 
 
 def _shown(value: object) -> str:
