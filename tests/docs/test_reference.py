@@ -6,7 +6,6 @@ import pytest
 
 from tests.docs.reference import FOLDER, pages
 
-
 PAGES = pages()
 
 
