@@ -391,7 +391,7 @@ SECURED: dict[str, Callable[[random.Random], Talk]] = {
     "ttp plain": ttp_talk,
     "http plain": http,
 }
-#: the port of each in the table of limits (docs/security.md)
+#: the port of each in the table of limits (docs/reference/limits.md)
 PORTS = {
     "requests": ("own front", "own sockets, spool, registry: tcp, ipc", "registry"),
     "ttp": ("TTP",),

@@ -51,11 +51,15 @@ class RowStream:
 
     Args:
         url_or_source: "run://host:port/NAME", or a source.
-        batch_size: rows of a rank in a step; None: about 4 MiB of rows, the same number on all ranks.
-        group: the group whose position the spool keeps.
-        epochs: None reads without end.
-        shuffle: the seed of the order, which differs in each epoch; the run must be sealed.
-        columns: the columns of a batch; None: all.
+        batch_size: rows of a rank in a step; None: about 4 MiB of rows, all columns counted, the same number
+            on all ranks. A batch of more than 1 GiB is joined of several answers, in twice its memory.
+        group: the group whose position the spool keeps. Groups read a run independently.
+        epochs: None reads without end. One iteration goes through all that are left.
+        shuffle: the seed of the order, which differs in each epoch; the run must be sealed. None: the order
+            in which rows became visible.
+        columns: the columns of a batch, which alone the spool sends; None: all.
+        drop_last: drops the rest of an epoch that does not fill a step.
+        rank, world_size: of this reader among those that divide each step.
         worker, workers: of a rank, for processes that share its steps in turn.
         lease: (shard, shards) of the group, by default one for each rank and worker.
         prefetch_bytes: the most that is fetched ahead; one request may be larger.
