@@ -18,7 +18,7 @@ FUZZ = (
     *("tests/fuzz", "tests/transports/test_fuzz_hello.py", "tests/transports/test_fuzz_upgrade.py"),
     "tests/tensors/test_fuzz_header.py",
 )
-LOCAL = ("tests/local",)
+SHM = ("tests/shm",)
 
 #: of each sanitizer: what pytest is asked for, by group
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "copies": (COPIES,),
         "sockets": SOCKETS,
         "faults": FAULTS[2:],
-        "local": LOCAL,
+        "shm": SHM,
     },
 }
 #: those of `make test-asan` and `make test-tsan`

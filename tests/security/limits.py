@@ -105,7 +105,7 @@ LIMITS = {
     ("own sockets", "bytes of a hello"): (
         "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(SocketMethods.maxmsgsize.default))),
         "transports/test_hello.py::test_a_hello_has_a_limit",
-        "local/test_dialogue.py::test_a_body_that_is_no_step_is_refused",
+        "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
     ),
     ("own sockets", "subscriptions"): (
@@ -122,11 +122,11 @@ LIMITS = {
     ),
     ("one host", "connections"): (
         number(door._MOST_WAITING),
-        "local/test_door.py::test_who_never_greets_is_shut_out_in_the_end",
+        "shm/test_unix_listener.py::test_who_never_greets_is_shut_out_in_the_end",
     ),
     ("one host", "shared"): (
         f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
-        "local/test_carrier.py::test_a_flood_of_announcements_is_refused",
+        "shm/test_shm_stream.py::test_a_flood_of_announcements_is_refused",
     ),
     ("own front", "bytes of programs"): (
         size(native_backlog._MOST_WAITING),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.conftest import descriptors
 from tests.descriptors import no_descriptor_left
-from tests.local.conftest import End, eventually, mappings, message, sent
+from tests.shm.conftest import End, eventually, mappings, message, sent
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE
 from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.shm import exported_blocks as lending, shm_stream as module

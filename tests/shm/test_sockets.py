@@ -14,7 +14,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 import transfer
-from tests.local.conftest import eventually, mappings
+from tests.shm.conftest import eventually, mappings
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import TCP, Thread, pair_of
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB

@@ -10,7 +10,7 @@ import textwrap
 import pytest
 
 import transfer
-from tests.local.conftest import eventually
+from tests.shm.conftest import eventually
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import TCP, pair_of
 from tests.sockets.processes import Program

@@ -19,4 +19,4 @@ def pytest_configure(config):
 
 
 def pytest_terminal_summary(terminalreporter):
-    terminalreporter.write_line(f"local connections: {made // 2}")
+    terminalreporter.write_line(f"connections by shared memory: {made // 2}")

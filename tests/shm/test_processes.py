@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.local.conftest import eventually, mappings
-from tests.local.programs import RECEIVER, SENDER
+from tests.shm.conftest import eventually, mappings
+from tests.shm.programs import RECEIVER, SENDER
 from tests.sockets.helpers import TCP
 from tests.sockets.processes import Program
 

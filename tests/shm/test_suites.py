@@ -46,10 +46,10 @@ def test_over_shared_memory(path):
 def over_shared_memory(path, connections):
     command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow", "-p", "no:cacheprovider"]
     done = subprocess.run(
-        [*command, "-p", "tests.local.counting", path],
+        [*command, "-p", "tests.shm.connection_count_plugin", path],
         cwd=ROOT, env=os.environ | {"TRANSFER_LOCAL": "on", "PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=190, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
-    met = re.search(r"local connections: (\d+)", done.stdout)
+    met = re.search(r"connections by shared memory: (\d+)", done.stdout)
     assert met and int(met[1]) >= connections, done.stdout[-2000:]

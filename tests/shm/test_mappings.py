@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from tests.local.conftest import mappings
+from tests.shm.conftest import mappings
 from transfer.transports.errors import ProtocolError
 from transfer.transports.shm.mappings import MappedBlock, MappedSegment
 from transfer.transports.shm.memory import make_memfd

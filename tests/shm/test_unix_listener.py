@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.local.conftest import eventually
+from tests.shm.conftest import eventually
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.reactor import Reactor
 from transfer.transports.shm import unix_listener as module
