@@ -29,7 +29,7 @@ if "TRANSFER_CORE" not in os.environ:
 # shared memory. tests/shm switches it on, and tests/shm/test_suites.py runs other suites with it.
 os.environ.setdefault("TRANSFER_LOCAL", "off")
 
-pytest_plugins = ("tests.rdma.background", "tests.workers")
+pytest_plugins = ("tests.rdma.vm_plugin", "tests.workers")
 
 #: seconds that threads, descriptors and children have to go after a test
 GRACE = 3.0

@@ -1,4 +1,4 @@
-"""One of two hosts, see `tests/rdma/two_hosts.py`: `python -m tests.rdma.inside.host serve|visit`."""
+"""One of two hosts, see `tests/rdma/two_hosts.py`: `python -m tests.rdma.in_vm.host serve|visit`."""
 
 from __future__ import annotations
 

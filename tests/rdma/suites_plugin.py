@@ -1,6 +1,6 @@
 """A plugin of pytest's: suites that were written for tcp run over rdma, and fail where they do not.
 
-    pytest -p tests.rdma.over tests/sockets/test_push_pull.py
+    pytest -p tests.rdma.suites_plugin tests/sockets/test_push_pull.py
 
 In the suites of `SUITES` and `MORE` every socket asks for rdma. What is about another transport is
 deselected, and so is the fake driver where there is a device. A test that made no rdma connection is not
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from tests.verbs.ends import devices
+from tests.rdma.ends import devices
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.transports.rdma.upgrade import VerbsUpgrade
 
@@ -106,7 +106,7 @@ def asks_for_rdma(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatc
 
 
 def _use_fake(monkeypatch: pytest.MonkeyPatch) -> None:
-    from tests.verbs.fake import ROUTE, FakeDriver
+    from tests.rdma.fake_driver import ROUTE, FakeDriver
     from transfer.transports import probe
     from transfer.transports.rdma import domain
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.verbs.ends import devices
+from tests.rdma.ends import devices
 from transfer.transports.rdma import device_selection as choosing
 from transfer.transports.rdma.driver import load
 from transfer.transports.rdma.probe import probe

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 import transfer
-from tests.verbs.ends import meet
+from tests.rdma.ends import meet
 from transfer.sockets import registration
 from transfer.tensors import gpu_path as way
 from transfer.transports import cuda, gpu

@@ -10,8 +10,8 @@ import time
 
 import pytest
 
-from tests.rdma.inside.far import Far
-from tests.verbs.ends import World, devices, world
+from tests.rdma.ends import World, devices, world
+from tests.rdma.in_vm.peer_process import PeerProcess
 from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.testing.ends import plain, receive, until
 
@@ -32,9 +32,9 @@ def ended(stream) -> bool:
 
 def one_kill(made: World, hub, phase: str, chance: random.Random) -> None:
     do = {"idle": "idle", "announced to us": "send", "read by us": "send"}.get(phase, "receive")
-    far = Far(made, hub, "idle" if phase == "announced to it" else do, SIZE)
-    stream = far.stream
-    far.expect("ready")
+    peer = PeerProcess(made, hub, "idle" if phase == "announced to it" else do, SIZE)
+    stream = peer.stream
+    peer.expect("ready")
     released: list[BaseException | None] = []
     data = bytearray(SIZE)
     if phase == "read by us":
@@ -43,7 +43,7 @@ def one_kill(made: World, hub, phase: str, chance: random.Random) -> None:
         stream.send(plain(data), hold=True, released=released.append)
     if phase.startswith("read"):
         time.sleep(chance.random() * 0.2)
-    far.kill()
+    peer.kill()
     begin = time.monotonic()
     until(lambda: ended(stream), "the end of a killed peer")
     assert time.monotonic() - begin < 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from typing import Any
 
-from tests.verbs.ends import World, agreement, tcp_pair
+from tests.rdma.ends import World, agreement, tcp_pair
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
 from transfer.transports.rdma import eager
 from transfer.transports.rdma.driver import Destination
@@ -15,7 +15,7 @@ from transfer.transports.rdma.rendezvous import RendezvousAnnouncement
 from transfer.transports.rdma.upgrade import VerbsUpgrade
 
 
-class Stranger:
+class RawPeer:
     """Connected to one socket of a world; `victim` is the stream at that socket."""
 
     def __init__(self, made: World, around: Any = None, said: dict[str, Any] | None = None) -> None:

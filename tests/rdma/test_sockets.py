@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 import transfer
-from tests.verbs.ends import devices
-from tests.verbs.fake import ROUTE, FakeDriver
+from tests.rdma.ends import devices
+from tests.rdma.fake_driver import ROUTE, FakeDriver
 from transfer.transports import probe
 from transfer.transports.rdma import domain
 

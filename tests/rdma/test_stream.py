@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.verbs.ends import World, meet
+from tests.rdma.ends import World, meet
 from transfer.transports.core.wire import HEADER_SIZE, Flag, SocketType
 from transfer.transports.errors import Broken, ProtocolError, RegistrationError, UsageError
 from transfer.transports.rdma import port as port_module

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.verbs.fake import ROUTE, FakeDriver
+from tests.rdma.fake_driver import ROUTE, FakeDriver
 from transfer.transports import core
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, ProtocolError

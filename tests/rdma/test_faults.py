@@ -8,9 +8,9 @@ from contextlib import closing
 
 import pytest
 
-from tests.verbs.ends import World, devices, meet
-from tests.verbs.fake import FakeDriver
-from tests.verbs.stranger import Stranger
+from tests.rdma.ends import World, devices, meet
+from tests.rdma.fake_driver import FakeDriver
+from tests.rdma.raw_peer import RawPeer
 from transfer.transports.errors import Broken, ForkedError, ProtocolError, RegistrationError, TransferError
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.rdma import control_messages, failures, probe
@@ -41,9 +41,9 @@ def regions_of(domain) -> int:
 def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) -> None:
     hub = made.socket()
     near, far = made.connect(made.socket(), hub)
-    with closing(Stranger(made, hub)) as stranger:
-        memory = stranger.domain.staging.take(1 << 20)
-        written = stranger.domain.received.take(1 << 20)  # nobody may READ this
+    with closing(RawPeer(made, hub)) as raw:
+        memory = raw.domain.staging.take(1 << 20)
+        written = raw.domain.received.take(1 << 20)  # nobody may READ this
         address, rkey, length = memory.address, memory.rkey, 1 << 20
         if lie == "key":
             rkey ^= 0x5A5A00
@@ -54,8 +54,8 @@ def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) 
         else:
             address, rkey = written.address, written.rkey
         in_use = far._port.domain.received.in_use
-        stranger.announce(address, rkey, length)
-        error = end_of(stranger.victim)
+        raw.announce(address, rkey, length)
+        error = end_of(raw.victim)
         assert isinstance(error, ProtocolError) and error.reason == "rendezvous"
         far._port.domain.received.take(1)  # collects what came back
         assert far._port.domain.received.in_use <= in_use + 8192
@@ -65,41 +65,41 @@ def test_a_forged_announcement_ends_that_connection_only(made: World, lie: str) 
 
 def test_a_length_beyond_the_limit_is_refused_before_anything_is_allocated(made: World) -> None:
     hub = made.socket(max_message=1 << 20)
-    with closing(Stranger(made, hub)) as stranger:
-        registered = stranger.victim._port.domain.received.registered
-        stranger.announce(4096, 1, 1 << 40)
-        error = end_of(stranger.victim)
+    with closing(RawPeer(made, hub)) as raw:
+        registered = raw.victim._port.domain.received.registered
+        raw.announce(4096, 1, 1 << 40)
+        error = end_of(raw.victim)
         assert isinstance(error, ProtocolError) and error.reason == "too_large"
-        assert stranger.victim._port.domain.received.registered == registered
+        assert raw.victim._port.domain.received.registered == registered
 
 
 def test_a_peer_that_announces_and_dies(made: World) -> None:
-    with closing(Stranger(made)) as stranger:
-        received = stranger.victim._port.domain.received
+    with closing(RawPeer(made)) as raw:
+        received = raw.victim._port.domain.received
         before = received.in_use
-        memory = stranger.domain.staging.take(32 << 20)
-        stranger.message(b"first")
-        stranger.announce(memory.address, memory.rkey, 32 << 20)
-        stranger.die()
-        assert receive(stranger.victim)[0].bytes == b"first"
-        assert isinstance(end_of(stranger.victim), Broken | ProtocolError)
+        memory = raw.domain.staging.take(32 << 20)
+        raw.message(b"first")
+        raw.announce(memory.address, memory.rkey, 32 << 20)
+        raw.die()
+        assert receive(raw.victim)[0].bytes == b"first"
+        assert isinstance(end_of(raw.victim), Broken | ProtocolError)
         received.give_back(received.take(1))
         received.give_back(received.take(1))
         assert received.in_use <= before + 4096
 
 
 def test_a_peer_that_never_says_done(made: World) -> None:
-    with closing(Stranger(made)) as stranger:
-        stranger.victim.rendezvous_timeout = 0.4
-        regions = regions_of(stranger.victim._port.domain)
+    with closing(RawPeer(made)) as raw:
+        raw.victim.rendezvous_timeout = 0.4
+        regions = regions_of(raw.victim._port.domain)
         released: list[BaseException | None] = []
         data = bytearray(1 << 20)
-        stranger.victim.send(plain(data), hold=True, released=released.append)
-        assert regions_of(stranger.victim._port.domain) == regions + 1
-        assert control_messages.decode(stranger.hear()).word == control_messages.Word.ASK
-        assert isinstance(end_of(stranger.victim), Broken)
+        raw.victim.send(plain(data), hold=True, released=released.append)
+        assert regions_of(raw.victim._port.domain) == regions + 1
+        assert control_messages.decode(raw.hear()).word == control_messages.Word.ASK
+        assert isinstance(end_of(raw.victim), Broken)
         assert len(released) == 1 and isinstance(released[0], TransferError)
-        assert regions_of(stranger.victim._port.domain) == regions
+        assert regions_of(raw.victim._port.domain) == regions
         data.append(1)  # it is ours again
 
 
@@ -124,13 +124,13 @@ def test_a_slow_peer_is_not_a_silent_one(made: World) -> None:
 def test_credits_exceeded(made: World) -> None:
     hub = made.socket()
     near, far = made.connect(made.socket(), hub)
-    with closing(Stranger(made, hub)) as stranger:
+    with closing(RawPeer(made, hub)) as raw:
         for _ in range(GRANT + 1):
-            stranger.message(b"x")
+            raw.message(b"x")
         for _ in range(200):
-            stranger.drain()
+            raw.drain()
         time.sleep(0.2)
-        error = end_of_after_messages(stranger.victim)
+        error = end_of_after_messages(raw.victim)
         assert isinstance(error, ProtocolError) and error.reason == "credit"
         near.send(plain(b"others go on"))
         assert receive(far)[0].bytes == b"others go on"
@@ -154,9 +154,9 @@ def end_of_after_messages(stream) -> BaseException:
     ids=["zeros", "text", "numbers"],
 )
 def test_bytes_that_are_no_frame(made: World, data: bytes) -> None:
-    with closing(Stranger(made)) as stranger:
-        stranger.post(data)
-        assert isinstance(end_of(stranger.victim), ProtocolError)
+    with closing(RawPeer(made)) as raw:
+        raw.post(data)
+        assert isinstance(end_of(raw.victim), ProtocolError)
 
 
 @pytest.mark.parametrize(
@@ -171,9 +171,9 @@ def test_bytes_that_are_no_frame(made: World, data: bytes) -> None:
     ids=["done", "grant", "grant-all", "word", "short"],
 )
 def test_control_messages_that_make_no_sense(made: World, word: bytes) -> None:
-    with closing(Stranger(made)) as stranger:
-        stranger.say(word)
-        assert isinstance(end_of(stranger.victim), ProtocolError)
+    with closing(RawPeer(made)) as raw:
+        raw.say(word)
+        assert isinstance(end_of(raw.victim), ProtocolError)
 
 
 @pytest.mark.parametrize(
@@ -192,12 +192,12 @@ def test_control_messages_that_make_no_sense(made: World, word: bytes) -> None:
 )
 def test_what_a_peer_says_of_itself_is_checked(made: World, said) -> None:
     with pytest.raises(ProtocolError):
-        Stranger(made, said=said)
+        RawPeer(made, said=said)
 
 
 def test_another_size_of_buffers_is_declined(made: World) -> None:
     with pytest.raises(Declined) as declined:
-        Stranger(made, said={"buffer": BUFFER * 2})
+        RawPeer(made, said={"buffer": BUFFER * 2})
     assert declined.value.reason == "buffer"
 
 

@@ -7,7 +7,7 @@ import socket
 import time
 from typing import Any
 
-from tests.verbs.ends import World, agreement
+from tests.rdma.ends import World, agreement
 from transfer.transports.core.wire import SocketType
 from transfer.transports.handshake.upgrade import Dialogue, Surroundings
 from transfer.transports.rdma.upgrade import VerbsUpgrade
@@ -42,7 +42,7 @@ def upgrade_over(connection: socket.socket, made: World, around: Surroundings, c
     return made.adopt(upgrade.made(connection.detach()))
 
 
-class Far:
+class PeerProcess:
     """A process that connects to us. `do` is what it does then: see `main`."""
 
     def __init__(self, made: World, around: Surroundings, do: str, size: int) -> None:

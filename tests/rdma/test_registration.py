@@ -6,8 +6,8 @@ import numpy
 import pytest
 
 import transfer
-from tests.verbs.fake import FakeDriver
-from tests.verbs.test_sockets import context, pair  # noqa: F401 - the fixture
+from tests.rdma.fake_driver import FakeDriver
+from tests.rdma.test_sockets import context, pair  # noqa: F401 - the fixture
 from transfer.metrics.prometheus import _read
 from transfer.transports import probe
 from transfer.transports.errors import RegistrationError, UsageError

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.verbs.ends import World, devices, world
-from tests.verbs.fake import FakeDriver
+from tests.rdma.ends import World, devices, world
+from tests.rdma.fake_driver import FakeDriver
 
 
 @pytest.fixture(params=["fake", "real"])
