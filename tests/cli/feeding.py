@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from tests.spool.sending import commit, push
+from tests.spool.task_sender import commit, push
 from transfer.spool.format.address import parse
 from transfer.spool.format.rows import Layout
 

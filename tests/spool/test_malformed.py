@@ -32,7 +32,7 @@ from transfer.tensors.bundle import _INLINE, _first_data, _header
 from transfer.tensors.header import EXTENDED_FLAGS
 from transfer.transports.errors import Again, Broken
 
-from .sending import Task, ask, push, write
+from .task_sender import Task, ask, push, write
 
 KEY = ("run", "job", 0, 0)
 #: what a task or reader sends, to be changed in one place

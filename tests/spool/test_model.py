@@ -27,11 +27,11 @@ from transfer.spool.format.run_messages import to_table
 from transfer.spool.server import store as stores
 from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
-from . import direct
-from .direct import DirectClient, DirectSpool
+from . import socketless_spool
 from .model import BATCH, Run, Try
 from .model_groups import Group
-from .sending import Task
+from .socketless_spool import SocketlessClient, SocketlessSpool
+from .task_sender import Task
 
 #: where the folders are: the disk is not what is tested here
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
-        self.spool = DirectClient.spool = DirectSpool(self.folder)
+        self.spool = SocketlessClient.spool = SocketlessSpool(self.folder)
         self.runs = {}
         self.late = []  # attempts whose jobs are over, with messages that did not come yet
         self.readers = []
@@ -463,7 +463,7 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def directly(monkeypatch):
-    direct.use(monkeypatch)
+    socketless_spool.use(monkeypatch)
     monkeypatch.setattr(stores, "Log", partial(Log, segment_bytes=1 << 16))
 
 

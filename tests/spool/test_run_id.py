@@ -14,7 +14,7 @@ from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
 from transfer.transports.errors import Again, Broken, OptionError, UsageError
 
-from .sending import ask, write
+from .task_sender import ask, write
 
 DATA = Path(__file__).parents[1] / "data/spool"
 

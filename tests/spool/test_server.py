@@ -54,7 +54,7 @@ from transfer.transports.errors import (
 )
 
 from .processes import SpoolProcess, reader
-from .sending import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
+from .task_sender import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from transfer.spool.server.group import (
 )
 from transfer.transports.errors import LogDamaged, UsageError
 
-from .sending import ask, commit, push, write
+from .task_sender import ask, commit, push, write
 
 ROWS, BATCH = 120, 10
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.torch.feed import frames_of
+from tests.torch.message_source import frames_of
 from transfer.spark.options import parse_options
 from transfer.spark.producer import SocketSender, TaskAttempt, send_commit
 from transfer.spool.format.run_messages import Commit

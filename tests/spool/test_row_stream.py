@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.reading.fake import FAILED, OPEN, RAGGED, Run, Source, agrees
+from tests.spool.fake_source import FAILED, OPEN, RAGGED, Run, Source, agrees
 from transfer.spool import RowStream, merge_states
 from transfer.spool.format.order import Order
 from transfer.transports.errors import Again, Broken, Closed, OptionError, ProtocolError, UsageError

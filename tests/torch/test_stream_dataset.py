@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from tests.torch.feed import Feed, feed_partition, feed_run, frames_of
+from tests.torch.message_source import Feed, feed_partition, feed_run, frames_of
 from transfer.spark.producer import TaskAttempt, send_commit
 from transfer.spool.format.run_messages import Abort, Commit, RowsFrame, TaskBegin, to_meta
 from transfer.torch import StreamDataset

@@ -3,5 +3,5 @@ from __future__ import annotations
 from hypothesis import settings
 
 # Time on a busy machine says nothing about the code.
-settings.register_profile("reading", deadline=None)
-settings.load_profile("reading")
+settings.register_profile("spool", deadline=None)
+settings.load_profile("spool")

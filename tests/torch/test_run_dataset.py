@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from tests.reading.fake import RAGGED, Run, Source, agrees, run_in_folder
+from tests.spool.fake_source import RAGGED, Run, Source, agrees, run_in_folder
 from transfer.spool import RowStream
 from transfer.torch import RunDataset, ShardedStream, StreamDataset
 from transfer.transports.errors import OptionError, UsageError

@@ -5,7 +5,7 @@ from __future__ import annotations
 from transfer.spool import RowStream, Spool
 from transfer.spool.client.admin import SpoolAdmin
 
-from .sending import write
+from .task_sender import write
 
 
 def test_one_old_run_does_not_keep_the_room_of_all_later_ones(tmp_path):

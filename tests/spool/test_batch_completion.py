@@ -10,7 +10,7 @@ from transfer.spool.format.row_source import SEALED
 from transfer.spool.format.run_messages import Winner
 from transfer.transports.errors import UsageError
 
-from .sending import ask, commit, push
+from .task_sender import ask, commit, push
 
 
 @pytest.fixture(params=["running", "restarted"])

@@ -13,7 +13,7 @@ from transfer.spool.format.protocol import Acknowledge, DeleteRun, Ended, Fetch,
 from transfer.spool.format.row_source import OPEN, SEALED
 from transfer.transports.errors import Broken, OptionError, UsageError
 
-from .sending import RAGGED, SMALL, agrees, ask, commit, push, write
+from .task_sender import RAGGED, SMALL, agrees, ask, commit, push, write
 
 
 @pytest.fixture

@@ -54,7 +54,7 @@ class Memory:
         return bytearray(size)
 
 
-class DirectSpool:
+class SocketlessSpool:
     """A spool on a folder of its own, which crashes and is started again. lives: how often it was started."""
 
     def __init__(self, folder):
@@ -149,16 +149,16 @@ class DirectSpool:
         self.desk.tick(set(self.inboxes))
 
 
-class DirectLine:
+class SocketlessConnection:
     """A reader's connection. fetches: those that were asked for, by number."""
 
     count = 0
 
     def __init__(self, spool):
-        DirectLine.count += 1
+        SocketlessConnection.count += 1
         self._spool = spool
         self._life = spool.lives
-        self._identity = str(DirectLine.count).encode()
+        self._identity = str(SocketlessConnection.count).encode()
         self._inbox = spool.inboxes[self._identity] = deque()
         self.fetches = {}
 
@@ -199,10 +199,10 @@ class DirectLine:
             del self._spool.inboxes[self._identity]
 
 
-class DirectClient:
+class SocketlessClient:
     """As `Link`, at a spool in this thread."""
 
-    spool: DirectSpool
+    spool: SocketlessSpool
 
     def __init__(self, endpoint, *, timeout=0.0):
         self.endpoint = endpoint
@@ -216,7 +216,7 @@ class DirectClient:
 
     def line(self, timeout):
         if self._line is None:
-            self._line = DirectLine(self.spool)
+            self._line = SocketlessConnection(self.spool)
         return self
 
     def send(self, request, arrays):
@@ -270,8 +270,8 @@ def _fetch_here(prefetcher):
 
 
 def use(monkeypatch):
-    """Readers that are opened from now on ask `DirectClient.spool`, and nothing waits."""
-    monkeypatch.setattr(client, "ReconnectingClient", DirectClient)
+    """Readers that are opened from now on ask `SocketlessClient.spool`, and nothing waits."""
+    monkeypatch.setattr(client, "ReconnectingClient", SocketlessClient)
     monkeypatch.setattr(client, "_LEASE_PATIENCE", 0.0)
     monkeypatch.setattr(prefetch, "_SLICE", 0.0)
     monkeypatch.setattr(prefetch.Prefetcher, "_start", _fetch_here)
