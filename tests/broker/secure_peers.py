@@ -10,7 +10,7 @@ import ssl
 import time
 from contextlib import contextmanager
 
-from tests.broker.running import FREE, running
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.certificates import Authority
 from transfer.transports.security.settings import Security

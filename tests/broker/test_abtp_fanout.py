@@ -8,7 +8,7 @@ import json
 import pytest
 import zmq
 
-from tests.broker.abtp_alone import (
+from tests.broker.abtp_front import (
     ANYWHERE,
     direct,
     plain,

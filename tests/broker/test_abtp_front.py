@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 import zmq
 
-from tests.broker.abtp_alone import (
+from tests.broker.abtp_front import (
     answered,
     control,
     direct,

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.broker.everything import HERE
-from tests.broker.running import running
+from tests.broker.all_fronts import HERE
+from tests.broker.in_process_broker import running
 from tests.core.raw import eventually
 from tests.fuzz.serving import Held, Process
 from transfer.broker.clients.abtp import AbtpProducer

@@ -9,7 +9,7 @@ import pytest
 import zmq
 from hypothesis import given, strategies as st
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from tests.broker.test_abtp_relay import greeted
 from tests.core.raw import eventually
 from transfer.broker.clients.abtp import AbtpProducer

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import transfer
-from tests.broker.alone import alone, ended
-from tests.broker.running import running
-from tests.broker.serving import Serving
+from tests.broker.broker_processes import Serving
+from tests.broker.in_process_broker import running
+from tests.broker.single_front import alone, ended
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.announced import Announced, AnnouncedLimits
 from transfer.broker.fronts.native_publisher import NativePublisher

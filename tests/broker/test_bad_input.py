@@ -8,8 +8,8 @@ import time
 
 import pytest
 
-from tests.broker.asking import ask
-from tests.broker.everything import clients, dial, serves, whole, zmtp
+from tests.broker.all_fronts import clients, dial, serves, whole, zmtp
+from tests.broker.http_requests import ask
 from tests.core.raw import Raw
 from tests.faults.stranger import ended, hang_up, stranger
 from transfer.broker.fronts.pybroker import PyBrokerSettings

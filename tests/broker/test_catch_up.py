@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import transfer
-from tests.broker.running import FREE, running
-from tests.broker.serving import Serving
+from tests.broker.broker_processes import Serving
+from tests.broker.in_process_broker import FREE, running
 from tests.core.raw import CONTROL, Raw
 from tests.faults.stranger import ended, speak, stranger
 from tests.sockets.conftest import KeepingContext

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import transfer
-from tests.broker.running import FREE, running
+from tests.broker.in_process_broker import FREE, running
 from tests.broker.test_catch_up import publish, received, subscribed
 from tests.ports import free_ports
 from tests.sockets.conftest import KeepingContext

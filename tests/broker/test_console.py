@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.broker.asking import ask, look, until
 from tests.broker.browser import CHROMIUM, browsing
-from tests.broker.running import running
+from tests.broker.http_requests import ask, look, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 
 NASTY = '<img src=x onerror="document.title=1">'

@@ -7,8 +7,8 @@ import time
 import pytest
 
 import transfer
-from tests.broker.asking import look, until
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import look, until
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient

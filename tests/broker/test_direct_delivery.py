@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -181,7 +181,7 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
 #: a broker as a process that can be killed
 _SERVES = """
 import sys
-from tests.broker.serving import serve
+from tests.broker.broker_processes import serve
 from transfer.broker.config.settings import AbtpEndpoints
 serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), catalog=sys.argv[2])
 """

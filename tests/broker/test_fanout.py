@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.heart import EVERYTHING, Ear, heart
+from tests.broker.stepped_hub import EVERYTHING, Ear, heart
 from tests.folders import new_folder
 from transfer.broker.core.message import Front
 from transfer.broker.core.topic_patterns import Kind, pattern

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 import transfer
-from tests.broker.asking import ask, look, number_of, until
-from tests.broker.everything import HERE, dial, serves, whole
-from tests.broker.running import running
+from tests.broker.all_fronts import HERE, dial, serves, whole
+from tests.broker.http_requests import ask, look, number_of, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient

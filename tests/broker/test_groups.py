@@ -8,7 +8,7 @@ from collections import defaultdict
 
 import pytest
 
-from tests.broker.heart import Heart, heart
+from tests.broker.stepped_hub import Heart, heart
 from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery import group_reader as group_reading
 from transfer.broker.storage import group_journal_writer as noting

@@ -9,9 +9,9 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.broker import test_besieged as siege
-from tests.broker.everything import dial
-from tests.broker.running import running
+from tests.broker import test_connection_floods as floods
+from tests.broker.all_fronts import dial
+from tests.broker.in_process_broker import running
 from tests.broker.secure_peers import dial as dial_secured, is_put_out, refused, secure, until
 from transfer.broker.http import server as serving
 from transfer.broker.http.request_head_limit import AT_ONCE, MOST, MOST_HEADERS
@@ -177,7 +177,7 @@ def test_an_unfinished_head_takes_little_memory(tmp_path, head):
     count, context = 100, ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with ExitStack() as stack:
-        broker, doors, _ = stack.enter_context(siege.besieged(tmp_path, 4096))
+        broker, doors, _ = stack.enter_context(floods.besieged(tmp_path, 4096))
 
         def come(data):
             plain = stack.enter_context(socket.create_connection(("127.0.0.1", doors["http"]), 20))
@@ -189,7 +189,7 @@ def test_an_unfinished_head_takes_little_memory(tmp_path, head):
         def resident():
             """When the broker has read all that came before."""
             assert come(WHOLE + b"\r\n").recv(65536).startswith(b"HTTP/1.1 200")
-            return siege.resident(broker.pid)
+            return floods.resident(broker.pid)
 
         for _ in range(50):  # what the first ones need stays
             come(WHOLE + LINES)

@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.broker.serving import Serving
+from tests.broker.broker_processes import Serving
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient

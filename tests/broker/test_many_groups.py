@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.heart import heart
-from tests.broker.own_peers import wait_for
-from tests.broker.own_programs import program
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
+from tests.broker.native_peers import wait_for
+from tests.broker.native_programs import program
+from tests.broker.stepped_hub import heart
 from tests.broker.test_groups import Taker as _Taker
 from transfer.broker import turns as in_turns
 from transfer.broker.delivery import groups

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.own_peers import wait_for
-from tests.broker.own_programs import program
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
+from tests.broker.native_peers import wait_for
+from tests.broker.native_programs import program
 from transfer.broker import turns as in_turns
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.fronts import native_backlog

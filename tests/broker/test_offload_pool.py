@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from tests.broker.asking import look, until
-from tests.broker.running import running
+from tests.broker.http_requests import look, until
+from tests.broker.in_process_broker import running
 from transfer.broker.config.settings import AbtpEndpoints, FastPath
 from transfer.broker.offload_pool import OffloadPool
 from transfer.transports.errors import InternalError, UsageError

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.alone import Turns, alone, ended, receive
+from tests.broker.single_front import Turns, alone, ended, receive
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
+from tests.broker.stepped_hub import EVERYTHING, Ear, Publisher, heart
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.storage.folder_parts import LOG
@@ -119,7 +119,7 @@ def test_closing_under_load(tmp_path, closed_by):
 _FAILING = """
 import os, sys, threading
 from pathlib import Path
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.transports.errors import InternalError, TransferError
 

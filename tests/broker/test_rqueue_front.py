@@ -10,7 +10,7 @@ import threading
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.alone import Turns, alone, ended, receive
+from tests.broker.single_front import Turns, alone, ended, receive
 from tests.broker.vectors import vectors
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import Notification, RqueueClient

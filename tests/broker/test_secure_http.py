@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.asking import ask as ask_plainly
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import ask as ask_plainly
+from tests.broker.in_process_broker import FREE, running
 from tests.broker.secure_peers import (
     HERE,
     OWN_TOKEN,

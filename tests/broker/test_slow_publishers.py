@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.broker.alone import alone, receive
+from tests.broker.single_front import alone, receive
 from tests.broker.test_announced import FRONTS, PROTOCOLS, connect
 from transfer.broker.protocols import rqueue
 from transfer.broker.protocols.ttp import encode_head

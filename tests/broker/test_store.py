@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.heart import Ear, heart
+from tests.broker.stepped_hub import Ear, heart
 from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of

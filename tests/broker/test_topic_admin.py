@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.broker.asking import ask, look, until
-from tests.broker.running import ANYWHERE, FREE, running
+from tests.broker.http_requests import ask, look, until
+from tests.broker.in_process_broker import ANYWHERE, FREE, running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.core.topic_patterns import Kind, pattern

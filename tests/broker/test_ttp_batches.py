@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.broker.heart import Ear, heart
+from tests.broker.stepped_hub import Ear, heart
 from tests.broker.ttp_peers import listening, serving
 from transfer.broker.core.message import Front, Message
 from transfer.broker.core.topic_patterns import Kind, pattern

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.broker.alone import alone
+from tests.broker.single_front import alone
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import EOF, LZ4, WANTED, TtpKind, encode_error, encode_head

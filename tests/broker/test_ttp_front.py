@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.broker.alone import PATIENCE, Turns, ended
+from tests.broker.single_front import PATIENCE, Turns, ended
 from tests.broker.ttp_peers import MIB, heard_later, listening, serving
 from tests.folders import new_folder
 from transfer.broker.core.message import Front, Message

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tests.broker.alone import alone, ended
+from tests.broker.single_front import alone, ended
 from tests.broker.test_direct_delivery import eventually
 from tests.broker.ttp_peers import listening
 from transfer.broker.delivery import streaming_publish as passage

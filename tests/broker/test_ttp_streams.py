@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.broker.alone import ended
+from tests.broker.single_front import ended
 from tests.broker.ttp_peers import SETTINGS, heard_later, listening, serving
 from transfer.broker.protocols.ttp import (
     EOF,

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.broker.alone import Turns
-from tests.broker.heart import Ear, heart
+from tests.broker.single_front import Turns
+from tests.broker.stepped_hub import Ear, heart
 from tests.broker.ttp_peers import serving
 from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery import fanout

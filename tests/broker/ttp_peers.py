@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from tests.broker.alone import Recorder, alone
+from tests.broker.single_front import Recorder, alone
 from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import (

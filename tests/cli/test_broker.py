@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.broker.asking import ask, look, until
+from tests.broker.http_requests import ask, look, until
 from transfer import cli
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient

@@ -14,8 +14,8 @@ import pytest
 import typer.main
 
 import transfer
-from tests.broker.asking import look, until
-from tests.broker.running import running
+from tests.broker.http_requests import look, until
+from tests.broker.in_process_broker import running
 from tests.cli.feeding import send_run
 from tests.cli.test_broker import ANYWHERE
 from transfer.broker.clients.native import BrokerClient

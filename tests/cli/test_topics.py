@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.broker.asking import look, until
-from tests.broker.running import running
+from tests.broker.http_requests import look, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.cli import run as run_command
 

@@ -10,8 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.broker.asking import ask, until
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import ask, until
+from tests.broker.in_process_broker import FREE, running
 from tests.crash.log_programs import payload
 from tests.crash.program import Mark, Program, steps_of
 from tests.spool import task_sender

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import pytest
 
 import transfer
-from tests.broker.running import ANYWHERE
+from tests.broker.in_process_broker import ANYWHERE
 from tests.discovery.waiting import PATIENCE, drain, until
 from tests.ports import free_port
 from tests.sockets.conftest import KeepingContext

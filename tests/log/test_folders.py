@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.log import Log
 from transfer.spool.server.store import SpoolStore
 

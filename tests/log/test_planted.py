@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.log import Log
 from transfer.log.private import claim
 from transfer.log.quarantine import save_tail

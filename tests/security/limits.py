@@ -6,7 +6,7 @@ import inspect
 
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
-from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
+from tests.broker.test_connection_floods import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
 from transfer.broker.core.registry import RegistryLimits as RegistryLimits
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
@@ -80,7 +80,7 @@ LIMITS = {
     ),
     ("all TCP ports", "descriptors"): (
         f"{number(descriptors.RESERVE)}, or an eighth",
-        "broker/test_besieged.py::test_no_message_of_a_good_peer_is_lost",
+        "broker/test_connection_floods.py::test_no_message_of_a_good_peer_is_lost",
     ),
     ("names that", "addresses"): (
         f"{number(membership.MOST)}, or half of the descriptors",
@@ -88,7 +88,7 @@ LIMITS = {
     ),
     ("each port", "memory"): (
         "; ".join((size(MOST_OF_A_HANDSHAKE), size(tls._MAX_HANDSHAKE))),
-        "broker/test_besieged.py::test_an_unfinished_handshake_takes_little_memory",
+        "broker/test_connection_floods.py::test_an_unfinished_handshake_takes_little_memory",
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
     ("each port", "bytes of a ClientHello"): (
@@ -134,15 +134,15 @@ LIMITS = {
     ),
     ("own front", "bytes that wait for one program"): (
         f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
-        "broker/test_own_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
     ),
     ("own front", "messages"): (
         f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
-        "broker/test_own_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
     ),
     ("own front", "bytes that wait for one SUB"): (
         "; ".join((size(TRANSFER.send_high_water_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
-        "broker/test_own_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),
     ("own front", "positions"): (
@@ -275,15 +275,15 @@ LIMITS = {
 #: options of docs/broker.md that are limits, and the tests that reach them
 OPTIONS = {
     "security.unfinished": (
-        "broker/test_secure_crowds.py::test_those_who_say_nothing_keep_nobody_out",
-        "broker/test_plain_crowds.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
-        "broker/test_http_crowd.py::test_a_body_that_never_comes_holds_no_place",
+        "broker/test_secure_connections.py::test_those_who_say_nothing_keep_nobody_out",
+        "broker/test_unfinished_connections.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
+        "broker/test_http_unfinished_connections.py::test_a_body_that_never_comes_holds_no_place",
     ),
-    "security.connections": ("broker/test_secure_crowds.py::test_no_more_are_let_in_than_are_allowed",),
-    "security.handshake": ("broker/test_secure_crowds.py::test_who_takes_too_long_is_put_out",),
-    "own.largest_in_pieces": ("broker/test_own_large_refused.py::test_what_cannot_be_begun_is_refused",),
-    "own.largest": ("broker/test_own_front.py::test_too_large_a_message_ends_its_connection_only",),
-    "own.stalled": ("broker/test_own_large.py::test_who_stops_in_the_middle_is_told",),
+    "security.connections": ("broker/test_secure_connections.py::test_no_more_are_let_in_than_are_allowed",),
+    "security.handshake": ("broker/test_secure_connections.py::test_who_takes_too_long_is_put_out",),
+    "own.largest_in_pieces": ("broker/test_native_large_refusals.py::test_what_cannot_be_begun_is_refused",),
+    "own.largest": ("broker/test_native_front.py::test_too_large_a_message_ends_its_connection_only",),
+    "own.stalled": ("broker/test_native_large.py::test_who_stops_in_the_middle_is_told",),
     "ttp.most_meta": (
         "broker/test_ttp_front.py::test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_elses",
     ),

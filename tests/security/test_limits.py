@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.asking import ask
-from tests.broker.running import running
+from tests.broker.http_requests import ask
+from tests.broker.in_process_broker import running
 from tests.security.conftest import TOKEN
 from tests.security.limits import LIMITS, OPTIONS
 from transfer.broker.http import server as http
@@ -54,7 +54,7 @@ def test_each_row_is_compared(row):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option_is_in_the_broker_s_table(option):
-    """With its default: tests/broker/test_configuring.py."""
+    """With its default: tests/broker/test_configuration.py."""
     assert re.search(rf"^\|[^|]*`{option}`[^|]*\|", _BROKER, re.MULTILINE)
 
 

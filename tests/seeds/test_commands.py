@@ -8,7 +8,7 @@ import shlex
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer import cli
 from transfer.broker.bench import measurement as bench_running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import transfer
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.hello import PROVES_FIRST, decode_body, negotiate
