@@ -7,8 +7,8 @@ from contextlib import contextmanager
 
 import zmq
 
-from tests.broker.dispatcher_in_memory import InMemory
-from tests.broker.single_front import alone
+from tests.broker.dispatcher_in_memory import DispatcherInMemory
+from tests.broker.single_front import single_front
 from transfer.broker.clients.abtp import AbtpSubscriber
 from transfer.broker.fronts.abtp import AbtpFront
 from transfer.broker.fronts.abtp_sockets import AbtpSettings
@@ -18,11 +18,11 @@ ANYWHERE = "tcp://127.0.0.1:0"
 PATIENCE = 10_000
 
 
-class Alone(AbtpFront):
+class AbtpInMemory(AbtpFront):
     """A front with direct delivery in memory. No TCP connection is handed to it: libzmq listens by itself."""
 
     def __init__(self, hub, lines, rules, routes, limits):
-        self.direct = InMemory(lines.loop, rules, routes)
+        self.direct = DispatcherInMemory(lines.loop, rules, routes)
         settings = AbtpSettings(ANYWHERE, ANYWHERE, **limits)
         super().__init__(hub, lines.loop, self.direct, settings)
 
@@ -37,9 +37,9 @@ class Alone(AbtpFront):
 @contextmanager
 def running(folder, *, rules=None, routes=(), **limits):
     def make(hub, lines):
-        return Alone(hub, lines, rules, routes, limits)
+        return AbtpInMemory(hub, lines, rules, routes, limits)
 
-    with alone(folder, make, durable=lambda name: name.startswith("kept")) as broker:
+    with single_front(folder, make, durable=lambda name: name.startswith("kept")) as broker:
         yield broker
 
 

@@ -35,7 +35,7 @@ def main(abtp=""):
         print("gone", flush=True)
 
 
-class Serving:
+class BrokerProcesses:
     """The program; `start` and `kill` one broker after the other. `with` ends it. abtp: where that front
     listens, if it shall."""
 

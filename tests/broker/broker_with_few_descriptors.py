@@ -46,8 +46,8 @@ def main(folder: str, descriptors: int, identities: str = "") -> None:
         security=security(Path(identities), "broker") if identities else Security(),
     )
     with Broker(folder, settings) as broker:
-        doors = {name: urlsplit(endpoint).port for name, endpoint in broker.endpoints.items()}
-        print(json.dumps(doors | broker.ports), flush=True)
+        ports = {name: urlsplit(endpoint).port for name, endpoint in broker.endpoints.items()}
+        print(json.dumps(ports | broker.ports), flush=True)
         sys.stdin.readline()
 
 

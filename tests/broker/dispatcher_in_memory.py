@@ -1,4 +1,4 @@
-"""Direct delivery without a disk: the desk, and somebody who does what it wants, on a loop."""
+"""Direct delivery without a disk: the dispatcher and a driver in memory, on a loop."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.delivery_sink import DEAD_LETTER_REASONS, Sent
 
 
-class InMemory:
+class DispatcherInMemory:
     """A `DirectDriver`. letters, audits, lost: what it was told to keep."""
 
     def __init__(self, loop, rules=None, routes=()):
@@ -36,8 +36,8 @@ class InMemory:
         self._messages = []
         self._timer = None
 
-    def attach(self, courier):
-        self._courier = courier
+    def attach(self, sink):
+        self._sink = sink
         self._tick()
 
     def close(self):
@@ -47,14 +47,14 @@ class InMemory:
     def now(self):
         return Now(self._loop.time(), int(time.time() * 1000))
 
-    def publish_direct(self, message, facts, told):
+    def publish_direct(self, message, facts, on_complete):
         verdict = self.dispatcher.admit(facts)
         if isinstance(verdict, Admitted):
             self._messages.append(message)
             self._do(
                 self.dispatcher.accept(verdict, LogPosition("memory", len(self._messages) - 1), self.now)
             )
-            self._loop.call_soon(told, None)
+            self._loop.call_soon(on_complete, None)
         return verdict
 
     def unsent(self, action, sent):
@@ -78,12 +78,12 @@ class InMemory:
                 case Persist(event):
                     self.written.append(encode(event))
                     assert not isinstance(event, Finished) or event.number < self.dispatcher.state.next_number
-                case Dispatch(queued=parcel) as action:
-                    sent = self._courier.dispatch(action, self._messages[parcel.ref.offset])
+                case Dispatch(queued=queued) as action:
+                    sent = self._sink.dispatch(action, self._messages[queued.ref.offset])
                     if sent is not Sent.YES:
                         actions += self._given_up(action, sent)
                 case Answer(peer, reply):
-                    self._courier.answer(peer, reply)
+                    self._sink.answer(peer, reply)
                 case KeepDeadLetter() as letter:
                     self.letters.append(letter)
                 case AuditAction() as audit:

@@ -1,4 +1,4 @@
-"""A direct desk with a clock of its own, for tests."""
+"""The dispatcher of direct delivery with a clock of its own, for tests."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from transfer.broker.core.topic_patterns import Kind, pattern
 START_MS = 1_700_000_000_000
 
 
-class Shop:
-    """A desk with a clock, over a real table of routes; it does what the desk wants and remembers it."""
+class SimulatedDispatcher:
+    """A dispatcher with a clock, over a real table of routes. Carries out its actions and records them."""
 
-    def __init__(self, rules=None, routes=(), books=None):
+    def __init__(self, rules=None, routes=()):
         self.table = RouteTable()
         for number, (text, destination) in enumerate(routes):
             dots = pattern(Kind.DOTS, text)
             self.table.add(Route(f"r{number}", "", dots, destination))
         ids = itertools.count(1)
-        self.desk = Dispatcher(
+        self.dispatcher = Dispatcher(
             TableRoutes(self.table),
             rules or Rules(),
             new_id=lambda: f"s{next(ids)}-{id(self)}",
@@ -58,13 +58,13 @@ class Shop:
         return actions
 
     def publish(self, topic="t", message_id="m", destination="", **facts):
-        verdict = self.desk.admit(MessageInfo("", topic, message_id, "p", **facts), destination)
+        verdict = self.dispatcher.admit(MessageInfo("", topic, message_id, "p", **facts), destination)
         if isinstance(verdict, Admitted):
-            self.do(self.desk.accept(verdict, LogPosition("log", next(self.offsets)), self.now))
+            self.do(self.dispatcher.accept(verdict, LogPosition("log", next(self.offsets)), self.now))
         return verdict
 
     def ask(self, request, peer=b"w"):
-        return self.do(self.desk.request(peer, request, self.now))
+        return self.do(self.dispatcher.request(peer, request, self.now))
 
     def register(self, consumer="w", peer=b"w", subscriptions=("t",), **more):
         actions = self.ask(Register(consumer, subscriptions=subscriptions, **more), peer)
@@ -72,7 +72,7 @@ class Shop:
 
     def wait(self, seconds):
         self.seconds += seconds
-        return self.do(self.desk.tick(self.now))
+        return self.do(self.dispatcher.tick(self.now))
 
     def of(self, kind):
         return [action for action in self.done if isinstance(action, kind)]

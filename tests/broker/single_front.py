@@ -29,7 +29,7 @@ def _hub(loop, log, durable, most):
     return Hub(loop, store, delay=lambda attempt: 1.0, bury=lambda dead, message, told: told(None))
 
 
-class Alone:
+class SingleFront:
     """Fronts on free ports of this machine. fronts, ports: in the order in which they were given."""
 
     def __init__(self, folder, makers, durable, most, log):
@@ -90,9 +90,9 @@ class Alone:
 
 
 @contextmanager
-def alone(folder, *makers, durable=lambda name: True, most=1000, **log) -> Iterator[Alone]:
+def single_front(folder, *makers, durable=lambda name: True, most=1000, **log) -> Iterator[SingleFront]:
     """Runs fronts, each made by a function of hub and lines. log: how the log is opened."""
-    broker = Alone(folder, makers, durable, most, log)
+    broker = SingleFront(folder, makers, durable, most, log)
     try:
         yield broker
     finally:
@@ -119,14 +119,14 @@ class Recorder(BrokerSubscriber):
     """Subscribes to everything, and remembers (topic, payload) of what came whole or in pieces."""
 
     def __init__(self):
-        self.heard = []
+        self.received = []
         self._pieces = []
         self._topic = ""
 
     queued = 0
 
     def offer(self, message):
-        self.heard.append((message.topic, bytes(message.payload)))
+        self.received.append((message.topic, bytes(message.payload)))
 
     def begin(self, message, nbytes):
         self._topic, self._pieces = message.topic, []
@@ -136,10 +136,10 @@ class Recorder(BrokerSubscriber):
         self._pieces.append(bytes(data))
 
     def finish(self):
-        self.heard.append((self._topic, b"".join(self._pieces)))
+        self.received.append((self._topic, b"".join(self._pieces)))
 
     def close(self, reason):
-        self.heard.append((self._topic, reason))
+        self.received.append((self._topic, reason))
 
 
 class Turns:
@@ -156,7 +156,7 @@ class Turns:
         self._lines = ConnectionGroup(self._loop, self._pool)
         self._front = make(self.hub, self._lines)
 
-    def heard(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:
+    def received(self, pieces: list[bytes]) -> tuple[list[tuple[str, bytes]], bool]:
         """(what subscribers are told when these bytes come piece by piece; whether the connection stays)."""
         recorder = Recorder()
         self.hub.subscribe(recorder, pattern(Kind.PREFIX, ""))
@@ -176,7 +176,7 @@ class Turns:
             stays = self._front.connections > 0
             self._front.close()
         self.hub.leave(recorder)
-        return recorder.heard, stays
+        return recorder.received, stays
 
     def _unread(self, theirs):
         """Whether something has come that the front has not read."""

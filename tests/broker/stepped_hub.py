@@ -1,4 +1,4 @@
-"""The broker's heart without fronts, on a loop that runs turn by turn; a subscriber that tests steer."""
+"""The broker's hub without fronts, on a loop that runs turn by turn; a subscriber that tests control."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from transfer.log import Log
 EVERYTHING = pattern(Kind.PREFIX, "")
 
 
-class Heart:
+class SteppedHub:
     """hub, store, log, loop; letters: the dead ones, by (topic, group, offset)."""
 
     def __init__(
@@ -70,12 +70,12 @@ class Heart:
 
 
 @contextmanager
-def heart(folder, **changes):
-    beating = Heart(folder, **changes)
+def stepped_hub(folder, **changes):
+    stepped = SteppedHub(folder, **changes)
     try:
-        yield beating
+        yield stepped
     finally:
-        beating.close()
+        stepped.close()
 
 
 class Publisher:
@@ -96,14 +96,14 @@ class Publisher:
         assert self.paused >= 0, "resumed more often than paused"
 
 
-class Ear(BrokerSubscriber):
-    """heard: payloads in the order in which they come, whole ones and those of pieces; or a reason in
+class ControlledSubscriber(BrokerSubscriber):
+    """received: payloads in the order in which they come, whole ones and those of pieces; or a reason in
     brackets. What it was offered waits until `take`; auto: it takes everything at once."""
 
     def __init__(self, hub=None, *, limit=1000, overflow=Overflow.SPILL, auto=False):
         self.limit, self.overflow, self.auto = limit, overflow, auto
         self.hub = hub
-        self.heard = []
+        self.received = []
         self.closed = False
         self._waiting = []  # [size]
         self._pieces = None
@@ -136,7 +136,7 @@ class Ear(BrokerSubscriber):
         if self._pieces is not None:
             self._behind.append(message)
         else:
-            self.heard.append(bytes(message.payload))
+            self.received.append(bytes(message.payload))
         self._wait(message.nbytes)
 
     def begin(self, message, nbytes):
@@ -152,15 +152,15 @@ class Ear(BrokerSubscriber):
 
     def finish(self):
         if not self.closed:
-            self.heard.append(b"".join(self._pieces))
+            self.received.append(b"".join(self._pieces))
             self._pieces = None
             behind, self._behind = self._behind, []
-            self.heard += [bytes(message.payload) for message in behind]
+            self.received += [bytes(message.payload) for message in behind]
 
     def close(self, reason):
         if not self.closed:
             self.closed = True
-            self.heard.append(f"[{reason}]")
+            self.received.append(f"[{reason}]")
             self._waiting.clear()
             if self.hub is not None:
                 self.hub.leave(self)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import transfer
-from tests.broker.broker_processes import Serving
+from tests.broker.broker_processes import BrokerProcesses
 from tests.broker.in_process_broker import FREE, running
 from tests.core.raw import CONTROL, Raw
 from tests.faults.stranger import ended, speak, stranger
@@ -231,7 +231,7 @@ def test_a_broker_that_is_killed(context, tmp_path):
     """What a SUB has is on the broker's disk, so that it goes on where it was."""
     folder, found, numbers = tmp_path / "data", [], itertools.count()
     stop = threading.Event()
-    with Serving() as serving, KeepingContext() as other:
+    with BrokerProcesses() as serving, KeepingContext() as other:
         endpoints, _ = serving.start(folder)
         where = [endpoints]
 

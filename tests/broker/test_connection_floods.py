@@ -1,4 +1,4 @@
-"""Strangers at every door of a broker that has few descriptors: it keeps what good peers publish."""
+"""Floods of connections at every port of a broker with few descriptors: it keeps what good peers publish."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ from transfer.transports.testing.ends import until
 _HERE = Path(__file__).parent
 #: bytes of the broker's memory
 MOST_OF_A_HANDSHAKE = 64 << 10
-#: processes that the strangers are in
-_CROWDS = 4
+#: processes that open the connections
+_OPENERS = 4
 
 
 @contextmanager
@@ -81,7 +81,7 @@ class Publishing(threading.Thread):
 
 
 @contextmanager
-def besieged(tmp_path, descriptors, *, plain=False):
+def limited_broker(tmp_path, descriptors, *, plain=False):
     """(process, ports by name, how a good peer comes in) of a broker."""
     identities, folder = tmp_path / "identities", tmp_path / "data"
     if not plain:
@@ -97,21 +97,21 @@ def besieged(tmp_path, descriptors, *, plain=False):
 
 
 def begins(plain):
-    """What strangers say, and then nothing more."""
+    """What each connection sends, and then nothing more."""
     if not plain:
         return [b"", client_hello(), b"\x16"]
     hello = encode(make_hello(SocketType.PUSH))
     return [b"", hello[:20], b"TMQP\x02", zmtp()[:64], b"GET / HTTP/1.1\r\n"]
 
 
-def publish_late(doors, security, topic):
-    """Programs that come while the strangers stand there, one at each front."""
+def publish_late(ports, security, topic):
+    """Programs that connect during the flood, one at each front."""
     patient = {"security": security, "timeout": 20}
-    abtp = f"tcp://{HERE}:{doors['abtp router']}"
+    abtp = f"tcp://{HERE}:{ports['abtp router']}"
     with (
-        RqueueClient(HERE, doors["rqueue"], **patient) as rqueue,
-        PyBrokerClient(HERE, doors["pybroker"], **patient) as pybroker,
-        TtpClient(HERE, doors["ttp"], **patient) as ttp,
+        RqueueClient(HERE, ports["rqueue"], **patient) as rqueue,
+        PyBrokerClient(HERE, ports["pybroker"], **patient) as pybroker,
+        TtpClient(HERE, ports["ttp"], **patient) as ttp,
         AbtpProducer(abtp, **patient) as producer,
     ):
         rqueue.subscribe(topic)
@@ -123,27 +123,29 @@ def publish_late(doors, security, topic):
         assert sorted(rqueue.recv().content for _ in range(3)) == [b"by PyBroker", b"by TTP", b"by abtp"]
 
 
-def besiege(tmp_path, descriptors, strangers, *, plain=False):
-    """(doors, round trips): the broker's doors and a good peer's round trips, while strangers stand there."""
+def flood(tmp_path, descriptors, connections, *, plain=False):
+    """(ports, round trips): the broker's ports and a good peer's round trips during the flood."""
     with ExitStack() as stack:
-        broker, doors, good_one = stack.enter_context(besieged(tmp_path, descriptors, plain=plain))
+        broker, ports, good_one = stack.enter_context(limited_broker(tmp_path, descriptors, plain=plain))
         context = stack.enter_context(transfer.Context(security=good_one))
-        requests = f"tcp://127.0.0.1:{doors['requests']}"
+        requests = f"tcp://127.0.0.1:{ports['requests']}"
         good = stack.enter_context(BrokerClient(requests, context=context))
-        crowds = [
-            stack.enter_context(child(_HERE / "connection_flood.py", strangers // _CROWDS, *doors.values()))
-            for _ in range(_CROWDS)
+        floods = [
+            stack.enter_context(
+                child(_HERE / "connection_flood.py", connections // _OPENERS, *ports.values())
+            )
+            for _ in range(_OPENERS)
         ]
-        for crowd in crowds:  # their start would hold up the good peer, which is in this process
-            assert crowd.stdout.readline() == "ready\n"
+        for opener in floods:  # their start would hold up the good peer, which is in this process
+            assert opener.stdout.readline() == "ready\n"
         publishing = Publishing(good)
         publishing.start()
         try:
-            for crowd in crowds:
-                crowd.stdin.write(",".join(begin.hex() for begin in begins(plain)) + "\n")
-                crowd.stdin.flush()
-            for crowd in crowds:
-                assert crowd.stdout.readline() == "open\n"
+            for opener in floods:
+                opener.stdin.write(",".join(begin.hex() for begin in begins(plain)) + "\n")
+                opener.stdin.flush()
+            for opener in floods:
+                assert opener.stdout.readline() == "open\n"
             most = descriptors - min(RESERVE, descriptors // 8)
             until(lambda: len(os.listdir(f"/proc/{broker.pid}/fd")) <= most, "descriptors for files")
             good.publish("large", bytes(1 << 20))  # its file is made now
@@ -151,7 +153,7 @@ def besiege(tmp_path, descriptors, strangers, *, plain=False):
                 late.publish("good", b"of one who came late")
             for attempt in range(5):
                 try:
-                    publish_late(doors, good_one, f"late{attempt}")
+                    publish_late(ports, good_one, f"late{attempt}")
                     break
                 except Broken:  # before its first frame it was the oldest of those without a certificate
                     if not plain or attempt == 4:
@@ -162,7 +164,7 @@ def besiege(tmp_path, descriptors, strangers, *, plain=False):
         if publishing.error is not None:
             raise publishing.error
         assert broker.poll() is None
-    return doors, publishing.times
+    return ports, publishing.times
 
 
 plain = pytest.mark.parametrize("plain", [False, True], ids=["tls", "plain"])
@@ -170,8 +172,8 @@ plain = pytest.mark.parametrize("plain", [False, True], ids=["tls", "plain"])
 
 @plain
 def test_no_message_of_a_good_peer_is_lost(tmp_path, plain):
-    doors, times = besiege(tmp_path, descriptors=256, strangers=600, plain=plain)
-    assert len(doors) == 11 and times
+    ports, times = flood(tmp_path, descriptors=256, connections=600, plain=plain)
+    assert len(ports) == 11 and times
 
 
 def resident(pid):
@@ -179,9 +181,9 @@ def resident(pid):
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * resource.getpagesize()
 
 
-def doors_to_measure():
+def ports_to_measure():
     quick, others = ("http",), ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "requests", "spool")
-    return [*quick, *(pytest.param(door, marks=pytest.mark.slow) for door in others)]
+    return [*quick, *(pytest.param(port, marks=pytest.mark.slow) for port in others)]
 
 
 def says_hello(end, _):
@@ -206,12 +208,12 @@ def shows_half_a_certificate(end, context):
     end.sendall(last[: len(last) - 8192])
 
 
-@pytest.mark.parametrize("door", doors_to_measure())
+@pytest.mark.parametrize("port", ports_to_measure())
 @pytest.mark.parametrize("says", [says_hello, shows_half_a_certificate])
-def test_an_unfinished_handshake_takes_little_memory(tmp_path, door, says):
+def test_an_unfinished_handshake_takes_little_memory(tmp_path, port, says):
     count = 500
     with ExitStack() as stack:
-        broker, doors, _ = stack.enter_context(besieged(tmp_path, 4096))
+        broker, ports, _ = stack.enter_context(limited_broker(tmp_path, 4096))
         authority = Authority.opened(tmp_path / "identities")
         large = authority.issue("large", hosts=tuple(f"{number:058}.example" for number in range(300)))
         context = ssl.create_default_context(cafile=authority.path)
@@ -220,13 +222,13 @@ def test_an_unfinished_handshake_takes_little_memory(tmp_path, door, says):
         for number in range(count + 100):
             if number == 100:  # what the first ones need stays
                 before = resident(broker.pid)
-            ends.append(stack.enter_context(socket.create_connection((HERE, doors[door]), 20)))
+            ends.append(stack.enter_context(socket.create_connection((HERE, ports[port]), 20)))
             says(ends[-1], context)
         if says is says_hello:
             for end in ends:
                 assert end.recv(1), "the broker's part of the handshake"
         each = (resident(broker.pid) - before) / count
-    print(f"an unfinished handshake at {door} takes {each / 1024:.0f} KiB")
+    print(f"an unfinished handshake at {port} takes {each / 1024:.0f} KiB")
     assert each <= MOST_OF_A_HANDSHAKE
 
 
@@ -237,8 +239,8 @@ def test_ten_thousand_strangers(tmp_path, plain):
     if hard < 12_000:
         pytest.skip(f"a process may have {hard} descriptors here")
     # which raises for what is not kept
-    doors, times = besiege(tmp_path, descriptors=4096, strangers=10_000, plain=plain)
-    assert len(doors) == 11 and times
+    ports, times = flood(tmp_path, descriptors=4096, connections=10_000, plain=plain)
+    assert len(ports) == 11 and times
     times.sort()
     print(
         f"{len(times)} round trips, {times[len(times) // 2] * 1e3:.1f} ms, at most {times[-1] * 1e3:.0f} ms"

@@ -39,13 +39,13 @@ def leases():
     return [one for one in gc.get_objects() if type(one).__name__ == "Lease"]
 
 
-@pytest.mark.parametrize("door", ["ttp", "pybroker", "rqueue"])
-def test_strangers_leave_nothing(tmp_path, door, no_collector):
+@pytest.mark.parametrize("port", ["ttp", "pybroker", "rqueue"])
+def test_strangers_leave_nothing(tmp_path, port, no_collector):
     with running(tmp_path) as broker:
         before = len(leases())
-        strangers = Strangers(plain(("127.0.0.1", broker.ports[door])))
+        strangers = Strangers(plain(("127.0.0.1", broker.ports[port])))
         for seed in range(1500):
-            strangers.come(talk(door, seed), seed)
+            strangers.come(talk(port, seed), seed)
         strangers.close()
         deadline = time.monotonic() + 20
         while len(ended()) > REMEMBERED or len(leases()) > before + 2:
@@ -60,15 +60,15 @@ ALL_OURS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("door", ALL_OURS)
-def test_no_connection_waits_for_the_collector(tmp_path, door, no_collector):
+@pytest.mark.parametrize("port", ALL_OURS)
+def test_no_connection_waits_for_the_collector(tmp_path, port, no_collector):
     """It stops every thread for as long as it looks through all that there is."""
     with running(tmp_path, spool=FREE, abtp=AbtpEndpoints(FREE, FREE)) as broker:
-        where = broker.ports.get(door) or int(broker.endpoints[door.removesuffix(" frames")].split(":")[2])
+        where = broker.ports.get(port) or int(broker.endpoints[port.removesuffix(" frames")].split(":")[2])
         for seeds in (range(20), range(100, 200)):
             strangers = Strangers(plain(("127.0.0.1", where)))
             for seed in seeds:
-                strangers.come(talk(door, seed), seed)
+                strangers.come(talk(port, seed), seed)
             strangers.close()
             time.sleep(0.5)
             left = gc.collect()

@@ -208,13 +208,15 @@ def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
         with abtp(tmp_path / "data"):
             pass
     with abtp(tmp_path / "data") as broker, consumer(broker, subscriptions=()) as worker:
-        desk = broker.hub.direct.dispatcher
-        times = {parcel.facts.message_id: parcel.facts.due_ms for parcel in desk.state.messages.values()}
+        dispatcher = broker.hub.direct.dispatcher
+        times = {
+            parcel.facts.message_id: parcel.facts.due_ms for parcel in dispatcher.state.messages.values()
+        }
         assert times == {"soon": soon, "late": late}
         got = worker.recv(20)
         assert got.message_id == "soon" and time.time() * 1000 >= soon
         worker.ack(got, confirm=True)
-        assert desk.waiting.scheduled == len(desk.state.messages) == 1
+        assert dispatcher.waiting.scheduled == len(dispatcher.state.messages) == 1
         with pytest.raises(Again):
             worker.recv(0.2)
 

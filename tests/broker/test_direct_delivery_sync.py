@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import zmq
 
-from tests.broker.broker_processes import Serving
+from tests.broker.broker_processes import BrokerProcesses
 from transfer.broker.clients.abtp import AbtpConsumer
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import Admitted, Register
@@ -137,7 +137,7 @@ def test_a_log_that_fails_sends_nothing_and_the_producer_hears_of_it(driver):
 
 
 def test_a_message_that_a_consumer_received_is_there_after_the_broker_is_killed(tmp_path):
-    with Serving("tcp://127.0.0.1:0") as serving, zmq.Context() as context:
+    with BrokerProcesses("tcp://127.0.0.1:0") as serving, zmq.Context() as context:
         for number in range(2):
             folder = tmp_path / str(number)
             endpoints, _ = serving.start(folder)

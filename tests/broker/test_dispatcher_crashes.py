@@ -1,4 +1,4 @@
-"""The direct desk: anything in any order, and a crash after any action."""
+"""The dispatcher of direct delivery: anything in any order, and a crash after any action."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from tests.broker.simulated_dispatcher import Shop, replay
+from tests.broker.simulated_dispatcher import SimulatedDispatcher, replay
 from transfer.broker.core.admission import AdmissionLimits
 from transfer.broker.core.dispatcher import Rules
 from transfer.broker.core.dispatcher_actions import (
@@ -46,7 +46,7 @@ class Crashes(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.shop = Shop(self.RULES, self.ROUTES)
+        self.sim = SimulatedDispatcher(self.RULES, self.ROUTES)
         self.confirmed = set()  # numbers whose ACK was answered
         self.buried = set()
         self.accepted = set()
@@ -59,7 +59,7 @@ class Crashes(RuleBasedStateMachine):
         """Does all actions, or the first few and then crashes."""
         number = None
         for action in actions[:crash]:
-            self.shop.do([action])
+            self.sim.do([action])
             match action:
                 case Persist(Accepted(number=accepted)):
                     self.accepted.add(accepted)
@@ -79,16 +79,16 @@ class Crashes(RuleBasedStateMachine):
             self.restart()
 
     def restart(self):
-        old = self.shop
+        old = self.sim
         events = [decode(raw) for raw in old.written]
         books = replay(events)
-        self.shop = Shop(self.RULES, self.ROUTES)
-        self.shop.seconds, self.shop.offsets = old.seconds + 1, old.offsets
-        self.shop.written = list(old.written)
+        self.sim = SimulatedDispatcher(self.RULES, self.ROUTES)
+        self.sim.seconds, self.sim.offsets = old.seconds + 1, old.offsets
+        self.sim.written = list(old.written)
         assert self.accepted - self.buried - set(books.messages) <= {
             event.number for event in events if isinstance(event, Finished)
         }
-        self.perform(self.shop.desk.recover(books, self.shop.now))
+        self.perform(self.sim.dispatcher.recover(books, self.sim.now))
 
     CRASH = st.one_of(st.none(), st.none(), st.integers(0, 6))
 
@@ -97,120 +97,125 @@ class Crashes(RuleBasedStateMachine):
     )
     def publish(self, topic, priority, crash):
         facts = MessageInfo("", topic, f"m{next(self.names)}", "p", priority=priority)
-        verdict = self.shop.desk.admit(facts)
+        verdict = self.sim.dispatcher.admit(facts)
         if isinstance(verdict, Admitted):
-            ref = LogPosition("log", next(self.shop.offsets))
-            self.perform(self.shop.desk.accept(verdict, ref, self.shop.now), crash)
+            ref = LogPosition("log", next(self.sim.offsets))
+            self.perform(self.sim.dispatcher.accept(verdict, ref, self.sim.now), crash)
 
     @rule(delay=st.integers(-3, 9), crash=CRASH)
     def publish_with_times(self, delay, crash):
-        due = self.shop.now.unix_ms + delay * 1000
-        verdict = self.shop.desk.admit(
+        due = self.sim.now.unix_ms + delay * 1000
+        verdict = self.sim.dispatcher.admit(
             MessageInfo("", "t.c", f"m{next(self.names)}", "p", due_ms=due, expires_ms=due + 2000)
         )
         if isinstance(verdict, Admitted):
-            ref = LogPosition("log", next(self.shop.offsets))
-            self.perform(self.shop.desk.accept(verdict, ref, self.shop.now), crash)
+            ref = LogPosition("log", next(self.sim.offsets))
+            self.perform(self.sim.dispatcher.accept(verdict, ref, self.sim.now), crash)
 
     @rule(consumer=st.sampled_from("wx"), crash=CRASH)
     def register(self, consumer, crash):
         request = Register(consumer, subscriptions=("v",))
-        self.perform(self.shop.desk.request(consumer.encode(), request, self.shop.now), crash)
+        self.perform(self.sim.dispatcher.request(consumer.encode(), request, self.sim.now), crash)
 
     @rule(consumer=st.sampled_from("wx"), crash=CRASH)
     def deregister(self, consumer, crash):
         request = Deregister(consumer)
-        self.perform(self.shop.desk.request(consumer.encode(), request, self.shop.now), crash)
+        self.perform(self.sim.dispatcher.request(consumer.encode(), request, self.sim.now), crash)
 
     def some(self, data):
-        deliveries = list(self.shop.desk.inflight)
+        deliveries = list(self.sim.dispatcher.inflight)
         return data.draw(st.sampled_from(deliveries))
 
-    @precondition(lambda self: len(self.shop.desk.inflight))
+    @precondition(lambda self: len(self.sim.dispatcher.inflight))
     @rule(data=st.data(), crash=CRASH, named=st.booleans())
     def ack(self, data, crash, named):
         one = self.some(data)
         request = Ack(
             one.message_id, one.consumer_id, delivery_id=one.delivery_id if named else None, reply=True
         )
-        self.perform(self.shop.desk.request(one.consumer_id.encode(), request, self.shop.now), crash)
+        self.perform(self.sim.dispatcher.request(one.consumer_id.encode(), request, self.sim.now), crash)
 
-    @precondition(lambda self: len(self.shop.desk.inflight))
+    @precondition(lambda self: len(self.sim.dispatcher.inflight))
     @rule(data=st.data(), crash=CRASH, terminal=st.booleans())
     def nack(self, data, crash, terminal):
         one = self.some(data)
         request = Nack(one.message_id, one.consumer_id, terminal, "no")
-        self.perform(self.shop.desk.request(one.consumer_id.encode(), request, self.shop.now), crash)
+        self.perform(self.sim.dispatcher.request(one.consumer_id.encode(), request, self.sim.now), crash)
 
     @precondition(lambda self: self.attempts)
     @rule(data=st.data())
     def stale(self, data):
         """An ACK of a delivery that is over changes nothing."""
         number = data.draw(st.sampled_from(sorted(self.attempts)))
-        self.perform(self.shop.desk.tick(self.shop.now))  # what time alone does is done
-        before = dict(self.shop.desk.state.messages)
+        self.perform(self.sim.dispatcher.tick(self.sim.now))  # what time alone does is done
+        before = dict(self.sim.dispatcher.state.messages)
         request = Ack(f"m{number}", "w", delivery_id=f"{number}-99")
-        self.perform(self.shop.desk.request(b"w", request, self.shop.now))
-        assert self.shop.desk.state.messages == before
+        self.perform(self.sim.dispatcher.request(b"w", request, self.sim.now))
+        assert self.sim.dispatcher.state.messages == before
 
     @rule(seconds=st.sampled_from([0.05, 0.3, 3, 6]), crash=CRASH)
     def wait(self, seconds, crash):
-        self.shop.seconds += seconds
-        for session in list(self.shop.desk.sessions)[:1]:
+        self.sim.seconds += seconds
+        for session in list(self.sim.dispatcher.sessions)[:1]:
             request = Heartbeat(session.consumer_id, session.session_id)
-            self.perform(self.shop.desk.request(session.peer, request, self.shop.now))
-        self.perform(self.shop.desk.tick(self.shop.now), crash)
+            self.perform(self.sim.dispatcher.request(session.peer, request, self.sim.now))
+        self.perform(self.sim.dispatcher.tick(self.sim.now), crash)
 
     # -- what is always so ---------------------------------------------------------------------------------
 
     @invariant()
     def the_books_are_what_was_written(self):
-        desk = self.shop.desk
-        assert replay([decode(raw) for raw in self.shop.written]) == desk.state
-        assert replay(desk.state.snapshot()) == desk.state
+        dispatcher = self.sim.dispatcher
+        assert replay([decode(raw) for raw in self.sim.written]) == dispatcher.state
+        assert replay(dispatcher.state.snapshot()) == dispatcher.state
 
     @invariant()
     def every_message_is_somewhere(self):
-        desk = self.shop.desk
-        parcels = desk.state.messages
-        finished = {event.number for event in map(decode, self.shop.written) if isinstance(event, Finished)}
+        dispatcher = self.sim.dispatcher
+        parcels = dispatcher.state.messages
+        finished = {event.number for event in map(decode, self.sim.written) if isinstance(event, Finished)}
         assert self.accepted == set(parcels) | finished
-        flying = {delivery.number for delivery in desk.inflight}
+        flying = {delivery.number for delivery in dispatcher.inflight}
         assert flying == {number for number, parcel in parcels.items() if parcel.session_id}
-        assert all((number in desk.waiting) != (number in flying) for number in parcels)
-        assert desk.admission.unfinished == len(parcels) == len(desk.waiting) + len(flying)
-        assert desk.admission.waiting == len(desk.waiting)
+        assert all((number in dispatcher.waiting) != (number in flying) for number in parcels)
+        assert dispatcher.admission.unfinished == len(parcels) == len(dispatcher.waiting) + len(flying)
+        assert dispatcher.admission.waiting == len(dispatcher.waiting)
 
     @invariant()
     def nobody_holds_too_much(self):
-        sessions = list(self.shop.desk.sessions)
-        assert sum(len(session.inflight) for session in sessions) == len(self.shop.desk.inflight)
+        sessions = list(self.sim.dispatcher.sessions)
+        assert sum(len(session.inflight) for session in sessions) == len(self.sim.dispatcher.inflight)
         assert all(len(session.inflight) <= 3 for session in sessions)
 
     def teardown(self):
         """With consumers that do their work, everything comes to an end."""
-        shop = self.shop
+        sim = self.sim
         for consumer in "wx":
             self.register(consumer, None)
         for _ in range(200):
-            if not shop.desk.state.messages:
+            if not sim.dispatcher.state.messages:
                 break
-            for delivery in list(shop.desk.inflight):
+            for delivery in list(sim.dispatcher.inflight):
                 request = Ack(delivery.message_id, delivery.consumer_id, reply=True)
-                self.perform(shop.desk.request(delivery.consumer_id.encode(), request, shop.now))
-            shop.seconds += 1
-            for session in list(shop.desk.sessions):
+                self.perform(sim.dispatcher.request(delivery.consumer_id.encode(), request, sim.now))
+            sim.seconds += 1
+            for session in list(sim.dispatcher.sessions):
                 heartbeat = Heartbeat(session.consumer_id, session.session_id)
-                self.perform(shop.desk.request(session.peer, heartbeat, shop.now))
-            self.perform(shop.desk.tick(shop.now))
-        assert shop.desk.state.messages == {}
+                self.perform(sim.dispatcher.request(session.peer, heartbeat, sim.now))
+            self.perform(sim.dispatcher.tick(sim.now))
+        assert sim.dispatcher.state.messages == {}
         assert self.accepted == self.confirmed | self.buried | self.finished_unanswered()
-        assert shop.desk.admission.unfinished == shop.desk.admission.waiting == len(shop.desk.inflight) == 0
-        assert shop.desk.waiting.seconds_left(shop.now) is None
+        assert (
+            sim.dispatcher.admission.unfinished
+            == sim.dispatcher.admission.waiting
+            == len(sim.dispatcher.inflight)
+            == 0
+        )
+        assert sim.dispatcher.waiting.seconds_left(sim.now) is None
 
     def finished_unanswered(self):
         """Acknowledged, but the broker ended before it could say so."""
-        events = map(decode, self.shop.written)
+        events = map(decode, self.sim.written)
         return {event.number for event in events if event == Finished(event.number, End.ACKED)}
 
 

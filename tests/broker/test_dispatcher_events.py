@@ -1,11 +1,11 @@
-"""The direct desk's events as bytes, and the books that they give."""
+"""The dispatcher's events as bytes, and the state that they give."""
 
 from __future__ import annotations
 
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.simulated_dispatcher import Shop, replay
+from tests.broker.simulated_dispatcher import SimulatedDispatcher, replay
 from transfer.broker.core.dispatcher_actions import (
     Ack,
     Admitted,
@@ -70,21 +70,21 @@ def test_an_unknown_version_is_damage():
 
 
 def test_numbers_are_never_given_twice():
-    shop = Shop()
-    shop.register()
-    shop.publish()
-    shop.ask(Ack("m", "w"))
-    books = replay(shop.desk.state.snapshot())
-    assert books == shop.desk.state == DispatcherState({}, 2)
+    sim = SimulatedDispatcher()
+    sim.register()
+    sim.publish()
+    sim.ask(Ack("m", "w"))
+    books = replay(sim.dispatcher.state.snapshot())
+    assert books == sim.dispatcher.state == DispatcherState({}, 2)
 
 
 def test_restored_sessions_keep_their_routes():
-    before = Shop()
+    before = SimulatedDispatcher()
     before.register()
     [kept] = before.of(KeepSession)
-    shop = Shop()
-    shop.desk.restore([kept.session], shop.now)
-    verdict = shop.publish()
-    assert isinstance(verdict, Admitted) and not verdict.live and shop.sent == []
-    assert shop.register(peer=b"again", session_id=kept.session.session_id).status == "resumed"
-    assert shop.sent == [("w", "m", 1)]
+    sim = SimulatedDispatcher()
+    sim.dispatcher.restore([kept.session], sim.now)
+    verdict = sim.publish()
+    assert isinstance(verdict, Admitted) and not verdict.live and sim.sent == []
+    assert sim.register(peer=b"again", session_id=kept.session.session_id).status == "resumed"
+    assert sim.sent == [("w", "m", 1)]

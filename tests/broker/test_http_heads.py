@@ -161,9 +161,9 @@ def test_who_shows_a_certificate_is_not_put_out_by_those_who_say_nothing(tmp_pat
 
         good = come(identities.client)
         good.sendall(WHOLE[:10])
-        crowd = [come(None) for _ in range(5)]
+        silent = [come(None) for _ in range(5)]
         until(lambda: refused(broker, "http").get("crowded", 0) >= 2)
-        assert is_put_out(crowd[0])
+        assert is_put_out(silent[0])
         good.sendall(WHOLE[10:] + b"\r\n")
         assert good.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -177,10 +177,10 @@ def test_an_unfinished_head_takes_little_memory(tmp_path, head):
     count, context = 100, ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with ExitStack() as stack:
-        broker, doors, _ = stack.enter_context(floods.besieged(tmp_path, 4096))
+        broker, ports, _ = stack.enter_context(floods.limited_broker(tmp_path, 4096))
 
         def come(data):
-            plain = stack.enter_context(socket.create_connection(("127.0.0.1", doors["http"]), 20))
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", ports["http"]), 20))
             connection = stack.enter_context(context.wrap_socket(plain))
             with suppress(OSError):  # it is ended
                 connection.sendall(data)

@@ -35,9 +35,9 @@ def ask(stack, broker, request):
 def test_a_body_that_never_comes_holds_no_place(tmp_path, monkeypatch, settings, request_):
     monkeypatch.setattr(serving, "_LINGERING", 60.0)  # all of them are there at once
     with running(tmp_path, http=0, **NONE, **settings) as broker, ExitStack() as stack:
-        crowd = [ask(stack, broker, request_) for _ in range(4)]
+        unfinished = [ask(stack, broker, request_) for _ in range(4)]
         until(lambda: refused(broker, "http") == {"crowded": 1})
-        assert crowd[0].recv(1) == b"", "the oldest makes room"
+        assert unfinished[0].recv(1) == b"", "the oldest makes room"
 
 
 @pytest.mark.parametrize("settings", [GUARDED, OPEN], ids=["token", "open"])
@@ -74,8 +74,8 @@ def test_those_who_say_nothing_cost_no_more_than_an_accept(tmp_path, monkeypatch
     begin = web.RequestHandler.__init__
     monkeypatch.setattr(web.RequestHandler, "__init__", lambda *a, **k: made.append(1) or begin(*a, **k))
     with running(tmp_path, http=0, **NONE, **OPEN) as broker, ExitStack() as stack:
-        crowd = [stack.enter_context(dial(broker, "http")) for _ in range(4)]
-        assert crowd[0].recv(1) == b"" and refused(broker, "http") == {"crowded": 1}
-        crowd[1].close()
+        unfinished = [stack.enter_context(dial(broker, "http")) for _ in range(4)]
+        assert unfinished[0].recv(1) == b"" and refused(broker, "http") == {"crowded": 1}
+        unfinished[1].close()
         ask(stack, broker, WHOLE)
         assert len(made) == 1

@@ -152,11 +152,11 @@ def test_a_program_that_does_not_know_it_gets_word_by_word(broker):
             dealer.send(encode(Op.JOIN, number, encode_join(Join(topic, "g"))))
         words = [(encode(Op.PUBLISH, 7, b"a"), 1), (encode(Op.PUBLISH, 8, b"b"), 1)]
         dealer.send_multipart([encode_several(Op.SEVERAL, words), b"for a", b"for b"])
-        heard = [decode(bytes(dealer.recv_multipart()[0])) for _ in range(5)]
-        assert [one.op for one in heard[:2]] == [Op.JOINED, Op.JOINED]
-        kept = [one for one in heard if one.op is Op.KEPT]
+        received = [decode(bytes(dealer.recv_multipart()[0])) for _ in range(5)]
+        assert [one.op for one in received[:2]] == [Op.JOINED, Op.JOINED]
+        kept = [one for one in received if one.op is Op.KEPT]
         assert [(one.number, one.amount) for one in kept] == [(7, 2)]
-        assert sorted(one.number for one in heard if one.op is Op.DELIVER) == [1, 2]
+        assert sorted(one.number for one in received if one.op is Op.DELIVER) == [1, 2]
 
 
 def test_bad_words_are_refused_whole(broker, client):
@@ -179,8 +179,8 @@ def test_a_program_without_a_name_of_its_own_stays_a_member(broker):
         broker.call(lambda: (broker.fronts["own"].tick(0.0), turned.set()))
         assert turned.wait(10)
         dealer.send_multipart([encode(Op.PUBLISH, 1, b"t"), b"x"])
-        heard = {decode(bytes(dealer.recv_multipart()[0])).op for _ in range(2)}
-        assert heard == {Op.KEPT, Op.DELIVER}
+        received = {decode(bytes(dealer.recv_multipart()[0])).op for _ in range(2)}
+        assert received == {Op.KEPT, Op.DELIVER}
 
 
 def test_a_program_that_never_reads_its_answers_is_let_go(broker, client, monkeypatch):

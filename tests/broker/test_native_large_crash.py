@@ -10,7 +10,7 @@ import pytest
 
 from bench.broker import own_flow
 from bench.broker.case import Place
-from tests.broker.broker_processes import Serving
+from tests.broker.broker_processes import BrokerProcesses
 from tests.broker.native_peers import wait_for
 from transfer.broker.clients.native import BrokerClient
 from transfer.transports.errors import Again, TransferError
@@ -64,7 +64,7 @@ def is_at(acknowledged, wanted, seen):
 
 def test_a_kill_in_the_middle_leaves_nothing_half(tmp_path):
     acknowledged, numbers = [], iter(range(10_000))
-    with Serving() as serving:
+    with BrokerProcesses() as serving:
         for turn in range(4):
             endpoints, _ = serving.start(tmp_path)
             seen = []

@@ -41,39 +41,41 @@ def descriptors(wanted):
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-@pytest.mark.parametrize("door", ["rqueue", "ttp", "http"])
-def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, door):
+@pytest.mark.parametrize("port", ["rqueue", "ttp", "http"])
+def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, port):
     few = identities.of_broker(unfinished=300)
     with (
         descriptors(3 * MANY),
         secure(tmp_path, identities, security=few, own=None) as broker,
         ExitStack() as silent,
     ):
-        crowd = [silent.enter_context(socket.create_connection(place(broker, door), 20)) for _ in range(MANY)]
-        with dial(broker, door, identities, identities.client):
+        unfinished = [
+            silent.enter_context(socket.create_connection(place(broker, port), 20)) for _ in range(MANY)
+        ]
+        with dial(broker, port, identities, identities.client):
             pass
-        assert sum(refused(broker, door).values()) >= MANY - 300
-        assert set(refused(broker, door)) <= {"crowded"}
-        assert is_put_out(crowd[0]), "the oldest made room"
+        assert sum(refused(broker, port).values()) >= MANY - 300
+        assert set(refused(broker, port)) <= {"crowded"}
+        assert is_put_out(unfinished[0]), "the oldest made room"
 
 
-@pytest.mark.parametrize("door", ["rqueue", "ttp", "abtp router"])
-def test_who_takes_too_long_is_put_out(tmp_path, identities, door):
+@pytest.mark.parametrize("port", ["rqueue", "ttp", "abtp router"])
+def test_who_takes_too_long_is_put_out(tmp_path, identities, port):
     with secure(tmp_path, identities, own=None, http=None, handshake=0.3) as broker:
         context = context_of(identities, identities.client)
         came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
         with pytest.raises(ssl.SSLWantReadError):
             context.wrap_bio(came, goes, server_hostname=HERE).do_handshake()
         with (
-            socket.create_connection(place(broker, door), 20) as slow,
-            socket.create_connection(place(broker, door), 20) as silent,
-            socket.create_connection(place(broker, door), 20) as half,
+            socket.create_connection(place(broker, port), 20) as slow,
+            socket.create_connection(place(broker, port), 20) as silent,
+            socket.create_connection(place(broker, port), 20) as half,
         ):
             slow.sendall(goes.read()[:50])
             half.sendall(b"\x16")
             for connection in (slow, silent, half):
                 assert is_put_out(connection)
-        front = door.partition(" ")[0]
+        front = port.partition(" ")[0]
         assert refused(broker, front) == {"late": 3}
 
 
@@ -96,17 +98,17 @@ def test_a_certificate_is_changed_without_a_restart(tmp_path, identities):
     issued = identities.authority.issue("rotating")
     with secure(tmp_path, identities, security=identities.shown_by(issued), own=None) as broker:
 
-        def shown(door):
-            with dial(broker, door, identities, identities.client) as connection:
+        def shown(port):
+            with dial(broker, port, identities, identities.client) as connection:
                 return connection.getpeercert(True)
 
         security = identities.shown_by(identities.client)
         with RqueueClient(HERE, broker.ports["rqueue"], timeout=10, security=security) as old:
             old.subscribe("t")
-            before = {door: shown(door) for door in ("rqueue", "ttp", "http", "abtp router")}
+            before = {port: shown(port) for port in ("rqueue", "ttp", "http", "abtp router")}
             identities.authority.issue("rotating")
-            for door, certificate in before.items():
-                until(lambda door=door, certificate=certificate: shown(door) != certificate)
+            for port, certificate in before.items():
+                until(lambda port=port, certificate=certificate: shown(port) != certificate)
             old.publish("t", b"still here")
             assert old.recv().content == b"still here"
 

@@ -1,4 +1,4 @@
-"""Every door of a broker with mutual TLS: who gets in, who does not, and what is counted of those."""
+"""Every port of a broker with mutual TLS: who may connect, who may not, and what is counted of those."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 
 import transfer
 from tests.broker.secure_peers import (
-    DOORS,
     HERE,
+    TCP_PORTS,
     context_of,
     dial,
     is_put_out,
@@ -83,19 +83,19 @@ def test_each_front_serves_who_shows_a_certificate(broker, identities):
     assert all(not refused(broker, front) for front in ("ttp", "pybroker", "rqueue", "abtp"))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_who_has_no_good_certificate_is_put_out(broker, identities, door):
-    front = door.partition(" ")[0]
+@pytest.mark.parametrize("port", TCP_PORTS)
+def test_who_has_no_good_certificate_is_put_out(broker, identities, port):
+    front = port.partition(" ")[0]
     expected = {}
     for kind, issued in identities.bad.items():
         if front == "http" and issued is None:
             continue
-        with dial(broker, door, identities, issued) as connection:
+        with dial(broker, port, identities, issued) as connection:
             assert is_put_out(connection), kind
         word = identities.words.get(kind, "certificate")
         expected[word] = expected.get(word, 0) + 1
     until(lambda: refused(broker, front) == expected)
-    with socket.create_connection(place(broker, door), 20) as plain:
+    with socket.create_connection(place(broker, port), 20) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(600))
         assert is_put_out(plain)
     until(lambda: refused(broker, front) == expected | {"plain": 1})
@@ -104,8 +104,8 @@ def test_who_has_no_good_certificate_is_put_out(broker, identities, door):
 def test_other_versions_of_tls_are_not_spoken(broker, identities):
     context = context_of(identities, identities.client)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    for door in DOORS:
-        with socket.create_connection(place(broker, door), 20) as plain:
+    for port in TCP_PORTS:
+        with socket.create_connection(place(broker, port), 20) as plain:
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 context.wrap_socket(plain, server_hostname=HERE)
 

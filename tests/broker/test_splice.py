@@ -207,8 +207,8 @@ def test_a_subscriber_of_another_protocol_gets_the_same_bytes(tmp_path, way):
         subscriber.subscribe(TOPIC)
         with Sending(publisher, publish(data)):
             assert read_publish(subscriber) == data
-        broker.until(lambda: recorder.heard)
-        assert recorder.heard == [(TOPIC.decode(), data)]
+        broker.until(lambda: recorder.received)
+        assert recorder.received == [(TOPIC.decode(), data)]
         assert way == "copies" or not pipes_of(broker)._made, "memory was needed anyway"
 
 

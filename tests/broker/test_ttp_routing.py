@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tests.broker.single_front import alone, ended
+from tests.broker.single_front import ended, single_front
 from tests.broker.test_direct_delivery import eventually
 from tests.broker.ttp_peers import listening
 from transfer.broker.delivery import streaming_publish as passage
@@ -61,7 +61,7 @@ def started(tmp_path):
     made, brokers = [], []
 
     def start(*, keep=False, peers=2, settings=None):
-        manager = alone(
+        manager = single_front(
             tmp_path, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: keep
         )
         brokers.append(manager)
@@ -105,7 +105,7 @@ def test_each_frame_goes_on_at_once_as_it_came(started, keep):
         publisher.say(kind, topic, meta, data, flags, stream)
         assert subscriber.hear() == (kind, flags, stream, topic, meta, data)
     whole = b"".join(frame[5] for frame in frames)
-    broker.until(lambda: recorder.heard == [(name.decode(), whole)])
+    broker.until(lambda: recorder.received == [(name.decode(), whole)])
     if keep:
         broker.until(lambda: broker.hub.store.topic(name.decode()).kept == 1)
         assert kept(broker, name.decode()) == [whole]
@@ -252,7 +252,7 @@ def test_other_protocols_get_what_fits_where_nothing_is_kept(started):
         publisher.say(META, b"t")
         publisher.say(CHUNK, b"t", b"", bytes(size), EOF)
         assert [subscriber.hear()[0] for _ in range(2)] == [META, CHUNK]
-    broker.until(lambda: recorder.heard == [("t", bytes(50_000))])
+    broker.until(lambda: recorder.received == [("t", bytes(50_000))])
     assert recorder.dropped == 1 and broker.call(lambda: broker.front.shared.gathered) == 0
 
 

@@ -37,7 +37,7 @@ def test_a_gathered_stream_arrives_as_it_was_cut_and_is_one_message_to_others(tm
             frame = subscriber.read()
             found += [frame] if frame[3] != b"else" else []
         assert found == frames
-        broker.until(lambda: ("t", b"one" + bytes(70_000)) in recorder.heard)
+        broker.until(lambda: ("t", b"one" + bytes(70_000)) in recorder.received)
         assert broker.front.shared.gathered == 0 and not broker.front.shared.used
 
 
@@ -51,7 +51,7 @@ def test_interleaved_streams_of_one_publisher_are_published_as_they_end(tmp_path
         publisher.send(5, flags=EOF, number=2)
         assert publisher.ask(5, flags=EOF, number=1)[:3] == (6, 0, 1)
         assert publisher.ask(4, b"empty", flags=EOF | WANTED, number=1)[:3] == (6, 0, 1)
-        assert broker.call(lambda: recorder.heard) == [("b", b"22"), ("a", b"11"), ("empty", b"")]
+        assert broker.call(lambda: recorder.received) == [("b", b"22"), ("a", b"11"), ("empty", b"")]
 
 
 def test_a_stream_id_of_two_publishers_is_two_to_subscribers(tmp_path):

@@ -73,14 +73,14 @@ def turns(broker):
 def test_a_port_that_is_full_of_silent_connections_serves_the_next(tmp_path, port):
     few = Security(connections=3, unfinished=SILENT)
     with whole(tmp_path, security=few) as broker, ExitStack() as silent:
-        crowd = []
+        unfinished = []
         for _ in range(SILENT + 5):
-            crowd.append(silent.enter_context(dial(broker, port)))
-            crowd[-1].sendall(BEGINNINGS[port])
+            unfinished.append(silent.enter_context(dial(broker, port)))
+            unfinished[-1].sendall(BEGINNINGS[port])
         until(lambda: refused(broker, FRONTS.get(port, port)))
         turns(broker)
         good(broker, port)
-        until(lambda: is_put_out(crowd[0]))  # the oldest made room; before, it may have been greeted
+        until(lambda: is_put_out(unfinished[0]))  # the oldest made room; before, it may have been greeted
         assert set(refused(broker, FRONTS.get(port, port))) == {"crowded"}
 
 
@@ -113,8 +113,8 @@ def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tm
             """In one turn of the loop, so that nothing is read in between, and that turn has no time left."""
             monkeypatch.setattr(broker._lines, "may_read", lambda line: False)
             first.sendall(encode_publish("news", 4) + b"kept")
-            crowd, *_ = (crowd for crowd in broker.listeners._silent if len(crowd))
-            assert not crowd.evict_oldest()
+            unfinished, *_ = (unfinished for unfinished in broker.listeners._silent if len(unfinished))
+            assert not unfinished.evict_oldest()
             monkeypatch.undo()
 
         done = []
@@ -223,9 +223,9 @@ def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path,
         secure(tmp_path, identities, security=few, own=None, http=None) as broker,
         ExitStack() as stack,
     ):
-        crowd = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]
-        assert is_put_out(crowd[0])
-        for end in crowd[1:]:
+        unfinished = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]
+        assert is_put_out(unfinished[0])
+        for end in unfinished[1:]:
             end.sendall(encode_subscribe("news"))
         until(lambda: not broker.listeners.unfinished)
         with dial_tls(broker, "rqueue", identities, None) as late:

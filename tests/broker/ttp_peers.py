@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from tests.broker.single_front import Recorder, alone
+from tests.broker.single_front import Recorder, single_front
 from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import (
@@ -68,7 +68,7 @@ class Peer:
 @contextmanager
 def serving(folder, count, *, durable=False, settings=SETTINGS):
     """A broker of this front alone, and so many peers."""
-    with alone(
+    with single_front(
         folder, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: durable
     ) as broker:
         peers = [Peer(broker) for _ in range(count)]

@@ -13,7 +13,7 @@ import pytest
 from tests.broker.secure_peers import Identities
 from tests.fuzz import ways
 from tests.fuzz.doors import talk
-from tests.fuzz.serving import HERE, Held, Process, Serving, good_clients, serving
+from tests.fuzz.serving import HERE, FuzzedBroker, Held, Process, good_clients, serving
 from tests.fuzz.stranger import Drips, Strangers
 from transfer import cli
 from transfer.broker.clients.native import BrokerClient
@@ -37,7 +37,7 @@ _KINDS = {"rows": SocketType.PUSH, "pushes": SocketType.PUSH}
 class Attack:
     """Says talks at the doors of one broker, and sees after each few that it serves."""
 
-    def __init__(self, broker: Serving, good: Process, identities: Identities | None) -> None:
+    def __init__(self, broker: FuzzedBroker, good: Process, identities: Identities | None) -> None:
         self.broker, self.good, self.identities = broker, good, identities
         self.before = broker.held()
         self.slowest: dict[str, list[tuple[float, float]]] = {}

@@ -86,7 +86,7 @@ class Process:
         self.process.stdout.close()
 
 
-class Serving:
+class FuzzedBroker:
     """A broker and good clients at all of its doors."""
 
     def __init__(self, folder: Path, *options: str, **environment: str) -> None:
@@ -126,9 +126,9 @@ class Serving:
 
 
 @contextmanager
-def serving(folder: Path, *options: str, **environment: str) -> Iterator[Serving]:
+def serving(folder: Path, *options: str, **environment: str) -> Iterator[FuzzedBroker]:
     """A broker on a new folder; killed at the end, if it was not ended."""
-    broker = Serving(folder, *options, **environment)
+    broker = FuzzedBroker(folder, *options, **environment)
     try:
         yield broker
     finally:
@@ -136,7 +136,7 @@ def serving(folder: Path, *options: str, **environment: str) -> Iterator[Serving
 
 
 @contextmanager
-def good_clients(broker: Serving, **environment: str) -> Iterator[Process]:
+def good_clients(broker: FuzzedBroker, **environment: str) -> Iterator[Process]:
     """They go round in all doors meanwhile, and come in by this host's own way where there is one."""
     log = broker.folder.with_suffix(".good.log")
     environment["TRANSFER_LOCAL"] = "on"

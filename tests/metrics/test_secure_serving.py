@@ -65,14 +65,14 @@ def test_a_certificate_or_the_token_is_asked_for(authority, security):
 def test_a_crowd_that_says_too_little_blocks_nobody(authority, security):
     with transfer.Context(metrics_port=0, security=security) as context:
         port = context._metrics.port
-        crowd = [socket.create_connection((HERE, port), 20) for _ in range(100)]
+        unfinished = [socket.create_connection((HERE, port), 20) for _ in range(100)]
         try:
-            for connection in crowd:
+            for connection in unfinished:
                 connection.sendall(b"\x16")
             assert scrape(port, authority, authority.issue("asks"))[0] == 200
-            assert crowd[0].recv(1) == b"", "the oldest made room"
+            assert unfinished[0].recv(1) == b"", "the oldest made room"
         finally:
-            for connection in crowd:
+            for connection in unfinished:
                 connection.close()
 
 

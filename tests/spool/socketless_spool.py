@@ -1,4 +1,4 @@
-"""A spool without sockets and threads: its store and desk on the real log, and readers that ask it at once.
+"""A spool without sockets and threads: store and request handler on the real log, readers that ask at once.
 
 What happens is decided by the calls alone, so that a sequence of them can be repeated.
 """
@@ -70,7 +70,7 @@ class SocketlessSpool:
         faults = PeerFaults(logging.getLogger("transfer.spool"))
         answers = Answers(self.store, Memory)
         expiry = Expiry(self.store, Ages(), lambda *_: None)
-        self.desk = RequestHandler(
+        self.request_handler = RequestHandler(
             self.store, answers, self.committer, self._answer, 0, faults, expiry=expiry
         )
 
@@ -83,7 +83,7 @@ class SocketlessSpool:
             shutil.copytree(before.log.folder, folder)
         else:
             self.committer.flush()
-            self.desk.readers.note_all()
+            self.request_handler.readers.note_all()
         before.close()
         self._start(folder)
 
@@ -103,14 +103,14 @@ class SocketlessSpool:
 
     def put(self, identity, request, arrays):
         try:
-            self.desk.ask(identity, request, arrays)
+            self.request_handler.ask(identity, request, arrays)
         except TransferError as error:
             self._answer(identity, {}, {"id": request.id, "error": refusal(error)})
         self.serve()
 
     def serve(self):
         """Answers all requests for rows that can be answered."""
-        while not self.desk.readers.serve_waiting():
+        while not self.request_handler.readers.serve_waiting():
             pass
 
     def ask(self, request, arrays=None, *, commit=True):
@@ -134,19 +134,19 @@ class SocketlessSpool:
         try:
             sequence = self.store.receive(message, arrays)
         except TransferError as error:
-            self.desk.attempts.failed(message, error)
+            self.request_handler.attempts.failed(message, error)
             return
         if isinstance(message, TaskBegin) and sequence is not None:
-            self.desk.attempts.began(message)
+            self.request_handler.attempts.began(message)
         if isinstance(message, TaskEnd):
             if sequence is None:
-                self.desk.attempts.dropped(message)
+                self.request_handler.attempts.dropped(message)
             else:
-                self.committer.when_committed(sequence, lambda: self.desk.attempts.kept(message))
+                self.committer.when_committed(sequence, lambda: self.request_handler.attempts.kept(message))
 
     def tick(self):
         """Readers whose connections are gone have no lease any more."""
-        self.desk.tick(set(self.inboxes))
+        self.request_handler.tick(set(self.inboxes))
 
 
 class SocketlessConnection:

@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         if not self._left(one):
             key = one.run.name, one.job, one.partition, one.task.key[3]
             one.run.ends(one)
-            assert (self.spool.desk.attempts._ends[key] is None) == one.ended
+            assert (self.spool.request_handler.attempts._ends[key] is None) == one.ended
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
