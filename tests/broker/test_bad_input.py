@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker.all_fronts import clients, dial, serves, whole, zmtp
 from tests.broker.http_requests import ask
-from tests.core.raw import Raw
-from tests.faults.stranger import ended, hang_up, stranger
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import ended, hang_up, raw_peer
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.protocols.pybroker import encode_publish as encode_file
@@ -76,7 +76,7 @@ def test_a_length_that_cannot_be_costs_nothing(broker, case):
 def test_own_sockets_end_who_announces_too_much(broker, socket, kind):
     before = resident()
     for flags, words in ((0, {"length": HUGE}), (2, {"topic_length": (1 << 32) - 1, "length": HUGE})):
-        with stranger(broker.endpoints[socket], kind) as peer:
+        with raw_peer(broker.endpoints[socket], kind) as peer:
             peer.sendall(Raw(socket_type=kind, flags=flags, **words).encode())
             assert ended(peer)
     assert resident() - before < LITTLE
@@ -141,7 +141,7 @@ def test_a_message_that_is_cut_off_is_nothing(broker, front, end):
     data = WHOLE[front]
     for size in {1, 4, len(data) // 2, len(data) - 1}:
         if front in _KINDS:
-            with stranger(broker.endpoints[front], _KINDS[front]) as peer:
+            with raw_peer(broker.endpoints[front], _KINDS[front]) as peer:
                 peer.sendall(data[:size])
                 hang_up(peer) if end == "reset" else peer.close()
             continue

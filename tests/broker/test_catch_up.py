@@ -18,8 +18,8 @@ from hypothesis import given, settings, strategies as st
 import transfer
 from tests.broker.broker_processes import BrokerProcesses
 from tests.broker.in_process_broker import FREE, running
-from tests.core.raw import CONTROL, Raw
-from tests.faults.stranger import ended, speak, stranger
+from tests.core.raw_frames import CONTROL, Raw
+from tests.faults.raw_peer import ended, raw_peer, speak
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from tests.sockets.test_order import Cutter
@@ -534,7 +534,7 @@ def test_endpoints_that_cannot_be(context, kind, how, endpoint):
 def test_prefixes_that_are_not_utf8(broker):
     """Our SUBs refuse them themselves."""
     order = Raw(bytes([Control.SUBSCRIBE]) + bytes(4) + b"\xff", CONTROL, socket_type=int(SocketType.SUB))
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
         speak(bare, order)
         assert ended(bare)
 
@@ -552,7 +552,7 @@ def test_floods_end_their_connection(broker, client, monkeypatch, flood):
         "requests": [order + b"%d" % number for number in range(20_000)],
         "a position behind a subscription": [order + b"a", position + b"b"],
     }[flood]
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
         with contextlib.suppress(OSError):
             speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in said))
         assert ended(bare)
@@ -650,7 +650,7 @@ def test_control_frames_in_the_wrong_order(broker, said):
         "skipped": [encode_skipped(1, 1, b"t")],
         "offline behind a subscription": [offline, bytes([Control.SUBSCRIBE]) + bytes(4), offline],
     }[said]
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
         speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in words))
         assert ended(bare)
 

@@ -20,7 +20,7 @@ import pytest
 import transfer
 from tests.broker.all_fronts import HERE, zmtp
 from tests.broker.broker_with_few_descriptors import security
-from tests.security.test_strangers import client_hello
+from tests.security.test_unauthenticated_peers import client_hello
 from transfer.broker.clients.abtp import AbtpProducer
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from tests.broker.in_process_broker import FREE, running
-from tests.fuzz.doors import talk
-from tests.fuzz.stranger import Strangers
-from tests.fuzz.ways import plain
+from tests.fuzz.broker_conversations import talk
+from tests.fuzz.dialers import plain
+from tests.fuzz.hostile_clients import HostileClients
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.net.connection import Connection
@@ -43,10 +43,10 @@ def leases():
 def test_strangers_leave_nothing(tmp_path, port, no_collector):
     with running(tmp_path) as broker:
         before = len(leases())
-        strangers = Strangers(plain(("127.0.0.1", broker.ports[port])))
+        clients = HostileClients(plain(("127.0.0.1", broker.ports[port])))
         for seed in range(1500):
-            strangers.come(talk(port, seed), seed)
-        strangers.close()
+            clients.connect(talk(port, seed), seed)
+        clients.close()
         deadline = time.monotonic() + 20
         while len(ended()) > REMEMBERED or len(leases()) > before + 2:
             assert time.monotonic() < deadline, (len(ended()), len(leases()))
@@ -66,10 +66,10 @@ def test_no_connection_waits_for_the_collector(tmp_path, port, no_collector):
     with running(tmp_path, spool=FREE, abtp=AbtpEndpoints(FREE, FREE)) as broker:
         where = broker.ports.get(port) or int(broker.endpoints[port.removesuffix(" frames")].split(":")[2])
         for seeds in (range(20), range(100, 200)):
-            strangers = Strangers(plain(("127.0.0.1", where)))
+            clients = HostileClients(plain(("127.0.0.1", where)))
             for seed in seeds:
-                strangers.come(talk(port, seed), seed)
-            strangers.close()
+                clients.connect(talk(port, seed), seed)
+            clients.close()
             time.sleep(0.5)
             left = gc.collect()
         assert left < 400, "a connection that leaves a cycle leaves 20 objects and more"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.broker.in_process_broker import running
-from tests.log.test_looking import contents
+from tests.log.test_read_only import contents
 from transfer.broker.storage.audit import HEAD
 from transfer.broker.storage.folder_check import check
 from transfer.broker.storage.folder_parts import AUDIT, LOG, STATE, forget_lost

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from tests.broker.in_process_broker import running
-from tests.core.raw import Raw, eventually
+from tests.core.raw_frames import Raw, eventually
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.protocols.native import Join, Op, encode, encode_join
 from transfer.transports.core.wire import SocketType

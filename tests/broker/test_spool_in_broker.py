@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from tests.broker.http_requests import ask, until
 from tests.broker.in_process_broker import FREE, running
-from tests.cli.feeding import send_run
+from tests.cli.run_writer import send_run
 from transfer.broker.clients.native import BrokerClient
 from transfer.cli.runs import app
 from transfer.log.upkeep import Upkeep

@@ -11,7 +11,7 @@ import transfer
 from tests.broker.all_fronts import HERE, clients, dial, plain_dealer, whole
 from tests.broker.http_requests import ask, look, number_of, until
 from tests.broker.in_process_broker import running
-from tests.faults.stranger import ended
+from tests.faults.raw_peer import ended
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import Settings

@@ -16,7 +16,7 @@ import typer.main
 import transfer
 from tests.broker.http_requests import look, until
 from tests.broker.in_process_broker import running
-from tests.cli.feeding import send_run
+from tests.cli.run_writer import send_run
 from tests.cli.test_broker import ANYWHERE
 from transfer.broker.clients.native import BrokerClient
 from transfer.cli import app, bench, run

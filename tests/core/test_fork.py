@@ -11,7 +11,7 @@ import time
 import pytest
 
 from tests.core.conftest import BOTH, Kit
-from tests.core.raw import Raw, eventually, plain, read_frame
+from tests.core.raw_frames import Raw, eventually, plain, read_frame
 from transfer.transports.core import pure as twin
 from transfer.transports.errors import ForkedError, TransferError
 

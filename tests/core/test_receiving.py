@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from tests.core.conftest import BOTH, FILTERED
-from tests.core.raw import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
+from tests.core.raw_frames import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
 carried = BOTH

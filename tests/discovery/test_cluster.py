@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.discovery.namespaces import Cluster
-from tests.discovery.waiting import until
+from tests.discovery.waits import until
 
 pytestmark = pytest.mark.netns
 

@@ -11,7 +11,7 @@ import pytest
 
 import transfer
 from tests.broker.in_process_broker import ANYWHERE
-from tests.discovery.waiting import PATIENCE, drain, until
+from tests.discovery.waits import PATIENCE, drain, until
 from tests.ports import free_port
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.processes import Program

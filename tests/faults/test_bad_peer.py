@@ -16,8 +16,8 @@ import numpy
 import psutil
 import pytest
 
-from tests.core.raw import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
-from tests.faults.stranger import answered, awaited, dialled, ended, hang_up, seen, speak, stranger
+from tests.core.raw_frames import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
+from tests.faults.raw_peer import answered, awaited, dialled, ended, hang_up, raw_peer, seen, speak
 from tests.sockets.helpers import TCP, Thread, eventually
 from transfer import PUB, PULL, PUSH, REP, REQ, ROUTER
 from transfer.patterns.pub_sub import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
@@ -123,7 +123,7 @@ BAD_FRAMES = {
 def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
     reason, bad = BAD_FRAMES[case]
     watched = Watched(context, maxmsgsize=1_000_000)
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         speak(bare, Raw(b"before"), bad, bytes(64))
         assert watched.pull.recv() == b"before"
         watched.refuses(bare, reason)
@@ -133,7 +133,7 @@ def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
 def test_a_topic_that_is_longer_than_said(context):
     """It swallows the data, the data what comes next, and where a frame should begin there is none."""
     watched = Watched(context)
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         speak(bare, Raw(b"data", TOPIC, topic=b"topic", topic_length=9), b"next", bytes(64))
         assert watched.pull.recv_multipart() == [b"topicdata", b"next"]
         watched.refuses(bare, "magic")
@@ -143,7 +143,7 @@ def test_a_topic_that_is_longer_than_said(context):
 def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
     watched = Watched(context)
     waiting = Thread(watched.pull.recv)
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         speak(bare, Raw(magic=1), bytes(64))
         assert ended(bare)
         assert awaited(watched.monitor, "protocol_failed").reason == "magic"
@@ -156,7 +156,7 @@ def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
 @pytest.mark.parametrize("end", ["closed", "reset"])
 def test_a_frame_cut_in_the_middle(context, size, end):
     watched = Watched(context)
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         address = bare.getsockname()[:2]
         frame = Raw(bytes(size), TOPIC, topic=b"topic").encode()
         # Who speaks is read from meanwhile: how much the kernels keep in between is their affair.
@@ -184,7 +184,7 @@ def test_announced_messages_that_never_come_cost_no_memory(context):
     watched = Watched(context)
     with contextlib.ExitStack() as bare:
         for _ in range(50):
-            one = bare.enter_context(stranger(watched.pull.last_endpoint))
+            one = bare.enter_context(raw_peer(watched.pull.last_endpoint))
             speak(one, Raw(bytes(1000), length=3 << 30))
         assert eventually(lambda: len(watched.pull.peers()) == 51)
         resident = psutil.Process().memory_info().rss
@@ -226,7 +226,7 @@ def test_a_bad_tensor_ends_its_connection_and_no_other(context, case, receive):
     reason, bad = BAD_TENSORS[case]
     watched = Watched(context)
     options = {"out": numpy.zeros(3, "f4")} if receive == "out" else {}
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         speak(bare, bad)
 
         def look():
@@ -260,7 +260,7 @@ def test_bad_compression_ends_its_connection_and_no_other(context, case, how):
     meta = header(8, 1, 100) if how == "recv_tensor" else b""
     flags = LZ4 | (TENSOR if meta else 0)
     resident = psutil.Process().memory_info().rss
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         speak(bare, Raw(packed, flags, meta=meta))
 
         def look():
@@ -286,7 +286,7 @@ def test_a_server_survives_a_bad_request(context, ours, theirs):
     server.bind(TCP)
     monitor = server.get_monitor()
     serving = Thread(server.recv_multipart)
-    with stranger(server.last_endpoint, theirs) as bare:
+    with raw_peer(server.last_endpoint, theirs) as bare:
         speak(bare, Raw(b"", MORE), Raw(b"no LZ4" * 10, LZ4)) if ours is ROUTER else speak(
             bare, Raw(b"no LZ4" * 10, LZ4)
         )
@@ -360,7 +360,7 @@ def test_a_bad_beginning_ends_its_connection_and_no_other(context, case):
 def test_silence_inside_a_frame_of_a_peer_that_promised_heartbeats(context):
     watched = Watched(context, heartbeat_ivl=10, heartbeat_timeout=100)
     watched.push.heartbeat_ivl = 10
-    with stranger(watched.pull.last_endpoint, extra={"heartbeat_ms": 10}) as bare:
+    with raw_peer(watched.pull.last_endpoint, extra={"heartbeat_ms": 10}) as bare:
         speak(bare, Raw(b"data").encode()[:17])
         watched.look()
         event = awaited(watched.monitor, "silent")
@@ -376,7 +376,7 @@ def test_a_subscription_too_long_or_too_many(context):
     pub = context.socket(PUB)
     pub.bind(TCP)
     monitor = pub.get_monitor()
-    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+    with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
         order = b"\2" + struct.pack("<Q", 1)
         speak(bare, Raw(order + bytes(70_000), CONTROL, socket_type=3))
         assert awaited(monitor, "protocol_failed").reason == "control"
@@ -385,14 +385,14 @@ def test_a_subscription_too_long_or_too_many(context):
         (number.to_bytes(4, "little") for number in range(MAX_SUBSCRIPTIONS + 1)),
         (number.to_bytes(4, "little") + bytes(60_000) for number in range(MAX_SUBSCRIBED // 60_000 + 1)),
     ):
-        with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+        with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
             with contextlib.suppress(OSError):
                 for prefix in prefixes:
                     speak(bare, Raw(b"\2" + struct.pack("<I", 1) + prefix, CONTROL, socket_type=3))
             event = awaited(monitor, "protocol_failed")
             assert "more subscriptions than one peer may have" in str(event.error)
             assert ended(bare)
-    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+    with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
         speak(bare, Raw(b"data is not for a PUB", socket_type=3))
         assert awaited(monitor, "protocol_failed").reason == "flags"
         assert ended(bare)
@@ -403,7 +403,7 @@ def test_what_the_program_handles_meanwhile_keeps_its_traceback(context):
     pull = context.socket(PULL, rcvtimeo=2000)
     pull.bind(TCP)
     monitor = pull.get_monitor()
-    with stranger(pull.last_endpoint) as bare:
+    with raw_peer(pull.last_endpoint) as bare:
         try:
             raise ValueError("the program's own")
         except ValueError as own:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.stranger import awaited, seen
+from tests.faults.raw_peer import awaited, seen
 from tests.sockets.helpers import TCP, Thread, eventually
 from tests.sockets.processes import Program
 from transfer import DEALER, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB

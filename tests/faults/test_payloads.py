@@ -12,8 +12,8 @@ import numpy
 import psutil
 import pytest
 
-from tests.core.raw import Raw
-from tests.faults.stranger import seen, speak, stranger
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import raw_peer, seen, speak
 from tests.sockets.helpers import TCP, Thread, eventually, pair_of
 from tests.sockets.processes import Program
 from transfer import DEALER, PULL, PUSH, REP, REQ
@@ -152,7 +152,7 @@ def test_a_slow_sender_of_a_large_message_is_alive(context):
     push.wait_for_peers(1, 10)
     monitor = pull.get_monitor()
     frame = Raw(bytes(1_000_000)).encode()
-    with stranger(pull.last_endpoint, extra={"heartbeat_ms": 20}) as bare:
+    with raw_peer(pull.last_endpoint, extra={"heartbeat_ms": 20}) as bare:
         for start in range(0, 900_000, 50_000):
             speak(bare, frame[start : start + 50_000])
             push.send(b"%d" % start)

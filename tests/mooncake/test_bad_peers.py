@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tests.core.raw import LZ4, TENSOR, Raw, read_frame
-from tests.faults.stranger import answered, awaited, ended, speak, stranger
+from tests.core.raw_frames import LZ4, TENSOR, Raw, read_frame
+from tests.faults.raw_peer import answered, awaited, ended, raw_peer, speak
 from tests.faults.test_bad_peer import BAD_LZ4, BAD_TENSORS, header
 from tests.sockets.helpers import Thread
 from transfer import ZmqSocketOption
@@ -56,7 +56,7 @@ def test_a_bad_message_ends_its_connection_and_no_other(linked, case, how):
     else:
         pull.set_polling_mode(True)
         pull.set_socket_option(ZmqSocketOption.RCVTIMEO, 300)
-    with stranger(endpoint_of(pull)) as bare:
+    with raw_peer(endpoint_of(pull)) as bare:
         speak(bare, bad)
         if how == "polling":
             with pytest.raises(Again):

@@ -34,7 +34,7 @@ MORE = (
         "sockets/test_threads",
     ),
     *("sockets/test_lifecycle", "faults/test_killed", "faults/test_head_of_line", "faults/test_payloads"),
-    "faults/test_rest",
+    "faults/test_idle_connections",
 )
 #: parameters of tests that are about another transport, or about the core that has no say here
 _OTHERS = {"ipc", "inproc", "pure", "tcp6"}

@@ -7,7 +7,7 @@ COPIES = "tests/core/test_large_copies.py"
 CORE = ("tests/core",)
 #: where threads meet in a socket, and close it under receives
 _SOCKETS = (
-    *("threads", "lifecycle", "draining", "pair", "push_pull"),
+    *("threads", "lifecycle", "drain", "pair", "push_pull"),
     *("req_rep", "pub_sub", "secure", "router_dealer"),
 )
 SOCKETS = tuple(f"tests/sockets/test_{name}.py" for name in _SOCKETS)

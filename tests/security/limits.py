@@ -118,7 +118,7 @@ LIMITS = {
     ),
     ("own sockets", "time"): (
         seconds(TRANSFER.handshake_ivl / 1000),
-        "security/test_strangers.py::test_one_byte_after_the_other",
+        "security/test_unauthenticated_peers.py::test_one_byte_after_the_other",
     ),
     ("one host", "connections"): (
         number(door._MOST_WAITING),
@@ -231,20 +231,20 @@ LIMITS = {
     ),
     ("HTTP of metrics", "connections"): (
         f"{number(scraping._MOST)}; {number(scraping._MOST)}",
-        "metrics/test_secure_serving.py::test_who_is_known_is_answered_to_the_end",
+        "metrics/test_https_server.py::test_who_is_known_is_answered_to_the_end",
     ),
     ("HTTP of metrics", "bytes"): (
         "; ".join((size(scraping.MOST_HEAD), seconds(scraping._PATIENCE))),
-        "metrics/test_secure_serving.py::test_the_head_of_a_request_has_a_limit",
-        "metrics/test_secure_serving.py::test_a_head_has_a_limit_in_time",
+        "metrics/test_https_server.py::test_the_head_of_a_request_has_a_limit",
+        "metrics/test_https_server.py::test_a_head_has_a_limit_in_time",
     ),
     ("answers", "bytes"): (
         f"{size(http_client.MOST)}; {size(health._MOST)}",
-        "cli/test_answers.py::test_an_answer_without_end_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_without_end_is_given_up",
     ),
     ("answers", "time"): (
         f"{seconds(Reached().timeout)}; {seconds(_default(app.health, 'timeout'))}",
-        "cli/test_answers.py::test_an_answer_that_drips_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_that_drips_is_given_up",
     ),
     ("spool", "bytes of a request"): (
         "; ".join((size(protocol.MAX_REQUEST), size(protocol.MAX_ANSWER), size(reader._MOST_UNSENT))),
@@ -264,8 +264,8 @@ LIMITS = {
                 number(_REGISTRY.watchers),
             )
         ),
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_everything",
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_watchers",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_everything",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_watchers",
     ),
     ("all fronts", "bytes of large payloads"): (
         size(MOST_GATHERED),

@@ -71,12 +71,12 @@ def pair():
         end.close()
 
 
-def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
+def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, pki, core):
     ours, theirs = pair
     ours.setblocking(False)
-    channel = Credentials(paper.security(clients="token", token=TOKEN), core).channel(ours.fileno())
+    channel = Credentials(pki.security(clients="token", token=TOKEN), core).channel(ours.fileno())
     came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.create_default_context(cafile=paper.authority.path)
+    context = ssl.create_default_context(cafile=pki.authority.path)
     peer = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
     done = False
     while not done:

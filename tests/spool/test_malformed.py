@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import transfer
-from tests.core.raw import eventually
+from tests.core.raw_frames import eventually
 from transfer.peer_faults import PeerFaults
 from transfer.spool import Spool
 from transfer.spool.client.connection import ReconnectingClient, SpoolConnection
