@@ -27,7 +27,7 @@ def zmtp(kind=b"DEALER"):
     return greeting + bytes([4, len(ready)]) + ready
 
 
-def whole(folder, **changes):
+def all_fronts(folder, **changes):
     """A broker with all fronts and HTTP."""
     return running(folder, abtp=ANYWHERE, http=0, **changes)
 

@@ -25,14 +25,14 @@ def ask(port: int, path: str, *, method: str = "GET", body: Any = None, **header
         connection.close()
 
 
-def look(port: int, path: str, **headers: str) -> Any:
+def get_json(port: int, path: str, **headers: str) -> Any:
     """The JSON at a path under /api/, which has to be there."""
     status, text = ask(port, f"/api/{path}", **headers)
     assert status == 200, text
     return json.loads(text)
 
 
-def number_of(port: int, sample: str) -> float:
+def metric_value(port: int, sample: str) -> float:
     """A number of /metrics, by its name and labels."""
     _, text = ask(port, "/metrics")
     for line in text.splitlines():

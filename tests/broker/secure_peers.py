@@ -82,7 +82,7 @@ def dial(broker, port, identities, issued, *protocols):
             yield connection
 
 
-def is_put_out(connection):
+def is_disconnected(connection):
     """Waits until the other side ends the connection; False: it says something."""
     try:
         return connection.recv(1) == b""

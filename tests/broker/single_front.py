@@ -99,7 +99,7 @@ def single_front(folder, *makers, durable=lambda name: True, most=1000, **log) -
         broker.close()
 
 
-def ended(connection: socket.socket) -> bool:
+def is_closed(connection: socket.socket) -> bool:
     """Waits until the other side has ended the connection; False if it says something instead."""
     try:
         return connection.recv(1) == b""

@@ -17,7 +17,7 @@ import pytest
 import transfer
 from tests.broker.broker_processes import BrokerProcesses
 from tests.broker.in_process_broker import running
-from tests.broker.single_front import ended, single_front
+from tests.broker.single_front import is_closed, single_front
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.announced import Announced, AnnouncedLimits
 from transfer.broker.fronts.native_publisher import NativePublisher
@@ -172,7 +172,7 @@ def test_what_does_not_fit_is_refused_at_once(tmp_path, protocol):
                 assert head[2] == 8 and head[4] == 9
                 assert json.loads(peer.recv(head[7], socket.MSG_WAITALL))["code"] == "full"
             else:
-                assert ended(peer) and broker.front.counters["refused"] == 1
+                assert is_closed(peer) and broker.front.counters["refused"] == 1
         assert broker.call(lambda: broker.hub.announced.nbytes) == 0
         with connect(broker.port) as peer:
             peer.sendall(announce(GIB - 1))
@@ -185,7 +185,7 @@ def test_who_stalls_is_dropped_and_its_share_is_free(tmp_path, protocol):
         peer.sendall(PROTOCOLS[protocol](2 * MIB) + b"begun")
         broker.until(lambda: broker.hub.announced.nbytes == 2 * MIB - 5)
         broker.tick(PublishingSettings().stalled + 1)
-        assert ended(peer) and broker.front.counters["stalled"] == 1
+        assert is_closed(peer) and broker.front.counters["stalled"] == 1
         broker.until(lambda: broker.hub.announced.nbytes == 0)
 
 

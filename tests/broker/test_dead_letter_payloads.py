@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.broker.http_requests import ask, look, until
+from tests.broker.http_requests import ask, get_json, until
 from tests.broker.in_process_broker import running
 from transfer.broker import server
 from transfer.broker.clients.native import BrokerClient
@@ -76,7 +76,7 @@ def replay(broker, *ids, consumer="billing", topic="orders"):
 
 
 def inspected(broker, id):
-    (found,) = look(broker.ports["http"], f"admin/dlq/inspect?id={id}")["letters"]
+    (found,) = get_json(broker.ports["http"], f"admin/dlq/inspect?id={id}")["letters"]
     return found
 
 
@@ -340,7 +340,7 @@ def test_a_full_disk_is_waited_for(tmp_path, monkeypatch):
         client.publish("orders", LARGE)
         die(broker, billing, billing.recv())
         assert not full and len(files(tmp_path)) == 1
-        until(lambda: look(broker.ports["http"], "groups")["groups"][0]["lag"], 0)
+        until(lambda: get_json(broker.ports["http"], "groups")["groups"][0]["lag"], 0)
 
 
 #: a broker that is killed behind the file of the first letter, and in front of its row

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.broker.http_requests import ask, look, until
+from tests.broker.http_requests import ask, get_json, until
 from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
@@ -45,7 +45,7 @@ def replay(broker, *ids, consumer="billing", topic="orders"):
 
 
 def letters(broker):
-    return look(broker.ports["http"], "admin/dlq/list")["letters"]
+    return get_json(broker.ports["http"], "admin/dlq/list")["letters"]
 
 
 def die(broker, consumer, message):
@@ -74,7 +74,7 @@ def test_a_tensor_comes_back_as_it_was(broker, client, nbytes):
     assert letters(broker) == []
     client.publish("orders", b"next")
     assert archive.recv().offset == 2, "the replay was not for the archive"
-    assert [one["lag"] for one in look(broker.ports["http"], "groups")["groups"]] == [1, 1]
+    assert [one["lag"] for one in get_json(broker.ports["http"], "groups")["groups"]] == [1, 1]
 
 
 def test_who_has_subscribed_is_not_told_again(broker, client):
@@ -99,7 +99,7 @@ def test_it_survives_a_restart_as_the_one_group_s_own(tmp_path):
         billing.leave()
         replay(broker, "orders/billing/0")
     with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
-        assert {one["group"]: one["lag"] for one in look(broker.ports["http"], "groups")["groups"]} == {
+        assert {one["group"]: one["lag"] for one in get_json(broker.ports["http"], "groups")["groups"]} == {
             "archive": 0,
             "billing": 1,
         }

@@ -14,7 +14,7 @@ import pytest
 
 import transfer
 from tests.broker import abtp_front
-from tests.broker.all_fronts import HERE, whole
+from tests.broker.all_fronts import HERE, all_fronts
 from tests.broker.in_process_broker import running
 from tests.broker.native_peers import wait_for
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
@@ -22,7 +22,7 @@ from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
-from transfer.broker.fronts import native_plain as own_plain, native_waiting as own_waiting
+from transfer.broker.fronts import native_plain, native_waiting
 from transfer.broker.protocols.native import HELD_UP, Op, decode, decode_words, encode
 from transfer.broker.protocols.ttp import (
     HEADER_SIZE,
@@ -100,7 +100,7 @@ def test_a_publisher_hears_that_the_log_is_full_and_who_holds_it(tmp_path, disk)
 
 
 def test_more_than_may_wait_is_refused_and_published_again_in_order(tmp_path, disk, monkeypatch):
-    monkeypatch.setattr(own_waiting, "_EACH", 8 * (30_000 + 256) * 3)
+    monkeypatch.setattr(native_waiting, "_EACH", 8 * (30_000 + 256) * 3)
     with full_log(tmp_path, disk) as (_, _, consumer, other, _):
         asked = [other.publish("t", PAYLOAD + b"%d" % one, wait=False) for one in range(100)]
         with pytest.raises(LogFull, match="too many publishes wait already"):
@@ -141,8 +141,8 @@ def test_a_program_that_does_not_know_the_word_passes_it_over(tmp_path, disk):
 
 def test_a_disk_that_is_far_behind_stops_reading_for_a_moment_alone(tmp_path, monkeypatch):
     """Beyond what may wait senders wait by the socket, acknowledgements for a second at most."""
-    monkeypatch.setattr(own_waiting, "_EACH", 100_000)
-    monkeypatch.setattr(own_waiting, "_STOP", 0.05)
+    monkeypatch.setattr(native_waiting, "_EACH", 100_000)
+    monkeypatch.setattr(native_waiting, "_STOP", 0.05)
     with running(tmp_path) as broker:
         endpoint = broker.endpoints["requests"]
         behind = threading.Event()
@@ -227,7 +227,7 @@ def test_what_a_ttp_publisher_is_told_is_an_error_about_no_frame(tmp_path, disk)
 
 @pytest.mark.parametrize("nbytes", [10, 2 << 20])
 def test_a_request_is_answered_while_the_log_is_full(tmp_path, disk, monkeypatch, nbytes):
-    monkeypatch.setattr(own_plain, "_PATIENCE", 0.2)
+    monkeypatch.setattr(native_plain, "_PATIENCE", 0.2)
     with full_log(tmp_path, disk) as (broker, *_), transfer.Context() as context:
         with context.socket(transfer.REQ) as program:
             program.rcvtimeo = 20_000
@@ -237,7 +237,7 @@ def test_a_request_is_answered_while_the_log_is_full(tmp_path, disk, monkeypatch
             assert answer["kept"] is False
             assert "the log is full" in answer["error"]
             assert "group 'g' of topic 't' holds" in answer["error"]
-            monkeypatch.setattr(own_plain, "_PATIENCE", 20.0)
+            monkeypatch.setattr(native_plain, "_PATIENCE", 20.0)
             program.send_multipart([b"t", bytes(nbytes)])
             disk.clear()
             assert json.loads(program.recv()) == {"kept": True}
@@ -263,7 +263,7 @@ def test_pybroker_and_rqueue_say_where_to_look(tmp_path, disk):
 @pytest.mark.parametrize("mode", ["direct", "fanout"])
 def test_the_message_that_finds_the_log_full_is_throttled_too(tmp_path, disk, mode, nbytes):
     """It is not only those behind it that are answered."""
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         endpoint = broker.endpoints["abtp router"]
         with AbtpConsumer("w", ["kept.d"], endpoint), AbtpProducer(endpoint, timeout=10) as producer:
             topic = "kept.d" if mode == "direct" else "kept.f"

@@ -10,8 +10,8 @@ import pytest
 
 from tests.broker.stepped_hub import SteppedHub, stepped_hub
 from transfer.broker.core.message import Front, Message
-from transfer.broker.delivery import group_reader as group_reading
-from transfer.broker.storage import group_journal_writer as noting
+from transfer.broker.delivery import group_reader
+from transfer.broker.storage import group_journal_writer
 from transfer.log import Retention
 from transfer.transports.errors import InternalError, UsageError
 
@@ -60,7 +60,7 @@ def test_only_what_is_kept_goes_out(tmp_path):
 @pytest.mark.parametrize("seed", range(3))
 def test_restarts_at_random(tmp_path, monkeypatch, seed):
     """Messages of all sizes, acknowledged out of order, summaries in between, ten restarts."""
-    monkeypatch.setattr(noting, "SUMMARY_AFTER", 20)
+    monkeypatch.setattr(group_journal_writer, "SUMMARY_AFTER", 20)
     rng = random.Random(seed)
     sent, done, attempts = [], set(), defaultdict(int)
     for _ in range(10):
@@ -241,7 +241,7 @@ def test_tensor_headers_come_with_the_message(tmp_path):
 
 def test_what_cannot_be_read_goes_back_and_comes_later(tmp_path, monkeypatch, caplog):
     """No memory for one more mapping, say: nobody holds it, and its attempts do not count."""
-    monkeypatch.setattr(group_reading, "UNREADABLE", 0.02)
+    monkeypatch.setattr(group_reader, "UNREADABLE", 0.02)
     with stepped_hub(tmp_path) as stepped:
         for number in range(5):
             stepped.publish("t", b"%d" % number)
@@ -266,7 +266,7 @@ def test_what_cannot_be_read_goes_back_and_comes_later(tmp_path, monkeypatch, ca
 
 def test_few_large_messages_go_out_at_once(tmp_path, monkeypatch):
     """As many as come to some bytes; then it is looked whether the consumer takes more."""
-    monkeypatch.setattr(group_reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(group_reader, "MOST_BYTES", 1000)
 
     class Full(Taker):
         def deliver(self, messages):

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tests.broker.all_fronts import dial, whole
+from tests.broker.all_fronts import all_fronts, dial
 from tests.broker.http_requests import ask
 from transfer.broker.http.app import _errors_as_json
 
@@ -37,7 +37,7 @@ NONSENSE = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with whole(tmp_path_factory.mktemp("data")) as broker:
+    with all_fronts(tmp_path_factory.mktemp("data")) as broker:
         yield broker
 
 
@@ -85,7 +85,7 @@ def test_an_expectation_that_is_no_text_is_refused_in_one_line(broker, caplog):
 
 
 def test_a_request_that_is_cut_off_leaves_nothing_behind(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING), whole(tmp_path) as broker:
+    with caplog.at_level(logging.WARNING), all_fronts(tmp_path) as broker:
         for _ in range(20):
             with dial(broker, "http") as connection:
                 connection.sendall(b"GET /livez HTTP/1.1\r\nHost: x\r\nContent-Length: 50\r\n\r\n{")

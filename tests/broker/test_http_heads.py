@@ -12,8 +12,8 @@ import pytest
 from tests.broker import test_connection_floods as floods
 from tests.broker.all_fronts import dial
 from tests.broker.in_process_broker import running
-from tests.broker.secure_peers import dial as dial_secured, is_put_out, refused, secure, until
-from transfer.broker.http import server as serving
+from tests.broker.secure_peers import dial as dial_secured, is_disconnected, refused, secure, until
+from transfer.broker.http import server
 from transfer.broker.http.request_head_limit import AT_ONCE, MOST, MOST_HEADERS
 
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -82,7 +82,7 @@ def test_a_head_behind_another_request_has_a_limit(broker):
 
 
 def test_trailers_have_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "_LINGERING", 60.0)  # they are waited for
+    monkeypatch.setattr(server, "_LINGERING", 60.0)  # they are waited for
     with running(tmp_path, http=0, handshake=600.0, **NONE) as broker:
         with dial(broker, "http") as connection:
             connection.sendall(CHUNKED)
@@ -137,7 +137,7 @@ def test_a_body_is_no_head(broker, size):
 
 def test_a_later_head_has_a_limit_in_time(tmp_path, monkeypatch):
     """However often a byte of it comes."""
-    monkeypatch.setattr(serving, "KEEP_ALIVE", 0.3)
+    monkeypatch.setattr(server, "KEEP_ALIVE", 0.3)
     with running(tmp_path, http=0, **NONE) as broker, dial(broker, "http") as connection:
         connection.sendall(WHOLE + b"\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -163,7 +163,7 @@ def test_who_shows_a_certificate_is_not_put_out_by_those_who_say_nothing(tmp_pat
         good.sendall(WHOLE[:10])
         silent = [come(None) for _ in range(5)]
         until(lambda: refused(broker, "http").get("crowded", 0) >= 2)
-        assert is_put_out(silent[0])
+        assert is_disconnected(silent[0])
         good.sendall(WHOLE[10:] + b"\r\n")
         assert good.recv(65536).startswith(b"HTTP/1.1 200")
 

@@ -10,7 +10,7 @@ from aiohttp import web
 from tests.broker.all_fronts import dial
 from tests.broker.in_process_broker import running
 from tests.broker.secure_peers import OWN_TOKEN, TOKEN, refused, until
-from transfer.broker.http import server as serving
+from transfer.broker.http import server
 from transfer.transports.security.settings import Security
 
 ANNOUNCED = b"POST /livez HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000000\r\n"
@@ -33,7 +33,7 @@ def ask(stack, broker, request):
 @pytest.mark.parametrize("request_", [ANNOUNCED, CHUNKED], ids=["length", "chunked"])
 @pytest.mark.parametrize("settings", [GUARDED, OPEN], ids=["token", "open"])
 def test_a_body_that_never_comes_holds_no_place(tmp_path, monkeypatch, settings, request_):
-    monkeypatch.setattr(serving, "_LINGERING", 60.0)  # all of them are there at once
+    monkeypatch.setattr(server, "_LINGERING", 60.0)  # all of them are there at once
     with running(tmp_path, http=0, **NONE, **settings) as broker, ExitStack() as stack:
         unfinished = [ask(stack, broker, request_) for _ in range(4)]
         until(lambda: refused(broker, "http") == {"crowded": 1})

@@ -11,7 +11,7 @@ from tests.broker.stepped_hub import stepped_hub
 from tests.broker.test_groups import Taker as _Taker
 from transfer.broker import turns as in_turns
 from transfer.broker.delivery import groups
-from transfer.broker.fronts import native_consumers as own_consumers, native_requests as own_requests
+from transfer.broker.fronts import native_consumers, native_requests
 from transfer.broker.protocols.native import Join, Op, encode, encode_join
 from transfer.broker.protocols.native_batch import encode_several
 from transfer.broker.turns import InTurns
@@ -92,8 +92,8 @@ def test_one_group_too_many_is_refused(tmp_path):
 def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave_in_turns(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(own_consumers, "MOST_CONSUMERS", 7)
-    monkeypatch.setattr(own_requests, "_LEAVE_AT_ONCE", 2)
+    monkeypatch.setattr(native_consumers, "MOST_CONSUMERS", 7)
+    monkeypatch.setattr(native_requests, "_LEAVE_AT_ONCE", 2)
     with running(tmp_path) as broker:
         with program(broker.endpoints["requests"]) as one:
             for number in range(7):
@@ -111,13 +111,13 @@ def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave
 def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
     turns = []
-    take = own_requests.NativeRequests._take_words
+    take = native_requests.NativeRequests._take_words
 
     def note(requests, identity, words, begin=0):
         turns.append((begin, len(words)))
         take(requests, identity, words, begin)
 
-    monkeypatch.setattr(own_requests.NativeRequests, "_take_words", note)
+    monkeypatch.setattr(native_requests.NativeRequests, "_take_words", note)
     with running(tmp_path) as broker, program(broker.endpoints["requests"]) as one:
         joins = [encode(Op.JOIN, number, encode_join(Join("t", f"g{number}"))) for number in range(5)]
         publish, leave = encode(Op.PUBLISH, 9, b"t"), encode(Op.LEAVE, 2)

@@ -13,7 +13,7 @@ from tests.broker.native_peers import wait_for
 from tests.core.raw_frames import Raw
 from tests.faults.raw_peer import raw_peer
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.fronts import native_requests as own_requests
+from transfer.broker.fronts import native_requests
 from transfer.broker.protocols.native import Join, Op, decode, encode, encode_join
 from transfer.broker.protocols.native_batch import decode_several, encode_several
 from transfer.transports.core.wire import SocketType
@@ -184,7 +184,7 @@ def test_a_program_without_a_name_of_its_own_stays_a_member(broker):
 
 
 def test_a_program_that_never_reads_its_answers_is_let_go(broker, client, monkeypatch):
-    monkeypatch.setattr(own_requests, "_MOST_UNREAD", 1000)
+    monkeypatch.setattr(native_requests, "_MOST_UNREAD", 1000)
     nonsense = encode(Op.ACK, 999)
     with raw_peer(broker.endpoints["requests"], SocketType.DEALER) as silent:
         silent.settimeout(20)

@@ -14,10 +14,10 @@ from tests.broker.in_process_broker import ANYWHERE, FREE, running
 from tests.broker.native_peers import wait_for
 from tests.broker.native_programs import program
 from transfer.broker.clients.native import BrokerClient
-from transfer.broker.delivery import group_reader as group_reading
+from transfer.broker.delivery import group_reader
 from transfer.broker.delivery.group_contract import LARGE
 from transfer.broker.fronts import (
-    native_consumers as own_consumers,
+    native_consumers,
     native_downloads as own_offers,
     native_queue as own_queue,
 )
@@ -33,8 +33,8 @@ MOST, AT_ONCE = 8 << 20, 2 << 20
 
 @pytest.fixture
 def broker(tmp_path, monkeypatch):
-    monkeypatch.setattr(own_consumers, "MOST_WAITING", MOST)
-    monkeypatch.setattr(group_reading, "MOST_BYTES", AT_ONCE)
+    monkeypatch.setattr(native_consumers, "MOST_WAITING", MOST)
+    monkeypatch.setattr(group_reader, "MOST_BYTES", AT_ONCE)
     with running(tmp_path) as broker:
         yield broker
 
@@ -140,7 +140,7 @@ def test_nothing_is_read_for_a_program_that_has_gone(broker, published):
 
 def test_what_waits_for_all_who_pull_has_a_limit_in_bytes(tmp_path, monkeypatch):
     monkeypatch.setattr(own_queue, "MOST_WAITING", MOST)
-    monkeypatch.setattr(group_reading, "MOST_BYTES", AT_ONCE)
+    monkeypatch.setattr(group_reader, "MOST_BYTES", AT_ONCE)
     own = replace(ANYWHERE.own, queues={"t": FREE})
     with (
         running(tmp_path, own=own) as broker,
@@ -183,7 +183,7 @@ def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
 
 
 def test_who_refuses_more_than_can_be_kept_gets_no_more_for_now(broker, monkeypatch):
-    monkeypatch.setattr(own_consumers, "MAX_PENDING_DEAD_LETTERS", 20)
+    monkeypatch.setattr(native_consumers, "MAX_PENDING_DEAD_LETTERS", 20)
     held = []
     bury = broker.hub.groups.dead_letters._store
     monkeypatch.setattr(broker.hub.groups.dead_letters, "_store", lambda *dead: held.append(dead))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies as st
 
-from transfer.broker.net import pending_connections as pending_connections
+from transfer.broker.net import pending_connections
 from transfer.broker.net.pending_connections import PendingConnections
 from transfer.transports.connect.pending import PendingBudget
 

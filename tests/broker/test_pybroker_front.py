@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.single_front import Turns, ended, receive, single_front
+from tests.broker.single_front import Turns, is_closed, receive, single_front
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
@@ -172,7 +172,7 @@ def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
     with single_front(tmp_path, front(largest=1 << 19)) as broker, client(broker) as other:
         with broker.connect() as plain:
             plain.sendall(encode_publish("logs", 2) + b"ok" + data)
-            assert ended(plain)
+            assert is_closed(plain)
         assert next(other.follow("logs", interval=0.01)) == b"ok"  # what was whole before counts
         assert broker.front.counters["refused"] == 1
         broker.until(lambda: broker.front.connections == 1)
@@ -232,7 +232,7 @@ def test_who_stops_in_the_middle_is_cut_off(tmp_path, part):
             broker.tick(29)
             assert broker.front.connections == 2
             broker.tick(31)
-            assert ended(plain)
+            assert is_closed(plain)
             assert broker.front.counters["stalled"] == 1
             assert idle.fetch("other") == b""
             large = part.startswith(encode_publish("logs", 1 << 20))

@@ -10,7 +10,7 @@ import threading
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.single_front import Turns, ended, receive, single_front
+from tests.broker.single_front import Turns, is_closed, receive, single_front
 from tests.broker.vectors import vectors
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import Notification, RqueueClient
@@ -190,7 +190,7 @@ def test_who_stops_in_the_middle_is_cut_off(broker):
         broker.tick(29)
         assert broker.front.connections == 2
         broker.tick(31)
-        assert ended(plain)
+        assert is_closed(plain)
         subscribed(idle)  # it said nothing for as long, but in no middle
     assert broker.front.counters["stalled"] == broker.front.counters["broken_off"] == 1
 
@@ -266,7 +266,7 @@ def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
         subscribed(other, "news")
         with broker.connect() as plain:
             plain.sendall(encode_publish("news", 2) + b"ok" + data)
-            assert ended(plain)
+            assert is_closed(plain)
         assert other.recv() == ("news", b"ok")  # what was whole before counts
         assert broker.front.counters["refused"] == 1
         broker.until(lambda: broker.front.connections == 1)

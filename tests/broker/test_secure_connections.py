@@ -14,7 +14,7 @@ from tests.broker.secure_peers import (
     HERE,
     context_of,
     dial,
-    is_put_out,
+    is_disconnected,
     place,
     refused,
     secure,
@@ -56,7 +56,7 @@ def test_those_who_say_nothing_keep_nobody_out(tmp_path, identities, port):
             pass
         assert sum(refused(broker, port).values()) >= MANY - 300
         assert set(refused(broker, port)) <= {"crowded"}
-        assert is_put_out(unfinished[0]), "the oldest made room"
+        assert is_disconnected(unfinished[0]), "the oldest made room"
 
 
 @pytest.mark.parametrize("port", ["rqueue", "ttp", "abtp router"])
@@ -74,7 +74,7 @@ def test_who_takes_too_long_is_put_out(tmp_path, identities, port):
             slow.sendall(goes.read()[:50])
             half.sendall(b"\x16")
             for connection in (slow, silent, half):
-                assert is_put_out(connection)
+                assert is_disconnected(connection)
         front = port.partition(" ")[0]
         assert refused(broker, front) == {"late": 3}
 
@@ -86,7 +86,7 @@ def test_no_more_are_let_in_than_are_allowed(tmp_path, identities):
             open_now.enter_context(dial(broker, "rqueue", identities, identities.client))
         until(lambda: broker.fronts["rqueue"].connections == 2)
         with dial(broker, "rqueue", identities, identities.client) as third:
-            assert is_put_out(third)
+            assert is_disconnected(third)
         assert refused(broker, "rqueue") == {"crowded": 1}
         open_now.close()
         until(lambda: broker.fronts["rqueue"].connections == 0)
@@ -187,7 +187,7 @@ def test_a_clean_stop_lets_them_finish_and_an_end_ends_them(tmp_path, identities
             with socket.create_connection(place(broker, "rqueue"), 20) as unfinished:
                 until(lambda: broker.listeners.unfinished == 1)
                 broker.drain()
-                assert is_put_out(unfinished)
+                assert is_disconnected(unfinished)
                 assert not refused(broker, "rqueue"), "not since it took too long"
             with pytest.raises(OSError), socket.create_connection((HERE, port), 5) as late:
                 assert late.recv(1) != b""

@@ -13,7 +13,7 @@ from tests.broker.secure_peers import (
     TCP_PORTS,
     context_of,
     dial,
-    is_put_out,
+    is_disconnected,
     place,
     refused,
     secure,
@@ -91,13 +91,13 @@ def test_who_has_no_good_certificate_is_put_out(broker, identities, port):
         if front == "http" and issued is None:
             continue
         with dial(broker, port, identities, issued) as connection:
-            assert is_put_out(connection), kind
+            assert is_disconnected(connection), kind
         word = identities.words.get(kind, "certificate")
         expected[word] = expected.get(word, 0) + 1
     until(lambda: refused(broker, front) == expected)
     with socket.create_connection(place(broker, port), 20) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(600))
-        assert is_put_out(plain)
+        assert is_disconnected(plain)
     until(lambda: refused(broker, front) == expected | {"plain": 1})
 
 
@@ -199,7 +199,7 @@ def test_a_client_hello_that_comes_byte_by_byte_is_waited_for(broker, identities
     with socket.create_connection(place(broker, "ttp"), 20) as half:
         half.sendall(hello[:100])
         half.shutdown(socket.SHUT_WR)
-        assert is_put_out(half)
+        assert is_disconnected(half)
     assert refused(broker, "ttp") == {"closed": 1}
 
 

@@ -11,9 +11,9 @@ import threading
 import pytest
 
 from tests.broker.single_front import PATIENCE
-from tests.broker.ttp_peers import MIB, listening, serving
+from tests.broker.ttp_peers import MIB, serving, subscribed_to_all
 from transfer.broker.fronts.ttp_connection import TtpConnection
-from transfer.broker.net import splice as pipes_module
+from transfer.broker.net import splice
 from transfer.broker.protocols.ttp import EOF, WANTED, TtpKind, encode_head
 from transfer.transports.connect.pacing import unpace
 
@@ -125,7 +125,7 @@ def test_a_slow_subscriber_holds_up_nobody_within_its_limit_and_gets_all_in_orde
     tmp_path, way, most, monkeypatch
 ):
     """most: with few pipes it is given copies in between."""
-    monkeypatch.setattr(pipes_module, "_MOST", most)
+    monkeypatch.setattr(splice, "_MOST", most)
     large = [payload(4 * MIB, salt) for salt in range(5)]
     with serving(tmp_path, 4) as (broker, publisher, slow, *quick):
         for peer in (slow, *quick):
@@ -203,7 +203,7 @@ def test_nobody_listens_and_it_is_acknowledged_all_the_same(tmp_path, way):
 def test_a_subscriber_of_another_protocol_gets_the_same_bytes(tmp_path, way):
     data = payload(3 * MIB)
     with serving(tmp_path, 2) as (broker, publisher, subscriber):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         subscriber.subscribe(TOPIC)
         with Sending(publisher, publish(data)):
             assert read_publish(subscriber) == data
@@ -243,7 +243,7 @@ def test_where_the_system_refuses_it_goes_by_copies(tmp_path, monkeypatch, numbe
     def refuses(*arguments, **options):
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(pipes_module.os, "splice", refuses)
+    monkeypatch.setattr(splice.os, "splice", refuses)
     data = payload(3 * MIB)
     with serving(tmp_path, 2) as (_, publisher, subscriber):
         subscriber.subscribe(TOPIC)
@@ -259,7 +259,7 @@ def test_many_slow_subscribers_take_no_more_pipes_than_there_may_be(tmp_path):
             peer.subscribe(TOPIC)
         with Sending(publisher, publish(data), publish(b"end")):
             pass
-        assert pipes_of(broker)._made <= pipes_module._MOST
+        assert pipes_of(broker)._made <= splice._MOST
         for peer in subscribers:
             assert read_publish(peer) == data
             assert read_publish(peer) == b"end"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import transfer
-from tests.broker.http_requests import ask, look, number_of, until
+from tests.broker.http_requests import ask, get_json, metric_value, until
 from tests.broker.in_process_broker import FREE, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.clients.native import BrokerClient
@@ -38,18 +38,18 @@ def test_numbers_are_those_of_what_happened(broker):
             client.publish("a", b"12345")
         client.publish("live/b", b"123")
         assert [client.recv().content for _ in range(3)] == [b"12345"] * 3
-        assert number_of(http, 'transfer_broker_connections{front="rqueue"}') == 1
-        until(lambda: number_of(http, "transfer_broker_unsynced_bytes"), 0)
-    assert number_of(http, 'transfer_broker_messages_total{topic="a"}') == 3
-    assert number_of(http, 'transfer_broker_message_bytes_total{topic="a"}') == 15
-    assert number_of(http, 'transfer_broker_messages_total{topic="live/b"}') == 1
-    assert number_of(http, 'transfer_broker_front_events_total{event="published",front="rqueue"}') == 4
-    assert number_of(http, 'transfer_broker_front_events_total{event="notified",front="rqueue"}') == 3
-    until(lambda: number_of(http, 'transfer_broker_connections{front="rqueue"}'), 0)
-    assert number_of(http, "transfer_broker_topics") == 2
-    assert number_of(http, "transfer_broker_ready") == 1
-    assert number_of(http, "transfer_broker_log_bytes") > 0
-    assert number_of(http, "transfer_broker_loop_late_seconds") < 5
+        assert metric_value(http, 'transfer_broker_connections{front="rqueue"}') == 1
+        until(lambda: metric_value(http, "transfer_broker_unsynced_bytes"), 0)
+    assert metric_value(http, 'transfer_broker_messages_total{topic="a"}') == 3
+    assert metric_value(http, 'transfer_broker_message_bytes_total{topic="a"}') == 15
+    assert metric_value(http, 'transfer_broker_messages_total{topic="live/b"}') == 1
+    assert metric_value(http, 'transfer_broker_front_events_total{event="published",front="rqueue"}') == 4
+    assert metric_value(http, 'transfer_broker_front_events_total{event="notified",front="rqueue"}') == 3
+    until(lambda: metric_value(http, 'transfer_broker_connections{front="rqueue"}'), 0)
+    assert metric_value(http, "transfer_broker_topics") == 2
+    assert metric_value(http, "transfer_broker_ready") == 1
+    assert metric_value(http, "transfer_broker_log_bytes") > 0
+    assert metric_value(http, "transfer_broker_loop_late_seconds") < 5
 
 
 def test_programs_have_no_names_in_metrics(broker):
@@ -70,29 +70,29 @@ def test_groups_are_seen_with_what_they_have_not_done(broker):
         client.publish_many("rows", [b"1", b"2", b"3", b"4"])
         first = consumer.recv()
         consumer.ack(first, wait=True)
-        (group,) = look(http, "groups")["groups"]
+        (group,) = get_json(http, "groups")["groups"]
         assert (group["topic"], group["group"], group["cursor"], group["lag"]) == ("rows", "trainers", 1, 3)
         assert (group["held"], group["waiting"], group["consumers"]) == (2, 0, 1)
         labels = '{group="trainers",topic="rows"}'
-        assert number_of(http, f"transfer_broker_group_lag_messages{labels}") == 3
-        assert number_of(http, f"transfer_broker_group_held_messages{labels}") == 2
-        assert number_of(http, f"transfer_broker_group_consumers{labels}") == 1
+        assert metric_value(http, f"transfer_broker_group_lag_messages{labels}") == 3
+        assert metric_value(http, f"transfer_broker_group_held_messages{labels}") == 2
+        assert metric_value(http, f"transfer_broker_group_consumers{labels}") == 1
         for one in (consumer.recv(), consumer.recv()):
             consumer.nack(one, "cannot", retry=False)
-        until(lambda: number_of(http, "transfer_broker_dead_letters"), 2)
-        assert number_of(http, 'transfer_broker_events_total{event="dead_lettered"}') == 2
-        assert look(http, "overview")["dead_letters"] == 2
+        until(lambda: metric_value(http, "transfer_broker_dead_letters"), 2)
+        assert metric_value(http, 'transfer_broker_events_total{event="dead_lettered"}') == 2
+        assert get_json(http, "overview")["dead_letters"] == 2
 
 
 def test_the_overview_and_the_fronts(broker):
     http = broker.ports["http"]
     with PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as client:
         client.publish("t", b"x" * 100)
-        until(lambda: look(http, "overview")["messages"], 1)
-        told = look(http, "overview")
+        until(lambda: get_json(http, "overview")["messages"], 1)
+        told = get_json(http, "overview")
         assert (told["bytes"], told["topics"], told["connections"], told["problems"]) == (100, 1, 1, [])
         assert told["log_segments"] == 1 and told["events"]["dropped"] == 0
-        fronts = {one["front"]: one for one in look(http, "fronts")["fronts"]}
+        fronts = {one["front"]: one for one in get_json(http, "fronts")["fronts"]}
     assert list(fronts) == ["own", "ttp", "pybroker", "rqueue"]
     assert fronts["pybroker"]["listens"] == [f"tcp://127.0.0.1:{broker.ports['pybroker']}"]
     assert fronts["pybroker"]["events"]["published"] == 1
@@ -105,12 +105,12 @@ def test_topics_come_in_pages(broker):
         for number in range(5):
             client.publish(f"t{number}", b"x" * number)
         client.publish("live/x", b"yy")
-        until(lambda: look(http, "overview")["messages"], 6)
-    told = look(http, "topics?limit=2&contains=t")
+        until(lambda: get_json(http, "overview")["messages"], 6)
+    told = get_json(http, "topics?limit=2&contains=t")
     assert [one["topic"] for one in told["topics"]] == ["t0", "t1"] and told["next"] == "t1"
-    rest = look(http, "topics?after=t1")
+    rest = get_json(http, "topics?after=t1")
     assert [one["topic"] for one in rest["topics"]] == ["t2", "t3", "t4"] and rest["next"] is None
-    (live,) = look(http, "topics?contains=live")["topics"]
+    (live,) = get_json(http, "topics?contains=live")["topics"]
     assert not live["durable"] and (live["messages"], live["bytes"], live["end"]) == (1, 2, 0)
     assert rest["topics"][0] == {
         "topic": "t2", "durable": True, "messages": 1, "bytes": 2, "oldest": 0, "end": 1, "position": 2,
@@ -126,10 +126,10 @@ def test_forgotten_topics_stay_counted(tmp_path):
         with RqueueClient("127.0.0.1", broker.ports["rqueue"]) as client:
             for number in range(4):
                 client.publish(f"t{number}", b"12")
-            until(lambda: look(http, "overview")["messages"], 4)
-        told = look(http, "overview")
+            until(lambda: get_json(http, "overview")["messages"], 4)
+        told = get_json(http, "overview")
         assert (told["topics"], told["bytes"]) == (1, 8)
-        assert number_of(http, 'transfer_broker_messages_total{topic="other"}') == 3
+        assert metric_value(http, 'transfer_broker_messages_total{topic="other"}') == 3
 
 
 def test_a_token_closes_the_api_and_leaves_health_open(tmp_path):
@@ -175,10 +175,10 @@ def test_a_scrape_tells_what_the_process_takes(broker):
     _, text = ask(http, "/metrics")
     found = set(re.findall(r"^# TYPE (process_\w+) ", text, re.MULTILINE))
     assert found == set(re.findall(r"`(process_\w+)`", DOCUMENT.read_text()))
-    before = number_of(http, "process_cpu_seconds_total")
-    assert number_of(http, "process_resident_memory_bytes") > 1 << 20
-    assert number_of(http, "process_open_fds") > 5
-    until(lambda: number_of(http, "process_cpu_seconds_total") > before, True)
+    before = metric_value(http, "process_cpu_seconds_total")
+    assert metric_value(http, "process_resident_memory_bytes") > 1 << 20
+    assert metric_value(http, "process_open_fds") > 5
+    until(lambda: metric_value(http, "process_cpu_seconds_total") > before, True)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
@@ -223,20 +223,20 @@ def test_tenants_and_pressure_are_seen(tmp_path):
     )
     with running(tmp_path, http=0, abtp=ends, direct=limits) as broker:
         http, router = broker.ports["http"], broker.endpoints["abtp router"]
-        assert number_of(http, 'transfer_broker_pressure{part="queue"}') == 0
+        assert metric_value(http, 'transfer_broker_pressure{part="queue"}') == 0
         with AbtpConsumer("worker", ("orders.*",), router) as worker, AbtpProducer(router) as maker:
             maker.publish("orders.one", b"1")
             worker.ack(worker.recv(10), confirm=True)
-        assert number_of(http, 'transfer_broker_tenant_accepted_total{tenant=""}') == 1
-        assert number_of(http, 'transfer_broker_tenant_messages{tenant=""}') == 0
+        assert metric_value(http, 'transfer_broker_tenant_accepted_total{tenant=""}') == 1
+        assert metric_value(http, 'transfer_broker_tenant_messages{tenant=""}') == 0
         with AbtpConsumer("slow", ("late.*",), router) as slow, AbtpProducer(router) as maker:
             for number in range(3):  # one is held, two wait for it
                 maker.publish("late.one", b"%d" % number)
-            assert number_of(http, 'transfer_broker_pressure{part="queue"}') == 0.5
-            assert number_of(http, 'transfer_broker_tenant_messages{tenant=""}') == 3
+            assert metric_value(http, 'transfer_broker_pressure{part="queue"}') == 0.5
+            assert metric_value(http, 'transfer_broker_tenant_messages{tenant=""}') == 3
             with pytest.raises(Again):
                 maker.publish("late.one", b"3")
             assert slow.recv(10).payload == b"0"
-        assert number_of(http, 'transfer_broker_tenant_refused_total{tenant=""}') == 1
+        assert metric_value(http, 'transfer_broker_tenant_refused_total{tenant=""}') == 1
         for part in ("admission", "disk", "loop"):
-            assert 0 <= number_of(http, f'transfer_broker_pressure{{part="{part}"}}') <= 1
+            assert 0 <= metric_value(http, f'transfer_broker_pressure{{part="{part}"}}') <= 1

@@ -18,13 +18,13 @@ from transfer.broker.net.tls_socket import TlsSocket
 from transfer.broker.protocols.ttp import TtpKind, encode_head
 from transfer.certificates import Authority
 from transfer.transports import core
-from transfer.transports.core import pure as twin
+from transfer.transports.core import pure
 from transfer.transports.errors import Closed
 from transfer.transports.security.credentials import Credentials
 from transfer.transports.security.settings import Security
 
 
-@pytest.fixture(scope="module", params=[core, twin], ids=["native", "pure"])
+@pytest.fixture(scope="module", params=[core, pure], ids=["native", "pure"])
 def contexts(request, tmp_path_factory):
     """(the core, contexts of the accepting and of the connecting side)"""
     authority = Authority(tmp_path_factory.mktemp("authority"))

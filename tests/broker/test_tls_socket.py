@@ -12,7 +12,7 @@ import pytest
 
 from tests.broker.secure_peers import HERE, context_of
 from transfer.broker.net.tls_socket import TlsSocket
-from transfer.transports.core import native, pure as twin
+from transfer.transports.core import native, pure
 from transfer.transports.security.credentials import Credentials
 
 SIZE = 20 << 20
@@ -55,7 +55,7 @@ def shake_hands(connection, channel):
     channel.ahead()
 
 
-@pytest.mark.parametrize("core", [native, twin])
+@pytest.mark.parametrize("core", [native, pure])
 def test_large_data_goes_both_ways_through_a_small_window(identities, core):
     ours, theirs = socket.socketpair()
     for end in (ours, theirs):
@@ -97,7 +97,7 @@ class Writes(asyncio.Protocol):
         self.lost.set_result(error)
 
 
-@pytest.mark.parametrize("core", [native, twin])
+@pytest.mark.parametrize("core", [native, pure])
 def test_a_write_that_fails_leaves_no_view_of_what_was_to_be_written(identities, core):
     """asyncio clears its buffer while it handles the error."""
     ours, theirs = socket.socketpair()

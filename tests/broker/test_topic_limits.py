@@ -8,10 +8,10 @@ import socket
 import pytest
 
 import transfer
-from tests.broker.all_fronts import HERE, clients, dial, plain_dealer, whole
-from tests.broker.http_requests import ask, look, number_of, until
+from tests.broker.all_fronts import HERE, all_fronts, clients, dial, plain_dealer
+from tests.broker.http_requests import ask, get_json, metric_value, until
 from tests.broker.in_process_broker import running
-from tests.faults.raw_peer import ended
+from tests.faults.raw_peer import is_closed
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import Settings
@@ -41,19 +41,24 @@ def on_loop(broker, work):
 @pytest.fixture(scope="module")
 def full(tmp_path_factory):
     """A broker with as many topics as there may be, by default."""
-    with whole(tmp_path_factory.mktemp("data")) as broker:
+    with all_fronts(tmp_path_factory.mktemp("data")) as broker:
         store = broker.hub.store
         for begin in range(0, MOST, 10_000):
             on_loop(broker, lambda: [store.topic(f"t/{begin + number}") for number in range(10_000)])  # noqa: B023
         assert len(store.topics) == MOST == 100_000
-        number_of(broker.ports["http"], "transfer_broker_topics")  # its thread for looks is there from now on
+        metric_value(
+            broker.ports["http"], "transfer_broker_topics"
+        )  # its thread for looks is there from now on
         yield broker
         assert len(store.topics) == MOST, "none was let in"
         with clients(broker) as publish:  # and those that are there go on
             for front, say in publish.items():
                 say("t/7", front.encode())
         until(
-            lambda: look(broker.ports["http"], "topics?after=t/6&contains=t/7&limit=1")["topics"][0]["end"], 5
+            lambda: get_json(broker.ports["http"], "topics?after=t/6&contains=t/7&limit=1")["topics"][0][
+                "end"
+            ],
+            5,
         )
 
 
@@ -96,7 +101,7 @@ def test_who_has_no_word_for_it_is_cut_off(full, front, encode, nbytes):
     with dial(full, front) as peer:
         with contextlib.suppress(ConnectionError):
             peer.sendall(encode("new", nbytes) + bytes(nbytes))
-        assert ended(peer)
+        assert is_closed(peer)
     assert full.fronts[front].counters["refused"] == before + 1
 
 
@@ -108,7 +113,7 @@ def test_abtp_is_told(full):
 
 
 def test_it_is_seen(full):
-    assert number_of(full.ports["http"], "transfer_broker_topics") == MOST
+    assert metric_value(full.ports["http"], "transfer_broker_topics") == MOST
     assert ask(full.ports["http"], "/readyz")[0] == 200
 
 
@@ -127,9 +132,9 @@ def test_a_million(tmp_path, keep):
                     on_loop(broker, lambda: None)
             while front.counters["published"] < many:
                 on_loop(broker, lambda: None)
-        assert look(http, "overview")["topics"] == many
-        assert number_of(http, 'transfer_broker_messages_total{topic="other"}') == many - 100
-        told = look(http, "topics?contains=99999&limit=3")
+        assert get_json(http, "overview")["topics"] == many
+        assert metric_value(http, 'transfer_broker_messages_total{topic="other"}') == many - 100
+        told = get_json(http, "topics?contains=99999&limit=3")
         assert [one["topic"] for one in told["topics"]] == ["t/199999", "t/299999", "t/399999"]
     with running(tmp_path, most_topics=2 * many, keep=keep) as broker:
         assert len(broker.hub.store.topics) == (many if keep else 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.broker.stepped_hub import ControlledSubscriber, stepped_hub
-from tests.broker.ttp_peers import listening, serving
+from tests.broker.ttp_peers import serving, subscribed_to_all
 from transfer.broker.core.message import Front, Message
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.protocols.ttp import WANTED, encode_head
@@ -41,7 +41,7 @@ def test_each_of_a_batch_is_acknowledged_in_order_and_subscribers_get_the_very_f
 def test_messages_of_several_topics_keep_their_order_for_one_who_subscribes_to_all(tmp_path):
     topics = [b"a", b"b", b"b", b"c"] * (MANY // 4)
     with serving(tmp_path, 1, durable=True) as (broker, publisher):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         publisher.socket.sendall(b"".join(frames([topic], data=b"%d" % n) for n, topic in enumerate(topics)))
         answers(publisher, MANY)
         assert broker.call(lambda: recorder.received) == [

@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.broker.single_front import PATIENCE, Turns, ended
-from tests.broker.ttp_peers import MIB, heard_later, listening, serving
+from tests.broker.single_front import PATIENCE, Turns, is_closed
+from tests.broker.ttp_peers import MIB, answered_later, serving, subscribed_to_all
 from tests.folders import new_folder
 from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.ttp import TtpFront
@@ -27,7 +27,7 @@ from transfer.broker.protocols.ttp import (
 
 def test_a_publish_reaches_subscribers_as_the_very_frame_and_others_as_a_message(tmp_path):
     with serving(tmp_path, 3) as (broker, publisher, exact, wild):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         exact.subscribe(b"models/resnet/grads")
         wild.subscribe(b"models/*/grads").subscribe(b"other").subscribe(b"models/resnet/grads")
         publisher.send(3, b"models/resnet/grads", b'{"dtype":"int8"}', b"123", LZ4 | 0x40, 5)
@@ -45,7 +45,7 @@ def test_a_publish_reaches_subscribers_as_the_very_frame_and_others_as_a_message
 def test_a_large_publish_passes_through_while_it_comes_and_is_acknowledged_at_its_end(tmp_path, size):
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     with serving(tmp_path, 3) as (broker, publisher, one, other):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         one.subscribe(b"t"), other.subscribe(b"t")
         publisher.socket.sendall(encode_head(3, b"t", b"m", size, WANTED, 9) + data[:100])
         begun = encode_head(3, b"t", b"m", size, WANTED, 9) + data[:100]
@@ -139,7 +139,7 @@ def test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_else
         assert other.alive()
         peer.socket.sendall(data)
         assert peer.refused() == (0, code)
-        assert ended(peer.socket)
+        assert is_closed(peer.socket)
         assert other.alive()
         assert broker.front.counters["broken"] == 1
 
@@ -198,10 +198,10 @@ def test_idle_connections_are_ended_but_subscribers_only_if_they_miss_heartbeats
         broker.tick(59)
         assert deaf.read() == deaf.read() == (7, WANTED, 0, b"", b"", b"")
         assert broker.front.connections == 3
-        broker.call(lambda: heard_later(broker, lively, 59))
+        broker.call(lambda: answered_later(broker, lively, 59))
         broker.tick(61)
         assert idle.refused() == deaf.refused() == (0, "idle")
-        assert ended(idle.socket) and ended(deaf.socket)
+        assert is_closed(idle.socket) and is_closed(deaf.socket)
         assert broker.front.connections == 1 and broker.front.counters["idle"] == 2
 
 

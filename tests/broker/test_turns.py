@@ -14,7 +14,7 @@ from transfer.broker.delivery import fanout
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.broker.net import connection as line
+from transfer.broker.net import connection
 from transfer.broker.protocols import pybroker, rqueue
 from transfer.broker.protocols.rqueue import encode_deregister, encode_publish, encode_subscribe
 from transfer.broker.protocols.ttp import WANTED, encode_head
@@ -24,7 +24,7 @@ MANY = 20
 
 @contextmanager
 def one_frame_a_turn(folder, monkeypatch, make):
-    monkeypatch.setattr(line, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "_TURN_SECONDS", 0.0)
     turns = Turns(folder, make)
     try:
         yield turns

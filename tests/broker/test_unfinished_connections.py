@@ -10,9 +10,9 @@ from contextlib import ExitStack
 
 import pytest
 
-from tests.broker.all_fronts import HERE, dial, place, whole, zmtp
+from tests.broker.all_fronts import HERE, all_fronts, dial, place, zmtp
 from tests.broker.in_process_broker import running
-from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_put_out, refused, secure, until
+from tests.broker.secure_peers import OWN_TOKEN, dial as dial_tls, is_disconnected, refused, secure, until
 from transfer.broker.clients.abtp import AbtpProducer
 from transfer.broker.clients.connection import has_ended
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -72,7 +72,7 @@ def turns(broker):
 @pytest.mark.parametrize("port", list(BEGINNINGS))
 def test_a_port_that_is_full_of_silent_connections_serves_the_next(tmp_path, port):
     few = Security(connections=3, unfinished=SILENT)
-    with whole(tmp_path, security=few) as broker, ExitStack() as silent:
+    with all_fronts(tmp_path, security=few) as broker, ExitStack() as silent:
         unfinished = []
         for _ in range(SILENT + 5):
             unfinished.append(silent.enter_context(dial(broker, port)))
@@ -80,7 +80,9 @@ def test_a_port_that_is_full_of_silent_connections_serves_the_next(tmp_path, por
         until(lambda: refused(broker, FRONTS.get(port, port)))
         turns(broker)
         good(broker, port)
-        until(lambda: is_put_out(unfinished[0]))  # the oldest made room; before, it may have been greeted
+        until(
+            lambda: is_disconnected(unfinished[0])
+        )  # the oldest made room; before, it may have been greeted
         assert set(refused(broker, FRONTS.get(port, port))) == {"crowded"}
 
 
@@ -92,11 +94,11 @@ def fill(stack, broker, port, count, beginning=b""):
 
 
 def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
-    with whole(tmp_path, security=Security(connections=2)) as broker, ExitStack() as stack:
+    with all_fronts(tmp_path, security=Security(connections=2)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         ends = fill(stack, broker, "rqueue", 2, encode_subscribe("news"))
         until(lambda: front.connections == 2 and not broker.listeners.unfinished)
-        assert is_put_out(stack.enter_context(dial(broker, "rqueue")))
+        assert is_disconnected(stack.enter_context(dial(broker, "rqueue")))
         ends[0].sendall(encode_publish("news", 4) + b"here")
         for end in ends:
             assert end.recv(100).endswith(b"here")
@@ -104,7 +106,7 @@ def test_who_has_sent_a_frame_does_not_go_for_a_newcomer(tmp_path):
 
 
 def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tmp_path, monkeypatch):
-    with whole(tmp_path, security=Security(connections=1)) as broker, ExitStack() as stack:
+    with all_fronts(tmp_path, security=Security(connections=1)) as broker, ExitStack() as stack:
         front = broker.fronts["rqueue"]
         first, *_ = fill(stack, broker, "rqueue", 1)
         until(lambda: front.connections == 1)
@@ -127,12 +129,12 @@ def test_a_frame_that_is_there_already_is_read_before_its_connection_would_go(tm
 def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
     """The oldest makes room at whichever port it is."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with whole(tmp_path) as broker, ExitStack() as stack:
+    with all_fronts(tmp_path) as broker, ExitStack() as stack:
         try:
             resource.setrlimit(resource.RLIMIT_NOFILE, (1200, hard))  # a quarter of them: 300
             first = fill(stack, broker, "pybroker", 150)
             fill(stack, broker, "rqueue", 151)
-            assert is_put_out(first[0])
+            assert is_disconnected(first[0])
             until(lambda: broker.listeners.unfinished <= 300)
             until(lambda: refused(broker, "pybroker"))  # it is counted behind its end
             assert refused(broker, "pybroker") == {"crowded": 1} and not refused(broker, "rqueue")
@@ -146,14 +148,14 @@ def test_no_other_port_may_have_more_of_them_than_the_process(tmp_path):
     ids=["rqueue", "pybroker", "ttp"],
 )
 def test_a_client_that_was_put_out_comes_again(tmp_path, client, front):
-    with whole(tmp_path, security=Security(connections=1)) as broker:
+    with all_fronts(tmp_path, security=Security(connections=1)) as broker:
         with client(HERE, broker.ports[front]) as idle:
             until(lambda: broker.fronts[front].connections == 1)
             with dial(broker, front) as silent:
                 until(lambda: refused(broker, front) == {"crowded": 1})
                 idle.publish("news", b"lost otherwise")
                 until(lambda: broker.fronts[front].counters["published"])
-                assert is_put_out(silent)
+                assert is_disconnected(silent)
 
 
 @pytest.mark.parametrize("client", [RqueueClient, PyBrokerClient])
@@ -208,7 +210,7 @@ def test_a_client_that_connects_again_is_closed_at_once(monkeypatch):
 
 
 def test_a_drain_takes_no_new_connection_at_any_port(tmp_path):
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         places = {port: place(broker, port) for port in BEGINNINGS if port != "http"}
         broker.drain()
         assert broker.drained.wait(10)
@@ -224,12 +226,12 @@ def test_tls_without_a_certificate_is_unfinished_until_the_first_frame(tmp_path,
         ExitStack() as stack,
     ):
         unfinished = [stack.enter_context(dial_tls(broker, "rqueue", identities, None)) for _ in range(3)]
-        assert is_put_out(unfinished[0])
+        assert is_disconnected(unfinished[0])
         for end in unfinished[1:]:
             end.sendall(encode_subscribe("news"))
         until(lambda: not broker.listeners.unfinished)
         with dial_tls(broker, "rqueue", identities, None) as late:
-            assert is_put_out(late)
+            assert is_disconnected(late)
         assert refused(broker, "rqueue") == {"crowded": 2}
 
 

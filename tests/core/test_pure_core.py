@@ -9,7 +9,7 @@ import pytest
 
 from tests.core.conftest import Kit
 from tests.core.raw_frames import Raw, eventually, plain
-from transfer.transports.core import pure as twin
+from transfer.transports.core import pure
 from transfer.transports.core.buffers import size_class
 from transfer.transports.core.pure.wake import Wake
 
@@ -37,7 +37,7 @@ def test_wake(way):
 
 
 def test_a_conversation(way):
-    kit = Kit(twin)
+    kit = Kit(pure)
     try:
         near, far = kit.pair("tcp", buffer=4096, credits=True)
         pusher, puller = kit.pusher(near), kit.puller(far)
@@ -53,7 +53,7 @@ def test_a_conversation(way):
 
 
 def test_what_is_consumed_while_a_credit_is_written_is_told_by_the_next():
-    kit = Kit(twin)
+    kit = Kit(pure)
     try:
         near, far = kit.pair(credits=True)
         for text in (b"first", b"second"):
@@ -85,7 +85,7 @@ def test_a_block_is_at_most_a_quarter_too_large():
 
 
 def test_leases_of_many_lengths_do_not_pile_up_classes():
-    pool = twin.Pool()
+    pool = pure.Pool()
     for size in range(1, 3000):
         assert len(pool.lease(size)) == size
     assert pool.in_use == 0
@@ -93,7 +93,7 @@ def test_leases_of_many_lengths_do_not_pile_up_classes():
 
 
 def test_a_stalled_large_frame_costs_nothing_after_the_end():
-    kit = Kit(twin)
+    kit = Kit(pure)
     try:
         stream, far = kit.raw()
         far.sendall(Raw(length=10 << 20).encode() + bytes(1000))

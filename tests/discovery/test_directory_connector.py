@@ -15,7 +15,7 @@ from tests.discovery.waits import PATIENCE, Pods, drain, hosts, until
 from transfer import DEALER, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
 from transfer.metrics.counters import socket_counts
 from transfer.metrics.prometheus import FAMILIES
-from transfer.sockets.connections import directory_connector as following
+from transfer.sockets.connections import directory_connector
 from transfer.transports.errors import AddressError, Again, Broken
 
 NAME = "pods.test"
@@ -275,7 +275,7 @@ def test_requests_go_on_while_pods_change(context, names, monkeypatch, kind):
     put(names, 3)
     until(lambda: asks._links.state.counts.get("member:retired"))
     if kind == DEALER:  # which has no way to tell what is still to be answered
-        monkeypatch.setattr(following, "QUIET", 0.2)
+        monkeypatch.setattr(directory_connector, "QUIET", 0.2)
     until(lambda: hosts(asks) == [3])
     assert ask(3) == b"3"
 

@@ -15,7 +15,7 @@ from transfer.transports.handshake.hello import encode
 from transfer.transports.handshake.identity import make_hello
 
 
-def dialled(endpoint: str) -> socket.socket:
+def tcp_connected(endpoint: str) -> socket.socket:
     """A TCP connection to a bound endpoint, before any hello."""
     host, port = endpoint.removeprefix("tcp://").split(":")
     return socket.create_connection((host, int(port)), timeout=10)
@@ -24,14 +24,14 @@ def dialled(endpoint: str) -> socket.socket:
 @contextlib.contextmanager
 def raw_peer(endpoint: str, kind: SocketType = SocketType.PUSH, **hello: object) -> Iterator[socket.socket]:
     """A connection whose handshake is done."""
-    with dialled(endpoint) as sock:
+    with tcp_connected(endpoint) as sock:
         sock.sendall(encode(make_hello(kind, **hello)))
         header = HEADER.unpack(read(sock, HEADER.size))
         read(sock, header[-2])  # the other side's hello
         yield sock
 
 
-def answered(listener: socket.socket, kind: SocketType) -> socket.socket:
+def accepted(listener: socket.socket, kind: SocketType) -> socket.socket:
     """The next connection to a bare listener, after its handshake."""
     listener.settimeout(10)
     sock, _ = listener.accept()
@@ -41,20 +41,20 @@ def answered(listener: socket.socket, kind: SocketType) -> socket.socket:
     return sock
 
 
-def speak(sock: socket.socket, *frames: Raw | bytes) -> None:
+def send_frames(sock: socket.socket, *frames: Raw | bytes) -> None:
     """Sends frames, or plain bytes; the other side may hang up in the middle of it."""
     data = b"".join(frame if isinstance(frame, bytes) else frame.encode() for frame in frames)
     with contextlib.suppress(ConnectionError):
         sock.sendall(data)
 
 
-def hang_up(sock: socket.socket) -> None:
+def reset(sock: socket.socket) -> None:
     """Ends the connection at once with a reset, as the kernel of a machine that went does."""
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     sock.close()
 
 
-def ended(sock: socket.socket) -> bool:
+def is_closed(sock: socket.socket) -> bool:
     """Waits until the other side has ended the connection; what it says before does not matter."""
     try:
         while sock.recv(65536):
@@ -66,7 +66,7 @@ def ended(sock: socket.socket) -> bool:
     return True
 
 
-def awaited(monitor, kind: str, seconds: float = 10.0) -> Event:
+def next_event(monitor, kind: str, seconds: float = 10.0) -> Event:
     """The next event of this kind; others are skipped."""
     while True:
         event = monitor.recv(seconds)
@@ -74,7 +74,7 @@ def awaited(monitor, kind: str, seconds: float = 10.0) -> Event:
             return event
 
 
-def seen(monitor) -> list[Event]:
+def pending_events(monitor) -> list[Event]:
     """All events that are there now."""
     found = []
     with contextlib.suppress(Again):

@@ -13,7 +13,7 @@ import time
 import psutil
 import pytest
 
-from tests.faults.raw_peer import seen
+from tests.faults.raw_peer import pending_events
 from tests.faults.repeated_pages import WINDOW, pattern, window
 from tests.sockets.helpers import Thread
 from tests.sockets.processes import Program
@@ -156,7 +156,7 @@ class Sides:
 
     def end(self):
         """Nobody was thought to be dead, on either side."""
-        ours = [event.kind.value for monitor in self.monitors for event in seen(monitor)]
+        ours = [event.kind.value for monitor in self.monitors for event in pending_events(monitor)]
         assert [event for event in ours if event != "connected"] == []
         self.push.send(b"end")
         self.req.send(b"end")

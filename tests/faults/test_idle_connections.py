@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from tests.faults.raw_peer import seen
+from tests.faults.raw_peer import pending_events
 from tests.sockets.helpers import pair_of
 from tests.sockets.processes import Program
 from transfer import PUSH, REP, REQ
@@ -139,7 +139,9 @@ class Pairs:
 
     def events(self):
         """What the monitors of both sides told since they were asked last."""
-        return [event for monitor in self.monitors for event in seen(monitor)] + self.ask(0)["events"]
+        return [event for monitor in self.monitors for event in pending_events(monitor)] + self.ask(0)[
+            "events"
+        ]
 
     def end(self):
         self.push.send(b"end")

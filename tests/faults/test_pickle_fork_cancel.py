@@ -15,7 +15,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from tests.core.raw_frames import EXTENDED, TENSOR, Raw
-from tests.faults.raw_peer import awaited, ended, raw_peer, speak
+from tests.faults.raw_peer import is_closed, next_event, raw_peer, send_frames
 from tests.faults.test_bad_peer import extended
 from tests.sockets.helpers import TCP, pair_of
 from transfer import PULL, PUSH
@@ -54,15 +54,15 @@ def test_nothing_that_arrives_is_unpickled(context, tmp_path):
     for text in (b'"|O"', b'"O8"', b'[["a", "|O"]]', poison):
         with raw_peer(pull.last_endpoint) as bare:
             meta = extended(1, 1, dtype=0, itemsize=len(poison), text=text)
-            speak(bare, Raw(poison, TENSOR | EXTENDED, meta=meta))
+            send_frames(bare, Raw(poison, TENSOR | EXTENDED, meta=meta))
             pull.receive_timeout = 50
             while True:
                 with pytest.raises(Again):
                     pull.recv_tensor()
                 if "protocol:dtype" in pull._links.state.counts:
                     break
-            assert awaited(monitor, "protocol_failed").reason == "dtype"
-            assert ended(bare)
+            assert next_event(monitor, "protocol_failed").reason == "dtype"
+            assert is_closed(bare)
     assert not path.exists()
     os.mkdir(path)  # as the poison would have
 
@@ -142,15 +142,15 @@ def test_a_bad_message_that_a_poll_has_seen(context):
     push.wait_for_peers(1, 10)
     monitor = pull.get_monitor()
     with raw_peer(pull.last_endpoint) as bare:
-        speak(bare, Raw(bytes(12), TENSOR, meta=b"\x63" + bytes(47)))
+        send_frames(bare, Raw(bytes(12), TENSOR, meta=b"\x63" + bytes(47)))
         assert pull.poll(10_000)
         pull.receive_timeout = 50
         with pytest.raises(Again):
             pull.recv_tensor()
-        event = awaited(monitor, "protocol_failed")
+        event = next_event(monitor, "protocol_failed")
         assert event.reason == "dtype"
         assert isinstance(event.error, ProtocolError)
-        assert ended(bare)
+        assert is_closed(bare)
     push.send(b"good")
     pull.receive_timeout = 10_000
     assert pull.recv() == b"good"

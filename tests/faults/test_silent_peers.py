@@ -13,7 +13,7 @@ import numpy
 import pytest
 
 from tests.core.raw_frames import CONTROL, MORE, TENSOR, TOPIC, Raw, read_frame
-from tests.faults.raw_peer import answered, awaited, dialled, ended, raw_peer, speak
+from tests.faults.raw_peer import accepted, is_closed, next_event, raw_peer, send_frames, tcp_connected
 from tests.faults.test_bad_peer import Watched, header
 from tests.sockets.helpers import TCP, Thread, eventually
 from transfer import PUB, PULL, PUSH, REQ
@@ -41,7 +41,7 @@ HALVES = {
 def test_half_a_message_and_then_silence(context, case, options):
     watched = Watched(context, frame_timeout=100, **options)
     with raw_peer(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(b"before"), HALVES[case])
+        send_frames(bare, Raw(b"before"), HALVES[case])
         assert watched.pull.recv() == b"before"
         watched.refuses(bare, "stalled")
     watched.nobody_noticed()
@@ -50,8 +50,8 @@ def test_half_a_message_and_then_silence(context, case, options):
 @pytest.mark.parametrize("case", ["half a header", "half of large data"])
 def test_a_peer_without_hello(context, case):
     watched = Watched(context, frame_timeout=100)
-    with dialled(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(b"before"), HALVES[case])
+    with tcp_connected(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(b"before"), HALVES[case])
         assert watched.pull.recv() == b"before"
         watched.refuses(bare, "stalled")
     watched.nobody_noticed()
@@ -60,11 +60,11 @@ def test_a_peer_without_hello(context, case):
 def test_a_peer_without_hello_that_sends_one_header_only(context):
     """The header is its hello; what it announces holds the memory no longer than this."""
     watched = Watched(context, frame_timeout=100)
-    with dialled(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(length=1 << 30).encode())
+    with tcp_connected(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(length=1 << 30).encode())
         assert eventually(lambda: watched.look() or "protocol:stalled" in watched.pull._links.state.counts)
-        assert awaited(watched.monitor, "protocol_failed").reason == "stalled"
-        assert ended(bare)
+        assert next_event(watched.monitor, "protocol_failed").reason == "stalled"
+        assert is_closed(bare)
     watched.nobody_noticed()
 
 
@@ -72,9 +72,9 @@ def test_a_receiver_that_waits_goes_on_waiting(context):
     watched = Watched(context, frame_timeout=100)
     waiting = Thread(watched.pull.recv)
     with raw_peer(watched.pull.last_endpoint) as bare:
-        speak(bare, HALVES["half a header"])
-        assert awaited(watched.monitor, "protocol_failed").reason == "stalled"
-        assert ended(bare)
+        send_frames(bare, HALVES["half a header"])
+        assert next_event(watched.monitor, "protocol_failed").reason == "stalled"
+        assert is_closed(bare)
     watched.push.send(b"good")
     assert waiting.finish() == b"good"
     watched.nobody_noticed()
@@ -87,11 +87,11 @@ def test_at_a_socket_that_only_sends(context, ours, theirs):
     monitor = server.get_monitor()
     with raw_peer(server.last_endpoint, theirs) as bare:
         order = Raw(b"\2" + struct.pack("<Q", 1), CONTROL, 0, socket_type=int(theirs)).encode()
-        speak(bare, order[:17])
-        event = awaited(monitor, "protocol_failed")
+        send_frames(bare, order[:17])
+        event = next_event(monitor, "protocol_failed")
         assert event.reason == "stalled" and isinstance(event.error, ProtocolError)
         assert server._links.state.counts["protocol:stalled"] == 1
-        assert ended(bare)
+        assert is_closed(bare)
 
 
 def test_a_server_that_falls_silent_in_its_reply(context):
@@ -99,19 +99,19 @@ def test_a_server_that_falls_silent_in_its_reply(context):
     client = context.socket(REQ, frame_timeout=100, reconnect_ivl=10, **OFF)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client.connect("tcp://{}:{}".format(*listener.getsockname()))
-        with answered(listener, SocketType.REP) as bare:
+        with accepted(listener, SocketType.REP) as bare:
             client.send(b"question")
             asked = read_frame(bare)
-            speak(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1).encode()[:-3])
+            send_frames(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1).encode()[:-3])
             with pytest.raises(Broken, match="before it replied") as caught:
                 client.recv()
             assert isinstance(caught.value.__cause__, ProtocolError)
             assert caught.value.__cause__.reason == "stalled"
-            assert ended(bare)
-        with answered(listener, SocketType.REP) as bare:
+            assert is_closed(bare)
+        with accepted(listener, SocketType.REP) as bare:
             client.send(b"again")
             asked = read_frame(bare)
-            speak(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1))
+            send_frames(bare, Raw(b"answer", sequence=asked.sequence, socket_type=1))
             assert client.recv() == b"answer"
     assert client._links.state.counts["protocol:stalled"] == 1
 
@@ -119,7 +119,7 @@ def test_a_server_that_falls_silent_in_its_reply(context):
 def test_the_time_may_be_changed_while_it_runs(context):
     watched = Watched(context, **OFF)
     with raw_peer(watched.pull.last_endpoint) as bare:
-        speak(bare, HALVES["half a header"])
+        send_frames(bare, HALVES["half a header"])
         watched.look()
         watched.pull.frame_timeout = 100  # the next look would have been in 15 s
         watched.refuses(bare, "stalled")
@@ -142,9 +142,9 @@ class Judged:
 
     def arrived(self, nbytes: int) -> None:
         """Waits until the kernel has so many bytes of it unread."""
-        from transfer.sockets import drain as draining
+        from transfer.sockets import drain
 
-        assert eventually(lambda: draining.unread(self.peer.fd) >= nbytes)
+        assert eventually(lambda: drain.unread(self.peer.fd) >= nbytes)
 
 
 @pytest.fixture
@@ -158,14 +158,14 @@ def judged(context):
 
 def test_silence_between_messages(judged):
     assert not judged.stalled()
-    speak(judged.bare, Raw(b"data"))
+    send_frames(judged.bare, Raw(b"data"))
     assert judged.pull.recv() == b"data"
     assert judged.pull.poll(10) == 0
     assert not judged.stalled()
 
 
 def test_what_nobody_reads_waits(judged):
-    speak(judged.bare, HALVES["half a header"])
+    send_frames(judged.bare, HALVES["half a header"])
     judged.arrived(17)
     assert not judged.stalled()
     assert judged.pull.poll(10) == 0
@@ -177,24 +177,24 @@ def test_what_nobody_reads_waits(judged):
 
 def test_messages_that_were_read_ahead_are_not_lost(judged):
     """As long as one of them was not taken, half of another is no reason."""
-    speak(judged.bare, Raw(b"one"), Raw(b"two"), HALVES["half a header"])
+    send_frames(judged.bare, Raw(b"one"), Raw(b"two"), HALVES["half a header"])
     judged.arrived(2 * 37 + 17)
     assert judged.pull.recv() == b"one"
     assert not judged.stalled()
     assert judged.pull.recv() == b"two"
     assert judged.pull.poll(10) == 0
     assert judged.stalled()
-    speak(judged.bare, Raw(b"data").encode()[17:])
+    send_frames(judged.bare, Raw(b"data").encode()[17:])
     assert judged.pull.recv() == b"data"
     assert not judged.stalled()
 
 
 def test_a_message_that_came_in_two_halves(judged):
     frame = Raw(bytes(300_000)).encode()
-    speak(judged.bare, frame[:150_000])
+    send_frames(judged.bare, frame[:150_000])
     judged.arrived(1)
     assert eventually(lambda: judged.pull.poll(10) or judged.stalled())
-    speak(judged.bare, frame[150_000:])
+    send_frames(judged.bare, frame[150_000:])
     assert len(judged.pull.recv()) == 300_000
     assert not judged.stalled()
 
@@ -203,7 +203,7 @@ def test_a_message_that_came_in_two_halves(judged):
 def test_a_tensor_that_does_not_fit_its_place_yet(judged, size):
     """It stays unread, whole, for as long as the application thinks about it."""
     frame = Raw(bytes(4 * size), TENSOR, meta=header(2, 1, size)).encode()
-    speak(judged.bare, frame)
+    send_frames(judged.bare, frame)
     judged.arrived(min(len(frame), 1000))
     with pytest.raises(TensorMismatch):
         judged.pull.recv_tensor(out=numpy.zeros(2, "f4"))

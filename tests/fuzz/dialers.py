@@ -24,7 +24,7 @@ from transfer.transports.handshake.choice import Offer
 from transfer.transports.handshake.handshake import Handshake
 from transfer.transports.handshake.identity import make_hello
 from transfer.transports.handshake.upgrade import Made, Upgrade, text_of
-from transfer.transports.shm import control_channel as beside
+from transfer.transports.shm import control_channel
 from transfer.transports.shm.unix_listener import TOKEN_SIZE, connect
 
 #: makes a connection at which the talk begins
@@ -187,10 +187,10 @@ def _announce(passing: socket.socket, rng: random.Random) -> None:
     kind = rng.randrange(1, 6) if rng.random() < 0.95 else rng.randrange(256)
     size = rng.choice((0, 4096, 65536, 100_000, 1 << 40, number(rng, 64)))
     slot = rng.choice((0, 4096, 65536, number(rng, 64)))
-    said = beside._LAYOUT.pack(kind, rng.choice((0, 1, 2, number(rng, 32))), size, slot)
+    said = control_channel._LAYOUT.pack(kind, rng.choice((0, 1, 2, number(rng, 32))), size, slot)
     if rng.random() < 0.05:
         said = damaged(rng, said)
-    if kind in beside._WITH_DESCRIPTOR if rng.random() < 0.9 else rng.random() < 0.5:
+    if kind in control_channel._WITH_DESCRIPTOR if rng.random() < 0.9 else rng.random() < 0.5:
         _pass(passing, said, rng)
     else:
         passing.send(said, socket.MSG_DONTWAIT)

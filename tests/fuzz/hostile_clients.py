@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, Self
 
-from tests.faults.raw_peer import hang_up
+from tests.faults.raw_peer import reset
 from tests.fuzz.dialers import Dial
 from transfer.transports.errors import TransferError
 
@@ -70,7 +70,7 @@ class HostileClients:
     def _leave(self, peer: Any, rng: random.Random) -> None:
         choice = rng.random()
         if choice < 0.25:
-            hang_up(peer)
+            reset(peer)
             return
         if choice < 0.6:
             with contextlib.suppress(OSError):

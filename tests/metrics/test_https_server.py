@@ -15,7 +15,7 @@ import pytest
 
 import transfer
 from transfer.certificates import Authority
-from transfer.metrics import http_server as scraping, prometheus as metrics
+from transfer.metrics import http_server, prometheus as metrics
 from transfer.transports.connect.pending import PENDING
 from transfer.transports.errors import SecurityError
 from transfer.transports.security.settings import Security
@@ -132,11 +132,11 @@ def test_a_number_alone_is_for_this_machine():
         assert context._metrics._http.server_address[0] == HERE
 
 
-# -- strangers, who show neither a certificate nor the token -----------------------------------------------
+# -- clients that show neither a certificate nor the token -------------------------------------------------
 
 
 def whole(port, authority, head):
-    """What a stranger is answered."""
+    """What such a client is answered."""
     context = ssl.create_default_context(cafile=authority.path)
     with context.wrap_socket(socket.create_connection((HERE, port), 20), server_hostname=HERE) as connection:
         said = b""
@@ -154,36 +154,36 @@ def test_the_head_of_a_request_has_a_limit(authority, security):
         port = context.metrics_port
         assert whole(port, authority, begin + line * 16 + b"\r\n").startswith(b"HTTP/1.0 401 ")
         assert whole(port, authority, begin + line * 17).startswith(b"HTTP/1.0 431 ")
-        assert whole(port, authority, b"GET /" + b"a" * scraping.MOST_HEAD).startswith(b"HTTP/1.0 431 ")
+        assert whole(port, authority, b"GET /" + b"a" * http_server.MOST_HEAD).startswith(b"HTTP/1.0 431 ")
 
 
 @pytest.mark.parametrize("begin", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"], ids=["silent", "1", "6"])
 def test_a_handshake_and_a_head_have_one_limit_in_time(authority, security, monkeypatch, begin):
     """However often a byte of them comes."""
-    monkeypatch.setattr(scraping, "_PATIENCE", 0.5)
+    monkeypatch.setattr(http_server, "_PATIENCE", 0.5)
     with transfer.Context(metrics_port=0, security=security) as context:
-        with socket.create_connection((HERE, context.metrics_port), 20) as stranger:
-            stranger.sendall(begin)
-            assert is_ended(stranger, b"" if not begin else b"a")
+        with socket.create_connection((HERE, context.metrics_port), 20) as unauthenticated:
+            unauthenticated.sendall(begin)
+            assert is_ended(unauthenticated, b"" if not begin else b"a")
 
 
 def test_a_head_has_a_limit_in_time(authority, security, monkeypatch):
-    monkeypatch.setattr(scraping, "_PATIENCE", 0.5)
+    monkeypatch.setattr(http_server, "_PATIENCE", 0.5)
     trusted = ssl.create_default_context(cafile=authority.path)
     with transfer.Context(metrics_port=0, security=security) as context:
         plain = socket.create_connection((HERE, context.metrics_port), 20)
-        with trusted.wrap_socket(plain, server_hostname=HERE) as stranger:
-            stranger.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-            assert is_ended(stranger, b"a")
+        with trusted.wrap_socket(plain, server_hostname=HERE) as unauthenticated:
+            unauthenticated.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            assert is_ended(unauthenticated, b"a")
 
 
-def is_ended(stranger, byte):
+def is_ended(unauthenticated, byte):
     """Whether it is put out, while it says this again and again."""
-    stranger.settimeout(0.05)
+    unauthenticated.settimeout(0.05)
     for _ in range(400):
         try:
-            stranger.sendall(byte)
-            if not stranger.recv(1):
+            unauthenticated.sendall(byte)
+            if not unauthenticated.recv(1):
                 return True
         except TimeoutError:
             continue
@@ -194,7 +194,7 @@ def is_ended(stranger, byte):
 
 @pytest.mark.parametrize("shown", ["certificate", "token"])
 def test_who_is_known_is_answered_to_the_end(authority, security, monkeypatch, shown):
-    """By as many strangers as come meanwhile."""
+    """By as many unauthenticated clients as connect meanwhile."""
     asked, goes_on = threading.Event(), threading.Event()
 
     def slow(environ, start):
@@ -212,12 +212,12 @@ def test_who_is_known_is_answered_to_the_end(authority, security, monkeypatch, s
             answer = pool.submit(scrape, port, authority, issued, **headers)
             try:
                 assert asked.wait(20)
-                strangers = [
+                unauthenticated = [
                     stack.enter_context(socket.create_connection((HERE, port), 20)) for _ in range(100)
                 ]
-                for stranger in strangers:
-                    stranger.sendall(b"\x16")
-                assert strangers[0].recv(1) == b"", "the oldest made room"
+                for unauthenticated in unauthenticated:
+                    unauthenticated.sendall(b"\x16")
+                assert unauthenticated[0].recv(1) == b"", "the oldest made room"
             finally:
                 goes_on.set()
             assert answer.result(20) == (200, b"all of it")

@@ -13,7 +13,7 @@ from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Broken, ProtocolError
 from transfer.transports.handshake.hello import Agreement, Choice, Hello
 from transfer.transports.handshake.upgrade import Dialogue, Surroundings
-from transfer.transports.rdma import device_selection as choosing, domain
+from transfer.transports.rdma import device_selection, domain
 from transfer.transports.rdma.domain import Domains
 from transfer.transports.rdma.driver import Driver, load as load_driver
 from transfer.transports.rdma.upgrade import VerbsUpgrade
@@ -23,7 +23,7 @@ from transfer.transports.testing.ends import Ends
 
 def devices() -> list[str]:
     """RDMA devices of this machine."""
-    return [device.name for device in choosing.look()]
+    return [device.name for device in device_selection.look()]
 
 
 class World:

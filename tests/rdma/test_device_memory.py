@@ -15,7 +15,7 @@ import pytest
 import transfer
 from tests.rdma.ends import meet
 from transfer.sockets import registration
-from transfer.tensors import gpu_path as way
+from transfer.tensors import gpu_path
 from transfer.transports import cuda, gpu
 from transfer.transports.base import Capabilities
 from transfer.transports.errors import RegistrationError
@@ -85,7 +85,7 @@ def test_as_a_dma_buf(fake, driver, offset):
     with meet(fake) as ends:
         descriptors = len(os.listdir("/proc/self/fd"))
         released: list[object] = []
-        payload = way.registrable(Flat(driver.BASE + offset))
+        payload = gpu_path.registrable(Flat(driver.BASE + offset))
         assert ends.connecting.send(frame(payload), hold=True, released=released.append)
         assert receive(ends.accepting)[0].bytes == expected
         until(ends.connecting.flush, "the peer's word that it has READ all")
@@ -110,7 +110,7 @@ def test_a_refusal_takes_nothing(fake, driver):
     with meet(fake) as ends:
         regions = len(fake.driver.regions)
         with pytest.raises(RegistrationError, match="exports no dma-buf") as refused:
-            ends.connecting.send(frame(way.registrable(Flat(driver.BASE))), hold=True)
+            ends.connecting.send(frame(gpu_path.registrable(Flat(driver.BASE))), hold=True)
         assert refused.value.reason == "dmabuf"
         assert len(fake.driver.regions) == regions and not ends.connecting.queued
         ends.connecting.send(frame(b"next"))
@@ -127,9 +127,9 @@ def test_checksums_and_device_memory_exclude_each_other(fake):
 def test_a_region_of_the_users_is_found_again(fake, driver):
     domains: Domains = fake.context()["rdma.domains"]
     domain = domains.get()
-    payload = way.registrable(Flat(driver.BASE + 8192))
+    payload = gpu_path.registrable(Flat(driver.BASE + 8192))
     handle = domain.regions.add(payload)
-    flat = RegisteredDeviceMemory.of(way.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
+    flat = RegisteredDeviceMemory.of(gpu_path.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
     part = domain.sources.place(flat, kept=True)
     region = fake.driver.regions[part.rkey]
     assert os.pread(region.dmabuf, 5000, part.address) == BYTES[1000:6000]
@@ -149,26 +149,26 @@ def module(tmp_path, monkeypatch):
     """/proc/modules of a machine with peermem."""
     path = tmp_path / "modules"
     path.write_text("nvidia_peermem 16384 0 - Live 0x0\n")
-    monkeypatch.setattr(way, "_MODULES", path)
+    monkeypatch.setattr(gpu_path, "_MODULES", path)
     return path
 
 
 def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
     tensor = Flat(driver.BASE)
-    monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
-    assert way.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
-    monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
-    assert way.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
+    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
+    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
     module.write_text("")
-    found = way.way_of(tensor, RDMA)
+    found = gpu_path.way_of(tensor, RDMA)
     assert found.route is gpu.GpuRoute.STAGING and "5.12" in found.reason and "modprobe" in found.reason
 
 
 def test_memory_that_is_mapped_piece_by_piece_is_staged(driver, monkeypatch, caplog):
     driver.virtual = True
-    monkeypatch.setattr(way, "_warned", set())
-    monkeypatch.setattr(way.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
-    assert way.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
+    monkeypatch.setattr(gpu_path, "_warned", set())
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
+    assert gpu_path.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
     assert caplog.text.count("expandable segments") == 1
 
 
@@ -179,7 +179,7 @@ def test_whole_pages_are_exported():
 
 
 def test_registering_says_why_it_is_staged(monkeypatch):
-    monkeypatch.setattr(way, "_MODULES", way.Path("/nowhere"))
+    monkeypatch.setattr(gpu_path, "_MODULES", gpu_path.Path("/nowhere"))
     with transfer.Context() as context, registration.register(context, Flat(Driver.BASE)) as made:
         assert not made.transports and "copied through the host" in made.reason
         assert "/nowhere" in made.reason

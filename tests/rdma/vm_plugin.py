@@ -45,9 +45,9 @@ def _begin(config: pytest.Config, names: Iterable[str]) -> None:
         return
     # Here, since most runs need none of it.
     from tests.rdma import vm
-    from transfer.transports.rdma import device_selection as choosing
+    from transfer.transports.rdma import device_selection
 
-    if choosing.look():
+    if device_selection.look():
         told.write_text(json.dumps({"missing": "this machine has an RDMA device: the tests run here"}))
         return
     try:

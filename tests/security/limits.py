@@ -8,7 +8,7 @@ from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
 from tests.broker.test_connection_floods import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
-from transfer.broker.core.registry import RegistryLimits as RegistryLimits
+from transfer.broker.core.registry import RegistryLimits
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts import (
     abtp_pub,
@@ -42,7 +42,7 @@ from transfer.transports.core.first_record import LARGEST_HELLO
 from transfer.transports.core.pure import receiving
 from transfer.transports.discovery import membership
 from transfer.transports.handshake import hello, upgrade
-from transfer.transports.shm import mappings, unix_listener as door
+from transfer.transports.shm import mappings, unix_listener
 
 
 def size(number):
@@ -121,7 +121,7 @@ LIMITS = {
         "security/test_unauthenticated_peers.py::test_one_byte_after_the_other",
     ),
     ("one host", "connections"): (
-        number(door._MOST_WAITING),
+        number(unix_listener._MOST_WAITING),
         "shm/test_unix_listener.py::test_who_never_greets_is_shut_out_in_the_end",
     ),
     ("one host", "shared"): (

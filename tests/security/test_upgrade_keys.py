@@ -167,11 +167,11 @@ def test_where_all_is_to_be_encrypted(core, pki):
             context.destroy(0)
 
 
-# --- the door of the local transport ---------------------------------------------------------------
+# --- the Unix listener of shared memory ------------------------------------------------------------
 
 
 @pytest.fixture
-def door():
+def listener():
     reactor = Reactor()
     made = UnixListener(reactor)
     yield made
@@ -179,13 +179,13 @@ def door():
     reactor.close()
 
 
-def test_a_key_is_good_once(door):
+def test_a_key_is_good_once(listener):
     key = secrets.token_bytes(TOKEN_SIZE)
-    ends = [*connect(door.name, key)]
-    ends += door.take(key)
-    ends += connect(door.name, key)
+    ends = [*connect(listener.name, key)]
+    ends += listener.take(key)
+    ends += connect(listener.name, key)
     with pytest.raises(Declined):
-        door.take(secrets.token_bytes(TOKEN_SIZE))
+        listener.take(secrets.token_bytes(TOKEN_SIZE))
     assert ends[0].send(b"x") and ends[2].recv(1) == b"x", "the first one goes on undisturbed"
     for end in ends:
         end.close()
@@ -224,7 +224,7 @@ def test_keys_are_new_for_each_connection(place):
                                   "transfer-" + "0" * 31,
                                   "dbus-" + "0" * 32, "transfer-" + "0" * 32 + "x"])  # fmt: skip
 def test_a_peer_sends_nobody_to_other_sockets(place, name):
-    """Its word says where this side connects to: to nothing but a door."""
+    """Its word says where this side connects to: to nothing but a Unix listener."""
     upgrade = LocalUpgrade(place, None, connecting=True)
     try:
         with pytest.raises(ProtocolError):

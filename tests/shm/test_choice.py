@@ -17,7 +17,7 @@ from tests.sockets.processes import Program
 from transfer import PULL, PUSH
 from transfer.transports import probe
 from transfer.transports.security.settings import Security
-from transfer.transports.shm import unix_listener as door
+from transfer.transports.shm import unix_listener
 
 ONE_WAY = """
     import sys, transfer
@@ -103,15 +103,15 @@ def test_a_wish_that_cannot_be_met_still_gets_the_best(context):
 
 @pytest.mark.parametrize("step", ["connect", "take"])
 def test_where_it_cannot_be_set_up_tcp_goes_on(context, monkeypatch, step):
-    """The door is shut in the middle of the dialogue, on either side of it."""
+    """The listener is closed in the middle of the dialogue, on either side of it."""
 
     def shut(*arguments):
-        raise door.Declined("unreachable", "the door is shut")
+        raise unix_listener.Declined("unreachable", "the listener is closed")
 
     if step == "connect":
         monkeypatch.setattr("transfer.transports.shm.upgrade.connect", shut)
     else:
-        monkeypatch.setattr(door.UnixListener, "take", shut)
+        monkeypatch.setattr(unix_listener.UnixListener, "take", shut)
     pull, push = pair_of(context, PULL, PUSH)
     push.send(b"y" * 200_000)
     assert pull.recv() == b"y" * 200_000
@@ -125,7 +125,7 @@ def test_without_descriptors_tcp_goes_on(context, monkeypatch):
     def none_left(*arguments):
         raise OSError(24, "Too many open files")
 
-    monkeypatch.setattr(door.socket, "socketpair", none_left)
+    monkeypatch.setattr(unix_listener.socket, "socketpair", none_left)
     pull, push = pair_of(context, PULL, PUSH)
     assert push.peers()[0].transport == "tcp"
     push.send(b"y")
@@ -139,11 +139,11 @@ def test_under_require_a_door_that_is_shut_is_the_end(context, monkeypatch):
     push = context.socket(PUSH)
     with pytest.raises(transfer.Fatal) as caught:
         push.connect(pull.last_endpoint + "?policy=require")
-    assert "the door is shut" in str(caught.value)
+    assert "the listener is closed" in str(caught.value)
 
 
 def _declined():
-    raise door.Declined("unreachable", "the door is shut")
+    raise unix_listener.Declined("unreachable", "the listener is closed")
 
 
 def test_two_processes_of_one_host():

@@ -16,7 +16,7 @@ from tests.descriptors import no_descriptor_left
 from tests.shm.conftest import End, eventually, mappings, message, sent
 from transfer.transports.core.wire import BY_REFERENCE, REFERENCE
 from transfer.transports.errors import Broken, ProtocolError
-from transfer.transports.shm import exported_blocks as lending, shm_stream as module
+from transfer.transports.shm import exported_blocks, shm_stream as module
 from transfer.transports.shm.blocks import NAME, Blocks
 from transfer.transports.shm.memory import make_memfd
 from transfer.transports.shm.segments import PAGE
@@ -310,7 +310,7 @@ def test_the_end_of_a_message_is_told_after_its_last_part(ends, core):
 
 def test_the_first_error_of_a_message_counts_and_is_told_once():
     told = Told()
-    parts = lending.BlockParts(told)
+    parts = exported_blocks.BlockParts(told)
     parts.add()
     parts.add()
     error = Broken("first")
@@ -404,7 +404,7 @@ def test_views_that_die_in_a_forked_child_are_not_given_back(ends, core):
 
 
 def test_more_blocks_than_descriptors_are_announced_in_turn(ends, core, monkeypatch):
-    monkeypatch.setattr(lending, "MOST_BLOCKS", 4)
+    monkeypatch.setattr(exported_blocks, "MOST_BLOCKS", 4)
     sender, receiver = ends
     blocks = blocks_of(sender, core)
     regions = [payload(core, blocks.allocate(SIZE), b"%6d" % n) for n in range(10)]

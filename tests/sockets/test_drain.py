@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.core.test_foreign_streams import Foreign
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.transports.errors import Broken
 
 
@@ -24,7 +24,7 @@ def test_a_stream_whose_connection_beside_is_writable_does_not_make_us_spin():
     with one, other:
         stream = Slow()
         stream.fd = one.fileno()
-        draining.flush([stream], time.monotonic() + 0.2)
+        drain.flush([stream], time.monotonic() + 0.2)
     assert 1 < stream.looks < 1000
 
 
@@ -38,6 +38,6 @@ def test_nobody_waits_for_a_stream_that_has_nowhere_to_go(monkeypatch):
             return False
 
     waits = []
-    monkeypatch.setattr(draining, "_wait_for_room", lambda *_: waits.append(1) or pytest.fail("it waits"))
-    draining.flush([Cut()], time.monotonic() + 60)
+    monkeypatch.setattr(drain, "_wait_for_room", lambda *_: waits.append(1) or pytest.fail("it waits"))
+    drain.flush([Cut()], time.monotonic() + 60)
     assert not waits

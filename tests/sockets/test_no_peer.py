@@ -14,7 +14,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
-from transfer.sockets.connections import connections as endpoints
+from transfer.sockets.connections import connections
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.hello import encode_refusal
 from transfer.zmq import asyncio as zmq_asyncio
@@ -175,7 +175,7 @@ def test_fewer_peers_than_are_waited_for(context):
 
 
 def test_a_close_that_waits(context, lines, monkeypatch):
-    monkeypatch.setattr(endpoints, "_LONG_WAIT", SOON / 1000)
+    monkeypatch.setattr(connections, "_LONG_WAIT", SOON / 1000)
     pull, push = pair_of(context, PULL, PUSH)
     while True:  # more than the kernel takes
         try:

@@ -13,7 +13,7 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transfer.sockets.connections import connections as endpoints
+from transfer.sockets.connections import connections
 from transfer.transports.errors import Again, Broken, Closed, StateError, TensorMismatch
 
 from .helpers import Thread, eventually, fewer, pair_of
@@ -286,7 +286,7 @@ def test_close_at_any_moment(context, endpoint):
 def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
     """Whichever comes first: nothing goes on listening or connecting (the leak check looks)."""
     name = "serve" if call == "bind" else "reach"
-    make = getattr(endpoints, name)
+    make = getattr(connections, name)
     here = context.socket(PULL)
 
     def make_and_close(*arguments, **options):
@@ -294,7 +294,7 @@ def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
         Thread(here.close, 0).finish()
         return made
 
-    monkeypatch.setattr(endpoints, name, make_and_close)
+    monkeypatch.setattr(connections, name, make_and_close)
     with pytest.raises(Closed):
         getattr(here, call)(endpoint.replace(":0", ":9" if call == "connect" else ":0"))
     assert here._links.state.endpoints == []

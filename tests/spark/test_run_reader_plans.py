@@ -13,7 +13,7 @@ pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfe
 from pyspark.sql.types import StructType
 
 from tests.spark.job_sender import SCHEMA, job, push, send
-from transfer.spark import run_reader as reading
+from transfer.spark import run_reader
 from transfer.spark.options import ReadOptions, parse_read_options
 from transfer.spark.run_reader import PlannedRun, RunStream, SparkRunReader, ranges, read_schema
 from transfer.spool import Spool
@@ -123,7 +123,7 @@ def test_options_that_are_refused(given, text):
 
 @pytest.mark.parametrize(("begin", "end"), [(0, 0), (3, 4), (5, 105), (7, 8192)])
 @pytest.mark.parametrize("partitions", [0, 1, 3, 200])
-@pytest.mark.parametrize("row_bytes", [1, reading.PARTITION_BYTES // 10, 2 * reading.PARTITION_BYTES])
+@pytest.mark.parametrize("row_bytes", [1, run_reader.PARTITION_BYTES // 10, 2 * run_reader.PARTITION_BYTES])
 def test_ranges_are_whole_even_and_none_is_empty(begin, end, partitions, row_bytes):
     seen = PlannedRun("sealed", "batch", begin, end, 1.0, (), row_bytes, frozenset())
     found = ranges(seen, begin, end, partitions)
@@ -133,7 +133,7 @@ def test_ranges_are_whole_even_and_none_is_empty(begin, end, partitions, row_byt
     if partitions:
         assert len(found) == min(partitions, end - begin)
     else:
-        assert max(lengths) * row_bytes <= max(reading.PARTITION_BYTES, row_bytes)
+        assert max(lengths) * row_bytes <= max(run_reader.PARTITION_BYTES, row_bytes)
 
 
 def test_a_run_is_read_whole_and_nobody_holds_it(spool):
@@ -148,7 +148,7 @@ def test_a_run_is_read_whole_and_nobody_holds_it(spool):
 
 def test_rows_are_asked_for_in_pieces_by_their_length(spool, monkeypatch):
     push(spool, "run", 0, 3000, kind="batch")
-    monkeypatch.setattr(reading, "FETCH_BYTES", 4000)
+    monkeypatch.setattr(run_reader, "FETCH_BYTES", 4000)
     reader = SparkRunReader(options(spool), SCHEMA)
     (part,) = reader.partitions()
     sent = [batch.num_rows for batch in reader.read(part)]
@@ -296,7 +296,7 @@ def test_a_group_that_a_trainer_reads_for_is_no_querys(spool, stream_of):
         assert trainer.open("other").acknowledged == (0, 0)  # no query holds a lease
 
 
-@pytest.mark.skipif(not reading.HAS_LIMITS, reason="needs PySpark 4.2")
+@pytest.mark.skipif(not run_reader.HAS_LIMITS, reason="needs PySpark 4.2")
 def test_limits_and_the_end_of_available_now(spool, stream_of):
     datasource = pytest.importorskip("pyspark.sql.streaming.datasource")
     push(spool, "run", 0, 25)
@@ -321,7 +321,7 @@ def test_limits_and_the_end_of_available_now(spool, stream_of):
 def test_without_limits_all_that_is_there_is_the_next_batch(spool, stream_of, monkeypatch):
     """As PySpark 4.1 has it."""
     push(spool, "run", 0, 25)
-    monkeypatch.setattr(reading, "HAS_LIMITS", False)
+    monkeypatch.setattr(run_reader, "HAS_LIMITS", False)
     stream = stream_of()
     assert stream.initialOffset()["row"] == 0 and stream.latestOffset()["row"] == 25
     with pytest.raises(NotSupported, match="no read limits"):

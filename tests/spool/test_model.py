@@ -24,7 +24,7 @@ from transfer.spool import RowStream
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, DeleteRun, Read
 from transfer.spool.format.run_messages import to_table
-from transfer.spool.server import store as stores
+from transfer.spool.server import store
 from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
 from . import socketless_spool
@@ -464,7 +464,7 @@ class Machine(RuleBasedStateMachine):
 @pytest.fixture(autouse=True)
 def directly(monkeypatch):
     socketless_spool.use(monkeypatch)
-    monkeypatch.setattr(stores, "Log", partial(Log, segment_bytes=1 << 16))
+    monkeypatch.setattr(store, "Log", partial(Log, segment_bytes=1 << 16))
 
 
 def check(examples, steps, *, slow=False):

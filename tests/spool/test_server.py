@@ -13,7 +13,7 @@ import pytest
 
 import transfer
 from tests.core.raw_frames import Raw
-from tests.faults.raw_peer import ended, raw_peer, speak
+from tests.faults.raw_peer import is_closed, raw_peer, send_frames
 from transfer.spool import Spool
 from transfer.spool.client.connection import SpoolConnection
 from transfer.spool.client.run_client import RunClient
@@ -726,8 +726,8 @@ def test_a_slow_reader_stops_nobody_and_takes_no_memory(tmp_path):
 
 def test_a_request_that_is_too_large_ends_its_connection(spool):
     with raw_peer(spool.endpoint, SocketType.DEALER) as peer:
-        speak(peer, Raw(b"", length=MAX_REQUEST + 1, socket_type=int(SocketType.DEALER)))
-        assert ended(peer)
+        send_frames(peer, Raw(b"", length=MAX_REQUEST + 1, socket_type=int(SocketType.DEALER)))
+        assert is_closed(peer)
 
 
 def test_too_many_fetches_are_refused(spool, lines, monkeypatch):

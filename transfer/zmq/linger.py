@@ -16,7 +16,7 @@ import time
 import weakref
 from typing import Any
 
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.monitor import EventKind
 from transfer.transports.connect.connector import SocketConnector
 
@@ -42,7 +42,7 @@ def has_unsent(sock: Any) -> bool:
 def _waiting(links: Any) -> bool:
     with links.state.lock:
         return bool(links.orphans.messages) or any(
-            draining.unsent(peer.stream) for peer in links.state.peers.values()
+            drain.unsent(peer.stream) for peer in links.state.peers.values()
         )
 
 
@@ -214,7 +214,7 @@ class Debt:
         links = self.successor._links
         with links.state.lock:
             peers = [peer for peer in links.state.peers.values() if not peer.pending]
-        draining.flush([peer.stream for peer in peers], 0.0)
+        drain.flush([peer.stream for peer in peers], 0.0)
         if now < end and _waiting(links):
             self._finishing = 0.0
             self._wait_for(peers, end, now)
@@ -222,14 +222,14 @@ class Debt:
         if not self._finishing:
             self._finishing = now + _FINISH
         end = min(end, self._finishing)
-        if now < end and any(draining.unacknowledged(peer.fd) for peer in peers):
+        if now < end and any(drain.unacknowledged(peer.fd) for peer in peers):
             self.fds, self.due = [], min(end, now + _LOOK)
             return False
         self.successor.close(min(_CLOSE, max(0.0, end - now) * 1000.0))
         return True
 
     def _wait_for(self, peers: list[Any], end: float, now: float) -> None:
-        full = [peer for peer in peers if draining.unsent(peer.stream)]
+        full = [peer for peer in peers if drain.unsent(peer.stream)]
         left = sum(peer.stream.queued_bytes for peer in full)
         # A descriptor may have room although nothing can be written (the connection is lost): check it later.
         signalled = left != self._left and all(peer.fd >= 0 and not peer.foreign for peer in full)

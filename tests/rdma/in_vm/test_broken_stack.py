@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.rdma.ends import devices
-from transfer.transports.rdma import device_selection as choosing
+from transfer.transports.rdma import device_selection
 from transfer.transports.rdma.driver import load
 from transfer.transports.rdma.probe import probe
 
@@ -199,6 +199,6 @@ def test_importing_pyverbs_leaves_logging_alone() -> None:
 
 
 def test_the_chosen_gid_is_the_one_with_an_address() -> None:
-    route = choosing.choose_route({})
+    route = device_selection.choose_route({})
     assert (route.device, route.port, route.gid_index) == ("rxe0", 1, 1)
-    assert choosing.choose_route({"MC_GID_INDEX": "0"}).gid_index == 0
+    assert device_selection.choose_route({"MC_GID_INDEX": "0"}).gid_index == 0

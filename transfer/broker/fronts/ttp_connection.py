@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.message import Buffer, Front, Message
-from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.ttp_frames import (
     WORDS,
     Meta,
@@ -241,7 +241,7 @@ class TtpConnection(TtpOutgoing):
         self._answer(encode_head(TtpKind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
 
     def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
-        wanted = pattern(Grammar.PATHS, decode_topic(topic))
+        wanted = pattern(Kind.PATHS, decode_topic(topic))
         if (decode_meta(meta) or {}).get("unsubscribe") is True:
             self._hub.unsubscribe(self, wanted)
         else:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import PATTERNS, Pair, Subscriber
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections.control import REPLACED, TAKEN
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import BEGIN, LogId, encode_offline, log_of
@@ -297,7 +297,7 @@ class ConnectionAdmission:
             if peer.source is record or not (record.address.begin or peer.source.address.begin):
                 continue
             its = log_of(peer.agreement.remote) if peer.agreement is not None else None
-            if its is not None and its.name == log.name and not draining.has_ended(peer.fd):
+            if its is not None and its.name == log.name and not drain.has_ended(peer.fd):
                 raise HandshakeError(
                     "duplicate_log",
                     f"this socket receives the same log from {peer.endpoint} already",
@@ -309,7 +309,7 @@ class ConnectionAdmission:
         there = self._state.peers.get(self._pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
-        if not draining.has_ended(there.fd):
+        if not drain.has_ended(there.fd):
             raise HandshakeError(
                 TAKEN,
                 f"another peer has the identity {remote.routing_id!r}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.patterns import Requester
 from transfer.patterns.base import SendMode
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections import refusal
 from transfer.sockets.connections.orphans import Orphan, Orphans
 from transfer.sockets.connections.unread_messages import UnreadMessages
@@ -181,7 +181,7 @@ class ConnectionLoss:
         stream = peer.stream
         if not peer.confirms or stream.sent == stream.confirmed:
             return False
-        if stream.broken is None and not draining.has_ended(peer.fd):
+        if stream.broken is None and not drain.has_ended(peer.fd):
             return False
         peer.ended = True
         if self._context.reactor.in_loop():  # the socket may have been dropped during a read of this thread

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Requester
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.control import Controls
@@ -240,7 +240,7 @@ class Connections:
             ended = [record, *members]
             peers = [p for one in ended for p in (one.peer, one.queue) if p is not None]
         deadline = time.monotonic() + linger
-        draining.flush([p.stream for p in peers if not p.pending], deadline)
+        drain.flush([p.stream for p in peers if not p.pending], deadline)
         for peer in peers:
             self.loss.lost(peer.stream, Closed(f"{record.address} was disconnected"))
 
@@ -309,15 +309,15 @@ class Connections:
             if time.monotonic() >= due:
                 self.no_peer.long_wait()
             for peer in list(self.state.peers.values()):
-                if peer.retained and draining.has_ended(peer.fd):
+                if peer.retained and drain.has_ended(peer.fd):
                     self.loss.lost(peer.stream, Broken("the peer closed the connection"))
             with self._lock:
                 streams = [peer.stream for peer in self.state.peers.values()]
                 left_over = self.orphans.waiting
-                waiting = left_over or any(map(draining.unsent, streams))
+                waiting = left_over or any(map(drain.unsent, streams))
             if not waiting and not self._awaits_confirmation():
                 return
-            draining.flush(streams, min(deadline, time.monotonic() + 0.05))
+            drain.flush(streams, min(deadline, time.monotonic() + 0.05))
             if time.monotonic() >= deadline:
                 return
             if left_over or not waiting:
@@ -379,11 +379,11 @@ class Connections:
                     peer.stream.send(control(last), force=True)
                 except Broken:
                     continue
-        draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
+        drain.flush([peer.stream for peer in peers if not peer.pending], deadline)
         # Counted before `finish`, which breaks a stream that is still writing; its message would not count
         # as lost afterwards.
-        queued = {peer.stream: draining.unsent(peer.stream) for peer in peers}
-        draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
+        queued = {peer.stream: drain.unsent(peer.stream) for peer in peers}
+        drain.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections import refusal
 from transfer.sockets.peer import Peer
 from transfer.transports.core.wire import CREDIT, Control
@@ -70,6 +70,6 @@ class Credits:
         if socket is None or not self._state.receives or self._state.closing:
             return
         peers = [peer for peer in list(self._state.peers.values()) if peer.confirms]
-        if any(peer.fd < 0 or 0 < draining.unread(peer.fd) <= _LITTLE for peer in peers):
+        if any(peer.fd < 0 or 0 < drain.unread(peer.fd) <= _LITTLE for peer in peers):
             with suppress(Again, Broken, Closed):
                 socket._readable()
