@@ -215,7 +215,7 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
         ("http", Security(), "without authentication"),
     ],
 )
-def test_a_door_that_strangers_could_use_is_not_opened(tmp_path, identities, front, security, wanted):
+def test_a_front_that_anybody_could_use_is_not_opened(tmp_path, identities, front, security, wanted):
     off = {"own": None, "ttp": None, "pybroker": None, "rqueue": None, "http": None, "abtp": None}
     on = AbtpEndpoints("tcp://*:0", "tcp://127.0.0.1:0") if front == "abtp" else 0
     changes = off | {front: on, "host": "0.0.0.0", "security": security}

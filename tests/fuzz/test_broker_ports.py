@@ -76,7 +76,7 @@ def test_slow_ones_are_served_and_put_out(attack):
     assert not attack.broker.errors()
 
 
-def test_every_door_is_in_the_set(attack):
+def test_every_port_is_in_the_set(attack):
     places = attack.broker.places
     there = {*places["ports"], *places["endpoints"]}
     assert there == {target for target in TALKS if target in there}

@@ -162,9 +162,9 @@ def test_a_handshake_and_a_head_have_one_limit_in_time(authority, security, monk
     """However often a byte of them comes."""
     monkeypatch.setattr(http_server, "_PATIENCE", 0.5)
     with transfer.Context(metrics_port=0, security=security) as context:
-        with socket.create_connection((HERE, context.metrics_port), 20) as unauthenticated:
-            unauthenticated.sendall(begin)
-            assert is_ended(unauthenticated, b"" if not begin else b"a")
+        with socket.create_connection((HERE, context.metrics_port), 20) as client:
+            client.sendall(begin)
+            assert is_ended(client, b"" if not begin else b"a")
 
 
 def test_a_head_has_a_limit_in_time(authority, security, monkeypatch):
@@ -172,18 +172,18 @@ def test_a_head_has_a_limit_in_time(authority, security, monkeypatch):
     trusted = ssl.create_default_context(cafile=authority.path)
     with transfer.Context(metrics_port=0, security=security) as context:
         plain = socket.create_connection((HERE, context.metrics_port), 20)
-        with trusted.wrap_socket(plain, server_hostname=HERE) as unauthenticated:
-            unauthenticated.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
-            assert is_ended(unauthenticated, b"a")
+        with trusted.wrap_socket(plain, server_hostname=HERE) as client:
+            client.sendall(b"GET /metrics HTTP/1.1\r\nX: ")
+            assert is_ended(client, b"a")
 
 
-def is_ended(unauthenticated, byte):
+def is_ended(client, byte):
     """Whether it is put out, while it says this again and again."""
-    unauthenticated.settimeout(0.05)
+    client.settimeout(0.05)
     for _ in range(400):
         try:
-            unauthenticated.sendall(byte)
-            if not unauthenticated.recv(1):
+            client.sendall(byte)
+            if not client.recv(1):
                 return True
         except TimeoutError:
             continue
@@ -212,12 +212,12 @@ def test_who_is_known_is_answered_to_the_end(authority, security, monkeypatch, s
             answer = pool.submit(scrape, port, authority, issued, **headers)
             try:
                 assert asked.wait(20)
-                unauthenticated = [
+                clients = [
                     stack.enter_context(socket.create_connection((HERE, port), 20)) for _ in range(100)
                 ]
-                for unauthenticated in unauthenticated:
-                    unauthenticated.sendall(b"\x16")
-                assert unauthenticated[0].recv(1) == b"", "the oldest made room"
+                for client in clients:
+                    client.sendall(b"\x16")
+                assert clients[0].recv(1) == b"", "the oldest made room"
             finally:
                 goes_on.set()
             assert answer.result(20) == (200, b"all of it")

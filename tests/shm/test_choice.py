@@ -132,7 +132,7 @@ def test_without_descriptors_tcp_goes_on(context, monkeypatch):
     assert pull.recv() == b"y"
 
 
-def test_under_require_a_door_that_is_shut_is_the_end(context, monkeypatch):
+def test_under_require_a_closed_listener_is_the_end(context, monkeypatch):
     monkeypatch.setattr("transfer.transports.shm.upgrade.connect", lambda *arguments: _declined())
     pull = context.socket(PULL)
     pull.bind(TCP)

@@ -101,7 +101,7 @@ def test_the_first_of_two_with_one_token_is_kept(listener):
     close(ours, first, second)
 
 
-def test_a_door_that_is_not_there():
+def test_a_listener_that_is_not_there():
     with pytest.raises(Declined) as caught:
         connect("transfer-nothing", TOKEN)
     assert caught.value.reason == "unreachable"
@@ -171,7 +171,7 @@ def test_another_user_is_refused_on_either_side(listener, monkeypatch):
     assert caught.value.reason == "other_user"
 
 
-def test_a_full_door_means_another_way(listener, monkeypatch):
+def test_a_full_listener_means_another_transport(listener, monkeypatch):
     listener._listener.listen(0)
     knocking = []
     with pytest.raises(Declined) as caught:
@@ -181,7 +181,7 @@ def test_a_full_door_means_another_way(listener, monkeypatch):
     close(*knocking)
 
 
-def test_a_closed_door_is_gone():
+def test_a_closed_listener_is_gone():
     listener = UnixListener(NoReactor())
     theirs = connect(listener.name, TOKEN)
     listener.close()
