@@ -202,7 +202,7 @@ def test_a_consumer_that_dies_loses_nothing(broker, sockets):
         assert dispatcher.state.messages == {} and direct(broker).letters == []
 
 
-def test_work_goes_to_whoever_is_left(broker):
+def test_work_goes_to_the_remaining_consumers(broker):
     with AbtpProducer(router(broker)) as producer:
         one = AbtpConsumer("one", ["t"], router(broker))
         with AbtpConsumer("two", ["t"], router(broker)) as two:

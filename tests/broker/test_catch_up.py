@@ -115,7 +115,7 @@ def test_begin_new(context, broker, client):
     assert received(sub, 13) == {"t": list(range(10, 20)), "later": [0, 1, 2]}
 
 
-def test_beside_one_that_did_not_ask_for_it(context, broker, client):
+def test_next_to_one_that_did_not_ask_for_it(context, broker, client):
     publish(client, "t", range(10))
     plain = context.socket(transfer.SUB, rcvtimeo=10_000)
     plain.subscribe(b"")
@@ -691,7 +691,7 @@ def test_what_was_looked_at_and_not_received_comes_once(context, broker, client,
     assert not sub.poll(200)
 
 
-def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, client, caplog):
+def test_threads_that_receive_concurrently_miss_nothing(context, broker, client, caplog):
     publish(client, "t", range(10_000))
     sub = subscribed(context, broker)
     got, lock = [], threading.Lock()
@@ -760,7 +760,7 @@ def test_what_was_on_its_way_when_it_was_unsubscribed_comes_again(context, broke
     assert sub._links.state.counts["connected"] == 2 and "missed" not in sub._links.state.counts
 
 
-def test_a_thread_that_unsubscribes_and_subscribes_beside_one_that_receives(context, broker, client):
+def test_a_thread_that_unsubscribes_and_subscribes_while_another_receives(context, broker, client):
     sub = subscribed(context, broker, b"t", b"end", reconnect_ivl=1, reconnect_ivl_max=5)
     sub.wait_for_peers(1, 10)
     got, enough = [], threading.Event()
@@ -861,7 +861,7 @@ def test_prefixes_that_no_topic_of_a_log_has(context, broker, prefix):
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
-def test_a_plain_endpoint_beside_one_with_begin(context, broker, client, plain_first):
+def test_a_plain_endpoint_and_one_with_begin(context, broker, client, plain_first):
     """Each message came twice."""
     plain = broker.endpoints["subscriptions"].replace("127.0.0.1", "localhost")
     endpoints = [plain, f"{broker.endpoints['subscriptions']}?begin=new"]

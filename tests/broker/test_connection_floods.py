@@ -234,7 +234,7 @@ def test_an_unfinished_handshake_takes_little_memory(tmp_path, port, says):
 
 @pytest.mark.slow
 @plain
-def test_ten_thousand_strangers(tmp_path, plain):
+def test_ten_thousand_connections(tmp_path, plain):
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if hard < 12_000:
         pytest.skip(f"a process may have {hard} descriptors here")

@@ -40,7 +40,7 @@ def leases():
 
 
 @pytest.mark.parametrize("port", ["ttp", "pybroker", "rqueue"])
-def test_strangers_leave_nothing(tmp_path, port, no_collector):
+def test_hostile_clients_leave_nothing(tmp_path, port, no_collector):
     with running(tmp_path) as broker:
         before = len(leases())
         clients = HostileClients(plain(("127.0.0.1", broker.ports[port])))

@@ -100,7 +100,7 @@ def test_subscribers_are_programs_that_subscribe_and_not_the_brokers_sockets(bro
             until(lambda: topics(broker)["t/a"]["subscribers"], 4)
 
 
-def test_every_place_where_somebody_listens_is_listed(broker):
+def test_every_listener_is_listed(broker):
     listens = {name: " ".join(one["listens"]) for name, one in fronts(broker).items()}
     for name, endpoint in broker.endpoints.items():
         assert any(endpoint in text for text in listens.values()), name

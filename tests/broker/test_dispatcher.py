@@ -209,7 +209,7 @@ def test_an_ack_of_an_old_session_is_stale():
     assert sim.dispatcher.state.messages == {}
 
 
-def test_nobody_acknowledges_for_somebody_else():
+def test_no_consumer_acknowledges_for_another():
     sim = SimulatedDispatcher()
     sim.register()
     sim.register("thief", b"thief")

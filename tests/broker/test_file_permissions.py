@@ -58,7 +58,7 @@ def test_a_brokers_folder(tmp_path, careless):
     assert stat.S_IMODE(folder.parent.stat().st_mode) == 0o700, "a folder that was made on the way"
 
 
-def test_large_dead_letters_and_what_is_put_aside(tmp_path, careless):
+def test_large_dead_letters_and_quarantined_data(tmp_path, careless):
     LetterPayloads(tmp_path / "letters").write(lambda: iter([bytes(100)]), 100)
     (tmp_path / "log").mkdir(0o700)
     save_tail(tmp_path / "log", tmp_path / "log" / "segment", 7, b"torn")

@@ -70,7 +70,7 @@ def test_against_a_list(steps, most):
         assert timer.cancelled == (connection not in model)
 
 
-def test_whoever_takes_too_long():
+def test_a_connection_that_takes_too_long():
     pending, loop, out = pending_of(4)
     pending.add("slow")
     loop.timers["slow"][1]()

@@ -73,7 +73,7 @@ def failing(broker):
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_health_names_nothing_to_strangers(failing, identities, path):
+def test_health_names_nothing_to_unauthenticated_clients(failing, identities, path):
     def problems(issued=None, **headers):
         context = context_of(identities, issued)
         context.set_alpn_protocols(["http/1.1"])
@@ -147,7 +147,7 @@ def test_a_token_that_changes_is_read_again(tmp_path, identities):
         assert status(broker, identities, "/metrics", X_Admin_Token="8769ed0f5157f82b7bac73ec896b8466") == 200
 
 
-def test_strangers_hold_no_connection(broker, identities):
+def test_unauthenticated_clients_hold_no_connection(broker, identities):
     for issued, path, stays in (
         (None, "/livez", False),
         (None, "/metrics", False),

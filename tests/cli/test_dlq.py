@@ -222,7 +222,7 @@ def test_nobody_answers(transfer):
         (None, 3, "did not answer within 0.3 s"),
     ],
 )
-def test_somebody_else_answers(transfer, answer, wanted, text):
+def test_another_server_answers(transfer, answer, wanted, text):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = threading.Event()
 

@@ -500,7 +500,7 @@ def test_looking_does_not_lose_or_reorder(kit):
     assert got == [b"%02d" % number for number in range(20)]
 
 
-def test_notify_makes_the_descriptor_readable_until_somebody_looks(kit):
+def test_notify_makes_the_descriptor_readable_until_it_is_read(kit):
     socket = kit.puller(kit.raw()[0])
     assert not socket._readable() and not readable(socket)
     socket._notify()

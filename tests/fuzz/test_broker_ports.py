@@ -55,11 +55,11 @@ def test_kept_talks(attack, path):
 
 
 @pytest.mark.parametrize("target", TALKS)
-def test_a_few_strangers(attack, target):
+def test_a_few_hostile_clients(attack, target):
     attack.at(target, range(FEW))
 
 
-def test_good_clients_and_strangers_come_in_by_the_unix_socket(attack):
+def test_good_and_hostile_clients_use_the_unix_socket(attack):
     assert unix_listener_name(attack.broker.process.pid)
     peer = attack.dial("requests local")(random.Random(1))
     assert isinstance(peer, Local)
@@ -101,7 +101,7 @@ def report(attack, target):
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 @pytest.mark.parametrize("target", list(TALKS))
-def test_strangers_for_minutes(attack, target):
+def test_hostile_clients_for_minutes(attack, target):
     attack.for_a_while(target, SECONDS)
     report(attack, target)
 
@@ -135,12 +135,12 @@ def serve_metrics(tmp_path, seeds, until=float("inf")):
         process.close()
 
 
-def test_a_few_strangers_at_metrics(tmp_path):
+def test_a_few_hostile_clients_at_metrics(tmp_path):
     serve_metrics(tmp_path, range(FEW))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
-def test_strangers_at_metrics_for_minutes(tmp_path):
+def test_hostile_clients_at_metrics_for_minutes(tmp_path):
     first = int(time.time() * 1000)
     serve_metrics(tmp_path, range(first, first + (1 << 40)), time.monotonic() + SECONDS)

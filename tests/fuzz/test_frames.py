@@ -185,13 +185,13 @@ def named(pairs):
 
 
 @pytest.mark.parametrize("pairs", SETS, ids=named)
-def test_a_few_strangers(core, pairs):
+def test_a_few_hostile_clients(core, pairs):
     assert attack(core, pairs, range(FEW)) == FEW
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 @pytest.mark.parametrize("pairs", SETS, ids=named)
-def test_strangers_for_minutes(core, pairs):
+def test_hostile_clients_for_minutes(core, pairs):
     first = int(time.time() * 1000)
     assert attack(core, pairs, range(first, first + (1 << 40)), SECONDS) > 0

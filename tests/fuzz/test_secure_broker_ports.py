@@ -25,7 +25,7 @@ def attack(tmp_path_factory):
 
 
 @pytest.mark.parametrize("target", SECURED)
-def test_a_few_strangers(attack, target):
+def test_a_few_hostile_clients(attack, target):
     attack.at(target, range(FEW))
 
 
@@ -38,6 +38,6 @@ def test_the_ways_lead_in(attack, target):
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 @pytest.mark.parametrize("target", SECURED)
-def test_strangers_for_minutes(attack, target):
+def test_hostile_clients_for_minutes(attack, target):
     attack.for_a_while(target, SECONDS)
     report(attack, target)

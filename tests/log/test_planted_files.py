@@ -162,7 +162,7 @@ def test_a_file_that_is_a_link_of_ours_is_not_followed(place, name):
             begin_log(folder)
 
 
-def test_what_is_kept_aside_overwrites_nothing(place):
+def test_quarantined_data_overwrites_nothing(place):
     private = place / "private"
     private.write_text("precious")
     log = folder_of(0, place / "log")

@@ -62,7 +62,7 @@ def test_a_certificate_or_the_token_is_asked_for(authority, security):
             urllib.request.urlopen(f"http://{HERE}:{port}/metrics", timeout=20)
 
 
-def test_a_crowd_that_says_too_little_blocks_nobody(authority, security):
+def test_many_unfinished_connections_block_nobody(authority, security):
     with transfer.Context(metrics_port=0, security=security) as context:
         port = context._metrics.port
         unfinished = [socket.create_connection((HERE, port), 20) for _ in range(100)]

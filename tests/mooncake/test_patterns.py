@@ -268,7 +268,7 @@ def test_tensors_and_more_by_topic(zi, link, pickling):
     assert objects.get() == {"obj": {1, 2}, "topic": "t.c"}
 
 
-def test_what_has_no_topic_goes_to_whoever_wants_all(zi, link):
+def test_what_has_no_topic_goes_to_subscribers_of_everything(zi, link):
     everything, pub = link("SUB", "PUB")
     something = zi.create_socket("SUB")
     zi.connect(something, zi.get_bound_endpoint(pub))

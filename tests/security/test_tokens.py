@@ -95,7 +95,7 @@ def test_the_peer_of_these_tests_can_prove_it(pair):
     until(lambda: server.connected, "the connection")
 
 
-def test_a_stranger_gets_nothing_to_guess_the_token_by(pair):
+def test_an_unauthenticated_peer_gets_nothing_to_guess_the_token_by(pair):
     """The accepting side proves nothing to a peer that has not proved the token itself."""
     server, address = pair.serve(SECURITY, timeout=0.5)
     with Peer(address) as peer:

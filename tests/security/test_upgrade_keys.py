@@ -73,7 +73,7 @@ def test_who_has_proved_a_token_gets_the_offer():
 
 
 @pytest.mark.parametrize("secured", [False, True])
-def test_a_stranger_is_told_nothing_of_it(secured):
+def test_an_unauthenticated_peer_learns_nothing_of_it(secured):
     """Encryption alone says not who the peer is. Both go on by TCP, and say why."""
     one, other, parts, _ = shaken(secured=secured)
     for side in (one, other):
@@ -90,7 +90,7 @@ def test_one_side_that_is_guarded_is_enough():
         assert one.outcome.choice.transport == other.outcome.choice.transport == "tcp"
 
 
-def test_with_require_a_stranger_is_refused():
+def test_with_require_an_unauthenticated_peer_is_refused():
     one, other, _, _ = shaken("require")
     assert [side.outcome.reason for side in (one, other)] == ["policy", "policy"]
     assert "has not authenticated" in str(other.outcome)
@@ -134,7 +134,7 @@ def test_local_for_those_who_are_known(core, pki, local):
             assert info.transport == "local"
 
 
-def test_no_local_for_strangers(core, pki, local):
+def test_no_shared_memory_for_unauthenticated_peers(core, pki, local):
     """The server has a certificate and asks for none."""
     server = Security(pki.issued.certificate, pki.issued.key)
     for info in told(core, server, Security(authority=pki.authority.path)):

@@ -260,7 +260,7 @@ def test_several_receivers_write_to_their_own(ends, core):
     assert bytes(memoryview(one)[:6]) == b"onesor"
 
 
-def test_memory_that_somebody_may_write_is_copied_for_the_next(ends, core):
+def test_memory_that_a_receiver_may_write_is_copied_for_the_next(ends, core):
     sender, receiver = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
     shared = receiver.carrier.fetch(sent(sender, region, hold=True)[0])

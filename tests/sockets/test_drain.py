@@ -12,7 +12,7 @@ from transfer.sockets import drain
 from transfer.transports.errors import Broken
 
 
-def test_a_stream_whose_connection_beside_is_writable_does_not_make_us_spin():
+def test_a_stream_whose_control_connection_is_writable_does_not_make_us_spin():
     class Slow(Foreign):
         looks = 0
 

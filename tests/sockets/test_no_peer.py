@@ -286,7 +286,7 @@ def test_a_client_of_zeromq_is_named_at_once(context, lines):
     assert "speaks ZeroMQ's own protocol" in lines()[0]
 
 
-def test_what_strangers_cause_is_one_line_for_each_reason(context, lines):
+def test_what_other_programs_cause_is_one_line_for_each_reason(context, lines):
     pull = context.socket(PULL)
     pull.bind(TCP)
     monitor = pull.get_monitor()

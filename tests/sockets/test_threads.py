@@ -197,7 +197,7 @@ def test_of_threads_that_wait_for_a_request_one_gets_it(context, endpoint):
         assert [req.recv() for req in reqs] == [b"%d of %d" % (number, turn) for number in range(2)]
 
 
-def test_a_new_request_beside_the_reply_to_the_last(context):
+def test_a_new_request_while_the_last_reply_is_received(context):
     """req_relaxed: whichever comes first, the newest request gets its reply."""
     rep, req = pair_of(context, REP, REQ, rcvtimeo=20_000)
     req.req_relaxed = True

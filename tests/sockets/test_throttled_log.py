@@ -29,7 +29,7 @@ def test_a_few_of_each_kind_and_how_many_were_left_out(caplog):
     ]  # fmt: skip
 
 
-def test_strangers_at_a_socket(caplog):
+def test_other_protocols_at_a_socket(caplog):
     caplog.set_level("INFO", "transfer")
     with transfer.Context() as context, context.socket(transfer.PULL) as pull:
         pull.bind("tcp://127.0.0.1:0")

@@ -61,7 +61,7 @@ def test_what_a_peer_may_not_say(change):
 
 
 @pytest.mark.parametrize("meta", [None, [], "begin", 7, {}], ids=str)
-def test_metadata_of_somebody_else(meta):
+def test_metadata_of_another_program(meta):
     with pytest.raises(ProtocolError):
         from_meta(meta)
 

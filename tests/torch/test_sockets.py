@@ -124,7 +124,7 @@ def test_silence_is_again():
         list(dataset)
 
 
-def test_strangers_on_the_socket_are_dropped(dataset):
+def test_foreign_messages_on_the_socket_are_dropped(dataset):
     def send():
         with transfer.Context() as context, context.socket(transfer.PUSH) as push:
             push.connect(dataset.endpoint)

@@ -271,7 +271,7 @@ def test_silence_is_again_and_keeps_the_run(feed):
     assert ids_of(dataset) == list(range(8))
 
 
-def test_somebody_elses_message_is_dropped_and_the_run_goes_on(feed):
+def test_a_foreign_message_is_dropped_and_the_run_goes_on(feed):
     feed.send({"x": np.zeros(3)}, {"hello": 1})
     feed_run(feed, partitions=1, rows=4)
     assert ids_of(StreamDataset(source=feed)) == [0, 1, 2, 3]

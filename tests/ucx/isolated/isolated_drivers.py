@@ -68,7 +68,7 @@ def test_one_copy_of_ucx_which_the_report_names():
     assert len(seen.copies) == 1 and not seen.warnings
 
 
-def test_beside_other_users_of_ucx_in_the_process():
+def test_with_other_users_of_ucx_in_the_process():
     """They load what we have, or we what they have: the process has one UCX, and all go on."""
     for module in ("ucp", "ucxx"):
         if importlib.util.find_spec(module):
