@@ -26,7 +26,9 @@ PATIENCE = 10.0
 
 def _hub(loop, log, durable, most):
     store = Store(log, durable, most=most)
-    return Hub(loop, store, delay=lambda attempt: 1.0, bury=lambda dead, message, told: told(None))
+    return Hub(
+        loop, store, delay=lambda attempt: 1.0, store_dead_letter=lambda dead, message, told: told(None)
+    )
 
 
 class SingleFront:

@@ -21,18 +21,18 @@ class SteppedHub:
 
     def __init__(
         self, folder, *, durable=lambda name: True, most=1000, patience=10.0, delay=None,
-        is_buried=lambda topic, group, offset: False, room=None, **log,
+        is_dead_lettered=lambda topic, group, offset: False, room=None, **log,
     ):  # fmt: skip
         self.loop = asyncio.new_event_loop()
         self.log = Log(folder, **log)
         self.store = Store(self.log, durable, most=most, room=room)
         self.letters = {}
         self.hub = Hub(
-            self.loop, self.store, delay or (lambda attempt: 0.01), self._bury,
-            is_buried=is_buried, patience=patience,
+            self.loop, self.store, delay or (lambda attempt: 0.01), self._keep_dead_letter,
+            is_dead_lettered=is_dead_lettered, patience=patience,
         )  # fmt: skip
 
-    def _bury(self, dead, message, on_complete):
+    def _keep_dead_letter(self, dead, message, on_complete):
         self.letters[dead[:3]] = (dead, message)
         self.loop.call_soon(on_complete, None)
 

@@ -35,7 +35,7 @@ class Peer(Connection):
         self._pieces = []
         super().__init__(lines, connection, "peer")
 
-    def cut(self, data):
+    def take_frames(self, data):
         at = 0
         while len(data) - at >= HEAD.size and not self.closed and not self.paused:
             kind, size = HEAD.unpack_from(data, at)
@@ -76,7 +76,7 @@ class Peer(Connection):
     def lost(self, reason):
         self.ends.append(reason)
 
-    def relieved(self):
+    def on_drained(self):
         self.relieved_times += 1
 
     @property
@@ -233,8 +233,8 @@ def test_a_tiny_send_buffer_loses_nothing(turns):
 
 def test_what_is_written_when_relieved_goes_out_too(turns):
     class Refills(Peer):
-        def relieved(self):
-            super().relieved()
+        def on_drained(self):
+            super().on_drained()
             if self.relieved_times < 50:
                 self.write(b"%04d" % self.relieved_times * 200_000)
 
@@ -291,8 +291,8 @@ def test_a_mistake_of_ours_ends_one_connection_only(turns, caplog):
 
 def test_a_mistake_while_it_writes_leaves_others_their_turn(turns, caplog):
     class Fails(Peer):
-        def relieved(self):
-            raise KeyError("in relieved")
+        def on_drained(self):
+            raise KeyError("in on_drained")
 
     line, _ = turns.pair(Fails)
     other, others = turns.pair()
@@ -302,7 +302,7 @@ def test_a_mistake_while_it_writes_leaves_others_their_turn(turns, caplog):
     assert line.closed
     other.write(b"c")
     assert read_all(turns, others, 1) == b"c"
-    assert "in relieved" in caplog.text
+    assert "in on_drained" in caplog.text
 
 
 @pytest.mark.parametrize("point", ["idle", "head", "frame", "payload", "queued", "paused"])
@@ -389,10 +389,10 @@ class Slow(Peer):
 
     clock = 0.0
 
-    def cut(self, data):
+    def take_frames(self, data):
         self.heard_by.append(self)
         Slow.clock += 1.0
-        return super().cut(data)
+        return super().take_frames(data)
 
 
 def test_all_else_has_its_turn_while_many_connections_have_something_to_read(turns, monkeypatch):

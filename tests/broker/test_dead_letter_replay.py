@@ -124,8 +124,8 @@ def test_a_letter_written_by_hand_reaches_its_group(broker, client):
 def test_a_group_passes_over_what_is_another_s():
     group = Group(5, lambda attempt: 0.0)
     group.join("c", 10)
-    group.bury(5)  # the next one that it would have taken
-    group.bury(7)
+    group.mark_dead_lettered(5)  # the next one that it would have taken
+    group.mark_dead_lettered(7)
     assert [one.offset for one in group.take(9, 0.0)] == [6, 8]
     assert group.cursor == 6
 

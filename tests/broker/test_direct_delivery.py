@@ -316,14 +316,14 @@ def test_a_message_that_cannot_be_given_keeps_no_other_one_from_it(tmp_path, mon
         for number in range(3):
             maker.publish("orders.a", number, message_id=f"m{number}", wait=False)
         eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 3)
-        gave = broker.fronts["abtp"]._gave
+        gave = broker.fronts["abtp"]._publish_direct
 
         def fails(peer, envelope, *rest):
             if envelope.message_id == "m0":
                 raise KeyError("nobody thought of it")
             return gave(peer, envelope, *rest)
 
-        monkeypatch.setattr(broker.fronts["abtp"], "_gave", fails)
+        monkeypatch.setattr(broker.fronts["abtp"], "_publish_direct", fails)
         with consumer(broker) as worker:
             with pytest.raises(Again, match="unavailable"):
                 maker.confirm(10)

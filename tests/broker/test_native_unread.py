@@ -185,7 +185,7 @@ def test_what_waits_for_a_sub_has_a_limit_in_bytes(broker):
 def test_who_refuses_more_than_can_be_kept_gets_no_more_for_now(broker, monkeypatch):
     monkeypatch.setattr(native_consumers, "MAX_PENDING_DEAD_LETTERS", 20)
     held = []
-    bury = broker.hub.groups.dead_letters._store
+    store = broker.hub.groups.dead_letters._store
     monkeypatch.setattr(broker.hub.groups.dead_letters, "_store", lambda *dead: held.append(dead))
     endpoint = broker.endpoints["requests"]
     with BrokerClient(endpoint) as client, program(endpoint) as one:
@@ -199,9 +199,9 @@ def test_who_refuses_more_than_can_be_kept_gets_no_more_for_now(broker, monkeypa
         assert got <= 30
         wait_for(lambda: len(held) == got)
         assert {len(dead.reason) for dead, *_ in held} == {1000}
-        monkeypatch.setattr(broker.hub.groups.dead_letters, "_store", bury)
+        monkeypatch.setattr(broker.hub.groups.dead_letters, "_store", store)
         for dead in held:
-            broker.loop.call_soon_threadsafe(bury, *dead)
+            broker.loop.call_soon_threadsafe(store, *dead)
         head, _ = one.hear(Op.DELIVER)
         assert decode_deliveries(head)
 

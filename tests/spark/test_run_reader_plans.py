@@ -271,7 +271,7 @@ def test_rows_that_go_while_a_query_begins_are_not_begun_with(spool, stream_of, 
     acknowledge(spool, "trainer", 0)
     acknowledge(spool, "spark", 20)  # an earlier query's, whose checkpoint is gone
     stream = stream_of()
-    look, told = stream._look, []
+    look, told = stream._visible_end, []
 
     def slow():
         told.append(look())
@@ -279,7 +279,7 @@ def test_rows_that_go_while_a_query_begins_are_not_begun_with(spool, stream_of, 
             acknowledge(spool, "trainer", 20)
         return told[-1]
 
-    monkeypatch.setattr(stream, "_look", slow)
+    monkeypatch.setattr(stream, "_visible_end", slow)
     assert stream.initialOffset()["row"] == 20
     assert acknowledged(spool) == (0, 20)
 

@@ -83,7 +83,7 @@ class SocketlessSpool:
             shutil.copytree(before.log.folder, folder)
         else:
             self.committer.flush()
-            self.request_handler.readers.note_all()
+            self.request_handler.readers.store_positions()
         before.close()
         self._start(folder)
 
@@ -239,7 +239,7 @@ class SocketlessClient:
         try:
             self.line(0.0).send(request, arrays or {})
         except Broken:
-            self.hang_up()
+            self.disconnect()
             self.line(0.0).send(request, arrays or {})
         self.spool.committer.flush()
         while True:
@@ -248,17 +248,17 @@ class SocketlessClient:
                 check(meta)
                 return found, meta
 
-    def hang_up(self):
+    def disconnect(self):
         line, self._line = self._line, None
         if line is not None:
             line.close()
 
-    close = hang_up
+    close = disconnect
 
 
 def _fetch_here(prefetcher):
     """Instead of the prefetcher's thread: it fetches what there is when a batch is taken."""
-    while not prefetcher._something():
+    while not prefetcher._has_outcome():
         before = len(prefetcher._asks), prefetcher._place
         try:
             if not prefetcher._turn():

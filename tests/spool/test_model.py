@@ -280,9 +280,9 @@ class Machine(RuleBasedStateMachine):
         for group in self._groups() if crash else ():
             group.crash()
         for reader in [*self.readers]:
-            reader.link.hang_up()
+            reader.link.disconnect()
             try:
-                reader.stream._source._come_back(None)
+                reader.stream._source._reconnect(None)
             except Broken:
                 assert self.runs.get(reader.run.name) is not reader.run
                 self._leave(reader, closed=False)
@@ -423,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         self.readers.remove(reader)
         if not closed:
             reader.stream._source._closed.set()  # it cannot say that it goes
-            reader.link.hang_up()
+            reader.link.disconnect()
         reader.group.leave(reader, closed=closed)
         reader.stream.close()
         self.spool.tick()

@@ -236,7 +236,7 @@ class Broker:
             store,
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
             dead_letter_writer.write,
-            is_buried=dead_letter_writer.is_dead_lettered,
+            is_dead_lettered=dead_letter_writer.is_dead_lettered,
             patience=settings.patience,
             expire=settings.group_expire,
             most_groups=settings.most_groups,

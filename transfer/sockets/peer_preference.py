@@ -93,7 +93,7 @@ class PeerLoad(Balance):
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
         with self._lock:
             self._due = {peer: self._due.get(peer, 0.0) for peer in peers}
-            return sorted(self._due, key=lambda peer: (_in_hand(peer), self._due[peer]))
+            return sorted(self._due, key=lambda peer: (_unconsumed(peer), self._due[peer]))
 
     def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
         with self._lock:
@@ -108,7 +108,7 @@ def made(chosen: Any) -> Balance | None:
     return PeerLoad() if chosen == LOAD else Weights(chosen)
 
 
-def _in_hand(peer: Peer) -> int:
+def _unconsumed(peer: Peer) -> int:
     stream = peer.stream
     if peer.socket_type is SocketType.PULL:
         return int(stream.sent - stream.confirmed)

@@ -135,7 +135,7 @@ class TaskDelivery:
                 continue
             self._check_alive()
             if time.monotonic() >= deadline:
-                raise self._behind("the rows of a task")
+                raise self._not_consumed("the rows of a task")
         while True:
             try:
                 tracker = self._sender.send(arrays, to_meta(message))
@@ -157,9 +157,9 @@ class TaskDelivery:
             # A message that the kernel never had waits for another peer, so its tracker reports nothing.
             self._check_alive()
             if time.monotonic() >= deadline:
-                raise self._behind(what)
+                raise self._not_consumed(what)
 
-    def _behind(self, what: str) -> Again:
+    def _not_consumed(self, what: str) -> Again:
         return Again(
             f"{what}: the receiver did not consume all of it within {self._timeout:g} s",
             hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer option "

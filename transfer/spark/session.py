@@ -86,7 +86,7 @@ def local_session(
     }
     for key, value in (settings | (conf or {})).items():
         builder = builder.config(key, value)
-    with _whole_start():
+    with _complete_start():
         return builder.getOrCreate()
 
 
@@ -109,7 +109,7 @@ def running_session(
 
 
 @contextmanager
-def _whole_start() -> Iterator[None]:
+def _complete_start() -> Iterator[None]:
     """Starts Spark completely or not at all, and keeps the program's Ctrl-C handler.
 
     Spark's handler talks to Java in the middle of whatever the main thread is doing.

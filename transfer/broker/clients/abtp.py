@@ -191,7 +191,7 @@ class AbtpConsumer(AbtpConnection):
         self._answers: list[dict[str, Any]] = []
         self._reading = threading.Lock()
         self._ended = threading.Event()
-        self._beats = threading.Thread(target=self._beat, args=(heartbeat,), daemon=True)
+        self._beats = threading.Thread(target=self._send_heartbeats, args=(heartbeat,), daemon=True)
         try:
             self._request(encode_register(self._register), "consumer.registered", "", timeout)
         except BaseException:
@@ -324,7 +324,7 @@ class AbtpConsumer(AbtpConnection):
         request = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
         self._send_control(encode_control(request, _now_ms()))
 
-    def _beat(self, seconds: float) -> None:
+    def _send_heartbeats(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
             request = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
             try:

@@ -143,7 +143,7 @@ class Connections:
             with self._lock:
                 self._check_once(address)
                 self.log_reader.positions = self.log_reader.positions or TopicPositions()
-            socket._ways_changed()
+            socket._update_fast_paths()
         directory = open_directory(address, self._context) if address.is_directory else None
         with self._lock:
             self.state.owner()
@@ -287,13 +287,13 @@ class Connections:
             here = f"listening on {record.address}, {where} was refused"
             if not self.no_peer.warn_of(here, error, outgoing=False):
                 text = str(error).partition("\n")[0]
-                self.state.throttled.say(logging.INFO, reason, "%s: %s", here, text)
+                self.state.throttled.log(logging.INFO, reason, "%s: %s", here, text)
             self.state.count(f"handshake:{reason}")
             self.state.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
             reason = str(error).replace("\n  hint:", ";")
             text = "%s: a connection is not accepted: %s"
-            self.state.throttled.say(logging.WARNING, "accept", text, record.address, reason, most=1)
+            self.state.throttled.log(logging.WARNING, "accept", text, record.address, reason, most=1)
             self.state.count("accept_failed")
             self.state.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
@@ -339,7 +339,7 @@ class Connections:
         """From now on nothing is added. No message of a lost connection is between two lists then."""
         while True:
             settled = self.orphans.wait_for_moves()
-            with self.orphans.none_gives(), self._lock:
+            with self.orphans.offers_blocked(), self._lock:
                 if settled and self.orphans.moving:
                     continue  # another connection was lost meanwhile
                 self.state.closing = True

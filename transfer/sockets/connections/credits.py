@@ -33,9 +33,9 @@ class Credits:
         """Starts to look for credits: a sent message is kept, or has a tracker, until it is confirmed."""
         if self._state.receives and "credits" not in self._state.timers:
             self._pause = _FIRST
-            self._state.later("credits", _FIRST, self._look_for_credits)
+            self._state.later("credits", _FIRST, self._poll_credits)
 
-    def _look_for_credits(self) -> None:
+    def _poll_credits(self) -> None:
         self.read_credits()
         peers = list(self._state.peers.values())
         if not any(peer.trackers or peer.retained for peer in peers):
@@ -43,7 +43,7 @@ class Credits:
         confirmed = sum(peer.stream.confirmed for peer in peers)
         self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
         self._confirmed = confirmed
-        self._state.later("credits", self._pause, self._look_for_credits)
+        self._state.later("credits", self._pause, self._poll_credits)
 
     def credited(self, peer: Peer, frame: Any) -> None:
         if frame.data[:1] == bytes([Control.CREDIT]):

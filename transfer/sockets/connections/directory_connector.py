@@ -182,14 +182,14 @@ class DirectoryConnector:
             self._members[address] = _Member(record)
 
     def _retire(self, member: _Member) -> None:
-        """Gives the member no new work; the connection stays until `_look` finds that it is done or dead."""
+        """Gives the member no new work; the connection stays until `_check_members` finds it done or dead."""
         if member.record.peer is None:
             self._remove(member.record.address)
             return
         member.retired = time.monotonic()
         member.moved = ((-1, -1, -1), member.retired)
         self._mute(member, True)
-        self._look_later()
+        self._schedule_check()
 
     def _remove(self, address: Address) -> None:
         member = self._members.pop(address)
@@ -204,7 +204,7 @@ class DirectoryConnector:
             with suppress(OSError):  # the connection is ending
                 liveness.probe(peer.fd)
         self._links.loss.take_queue(self.record)
-        self._look_later()
+        self._schedule_check()
 
     def ended(self, record: Endpoint) -> None:
         """Handles the end of a member's connection. Any thread."""
@@ -249,14 +249,14 @@ class DirectoryConnector:
 
     # -- connected members, checked periodically ----------------------------------------------------
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None and not self._stop.is_set():
             pause = PULSE * (1 + len(self._members) // FEW)
-            self._timer = self._links.state.context.reactor.call_later(pause, self._look)
+            self._timer = self._links.state.context.reactor.call_later(pause, self._check_members)
             if self._stop.is_set():  # another thread closed this and may not have seen the timer
                 self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_members(self) -> None:
         self._timer = None
         if self._stop.is_set() or self._links.state.closing:
             return
@@ -278,7 +278,7 @@ class DirectoryConnector:
             elif state is MemberState.RETIRED and self._is_done(member, peer, now):
                 self._links.loss.lost(peer.stream, Closed(f"{address} is not listed any more"))
         if any(member.record.peer is not None for member in self._members.values()):
-            self._look_later()
+            self._schedule_check()
 
     def _log_doubt(self, address: Address, alive: bool) -> None:
         if self._links.state.receives:  # such a socket mutes no peer

@@ -42,9 +42,9 @@ class Heartbeats:
                 self._state.timers.pop("heartbeat").cancel()
             if pulse:
                 self._pulse = pulse
-                self._state.later("heartbeat", pulse, self._beat)
+                self._state.later("heartbeat", pulse, self._check_peers)
 
-    def _beat(self) -> None:
+    def _check_peers(self) -> None:
         """Sends heartbeats to idle peers, and ends connections that were silent for too long. One-way."""
         socket = self._state.socket()
         if socket is None or self._state.closing:
