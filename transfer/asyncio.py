@@ -35,7 +35,7 @@ _TURN = 256
 _SOON, _LATER = 0.0005, 0.02
 
 
-class Readiness:
+class _Readiness:
     """The tasks that await input on one socket. The loop's reader stays on while messages keep arriving."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -98,7 +98,7 @@ class AsyncMethods(SocketMethods):
         _sync_send: Callable[..., Any]
         _sync_recv: Callable[..., Any]
 
-    _readiness: Readiness | None = None
+    _readiness: _Readiness | None = None
 
     # -- receiving -----------------------------------------------------------------------------
 
@@ -183,13 +183,13 @@ class AsyncMethods(SocketMethods):
         finally:
             waiting.close()
 
-    def _input(self) -> Readiness:
+    def _input(self) -> _Readiness:
         loop = asyncio.get_running_loop()
         known = self._readiness
         if known is None or known.loop is not loop:
             if known is not None:
                 known.close()
-            self._readiness = known = Readiness(loop, self.fileno())
+            self._readiness = known = _Readiness(loop, self.fileno())
         return known
 
     async def _yield(self) -> None:

@@ -110,7 +110,7 @@ class SocketSender:
             ) from error
 
 
-class TaskDelivery:
+class _TaskDelivery:
     """Messages to one receiver, each tracked until the receiver has consumed it.
 
     `timeout`: seconds that the receiver may be behind, for each call. Unconsumed messages have at most
@@ -213,7 +213,7 @@ class TaskAttempt:
         timeout: float = 600.0,
     ) -> None:
         self._key = (run, job, partition, attempt)
-        self._delivery = TaskDelivery(sender, timeout)
+        self._delivery = _TaskDelivery(sender, timeout)
         self._transport = sender.transport
         self._frames = self._rows = self._bytes = self._crc = 0
         self._began = time.monotonic()
@@ -258,6 +258,6 @@ def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout:
     import numpy as np
 
     table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}
-    delivery = TaskDelivery(sender, timeout)
+    delivery = _TaskDelivery(sender, timeout)
     delivery.send(table, message)
     delivery.wait(f"the commit of run {message.run}")

@@ -20,7 +20,7 @@ from transfer.transports.errors import NotSupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MIN_JAVA = 17
+_MIN_JAVA = 17
 _INSTALL = (
     "Install Java 17 or newer, for instance: apt install openjdk-17-jre-headless "
     "(conda: openjdk=17), or set JAVA_HOME to one."
@@ -49,8 +49,8 @@ def parse_java_version(text: str) -> int:
     if found is None:
         raise NotSupported(f"Java did not report its version: {text.strip()[:200]!r}", hint=_INSTALL)
     major = int(found[1])
-    if major < MIN_JAVA:
-        raise NotSupported(f"Spark needs Java {MIN_JAVA}, and this one is {major}", hint=_INSTALL)
+    if major < _MIN_JAVA:
+        raise NotSupported(f"Spark needs Java {_MIN_JAVA}, and this one is {major}", hint=_INSTALL)
     return major
 
 

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer")
 #: bytes of an envelope that a client takes, decompressed
-MAX_ENVELOPE = 64 << 20
+_MAX_ENVELOPE = 64 << 20
 #: answers after which a client may retry
 _LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
 
@@ -311,7 +311,7 @@ class AbtpConsumer(AbtpConnection):
     def _take_message(self, envelope: bytes) -> None:
         """Queues a message. It refuses an unreadable one without an error for waiting calls."""
         try:
-            found = read_delivered(envelope, MAX_ENVELOPE)
+            found = read_delivered(envelope, _MAX_ENVELOPE)
         except ProtocolError as error:
             self.refused += 1
             _log.warning("a delivery that is no envelope: %s", error)
@@ -374,7 +374,7 @@ class AbtpSubscriber(AbtpConnection):
 
         Raises Again if none arrives in time, ProtocolError if it is unreadable.
         """
-        found = read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+        found = read_delivered(self._frames(self._deadline(timeout))[-1], _MAX_ENVELOPE)
         if found.fault:
             raise ProtocolError(Code.MALFORMED_ENVELOPE, f"message {found.message_id}: {found.fault}")
         return found

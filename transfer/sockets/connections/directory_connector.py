@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds between two checks of the members' connections, for up to FEW members
-PULSE, FEW = 0.25, 256
+#: seconds between two checks of the members' connections, for up to _FEW members
+PULSE, _FEW = 0.25, 256
 #: seconds without progress after which the queue of a retired peer goes to other peers
-STUCK = 5.0
+_STUCK = 5.0
 #: seconds without a message either way, for a retired peer that may still reply
 QUIET = 5.0
 #: seconds that a retired peer of a DEALER or PAIR stays at most, since it cannot be kept from new work
-LONGEST_LEAVE = 30.0
+_LONGEST_LEAVE = 30.0
 
 
 @dataclass(slots=True)
@@ -251,7 +251,7 @@ class DirectoryConnector:
 
     def _schedule_check(self) -> None:
         if self._timer is None and not self._stop.is_set():
-            pause = PULSE * (1 + len(self._members) // FEW)
+            pause = PULSE * (1 + len(self._members) // _FEW)
             self._timer = self._links.state.context.reactor.call_later(pause, self._check_members)
             if self._stop.is_set():  # another thread closed this and may not have seen the timer
                 self._timer.cancel()
@@ -298,14 +298,14 @@ class DirectoryConnector:
             member.moved = (moved, now)
         stuck = now - member.moved[1]
         if moved[0]:
-            return stuck > STUCK
+            return stuck > _STUCK
         if links.state.pattern.socket_type is SocketType.REQ:
             return not links.state.pattern.has_open(stream)
         if links.state.receives:
             socket = links.state.socket()
             with suppress(Closed):  # its confirmations may be unread
                 _ = socket is not None and socket._readable()
-            return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > LONGEST_LEAVE
+            return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > _LONGEST_LEAVE
         # A subscriber confirms nothing: its kernel gets a second to deliver the rest.
         return not peer.unconfirmed and (peer.confirms or stuck > 1.0)
 
