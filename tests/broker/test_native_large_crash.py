@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from bench.broker import own_flow
+from bench.broker import native_flow
 from bench.broker.case import Place
 from tests.broker.broker_processes import BrokerProcesses
 from tests.broker.native_peers import wait_for
@@ -99,7 +99,7 @@ def test_a_kill_in_the_middle_leaves_nothing_half(tmp_path):
     "quick", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_memory_does_not_grow_with_a_message_that_passes(tmp_path, quick):
-    sample = own_flow.passing(Place(tmp_path, quick))
+    sample = native_flow.passing(Place(tmp_path, quick))
     assert sample["peak_mb"] < MOST_MB
     assert sample["first_ahead_s"] > 0, "its first byte was out before its last was in"
 
@@ -108,4 +108,4 @@ def test_memory_does_not_grow_with_a_message_that_passes(tmp_path, quick):
     "quick", [True, pytest.param(False, marks=[pytest.mark.slow, pytest.mark.timeout(600)])]
 )
 def test_memory_does_not_grow_with_a_message_that_is_kept(tmp_path, quick):
-    assert own_flow.kept(Place(tmp_path, quick))["peak_mb"] < MOST_MB
+    assert native_flow.kept(Place(tmp_path, quick))["peak_mb"] < MOST_MB
