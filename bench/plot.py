@@ -18,7 +18,7 @@ _OTHER, _HIT, _MISSED = "#228833", "#228833", "#ee6677"
 
 
 class _Bar(NamedTuple):
-    """text: stands at the end of the bar."""
+    """text: stands right of the axes."""
 
     name: str
     spread: Spread
@@ -60,13 +60,13 @@ def draw_targets(path: Path, targets: Sequence[Judged], head: str) -> None:
     Targets of 0 are left out, since nothing is a multiple of them.
     """
     bars = [
-        _Bar(one.name, margin, _HIT if one.hit else _MISSED, f"{one.shown} {one.unit}, wanted {one.wanted}")
+        _Bar(one.name, margin, _HIT if one.hit else _MISSED, f"{one.shown} {one.unit}; {one.wanted}")
         for one in targets
         if (margin := one.margin) is not None
     ]
     if not bars:
         raise ValueError("nothing to draw: no target was measured")
-    label = "times better than the target (1 = reached; red: missed): median, lowest and highest round"
+    label = "times better than the target (1 = reached, red: missed); right: measured; target"
     _draw_bars(path, bars, label, head)
 
 
@@ -77,6 +77,7 @@ def _draw_bars(path: Path, bars: Sequence[_Bar], label: str, head: str) -> None:
     matplotlib.use("Agg")
     matplotlib.rcParams.update({"svg.fonttype": "none", "svg.hashsalt": "transfer"})
     from matplotlib import pyplot
+    from matplotlib.ticker import LogLocator
 
     figure, axes = pyplot.subplots(figsize=(9, 1.6 + 0.28 * len(bars)), layout="constrained")
     rows = range(len(bars))
@@ -94,6 +95,7 @@ def _draw_bars(path: Path, bars: Sequence[_Bar], label: str, head: str) -> None:
     axes.set_yticks(rows, [bar.name for bar in bars])
     axes.invert_yaxis()
     axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     axes.xaxis.set_minor_formatter("")
     axes.axvline(1.0, color="black", linewidth=1)
@@ -101,13 +103,14 @@ def _draw_bars(path: Path, bars: Sequence[_Bar], label: str, head: str) -> None:
     for row, bar in zip(rows, bars, strict=True):
         axes.annotate(
             bar.text,
-            (max(1.0, bar.spread.high), row),
-            xytext=(4, 0),
+            (1.0, row),
+            xycoords=("axes fraction", "data"),
+            xytext=(6, 0),
             textcoords="offset points",
             va="center",
             size=8,
         )
-    axes.margins(x=0.12)
-    axes.set_title(fill(head, 110), size=8, loc="left")
+    axes.margins(x=0.05)
+    figure.suptitle(fill(head, 130), size=8, x=0.01, ha="left")
     figure.savefig(path, dpi=130, metadata={"Date": None} if path.suffix == ".svg" else None)
     pyplot.close(figure)

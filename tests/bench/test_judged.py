@@ -47,7 +47,7 @@ def test_a_picture_names_every_target_and_what_it_missed(tmp_path):
     path = tmp_path / "targets.svg"
     draw_targets(path, [Judged("met", SPREAD, 1.0), Judged("not met", SPREAD, 5.0)], "a machine")
     text = path.read_text(encoding="utf-8")
-    assert all(word in text for word in ("met", "not met", "a machine", "2 (1–4) ×, wanted ≥ 5 ×"))
+    assert all(word in text for word in ("met", "not met", "a machine", "2 (1–4) ×; ≥ 5 ×"))
 
 
 def test_the_brokers_goals_are_judged_by_their_names():
