@@ -35,7 +35,7 @@ _TURN = 256
 _SOON, _LATER = 0.0005, 0.02
 
 
-class Readiness:
+class _Readiness:
     """The tasks that await input on one socket. The loop's reader stays on while messages keep arriving."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, fd: int) -> None:
@@ -98,13 +98,13 @@ class AsyncMethods(SocketMethods):
         _sync_send: Callable[..., Any]
         _sync_recv: Callable[..., Any]
 
-    _readiness: Readiness | None = None
+    _readiness: _Readiness | None = None
 
     # -- receiving -----------------------------------------------------------------------------
 
     async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Receives one part, as `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -146,7 +146,7 @@ class AsyncMethods(SocketMethods):
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -183,24 +183,24 @@ class AsyncMethods(SocketMethods):
         finally:
             waiting.close()
 
-    def _input(self) -> Readiness:
+    def _input(self) -> _Readiness:
         loop = asyncio.get_running_loop()
         known = self._readiness
         if known is None or known.loop is not loop:
             if known is not None:
                 known.close()
-            self._readiness = known = Readiness(loop, self.fileno())
+            self._readiness = known = _Readiness(loop, self.fileno())
         return known
 
     async def _yield(self) -> None:
-        self._in_a_row[0] = 0
+        self._immediate_calls[0] = 0
         await asyncio.sleep(0)
 
     # -- sending -------------------------------------------------------------------------------
 
     async def send(self, data: Any, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         """Sends one part, as `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -306,7 +306,7 @@ class AsyncMethods(SocketMethods):
             await asyncio.sleep(0)
 
     @functools.cached_property
-    def _in_a_row(self) -> list[int]:
+    def _immediate_calls(self) -> list[int]:
         """The number of calls that succeeded at once. In a list, which is faster to set than an attribute."""
         return [0]
 
@@ -365,7 +365,7 @@ async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tu
     `transfer.sockets.poller.wait`. timeout: milliseconds, None or negative waits without limit."""
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
-    ready = await _look(entries)
+    ready = await _poll_now(entries)
     if ready or timeout == 0:
         return ready
     if not entries and deadline is None:
@@ -383,7 +383,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
     loop = asyncio.get_running_loop()
     pause = _SOON
     while True:
-        ready = await _look(entries)
+        ready = await _poll_now(entries)
         left = None if deadline is None else deadline - loop.time()
         if ready or (left is not None and left <= 0):
             return ready
@@ -396,7 +396,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
         await _any_input(entries, left)
 
 
-async def _look(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+async def _poll_now(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
     from transfer.sockets.poller import wait as look
 
     return look(entries, 0)

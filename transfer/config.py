@@ -28,7 +28,7 @@ from dataclasses import dataclass
 from transfer.transports.errors import OptionError
 
 #: the values of TRANSFER_LOG
-LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def exit_linger(environ: Mapping[str, str] | None = None) -> float:
@@ -50,8 +50,8 @@ def log_level(environ: Mapping[str, str] | None = None) -> str:
     """ "debug", "info", "warning" or "error", from TRANSFER_LOG; "" without it. Raises OptionError."""
     environ = os.environ if environ is None else environ
     text = environ.get("TRANSFER_LOG", "").strip()
-    if text and text.lower() not in LOG_LEVELS:
-        hint = f"unset it, or set it to one of {', '.join(LOG_LEVELS)}"
+    if text and text.lower() not in _LOG_LEVELS:
+        hint = f"unset it, or set it to one of {', '.join(_LOG_LEVELS)}"
         raise OptionError(f"TRANSFER_LOG is {text!r}", hint=hint)
     return text.lower()
 

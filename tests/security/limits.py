@@ -6,9 +6,9 @@ import inspect
 
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
-from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
+from tests.broker.test_connection_floods import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
-from transfer.broker.core.registry import RegistryLimits as RegistryLimits
+from transfer.broker.core.registry import RegistryLimits
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts import (
     abtp_pub,
@@ -42,7 +42,7 @@ from transfer.transports.core.first_record import LARGEST_HELLO
 from transfer.transports.core.pure import receiving
 from transfer.transports.discovery import membership
 from transfer.transports.handshake import hello, upgrade
-from transfer.transports.shm import mappings, unix_listener as door
+from transfer.transports.shm import mappings, unix_listener
 
 
 def size(number):
@@ -86,7 +86,7 @@ LIMITS = {
         "descriptors reserved for files, which no connection takes (an eighth if there are fewer than 1,024)",
     ): (
         f"{number(descriptors.RESERVE)}, or an eighth",
-        "broker/test_besieged.py::test_no_message_of_a_good_peer_is_lost",
+        "broker/test_connection_floods.py::test_no_message_of_a_good_peer_is_lost",
     ),
     (
         "names that have many members: `dns://`, `registry://`",
@@ -100,7 +100,7 @@ LIMITS = {
         "memory of an unfinished TLS handshake; bytes of it",
     ): (
         "; ".join((size(MOST_OF_A_HANDSHAKE), size(tls._MAX_HANDSHAKE))),
-        "broker/test_besieged.py::test_an_unfinished_handshake_takes_little_memory",
+        "broker/test_connection_floods.py::test_an_unfinished_handshake_takes_little_memory",
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
     (
@@ -126,7 +126,7 @@ LIMITS = {
     ): (
         "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(SocketMethods.maxmsgsize.default))),
         "transports/test_hello.py::test_a_hello_has_a_limit",
-        "local/test_dialogue.py::test_a_body_that_is_no_step_is_refused",
+        "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
     ),
     ("own sockets, spool, registry: tcp, ipc", "subscriptions of a SUB; their bytes"): (
@@ -145,15 +145,15 @@ LIMITS = {
     ),
     ("own sockets, spool, registry: tcp, ipc", "time for the handshake and hello (`handshake_ivl`)"): (
         seconds(TRANSFER.handshake_ivl / 1000),
-        "security/test_strangers.py::test_one_byte_after_the_other",
+        "security/test_unauthenticated_peers.py::test_one_byte_after_the_other",
     ),
     ("one host", "connections to the Unix socket that no peer announced"): (
-        number(door._MOST_WAITING),
-        "local/test_door.py::test_who_never_greets_is_shut_out_in_the_end",
+        number(unix_listener._MOST_WAITING),
+        "shm/test_unix_listener.py::test_who_never_greets_is_shut_out_in_the_end",
     ),
     ("one host", "shared segments, and blocks, of one peer"): (
         f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
-        "local/test_carrier.py::test_a_flood_of_announcements_is_refused",
+        "shm/test_shm_stream.py::test_a_flood_of_announcements_is_refused",
     ),
     (
         "own front",
@@ -173,18 +173,18 @@ LIMITS = {
         ),
     ): (
         f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
-        "broker/test_own_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
     ),
     ("own front", "messages on their way to all PULLs of a topic's endpoint; their bytes"): (
         f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
-        "broker/test_own_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
     ),
     (
         "own front",
         "bytes that wait for one SUB (no sum over SUBs); for one with `?begin=`, which reads on from the log",
     ): (
         "; ".join((size(TRANSFER.send_high_water_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
-        "broker/test_own_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),
     (
@@ -300,26 +300,26 @@ LIMITS = {
         ),
     ): (
         f"{number(scraping._MOST)}; {number(scraping._MOST)}",
-        "metrics/test_secure_serving.py::test_who_is_known_is_answered_to_the_end",
+        "metrics/test_https_server.py::test_who_is_known_is_answered_to_the_end",
     ),
     ("HTTP of metrics", "bytes of a request's head (answered 431); time for handshake and head together"): (
         "; ".join((size(scraping.MOST_HEAD), seconds(scraping._PATIENCE))),
-        "metrics/test_secure_serving.py::test_the_head_of_a_request_has_a_limit",
-        "metrics/test_secure_serving.py::test_a_head_has_a_limit_in_time",
+        "metrics/test_https_server.py::test_the_head_of_a_request_has_a_limit",
+        "metrics/test_https_server.py::test_a_head_has_a_limit_in_time",
     ),
     (
         "answers that the `transfer` commands read over HTTP",
         "bytes of an answer, or of a line of `audit export`; of health",
     ): (
         f"{size(http_client.MOST)}; {size(health._MOST)}",
-        "cli/test_answers.py::test_an_answer_without_end_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_without_end_is_given_up",
     ),
     (
         "answers that the `transfer` commands read over HTTP",
         "time for an answer, or for a line of `audit export`; for health (`--timeout`)",
     ): (
         f"{seconds(Reached().timeout)}; {seconds(_default(app.health, 'timeout'))}",
-        "cli/test_answers.py::test_an_answer_that_drips_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_that_drips_is_given_up",
     ),
     ("spool", "bytes of a request; of an answer; of answers that wait for a reader"): (
         "; ".join((size(protocol.MAX_REQUEST), size(protocol.MAX_ANSWER), size(reader._MOST_UNSENT))),
@@ -339,8 +339,8 @@ LIMITS = {
                 number(_REGISTRY.watchers),
             )
         ),
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_everything",
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_watchers",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_everything",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_watchers",
     ),
     (
         "all fronts",
@@ -353,15 +353,15 @@ LIMITS = {
 #: options of the broker that are limits, and the tests that reach them
 OPTIONS = {
     "security.unfinished": (
-        "broker/test_secure_crowds.py::test_those_who_say_nothing_keep_nobody_out",
-        "broker/test_plain_crowds.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
-        "broker/test_http_crowd.py::test_a_body_that_never_comes_holds_no_place",
+        "broker/test_secure_connections.py::test_those_who_say_nothing_keep_nobody_out",
+        "broker/test_unfinished_connections.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
+        "broker/test_http_unfinished_connections.py::test_a_body_that_never_comes_holds_no_place",
     ),
-    "security.connections": ("broker/test_secure_crowds.py::test_no_more_are_let_in_than_are_allowed",),
-    "security.handshake": ("broker/test_secure_crowds.py::test_who_takes_too_long_is_put_out",),
-    "own.largest_in_pieces": ("broker/test_own_large_refused.py::test_what_cannot_be_begun_is_refused",),
-    "own.largest": ("broker/test_own_front.py::test_too_large_a_message_ends_its_connection_only",),
-    "own.stalled": ("broker/test_own_large.py::test_who_stops_in_the_middle_is_told",),
+    "security.connections": ("broker/test_secure_connections.py::test_no_more_are_let_in_than_are_allowed",),
+    "security.handshake": ("broker/test_secure_connections.py::test_who_takes_too_long_is_put_out",),
+    "own.largest_in_pieces": ("broker/test_native_large_refusals.py::test_what_cannot_be_begun_is_refused",),
+    "own.largest": ("broker/test_native_front.py::test_too_large_a_message_ends_its_connection_only",),
+    "own.stalled": ("broker/test_native_large.py::test_who_stops_in_the_middle_is_told",),
     "ttp.most_meta": (
         "broker/test_ttp_front.py::test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_elses",
     ),

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.asking import ask
-from tests.broker.running import running
+from tests.broker.http_requests import ask
+from tests.broker.in_process_broker import running
 from tests.security.conftest import TOKEN
 from tests.security.limits import LIMITS, OPTIONS
 from transfer.broker.config.options import BY_NAME
@@ -30,7 +30,7 @@ def test_each_limit_s_test_is_there(test):
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_each_option_exists(option):
-    """With its default: tests/broker/test_configuring.py."""
+    """With its default: tests/broker/test_configuration.py."""
     assert option in BY_NAME
 
 
@@ -47,12 +47,12 @@ def pair():
         end.close()
 
 
-def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, paper, core):
+def test_bytes_of_a_peer_that_does_not_say_who_it_is(pair, pki, core):
     ours, theirs = pair
     ours.setblocking(False)
-    channel = Credentials(paper.security(clients="token", token=TOKEN), core).channel(ours.fileno())
+    channel = Credentials(pki.security(clients="token", token=TOKEN), core).channel(ours.fileno())
     came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.create_default_context(cafile=paper.authority.path)
+    context = ssl.create_default_context(cafile=pki.authority.path)
     peer = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
     done = False
     while not done:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.topic import Topic
 
 #: topics, groups and tenants that metrics name; each name costs memory in Prometheus
-MOST_NAMES: Final = 100
+_MOST_NAMES: Final = 100
 _OTHER = "other"
 
 #: a metric's name and the values of its labels
@@ -117,7 +117,7 @@ _OF_DIRECT: Final = {
 class FrontNames:
     """The topics, groups and tenants that metrics name: the first ones, for as long as the broker runs."""
 
-    def __init__(self, most: int = MOST_NAMES) -> None:
+    def __init__(self, most: int = _MOST_NAMES) -> None:
         self._most = most
         self._topics: set[str] = set()
         self._groups: set[tuple[str, str]] = set()

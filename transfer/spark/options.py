@@ -15,11 +15,11 @@ from transfer.transports.errors import AddressError, OptionError
 
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")
-DELIVERIES = ("committed", "partition", "eager")
+_DELIVERIES = ("committed", "partition", "eager")
 #: what a write to a complete run does; the first one is the default
-IF_COMPLETE = ("refuse", "skip")
+_IF_COMPLETE = ("refuse", "skip")
 #: where a stream begins; the first one is the default
-STARTS = ("earliest", "latest")
+_STARTS = ("earliest", "latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class WriteOptions:
     job: str = ""
     ragged: tuple[str, ...] = ()
     nulls: str = NULLS[0]
-    if_complete: str = IF_COMPLETE[0]
+    if_complete: str = _IF_COMPLETE[0]
     timestamps: str = TIMESTAMPS[0]
     dates: str = DATES[0]
     decimals: str = DECIMALS[0]
@@ -106,7 +106,7 @@ class ReadOptions:
     open: bool = False
     connect_timeout: float = 30.0
     group: str = ""
-    starting_offset: str = STARTS[0]
+    starting_offset: str = _STARTS[0]
     max_rows_per_trigger: int = 0
 
 
@@ -117,15 +117,15 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     """
     found = _known(options, [f.name for f in fields(WriteOptions)], _ALIASES)
     delivery = found.get("delivery", "committed").lower()
-    if delivery not in DELIVERIES:
-        raise OptionError(f"delivery is one of {', '.join(DELIVERIES)}, not {delivery!r}")
+    if delivery not in _DELIVERIES:
+        raise OptionError(f"delivery is one of {', '.join(_DELIVERIES)}, not {delivery!r}")
     endpoint = _endpoints(found.get("endpoint", ""), delivery)
     run = _name("run", found.get("run", ""))
     if delivery != "eager":
         run = _run_of(endpoint[0], run)
-    if_complete = found.get("if_complete", IF_COMPLETE[0]).lower()
-    if if_complete not in IF_COMPLETE:
-        raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
+    if_complete = found.get("if_complete", _IF_COMPLETE[0]).lower()
+    if if_complete not in _IF_COMPLETE:
+        raise OptionError(f"if_complete is one of {', '.join(_IF_COMPLETE)}, not {if_complete!r}")
     if if_complete == "skip" and delivery == "eager":
         raise OptionError("if_complete=skip needs a spool: delivery=eager keeps no record of runs")
     compression = found.get("compression", "").lower()
@@ -166,9 +166,9 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     run = _run_of(endpoint, _name("run", found.get("run", "")))
     if not run:
         raise OptionError(f"{endpoint!r} names no run", hint="run://HOST:PORT/NAME, or the option 'run'")
-    start = found.get("starting_offset", STARTS[0]).lower()
-    if start not in STARTS:
-        raise OptionError(f"starting_offset is one of {', '.join(STARTS)}, not {start!r}")
+    start = found.get("starting_offset", _STARTS[0]).lower()
+    if start not in _STARTS:
+        raise OptionError(f"starting_offset is one of {', '.join(_STARTS)}, not {start!r}")
     return ReadOptions(
         endpoint=parse(endpoint).endpoint,
         run=run,

@@ -51,7 +51,7 @@ _send = Base.send
 _recv = Base.recv
 
 
-class SocketMeta(type):
+class _SocketMeta(type):
     """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
@@ -64,7 +64,7 @@ class SocketMeta(type):
         return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
 
 
-class Socket(Base, metaclass=SocketMeta):
+class Socket(Base, metaclass=_SocketMeta):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.

@@ -21,7 +21,7 @@ from transfer.spool.client.open import (
     whole,
 )
 from transfer.spool.client.plan import StreamPlace, StreamPlan
-from transfer.spool.client.prefetcher import Over, Prefetcher
+from transfer.spool.client.prefetcher import Prefetcher, RunEnd
 from transfer.spool.client.stream_state import STATE_VERSION, check_run, check_state
 from transfer.spool.format.row_source import SEALED, RowSource, RunInfo
 from transfer.spool.format.rows import OFFSETS, VALID, column_names
@@ -141,7 +141,7 @@ class RowStream:
         self.waited_seconds = 0.0
         self.lineage = Lineage()
         self._begin(*(self.info.acknowledged or (0, 0)))
-        self._warn_of_nothing(group)
+        self._warn_if_no_rows(group)
 
     def __enter__(self) -> Self:
         return self
@@ -160,7 +160,7 @@ class RowStream:
 
         Raises UsageError if an iteration has seen the end before.
         """
-        self._refuse_anew()
+        self._check_not_finished()
         while not self._at_end():
             batch = self._next()
             if batch is not None:
@@ -171,7 +171,7 @@ class RowStream:
 
         epoch: yields only the rest of this one. Raises UsageError after the last epoch.
         """
-        self._refuse_anew()
+        self._check_not_finished()
         epoch = self._place.epoch if epoch is None else whole("epoch", epoch)
         while not self._at_end() and self._place.epoch == epoch:
             batch = self._next()
@@ -197,7 +197,7 @@ class RowStream:
         """Whether the remaining steps, of all workers, begin in this epoch."""
         return self._marked.epoch <= epoch <= self._place.epoch
 
-    def _refuse_anew(self) -> None:
+    def _check_not_finished(self) -> None:
         if self.finished:
             raise UsageError(
                 f"all epochs of this stream were read ({self._plan.epochs})",
@@ -224,13 +224,13 @@ class RowStream:
             item = prefetcher.take(self._timeout)
         finally:
             self.waited_seconds += time.monotonic() - began
-        if isinstance(item, Over):
+        if isinstance(item, RunEnd):
             self._plan.total = item.total
             self._place = self._settle(self._place)
             self._marked = self._plan.settled(self._marked)
             return None
         batch = self._pick(item)
-        self._mark(self._place.number)
+        self._record_lineage(self._place.number)
         self._epoch = self._place.epoch
         begin, end = self._plan.rows_of(self._place)
         first, last = ((self._plan.rank + n) * (end - begin) // self._plan.world for n in (0, 1))
@@ -256,7 +256,7 @@ class RowStream:
             self.dropped_rows += self._plan.dropped(base)  # no epoch has a step: count those of the first one
         return settled
 
-    def _mark(self, number: int) -> None:
+    def _record_lineage(self, number: int) -> None:
         """Records the steps up to this one in the lineage, including those of other workers."""
         while self._marked.number <= number:
             begin, end = self._plan.rows_of(self._marked)
@@ -289,7 +289,7 @@ class RowStream:
         start = StreamPlace(epoch, row, 0, number)
         self._go_to(replace(start, index=self._worker, number=number + self._worker), start)
 
-    def _warn_of_nothing(self, group: str) -> None:
+    def _warn_if_no_rows(self, group: str) -> None:
         """Logs why a training gets no rows."""
         total = self._plan.total
         if total and not self._plan.steps(0):
