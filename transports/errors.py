@@ -114,7 +114,7 @@ class MissingLibrary(NotSupported, ImportError):
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
-    """A socket or context has no such attribute; the hint has the nearest name. `hasattr` is false."""
+    """An attribute that a socket or context does not have was set; the hint has the nearest name."""
 
 
 class ArgumentError(UsageError, TypeError):
