@@ -55,7 +55,7 @@ class Stores:
             self.time += seconds / 20
             if part in range(2, 2 + restarts * 4, 4):
                 self.restart()
-            self.expiry.look({(self.store.entries[run].number, group) for run, group in reading})
+            self.expiry.check({(self.store.entries[run].number, group) for run, group in reading})
         return [reason for reason, _ in self.removed]
 
 
@@ -171,7 +171,7 @@ def test_a_small_age_leaves_the_others_their_grace(tmp_path):
     expiry = Expiry(store, ages, lambda reason, _: removed.append((reason, time[0] - 1e9 - 1e6)))
     for _ in range(40):
         time[0] += 1
-        expiry.look(())
+        expiry.check(())
     assert removed == [("staged", 1.0), ("group", 30.0)]
     store.close()
 
@@ -277,7 +277,7 @@ def test_ages_without_end(tmp_path):
     make(store, "run", 1)
     began = store.now()
     store.now = lambda: began + 1e9
-    expiry.look(())
+    expiry.check(())
     assert store.entry("run").state != OPEN
     store.close()
 

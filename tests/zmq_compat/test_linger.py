@@ -59,9 +59,9 @@ def test_all_is_delivered_when_the_peer_comes_and_nothing_stays(context):
 def test_the_thread_sleeps_while_nothing_happens(context):
     """It looked 20 times a second for each of them; now nothing wakes it but a peer or a deadline."""
     closed_with_something_unsent(context, f"tcp://127.0.0.1:{free_port()}")
-    heirs, looks = context._lingering, []
-    for debt in list(heirs._all):
-        debt.look = lambda look=debt.look: looks.append(1) or look()
+    linger, looks = context._lingering, []
+    for pending in list(linger._all):
+        pending.check = lambda check=pending.check: looks.append(1) or check()
     assert not lingering()[0].join(1.0)
     assert len(looks) <= COUNT, "each is looked at once, when it was closed"
 
@@ -113,7 +113,7 @@ def test_another_one_tries_when_the_one_that_tried_gave_up(context):
     push.send(b"given up")
     push.close(300)
     closed_with_something_unsent(context, endpoint, 3)
-    first = next(debt for debt in context._lingering._all if debt.tries)
+    first = next(pending for pending in context._lingering._all if pending.tries)
     while first in context._lingering._all:
         lingering()[0].join(0.05)
     pull = context.socket(transfer.zmq.PULL)
