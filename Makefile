@@ -11,6 +11,7 @@
 #   make test-tsan   the same with the thread sanitizer
 #   make check    ruff, mypy, pyright, import-linter, cython-lint, codespell
 #   make quick    the fast checks, and tests of patterns, core and sockets: before each commit
+#   make reference   the tables of docs/reference/ again, from the code
 #   make site     the documentation as a website in build/site, strictly, by MkDocs and by Zensical
 #   make bench    the benchmarks (`make bench ARGS="--case push_pull --size 64"`)
 #   make build    the compiled core again, if its sources changed
@@ -36,7 +37,7 @@ CORE_SOURCES := $(wildcard transports/core/native/*.pyx transports/core/native/*
 # -qq: warnings about the machine's own pip settings are not ours.
 PIP := $(PY) -m pip --disable-pip-version-check -qq
 
-.PHONY: help quick site setup java demo test test-slow test-rdma test-gpu test-asan test-tsan check format bench build clean
+.PHONY: help quick reference site setup java demo test test-slow test-rdma test-gpu test-asan test-tsan check format bench build clean
 .DELETE_ON_ERROR:
 
 help:
@@ -128,6 +129,9 @@ quick: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check --quiet .
 	@$(PY) -m pytest -q -m "not slow" -n 2 $(QUICK)
+
+reference: build
+	@$(PY) -m tests.docs.reference
 
 # In an environment of its own: what it needs is used nowhere else.
 SITE := build/site-env

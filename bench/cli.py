@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--quick", action="store_true", help="fewer messages and 2 rounds: shows that it runs")
     made.add_argument("--numbers", action="store_true", help="the project's targets: measured, hit or missed")
     made.add_argument("--json", type=Path, metavar="FILE", help="all samples, the machine and the versions")
-    made.add_argument("--plot", type=Path, metavar="FILE", help="the ratios as a PNG")
+    made.add_argument("--plot", type=Path, metavar="FILE", help="the ratios, as PNG or SVG")
     made.add_argument(
         "--markdown", type=Path, metavar="FILE", help="the tables; into the place of a document"
     )

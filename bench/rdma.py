@@ -321,7 +321,7 @@ def play(work: Callable[..., Any], *arguments: Any, tcp: bool = False) -> Any:
     one, other = context.Pipe()
     connections: tuple[Any, Any] = (None, None)
     if tcp:
-        from tests.verbs.ends import tcp_pair
+        from tests.rdma.ends import tcp_pair
 
         connections = tcp_pair()
     results = context.SimpleQueue()

@@ -16,7 +16,7 @@ from transfer.transports.errors import ProtocolError, UsageError
 
 _ORDER = struct.Struct("<BI")
 #: bytes of a subscription that fit into a control frame
-MAX_PREFIX = MAX_CONTROL - _ORDER.size
+_MAX_PREFIX = MAX_CONTROL - _ORDER.size
 #: subscriptions of one peer, and their bytes: each takes memory
 MAX_SUBSCRIPTIONS, MAX_SUBSCRIBED = 100_000, 16 << 20
 
@@ -108,8 +108,8 @@ class Subscriber(Pattern):
 
     def subscribe(self, prefix: bytes) -> list[tuple[Peer, bytes]]:
         """Adds a subscription; returns the control frame for each peer."""
-        if len(prefix) > MAX_PREFIX:
-            raise UsageError(f"a subscription has at most {MAX_PREFIX} bytes, not {len(prefix)}")
+        if len(prefix) > _MAX_PREFIX:
+            raise UsageError(f"a subscription has at most {_MAX_PREFIX} bytes, not {len(prefix)}")
         self.subscriptions.add(prefix)
         return [(peer, self._order(peer, prefix)) for peer in self.peers]
 

@@ -27,7 +27,7 @@ from transfer.transports.errors import Unroutable, UsageError, not_a_buffer
 
 _NUMBER = struct.Struct("<Q")
 #: more than the messages that can wait in the core when their peer disconnects
-MAX_DEPARTED = 64
+_MAX_DEPARTED = 64
 
 
 class Dealer(Pattern):
@@ -75,7 +75,7 @@ class Router(Pattern):
         identity = self._identities.get(peer)
         if identity is not None:
             self._departed[peer] = identity, self.peers[peer]
-            if len(self._departed) > MAX_DEPARTED:
+            if len(self._departed) > _MAX_DEPARTED:
                 del self._departed[next(iter(self._departed))]
         self._identities.pop(peer, None)
         if identity is not None and self._by_identity.get(identity) is peer:

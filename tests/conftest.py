@@ -26,10 +26,10 @@ if "TRANSFER_CORE" not in os.environ:
         os.environ["TRANSFER_CORE"] = "pure"
 
 # On by default, but two sockets of one test are on one host: without this the suites of tcp would test
-# shared memory. tests/local switches it on, and tests/local/test_suites.py runs other suites with it.
+# shared memory. tests/shm switches it on, and tests/shm/test_suites.py runs other suites with it.
 os.environ.setdefault("TRANSFER_LOCAL", "off")
 
-pytest_plugins = ("tests.rdma.background", "tests.workers")
+pytest_plugins = ("tests.rdma.vm_plugin", "tests.workers")
 
 #: seconds that threads, descriptors and children have to go after a test
 GRACE = 3.0

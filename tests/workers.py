@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.rdma.background import ON_REAL_VERBS
+from tests.rdma.vm_plugin import ON_REAL_VERBS
 
 #: folders whose tests stay together and begin first
 TOGETHER = ("tests/spark/",)

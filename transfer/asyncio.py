@@ -69,7 +69,7 @@ class Socket(SocketMethods):
     async def recv(self, flags: int = ..., copy: bool = ..., track: bool = ...) -> bytes | Frame: ...
     async def recv(self, flags: int = 0, copy: bool = True, track: bool = False) -> bytes | Frame:
         """Receives one part, as `Socket.recv`. Raises Again after `rcvtimeo`, or at once with DONTWAIT."""
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -125,7 +125,7 @@ class Socket(SocketMethods):
         return await self._receive_by(super().recv_tensors, flags, out=out, like=like)
 
     async def _receive_by(self, call: Callable[..., T], flags: int, **kwargs: Any) -> T:
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -172,7 +172,7 @@ class Socket(SocketMethods):
         return known
 
     async def _yield(self) -> None:
-        self._in_a_row[0] = 0
+        self._immediate_calls[0] = 0
         await asyncio.sleep(0)
 
     # -- sending -------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ class Socket(SocketMethods):
         self, data: Buffer, flags: int = 0, copy: bool = True, track: bool = False
     ) -> Tracker | None:
         """Sends one part, as `Socket.send`. Raises Again after `sndtimeo`, or at once with DONTWAIT."""
-        row = self._in_a_row
+        row = self._immediate_calls
         row[0] += 1
         if row[0] > _TURN:
             await self._yield()
@@ -341,7 +341,7 @@ class Socket(SocketMethods):
             await asyncio.sleep(0)
 
     @functools.cached_property
-    def _in_a_row(self) -> list[int]:
+    def _immediate_calls(self) -> list[int]:
         """The number of calls that succeeded at once. In a list, which is faster to set than an attribute."""
         return [0]
 
@@ -387,7 +387,7 @@ async def wait(entries: list[tuple[Any, int]], timeout: float | None) -> list[tu
     `transfer.sockets.poller.wait`. timeout: milliseconds, None or negative waits without limit."""
     loop, timeout = asyncio.get_running_loop(), milliseconds(timeout)
     deadline = None if timeout is None or timeout < 0 else loop.time() + timeout / 1000
-    ready = await _look(entries)
+    ready = await _poll_now(entries)
     if ready or timeout == 0:
         return ready
     if not entries and deadline is None:
@@ -405,7 +405,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
     loop = asyncio.get_running_loop()
     pause = _SOON
     while True:
-        ready = await _look(entries)
+        ready = await _poll_now(entries)
         left = None if deadline is None else deadline - loop.time()
         if ready or (left is not None and left <= 0):
             return ready
@@ -418,7 +418,7 @@ async def _first_ready(entries: list[tuple[Any, int]], deadline: float | None) -
         await _any_input(entries, left)
 
 
-async def _look(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
+async def _poll_now(entries: list[tuple[Any, int]]) -> list[tuple[Any, int]]:
     from transfer.sockets.poller import wait as look
 
     return look(entries, 0)

@@ -1,28 +1,22 @@
 """The environment variables of the layers above the transports.
 
-| variable | meaning |
-|---|---|
-| TRANSFER_EXIT_LINGER | seconds that interpreter exit waits at most for unsent messages (default 2) |
-| TRANSFER_LOG | debug, info, warning, error: what the library logs goes to standard error |
-| MOONCAKE_ALLOW_PICKLE | 1: `send_pyobj` and `recv_pyobj` work (default: they refuse) |
-
-Variables of the broker (see docs/broker.md); each is another name of an option:
-
-| variable | meaning |
-|---|---|
-| TRANSFER_BROKER__SECTION__KEY | the option `section.key` of its file |
-| TRANSFER_BROKER_CONFIG | the file |
-| WAL_PATH | `broker.data`, the folder |
-| WAL_ENABLED | `topics.keep` |
-| ROUTE_CATALOG_PATH | `routes.catalog` |
-| ADMIN_TOKEN | `http.token` |
-| DELIVERY_TIMEOUT_MS | `direct.ack_timeout`, in milliseconds |
-| MAX_INFLIGHT_PER_CONSUMER, MAX_PER_TOPIC_QUEUE | the same in `direct`, in small letters |
-| MAX_QUEUED_DIRECT, MAX_GLOBAL_INGRESS | the same in `direct`, in small letters |
-| FASTPATH_CUTOVER_BYTES | `large.cutover` |
-| FASTPATH_FALLBACK_TO_GO | `large.in_place` |
-| FASTPATH_REQUIRE | true: `large.in_place` is false, regardless of FASTPATH_FALLBACK_TO_GO |
-| FASTPATH_SIDECAR_ENABLED, FASTPATH_SOCKET_PATH | no effect; the broker logs that once |
+Variables:
+    TRANSFER_EXIT_LINGER: seconds that interpreter exit waits at most for unsent messages (default 2)
+    TRANSFER_LOG: `debug`, `info`, `warning`, `error`: what the library logs goes to standard error
+    MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` work (by default they refuse)
+    TRANSFER_BROKER__SECTION__KEY: the option `section.key` of a broker
+    TRANSFER_BROKER_CONFIG: the file of a broker's options
+    WAL_PATH: a broker's `broker.data`, a folder
+    WAL_ENABLED: a broker's `topics.keep`
+    ROUTE_CATALOG_PATH: a broker's `routes.catalog`
+    ADMIN_TOKEN: a broker's `http.token`
+    DELIVERY_TIMEOUT_MS: a broker's `direct.ack_timeout`, in milliseconds
+    MAX_INFLIGHT_PER_CONSUMER, MAX_PER_TOPIC_QUEUE, MAX_QUEUED_DIRECT, MAX_GLOBAL_INGRESS: options of the
+        same names in a broker's `direct`
+    FASTPATH_CUTOVER_BYTES: a broker's `large.cutover`
+    FASTPATH_FALLBACK_TO_GO: a broker's `large.in_place`
+    FASTPATH_REQUIRE: `true`: `large.in_place` is false, regardless of FASTPATH_FALLBACK_TO_GO
+    FASTPATH_SIDECAR_ENABLED, FASTPATH_SOCKET_PATH: no effect; a broker logs that once
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from dataclasses import dataclass
 from transfer.transports.errors import OptionError
 
 #: the values of TRANSFER_LOG
-LOG_LEVELS = ("debug", "info", "warning", "error")
+_LOG_LEVELS = ("debug", "info", "warning", "error")
 
 
 def exit_linger(environ: Mapping[str, str] | None = None) -> float:
@@ -56,8 +50,8 @@ def log_level(environ: Mapping[str, str] | None = None) -> str:
     """ "debug", "info", "warning" or "error", from TRANSFER_LOG; "" without it. Raises OptionError."""
     environ = os.environ if environ is None else environ
     text = environ.get("TRANSFER_LOG", "").strip()
-    if text and text.lower() not in LOG_LEVELS:
-        hint = f"unset it, or set it to one of {', '.join(LOG_LEVELS)}"
+    if text and text.lower() not in _LOG_LEVELS:
+        hint = f"unset it, or set it to one of {', '.join(_LOG_LEVELS)}"
         raise OptionError(f"TRANSFER_LOG is {text!r}", hint=hint)
     return text.lower()
 

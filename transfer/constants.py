@@ -37,7 +37,7 @@ POLLERR: Final = 4
 _NUMBERS = range(9)
 
 
-def socket_type_of(given: Any) -> SocketType:
+def _socket_type_of(given: Any) -> SocketType:
     """Returns the socket type of a name ("PUSH"), or of a member of any enumeration that has that name.
 
     It refuses plain numbers, which are ambiguous: 4 is our PUSH and ZeroMQ's REP. Raises UsageError.
@@ -63,7 +63,7 @@ def socket_type_of(given: Any) -> SocketType:
 
 def pattern_of(socket_type: Any, given: type[Pattern] | None = None) -> type[Pattern]:
     """Returns the pattern of a socket: its type's, or the program's. Raises UsageError, ArgumentError."""
-    number = socket_type_of(socket_type)
+    number = _socket_type_of(socket_type)
     if given is None:
         return PATTERNS[number]
     derived = isinstance(given, type) and issubclass(given, Pattern) and hasattr(given, "peer_types")

@@ -13,7 +13,7 @@ from transfer.transports.errors import ArgumentError
 
 #: depth of nested arrays and objects at most: decoders fail at about a thousand, minus the depth of the
 #: caller
-DEEPEST = 500
+_DEEPEST = 500
 
 _ESCAPED_SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 _HOOKS = ("object_hook", "object_pairs_hook", "parse_float", "parse_int", "parse_constant")
@@ -36,7 +36,7 @@ def loads(text: bytes, *, strict: bool = True) -> Any:
 
 def check(text: bytes) -> None:
     """Refuses JSON that decoders cannot read: see `core_contract.check_json`. Raises ValueError."""
-    check_json(text, DEEPEST)
+    check_json(text, _DEEPEST)
 
 
 def decoder(options: dict[str, Any], decode: Callable[..., Any] = json.loads) -> Callable[[Any], Any]:

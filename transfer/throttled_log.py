@@ -19,7 +19,7 @@ class ThrottledLog:
         self._clock = clock
         self._periods: dict[Hashable, tuple[float, int]] = {}  # by kind: its begin, and lines in it
 
-    def say(self, level: int, kind: Hashable, text: str, *arguments: object, most: int = _MOST) -> None:
+    def log(self, level: int, kind: Hashable, text: str, *arguments: object, most: int = _MOST) -> None:
         """Logs at most `most` lines of the kind in a period.
 
         The first line of a period reports how many lines of the previous period were left out.

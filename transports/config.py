@@ -1,26 +1,36 @@
 """Reads the environment variables of the transports. Nothing else in `transports/` reads them.
 
-| variable | values | meaning |
-|---|---|---|
-| TRANSFER_PROTOCOL | auto, tcp, rdma, ucx | the preferred transport; takes precedence over the next |
-| MC_RPC_PROTOCOL | auto, tcp, rdma, ucx | the same, read by Mooncake processes too |
-| MC_RPC_POLICY | auto, prefer, require | what to do when that transport is not available |
-| TRANSFER_LOCAL | on, off | whether peers on one host may use shared memory |
-| MC_RDMA_DEVICES, MC_IB_PORT, MC_GID_INDEX, MC_MTU | | see rdma/device_selection.py |
-| TRANSFER_UCX_DRIVER | auto, libucp | libucp: also a UCX that only the system has; see ucx/installed.py |
-| TRANSFER_CORE | auto, native, pure | the compiled core, or the one in Python |
-| TRANSFER_DNS | host[:port], several with commas | name servers for dns://, instead of the system's |
-| TRANSFER_DNS_FAMILY | auto, ipv4, ipv6, both | which addresses dns:// uses; see discovery/dns.py |
-| TRANSFER_TLS_CERT, TRANSFER_TLS_KEY | file | PEM certificate of this side, and its key |
-| TRANSFER_TLS_CA | file | PEM certificates of the authorities that sign peers' certificates; enables TLS |
-| TRANSFER_TLS_CLIENTS | certificate, token | what clients authenticate with; the first if there is a CA |
-| TRANSFER_TLS_SERVER_NAME | name | the name in peers' certificates, instead of the endpoint's host |
-| TRANSFER_TOKEN, TRANSFER_TOKEN_FILE | text, file | a secret that peers have to know; a file has several |
-| TRANSFER_UNAUTHENTICATED | allow | accept connections without authentication beyond loopback |
-| TRANSFER_TOKENLESS | allow | transports without tokens may listen and connect, although a token is set |
-| TRANSFER_ENCRYPT | tcp, all | all: disables rdma and ucx, which do not encrypt |
-| TRANSFER_LIBSSL | file | an OpenSSL for the compiled core, newer and faster than Python's |
-| TRANSFER_ADVERTISE | host | the host that a registry lists for this process |
+Variables:
+    TRANSFER_PROTOCOL: `auto`, `tcp`, `rdma`, `ucx`: the transport to ask for; takes precedence over the
+        next
+    MC_RPC_PROTOCOL: the same, read by Mooncake's processes too
+    MC_RPC_POLICY: `auto`, `prefer`, `require`: what to do when that transport is not available
+    TRANSFER_LOCAL: `on`, `off`: whether peers on one host may use shared memory; `off` on either side
+        prevents it
+    MC_RDMA_DEVICES: names, with commas: devices in order of preference; by default the fastest active port
+    MC_IB_PORT: number of the port
+    MC_GID_INDEX: number of the GID; by default, on Ethernet, RoCE v2 with an IPv4 address first
+    MC_MTU: 256 to 4096 bytes; the smallest of both ends and the port counts
+    TRANSFER_UCX_DRIVER: `auto`, `libucp`: the second also uses a UCX that only the system has
+    TRANSFER_CORE: `auto`, `native`, `pure`: the compiled core, or the one in Python
+    TRANSFER_DNS: `host[:port]`, several with commas: name servers for `dns://`, instead of the system's
+    TRANSFER_DNS_FAMILY: `auto` (IPv4, or IPv6 where there is no IPv4 address), `ipv4`, `ipv6`, `both`: the
+        addresses that `dns://` uses
+    TRANSFER_TLS_CERT, TRANSFER_TLS_KEY: PEM files: this side's certificate with its intermediates, and its
+        key
+    TRANSFER_TLS_CA: PEM file: the trusted authorities. It turns TLS on for every `tcp://` endpoint, in both
+        directions
+    TRANSFER_TLS_CLIENTS: `certificate` (mutual TLS; the default with a CA), `token`: what clients must show
+    TRANSFER_TLS_SERVER_NAME: the name that a server's certificate must have, instead of the endpoint's
+        host: for IP addresses and discovery
+    TRANSFER_TOKEN, TRANSFER_TOKEN_FILE: a secret, or its file, that both sides prove to know; one that can
+        be guessed is refused. A file may have several, one a line: the first is used, all are accepted
+    TRANSFER_UNAUTHENTICATED: `allow`: accept connections without authentication beyond loopback
+    TRANSFER_TOKENLESS: `allow`: although there is a token, protocols that cannot check it listen on this
+        machine (a broker's fronts, HTTP and metrics without TLS), and their clients connect without TLS
+    TRANSFER_ENCRYPT: `tcp`, `all`: the second does not use rdma and ucx, which do not encrypt
+    TRANSFER_LIBSSL: path of another OpenSSL for the compiled core, newer and faster than Python's
+    TRANSFER_ADVERTISE: the host that a registry lists for this process
 
 `variables.py` lists the names, and refuses a misspelt one. `load` refuses every wrong value, also of a
 variable that is not used: what a user sets has to have an effect.

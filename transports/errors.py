@@ -87,13 +87,13 @@ def _unpickled(kind: type[TransferError], args: tuple[Any, ...], attributes: dic
 
 
 class UsageError(TransferError):
-    """The call is wrong, whatever the network does."""
+    """The caller made a mistake: correct the call, a retry cannot help."""
 
     errno = _errno.EINVAL
 
 
 class StateError(UsageError):
-    """The socket's pattern does not allow this call now (for instance two sends on a REQ)."""
+    """The socket's pattern does not allow this call now, for instance two sends on a REQ."""
 
     errno = EFSM
 
@@ -110,40 +110,40 @@ PLAIN_HINT = "it takes one part: bytes, or a tensor of the nine basic types with
 
 
 class MissingLibrary(NotSupported, ImportError):
-    """A library that this call needs is not installed; the hint names the package."""
+    """A library that this call needs is not installed; the hint names the extra that installs it."""
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
-    """The object has no such attribute; the hint names the nearest one. `hasattr` is false."""
+    """An attribute that a socket or context does not have was set; the hint has the nearest name."""
 
 
 class ArgumentError(UsageError, TypeError):
-    """An argument that the call cannot use: of another type, or no such number."""
+    """The call does not accept this argument, for instance text for `send`, or NaN for a time-out."""
 
 
 class NotRegistered(UsageError, KeyError):
-    """The poller does not know this socket or descriptor."""
+    """The object to unregister is not registered with the poller."""
 
     def __str__(self) -> str:  # a KeyError's text is the repr of its argument
         return str(self.args[0])
 
 
 class OptionError(UsageError, ValueError):
-    """Unknown option, or a value that it cannot have."""
+    """The option is unknown, or cannot have the value."""
 
 
 class AddressError(UsageError, ValueError):
-    """The endpoint cannot be parsed."""
+    """The endpoint cannot be parsed, its host is not found, or its scheme is unknown (EPROTONOSUPPORT)."""
 
 
 class AddressInUse(UsageError):
-    """Another socket listens there already."""
+    """Another socket listens there already; sockets of one context may share an endpoint."""
 
     errno = _errno.EADDRINUSE
 
 
 class AddressNotAvailable(UsageError):
-    """The interface or host of the endpoint is not one of this machine."""
+    """This machine has no such interface or address."""
 
     errno = _errno.EADDRNOTAVAIL
 
@@ -155,7 +155,7 @@ class SecurityError(UsageError):
 
 
 class NotATensor(UsageError, TypeError):
-    """The object has neither DLPack nor a buffer, or a dtype that cannot travel."""
+    """The object has neither DLPack nor a buffer, or a dtype that cannot be sent."""
 
 
 class TensorMismatch(UsageError, ValueError):
@@ -213,17 +213,15 @@ def not_a_buffer(given: object) -> ArgumentError:
 
 
 class PeerError(TransferError):
-    """The peer did what the protocol forbids; its connection has ended."""
+    """The peer broke the protocol, and its connection has ended; or a broker refused a message: correct it,
+    the connection goes on."""
 
     errno = _errno.EPROTO
 
 
 class ProtocolError(PeerError):
-    """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label:
-    magic, version, length, topic, tensor, shape, dtype, flags, checksum, compression, control,
-    truncated, stalled, too_large; not the peer's fault: no_memory, pattern (a socket's own rules refuse
-    it); of rows from Spark: run, recut, lost_rows, doubled_rows; and those of the broker's fronts in
-    docs/errors.md."""
+    """Bytes that are no valid frame. `reason` is a short constant word, used as a metric label;
+    docs/errors.md lists them."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
@@ -231,8 +229,8 @@ class ProtocolError(PeerError):
 
 
 class HandshakeError(PeerError):
-    """The hello was refused, late, or not understood. `reason` is a short constant word; `message`
-    describes it, without that word."""
+    """The handshake failed. `reason` is a short constant word (docs/errors.md); `message` describes it,
+    without that word."""
 
     def __init__(self, reason: str, message: str = "", *, hint: str = "") -> None:
         self.reason = reason
@@ -244,13 +242,13 @@ class HandshakeError(PeerError):
 
 
 class InternalError(TransferError):
-    """A guarantee inside this library was broken, or the machine ran out of a resource."""
+    """A guarantee inside this library was broken (report it), or the machine ran out of a resource."""
 
     errno = _errno.EFAULT
 
 
 class OutOfDescriptors(InternalError):
-    """The process has no file descriptor left."""
+    """The process has no file descriptor left: raise `ulimit -n`."""
 
     errno = _errno.EMFILE
 
@@ -278,8 +276,8 @@ class RegistrationError(InternalError):
 
 
 class LogDamaged(InternalError):
-    """A record of the log differs from what was written, though later records state that it was synced: the
-    disk lost it, or another program changed the file. Nothing was repaired."""
+    """A synced record of the log has changed: the disk lost it, or another program changed the file. Nothing
+    was repaired: restore the file. docs/log.md says what is served without it."""
 
     errno = _errno.EIO
 
@@ -292,7 +290,7 @@ class InDoubt(InternalError):
 
 
 class LogInUse(UsageError):
-    """Another process, or another object in this one, has the log open."""
+    """Another process, or another object in this one, has the log's folder open."""
 
     errno = _errno.EBUSY
 
@@ -301,7 +299,7 @@ class LogInUse(UsageError):
 
 
 class Closed(TransferError):
-    """The application closed the socket or its context."""
+    """The application closed the socket or its context, also while a call waited."""
 
     errno = _errno.ENOTSOCK
 
@@ -313,14 +311,15 @@ class ContextTerminated(Closed):
 
 
 class Broken(TransferError):
-    """The connection ended under the operation; the cause is chained."""
+    """The peer ended, or the network failed; the cause is chained. The socket reconnects by itself."""
 
     errno = _errno.ECONNRESET
 
 
 class MessageRefused(Broken):
-    """The peer does not take this message, and ended the connection for it. `reason` is a word of the peer's,
-    such as too_large or no_memory. The message is not sent again, with `resend` neither."""
+    """The peer cannot receive this message, and ended the connection for it: it is larger than its
+    `maxmsgsize`, has no memory for it, or cannot decode it. `reason` is a word of the peer's, such as
+    too_large or no_memory. The message is not sent again, with `resend` neither."""
 
     def __init__(self, reason: str, *, hint: str = "") -> None:
         self.reason = reason
@@ -328,7 +327,8 @@ class MessageRefused(Broken):
 
 
 class Again(TransferError):
-    """It would block, or the time-out expired."""
+    """It would block, or the time-out expired (`DONTWAIT`, `sndtimeo`, `rcvtimeo`, `timeout=`): try later, or
+    look for the peer that does not connect."""
 
     errno = _errno.EAGAIN
 
@@ -343,7 +343,8 @@ class LogFull(Again):
 
 
 class Fatal(TransferError):
-    """Retrying cannot help (for instance the policy `require` cannot be met)."""
+    """A retry cannot help, for instance the policy `require` cannot be met: change the configuration that the
+    text names."""
 
 
 def without_frames(error: _Error) -> _Error:

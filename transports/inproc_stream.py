@@ -127,7 +127,7 @@ class InprocStream(Subscribable, Stream):
             if error is not None:
                 self._refuse(message, error)
                 raise error
-            self._hand(message, self._frames(message))
+            self._deliver(message, self._frames(message))
         other, given = self._other, self._given
         if given is not None:
             if other._room_wanted and not given.control:
@@ -137,7 +137,7 @@ class InprocStream(Subscribable, Stream):
             self._given = None
         return self.handed
 
-    def _hand(self, message: _Message, frames: list[Frame]) -> None:
+    def _deliver(self, message: _Message, frames: list[Frame]) -> None:
         """The message leaves the queue, and makes room for another one. There is no call before the last
         one: a signal handler runs before all of it, and the message is still queued, or after it."""
         now = time.monotonic_ns()

@@ -1,4 +1,4 @@
-"""`python -m bench.broker [--case NAME …] [--rounds 5] [--quick] [--folder DIR] [--json FILE]`.
+"""`python -m bench.broker [--case NAME …] [--rounds 5] [--quick] [--folder DIR] [--json FILE] [--plot FILE]`.
 
 The broker and the servers it is compared with, in turns.
 """
@@ -12,11 +12,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench import machine
+from bench import judged, machine
 from bench.broker import report
 from bench.broker.case import Case, Peer, Place, Sample
 from bench.broker.cases import CASES
 from bench.broker.servers import versions
+from bench.plot import draw_targets
 from bench.work import Failed, Skipped
 from transfer.transports.errors import TransferError
 
@@ -66,11 +67,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help="few messages: shows only that all cases run")
     parser.add_argument("--folder", type=Path, default=ROOT / "build", help="a folder on the disk to measure")
     parser.add_argument("--json", type=Path, help="write all samples to this file")
+    parser.add_argument("--plot", type=Path, help="draw the goals, hit or missed, as SVG or PNG")
+    parser.add_argument("--from", dest="saved", type=Path, help="draw a --json file, run nothing")
     parser.add_argument("--list", action="store_true", help="list the cases, without running them")
     asked = parser.parse_args(arguments)
     if asked.list:
         for case in CASES:
             print(f"{case.name:16} {case.about}")
+        return 0
+    if asked.saved is not None:
+        if asked.plot is None:
+            parser.error("--from needs --plot")
+        draw_targets(asked.plot, *judged.read(asked.saved))
         return 0
     asked.folder.mkdir(parents=True, exist_ok=True)
     described = machine.describe()
@@ -82,10 +90,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if not asked.case or case.name in asked.case:
                 found[case.name] = measure(case, asked.rounds, quick=asked.quick, folder=asked.folder)
                 if asked.json is not None:
-                    report.write(asked.json, described, CASES, found)
+                    report.write(asked.json, described, CASES, found, asked.rounds)
     except KeyboardInterrupt:
         print("stopped by Ctrl-C", file=sys.stderr)
     report.show(CASES, found)
+    if asked.plot is not None:
+        draw_targets(asked.plot, report.judge_all(CASES, found), report.head_of(described, asked.rounds))
     failed = any(isinstance(one, str) or not one for case in found.values() for one in case.values())
     return 1 if failed else 0
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from bench.broker import catch_up, flow, lasting, nats_cycle, own_cycle, own_flow, redis_cycle
+from bench.broker import catch_up, flow, lasting, native_cycle, native_flow, nats_cycle, redis_cycle
 from bench.broker.case import Case, Goal, Peer, Place, Sample
 from bench.broker.cycle import Cycle, Part, measure_ours, measure_server
 from bench.broker.servers import nats_server, redis_server
@@ -35,7 +35,7 @@ def _peers(*cycle: int) -> tuple[Peer, ...]:
     """Returns all peers, with (size, messages, messages of a quick run, in flight)."""
     size, full, quick, in_flight = cycle
     what = (size, full, quick, in_flight, 1)
-    apart, together = (own_cycle.consume, own_cycle.publish), (own_cycle.together,)
+    apart, together = (native_cycle.consume, native_cycle.publish), (native_cycle.together,)
     theirs = (redis_cycle.consume, redis_cycle.publish), (redis_cycle.together,)
     return (
         Peer("transfer, two processes", OURS, partial(_ours, what, apart)),
@@ -69,7 +69,7 @@ def _redis_read(place: Place) -> Sample:
 #: (size, messages, messages of a quick run, in flight, topics)
 _READ = (KIB, 200_000, 2_000, 1000, 1)
 _IDLE = Goal("rss_mb", 500 * MIB / 1e6, "MB", at_least=False)
-_EACH = (own_cycle.consume, own_cycle.publish_each)
+_EACH = (native_cycle.consume, native_cycle.publish_each)
 _SAME_1 = (KIB, 100_000, 2_000, 64, 1)
 _SAME_64 = (KIB, 100_000, 2_000, 64, 64)
 
@@ -90,7 +90,7 @@ CASES = (
         "the same over 64 topics",
         "msg_s",
         "msg/s",
-        (Peer(OURS, OURS, partial(_ours, _SAME_64, (own_cycle.consume, own_cycle.publish))),),
+        (Peer(OURS, OURS, partial(_ours, _SAME_64, (native_cycle.consume, native_cycle.publish))),),
         (Goal("msg_s", 0.5, against=OURS, of="durable"),),
     ),
     Case(
@@ -161,11 +161,11 @@ CASES = (
         lower=True,
     ),
     Case(
-        "own_tensor",
+        "native_tensor",
         "the same in pieces by the broker's own front, out by TTP",
         "peak_mb",
         "MB",
-        (Peer(OURS, OURS, own_flow.passing),),
+        (Peer(OURS, OURS, native_flow.passing),),
         (
             Goal("peak_mb", 512 * MIB / 1e6, "MB", at_least=False),
             Goal("first_ahead_s", 0, "s from its first byte out to its last byte in"),
@@ -173,11 +173,11 @@ CASES = (
         lower=True,
     ),
     Case(
-        "own_tensor_kept",
+        "native_tensor_kept",
         "the same, kept, and fetched by a consumer in pieces",
         "peak_mb",
         "MB",
-        (Peer(OURS, OURS, own_flow.kept),),
+        (Peer(OURS, OURS, native_flow.kept),),
         (Goal("peak_mb", 512 * MIB / 1e6, "MB", at_least=False),),
         lower=True,
     ),
@@ -200,11 +200,11 @@ CASES = (
         lower=True,
     ),
     Case(
-        "idle_own",
+        "idle_native",
         "10,000 DEALERs: the broker's memory",
         "rss_mb",
         "MB",
-        (Peer(OURS, OURS, lasting.idle_own),),
+        (Peer(OURS, OURS, lasting.idle_native),),
         (_IDLE,),
         lower=True,
     ),

@@ -22,13 +22,13 @@ from transfer.broker.bench.pacing import Pace, PacingSteps
 from transfer.broker.bench.processes import PATIENCE, Processes, Stage, until_done
 from transfer.broker.bench.target import Started, started
 from transfer.broker.clients.ttp import TtpClient
-from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.protocols.ttp import HEADER_SIZE, TtpKind, encode_head
 
 TOPIC = "bench"
 #: frames that a flooding publisher gives to the kernel at once
 _AT_ONCE = 64
-TRANSIENT = (pattern(Grammar.EXACT, TOPIC),)
+TRANSIENT = (pattern(Kind.EXACT, TOPIC),)
 Address = tuple[str, int]
 
 

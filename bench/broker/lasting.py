@@ -78,7 +78,7 @@ def idle_ttp(place: Place) -> Sample:
     return _idle(place, "ttp")
 
 
-def idle_own(place: Place) -> Sample:
+def idle_native(place: Place) -> Sample:
     """Measures DEALERs of transfer's native front, over TCP as from other machines."""
     return _idle(place, "own")
 

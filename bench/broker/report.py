@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.broker.case import Case, Goal, Sample
+from bench.judged import Judged, to_json
+from bench.machine import one_line
 from bench.report import number
 from bench.stats import Spread, ratio
 from transfer.cli.tables import show_table
@@ -16,7 +18,7 @@ from transfer.cli.tables import show_table
 Found = Mapping[str, Mapping[str, Sequence[Sample] | str]]
 
 _PEERS = ("case", "peer", "median", "low", "high", "unit", "broker µs/msg")
-_GOALS = ("case", "against", "wanted", "measured", "verdict")
+_GOALS = ("goal", "wanted", "measured", "verdict")
 _OURS = "transfer"
 
 
@@ -36,20 +38,22 @@ def peer_rows(case: Case, found: Found) -> list[tuple[str, ...]]:
     return rows
 
 
-def goal_rows(case: Case, cases: Mapping[str, Case], found: Found) -> list[tuple[str, ...]]:
-    """Returns one row for each goal that can be judged."""
-    rows = []
+def judge(case: Case, cases: Mapping[str, Case], found: Found) -> list[Judged]:
+    """Returns the goals of a case that can be judged, with what was measured."""
+    judged = []
     for goal in case.goals:
         measured = _measured(case, goal, cases, found)
-        if measured is None:
-            continue
-        value = measured.median
-        hit = value >= goal.limit if goal.at_least else value <= goal.limit
-        wanted = f"{'≥' if goal.at_least else '≤'} {number(goal.limit)} {goal.unit}"
-        shown = f"{number(value)} ({number(measured.low)}–{number(measured.high)})"
-        against = f"{goal.against}{f' of {goal.of}' * bool(goal.of)}"
-        rows.append((case.name, against, wanted, shown, "hit" if hit else "missed"))
-    return rows
+        if measured is not None:
+            against = f" against {goal.against}{f' of {goal.of}' * bool(goal.of)}"
+            name = case.name + (against if goal.against else f", {goal.key}")
+            judged.append(Judged(name, measured, goal.limit, goal.unit, goal.at_least))
+    return judged
+
+
+def judge_all(cases: Sequence[Case], found: Found) -> list[Judged]:
+    """Returns the goals of all cases that were run."""
+    by_name = {case.name: case for case in cases}
+    return [one for case in cases if case.name in found for one in judge(case, by_name, found)]
 
 
 def _measured(case: Case, goal: Goal, cases: Mapping[str, Case], found: Found) -> Spread | None:
@@ -73,22 +77,25 @@ def _best(case: Case, family: str, goal: Goal, found: Found) -> list[float]:
 
 def show(cases: Sequence[Case], found: Found) -> None:
     """Prints both tables."""
-    by_name = {case.name: case for case in cases}
-    done = [case for case in cases if case.name in found]
-    rows = [row for case in done for row in peer_rows(case, found)]
+    rows = [row for case in cases if case.name in found for row in peer_rows(case, found)]
     show_table(_PEERS, rows, right=("median", "low", "high", "broker µs/msg"))
     print()
-    show_table(_GOALS, [row for case in done for row in goal_rows(case, by_name, found)])
+    goals = [(one.name, one.wanted, one.shown, one.verdict) for one in judge_all(cases, found)]
+    show_table(_GOALS, goals)
 
 
-def write(file: Path, machine: Mapping[str, Any], cases: Sequence[Case], found: Found) -> None:
+def head_of(machine: Mapping[str, Any], rounds: int) -> str:
+    """Returns the line over a picture: date, rounds and machine."""
+    return f"{machine['when'][:10]}, rounds: {rounds}. {one_line(dict(machine))}"
+
+
+def write(file: Path, machine: Mapping[str, Any], cases: Sequence[Case], found: Found, rounds: int) -> None:
     """Writes all samples and verdicts as JSON."""
-    by_name = {case.name: case for case in cases}
-    goals = [
-        dict(zip(_GOALS, row, strict=True))
-        for case in cases
-        if case.name in found
-        for row in goal_rows(case, by_name, found)
-    ]
-    data = {"format": 1, "machine": machine, "cases": found, "goals": goals}
+    data = {
+        "format": 1,
+        "head": head_of(machine, rounds),
+        "machine": machine,
+        "cases": found,
+        "targets": to_json(judge_all(cases, found)),
+    }
     file.write_text(json.dumps(data, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

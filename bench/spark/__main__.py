@@ -1,4 +1,4 @@
-"""`python -m bench.spark [--rows N] [--width N] [--repeat N] [--ways NAME …] [--json FILE]`."""
+"""`python -m bench.spark [--rows N] [--width N] [--repeat N] [--ways NAME …] [--json FILE] [--plot FILE]`."""
 
 from __future__ import annotations
 
@@ -8,33 +8,39 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bench import machine
+from bench import judged, machine
+from bench.judged import Judged, to_json
+from bench.plot import draw_targets
 from bench.spark.service import Service
 from bench.spark.ways import WAYS, Scene, WayTimes
 from bench.stats import Spread, ratio
 
-#: (what, ours, theirs, quantity, target: at least, or at most if negative)
+#: (name, way above, way below, quantity, target of above ÷ below: at least, or at most if negative)
 TARGETS = (
-    ("CPU against Parquet", "parquet", "committed", "cpu", 2.5),
-    ("last row against Parquet", "parquet", "committed", "last", 2.5),
-    ("CPU against Parquet", "parquet", "eager", "cpu", 3.0),
-    ("last row against Parquet", "parquet", "eager", "last", 3.0),
-    ("first batch against Parquet", "parquet", "eager", "first", 10.0),
-    ("first batch against Parquet", "parquet", "partition", "first", 10.0),
-    ("CPU against toArrow", "toArrow", "eager", "cpu", 2.0),
-    ("CPU against toArrow", "toArrow", "committed", "cpu", 1.7),
-    ("CPU against toPandas", "toPandas", "eager", "cpu", 2.0),
-    ("CPU against toPandas", "toPandas", "committed", "cpu", 1.7),
-    ("CPU of the sink against a null writer", "eager", "null writer", "sink", -1.15),
+    ("CPU against Parquet, committed", "parquet", "committed", "cpu", 2.5),
+    ("last row against Parquet, committed", "parquet", "committed", "last", 2.5),
+    ("CPU against Parquet, eager", "parquet", "eager", "cpu", 3.0),
+    ("last row against Parquet, eager", "parquet", "eager", "last", 3.0),
+    ("first batch against Parquet, eager", "parquet", "eager", "first", 10.0),
+    ("first batch against Parquet, partition", "parquet", "partition", "first", 10.0),
+    ("CPU against toArrow, eager", "toArrow", "eager", "cpu", 2.0),
+    ("CPU against toArrow, committed", "toArrow", "committed", "cpu", 1.7),
+    ("CPU against toPandas, eager", "toPandas", "eager", "cpu", 2.0),
+    ("CPU against toPandas, committed", "toPandas", "committed", "cpu", 1.7),
+    ("CPU of the sink against a null writer, eager", "eager", "null writer", "sink", -1.15),
     ("CPU of sink and spool against a null writer", "committed, sink", "null writer", "sink", -1.4),
 )
 
 
 def main() -> int:
     arguments = _arguments()
+    if arguments.saved is not None:
+        draw_targets(arguments.plot, *judged.read(arguments.saved))
+        return 0
     ways = [way for way in WAYS if way in arguments.ways]
     if "toPandas" in ways and importlib.util.find_spec("pandas") is None:
         print("no pandas here: toPandas is skipped", file=sys.stderr)
@@ -52,9 +58,18 @@ def main() -> int:
                         took[way].append(found)
         finally:
             close()
-    print(_report(arguments, took))
+    where = machine.describe()
+    head = (
+        f"{where['when'][:10]}, {arguments.rows:,} rows × {arguments.width} float32, {arguments.partitions} "
+        f"partitions, {arguments.repeat} rounds. {machine.one_line(where)}"
+    )
+    targets = _judge(took)
+    print(_report(head, took, targets))
     if arguments.json:
-        arguments.json.write_text(json.dumps({"where": machine.describe(), "took": took}, indent=1))
+        document = {"format": 1, "head": head, "machine": where, "took": took, "targets": to_json(targets)}
+        arguments.json.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    if arguments.plot:
+        draw_targets(arguments.plot, targets, head)
     return 0
 
 
@@ -91,12 +106,20 @@ def _scene(arguments: argparse.Namespace, folder: Path) -> tuple[Scene, Any]:
     return scene, close
 
 
-def _report(arguments: argparse.Namespace, took: dict[str, list[WayTimes]]) -> str:
+def _judge(took: dict[str, list[WayTimes]]) -> list[Judged]:
+    """Returns the targets whose ways were both measured."""
+    targets = []
+    for name, above, below, quantity, wanted in TARGETS:
+        if above in took and below in took:
+            found = ratio(*([getattr(one, quantity) for one in took[way]] for way in (above, below)))
+            assert found is not None
+            targets.append(Judged(name, found, abs(wanted), at_least=wanted > 0))
+    return targets
+
+
+def _report(head: str, took: dict[str, list[WayTimes]], targets: Sequence[Judged]) -> str:
     lines = [
-        (
-            f"{arguments.rows:,} rows × {arguments.width} float32, {arguments.partitions} partitions, "
-            f"{arguments.repeat} rounds. {machine.one_line(machine.describe())}"
-        ),
+        head,
         "",
         "| way | CPU, s | without the trainer, s | first batch, s | last row, s |",
         "| --- | --- | --- | --- | --- |",
@@ -105,19 +128,10 @@ def _report(arguments: argparse.Namespace, took: dict[str, list[WayTimes]]) -> s
         spreads = (Spread.of([getattr(one, name) for one in found]) for name in WayTimes._fields)
         cells = (f"{one.median:.2f} ({one.low:.2f}–{one.high:.2f})" for one in spreads)
         lines.append(f"| {way} | {' | '.join(cells)} |")
-    lines += ["", "| what | way | wanted | measured | |", "| --- | --- | --- | --- | --- |"]
-    for what, above, below, quantity, wanted in TARGETS:
-        if above in took and below in took:
-            found = ratio(*([getattr(one, quantity) for one in took[way]] for way in (above, below)))
-            assert found is not None
-            hit = found.median >= wanted if wanted > 0 else found.median <= -wanted
-            ours = below if wanted > 0 else above
-            sign = "≥" if wanted > 0 else "≤"
-            verdict = "hit" if hit else "**missed**"
-            lines.append(
-                f"| {what} | {ours} | {sign} {abs(wanted)} "
-                f"| {found.median:.2f} ({found.low:.2f}–{found.high:.2f}) | {verdict} |"
-            )
+    lines += ["", "| target | wanted | measured | |", "| --- | --- | --- | --- |"]
+    for one in targets:
+        verdict = "hit" if one.hit else "**missed**"
+        lines.append(f"| {one.name} | {one.wanted} | {one.shown} | {verdict} |")
     return "\n".join(lines)
 
 
@@ -135,7 +149,12 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--ways", nargs="+", choices=[*WAYS], default=[*WAYS], help="ways to measure (all)")
     parser.add_argument("--folder", type=Path, help="folder of the spool and the files (a temporary one)")
     parser.add_argument("--json", type=Path, help="all samples, as a file")
-    return parser.parse_args()
+    parser.add_argument("--plot", type=Path, help="draw the targets, hit or missed, as SVG or PNG")
+    parser.add_argument("--from", dest="saved", type=Path, help="draw a --json file, run nothing")
+    arguments = parser.parse_args()
+    if arguments.saved is not None and arguments.plot is None:
+        parser.error("--from needs --plot")
+    return arguments
 
 
 if __name__ == "__main__":

@@ -7,8 +7,8 @@ import pytest
 
 import transfer
 from tests.arguments.test_data import assert_refused
-from tests.arguments.wrong import Case
-from tests.broker.running import FREE, running
+from tests.arguments.wrong_calls import Case
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient

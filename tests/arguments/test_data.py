@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.arguments.wrong import Case, outcome
-from tests.cli.feeding import send_run
+from tests.arguments.wrong_calls import Case, outcome
+from tests.cli.run_writer import send_run
 from transfer.spool import RowStream, Spool
 from transfer.spool.client.admin import SpoolAdmin
 from transfer.spool.client.run_client import RunClient

@@ -7,7 +7,7 @@ import pytest
 
 import transfer
 import transfer.sockets.socket
-from tests.arguments.wrong import KINDS
+from tests.arguments.wrong_calls import KINDS
 from tests.sockets.conftest import context, core  # noqa: F401 - fixtures
 from transfer import DEALER, PUSH, OptionError, zmq
 from transfer.sockets.options import CORE, OPTIONS

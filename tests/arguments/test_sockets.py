@@ -11,7 +11,7 @@ import numpy
 
 import transfer
 import transfer.asyncio
-from tests.arguments.wrong import Case, missing, outcome
+from tests.arguments.wrong_calls import Case, missing, outcome
 from tests.sockets.conftest import KeepingContext, context, core  # noqa: F401 - fixtures
 from tests.sockets.helpers import TCP, pair_of
 from transfer import PUB, PULL, PUSH, ROUTER, SUB, UsageError

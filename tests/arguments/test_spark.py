@@ -8,7 +8,7 @@ import pytest
 pytest.importorskip("pyspark")
 
 from tests.arguments.test_data import assert_refused
-from tests.arguments.wrong import Case, outcome
+from tests.arguments.wrong_calls import Case, outcome
 from transfer.spark import local_session, register, write
 from transfer.transports.errors import UsageError
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.arguments.wrong import Case, outcome
+from tests.arguments.wrong_calls import Case, outcome
 from transfer import zmq
 from transfer.transports.errors import ZMQBaseError
 

@@ -235,13 +235,14 @@ def test_goals_are_judged_by_the_better_way_of_each_round():
     found = {
         "c": {"a": [{"x": 8.0}, {"x": 2.0}], "b": [{"x": 4.0}, {"x": 12.0}], "o": [{"x": 2.0}, {"x": 3.0}]}
     }
-    assert report.goal_rows(case, {"c": case}, found) == [
-        ("c", "other", "≥ 3 ×", "4 (4–4)", "hit"),
-        ("c", "", "≥ 100 u", "10 (8–12)", "missed"),
-        ("c", "", "≤ 9 u", "3 (2–4)", "hit"),
+    judged = [(one.name, one.wanted, one.shown, one.verdict) for one in report.judge_all([case], found)]
+    assert judged == [
+        ("c against other", "≥ 3 ×", "4 (4–4)", "hit"),
+        ("c, x", "≥ 100 u", "10 (8–12)", "missed"),
+        ("c, x", "≤ 9 u", "3 (2–4)", "hit"),
     ]
     found["c"]["o"] = "skipped: not installed"
-    assert [one[1] for one in report.goal_rows(case, {"c": case}, found)] == ["", ""]
+    assert [one.name for one in report.judge_all([case], found)] == ["c, x", "c, x"]
     rows = report.peer_rows(case, found)
     assert rows[0][:3] == ("c", "a", "5") and rows[2][2] == "skipped: not installed"
 
@@ -249,7 +250,7 @@ def test_goals_are_judged_by_the_better_way_of_each_round():
 def test_every_case_is_listed(capsys):
     assert main(["--list"]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert {"durable", "durable_topics", "ttp_small", "recovery", "idle_own"} <= set(names)
+    assert {"durable", "durable_topics", "ttp_small", "recovery", "idle_native"} <= set(names)
 
 
 # --- processes --------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""A broker whose every door is TLS, and who comes to it: good and bad."""
+"""A broker with TLS at every port, and peers with good and bad certificates."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import ssl
 import time
 from contextlib import contextmanager
 
-from tests.broker.running import FREE, running
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.certificates import Authority
 from transfer.transports.security.settings import Security
@@ -18,8 +18,8 @@ from transfer.transports.security.settings import Security
 HERE = "127.0.0.1"
 TOKEN = "a4fc542c74e437a9de36a1413212954a"
 OWN_TOKEN = "c19f3e7a5b604d28a7f19c02d3e8b654"
-#: fronts that are TCP connections from the outside
-DOORS = ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "http")
+#: ports whose clients connect by plain TCP and TLS
+TCP_PORTS = ("ttp", "pybroker", "rqueue", "abtp router", "abtp pub", "http")
 
 
 class Identities:
@@ -57,10 +57,10 @@ def secure(folder, identities, *, core=None, **changes):
     return running(folder, abtp=AbtpEndpoints(FREE, FREE), **changes)
 
 
-def place(broker, door):
-    if door in broker.ports:
-        return HERE, broker.ports[door]
-    return HERE, int(broker.endpoints[door].rpartition(":")[2])
+def place(broker, port):
+    if port in broker.ports:
+        return HERE, broker.ports[port]
+    return HERE, int(broker.endpoints[port].rpartition(":")[2])
 
 
 def context_of(identities, issued):
@@ -72,17 +72,17 @@ def context_of(identities, issued):
 
 
 @contextmanager
-def dial(broker, door, identities, issued, *protocols):
+def dial(broker, port, identities, issued, *protocols):
     """A TLS connection that a program makes by itself."""
     context = context_of(identities, issued)
     if protocols:
         context.set_alpn_protocols(list(protocols))
-    with socket.create_connection(place(broker, door), 20) as plain:
+    with socket.create_connection(place(broker, port), 20) as plain:
         with context.wrap_socket(plain, server_hostname=HERE) as connection:
             yield connection
 
 
-def is_put_out(connection):
+def is_disconnected(connection):
     """Waits until the other side ends the connection; False: it says something."""
     try:
         return connection.recv(1) == b""

@@ -8,7 +8,7 @@ import json
 import pytest
 import zmq
 
-from tests.broker.abtp_alone import (
+from tests.broker.abtp_front import (
     ANYWHERE,
     direct,
     plain,
@@ -56,7 +56,7 @@ def test_other_protocols_messages(broker):
         assert parsed.message_id and parsed.message_id != neither.message_id
 
 
-def test_only_what_somebody_wants_is_written(broker):
+def test_only_what_is_subscribed_to_is_written(broker):
     assert broker.call(broker.hub.fanout.subscriptions) == {}
     with subscribed(broker, "a", "gr\N{LATIN SMALL LETTER O WITH DIAERESIS}") as subscriber:
         with AbtpProducer(router(broker)) as producer:

@@ -11,7 +11,7 @@ import lz4.frame
 import pytest
 import zmq
 
-from tests.broker.abtp_alone import (
+from tests.broker.abtp_front import (
     answered,
     control,
     direct,
@@ -181,14 +181,14 @@ def test_a_late_ack_is_refused(broker):
 
 def test_a_consumer_that_dies_loses_nothing(broker, sockets):
     consumer, _ = registered(sockets, "w", ["t"])
-    desk = direct(broker).dispatcher
+    dispatcher = direct(broker).dispatcher
     with AbtpProducer(router(broker)) as producer:
         producer.publish("t", 0)
         consumer.recv_multipart()
         consumer.close(0)
         sent = 1
         while broker.call(
-            lambda: len(desk.sessions)
+            lambda: len(dispatcher.sessions)
         ):  # until the broker sends and hears that nobody is there
             producer.publish("t", sent)
             sent += 1
@@ -199,10 +199,10 @@ def test_a_consumer_that_dies_loses_nothing(broker, sockets):
             assert (found[0].attempt, found[-1].attempt) == (2, 1)
             for one in found:
                 again.ack(one, confirm=True)
-        assert desk.state.messages == {} and direct(broker).letters == []
+        assert dispatcher.state.messages == {} and direct(broker).letters == []
 
 
-def test_work_goes_to_whoever_is_left(broker):
+def test_work_goes_to_the_remaining_consumers(broker):
     with AbtpProducer(router(broker)) as producer:
         one = AbtpConsumer("one", ["t"], router(broker))
         with AbtpConsumer("two", ["t"], router(broker)) as two:
@@ -218,13 +218,15 @@ def test_a_session_that_the_broker_forgot_begins_anew(broker):
     with AbtpProducer(router(broker)) as producer:
         with AbtpConsumer("w", ["t"], router(broker), heartbeat=0.02) as consumer:
             before = consumer.session_id
-            desk = direct(broker).dispatcher
+            dispatcher = direct(broker).dispatcher
             broker.call(
-                lambda: desk._end_session(desk.sessions.find(("", "w")), "restart", direct(broker).now)
+                lambda: dispatcher._end_session(
+                    dispatcher.sessions.find(("", "w")), "restart", direct(broker).now
+                )
             )
             with pytest.raises(Again):  # the client looks at answers while it waits for messages
                 consumer.recv(0.3)
-            broker.until(lambda: len(desk.sessions) == 1)
+            broker.until(lambda: len(dispatcher.sessions) == 1)
             producer.publish("t", 1)
             assert consumer.recv().payload == 1 and consumer.session_id != before
 

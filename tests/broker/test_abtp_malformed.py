@@ -11,7 +11,7 @@ import pytest
 import zmq
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.broker.abtp_alone import plain, pub, router, running
+from tests.broker.abtp_front import plain, pub, router, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.protocols.abtp import CONTROL, AbtpLimits, Rejected, read_frames
 from transfer.broker.protocols.abtp_delivered import read_delivered

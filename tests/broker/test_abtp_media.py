@@ -14,8 +14,8 @@ import zmq
 import zstandard
 from hypothesis import given, strategies as st
 
-from tests.broker.abtp_alone import direct, plain, registered, router, running, subscribed
-from tests.broker.running import running as whole
+from tests.broker.abtp_front import direct, plain, registered, router, running, subscribed
+from tests.broker.in_process_broker import running as whole
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.core.sessions import ConsumerCapabilities, Session

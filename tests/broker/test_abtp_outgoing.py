@@ -10,8 +10,8 @@ import pytest
 
 pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 
-from tests.broker.asking import until
-from tests.broker.running import running
+from tests.broker.http_requests import until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints, FastPath
 from transfer.broker.core.sessions import ConsumerCapabilities

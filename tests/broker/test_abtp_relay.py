@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.broker.everything import HERE
-from tests.broker.running import running
-from tests.core.raw import eventually
-from tests.fuzz.serving import Held, Process
+from tests.broker.all_fronts import HERE
+from tests.broker.in_process_broker import running
+from tests.core.raw_frames import eventually
+from tests.fuzz.fuzzed_broker import Held, Process
 from transfer.broker.clients.abtp import AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.fronts.abtp_peer_names import NameTable

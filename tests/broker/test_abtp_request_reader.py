@@ -13,7 +13,7 @@ pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from tests.broker.test_direct_delivery import ANYWHERE, consumer, eventually, producer
 from transfer.broker.config.settings import FastPath
 from transfer.broker.fronts import abtp_request_reader

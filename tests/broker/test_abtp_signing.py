@@ -11,7 +11,7 @@ import pytest
 import zmq
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.protocols.abtp_signing import SIZE, SKEW_US, Signatures, Signer

@@ -9,9 +9,9 @@ import pytest
 import zmq
 from hypothesis import given, strategies as st
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from tests.broker.test_abtp_relay import greeted
-from tests.core.raw import eventually
+from tests.core.raw_frames import eventually
 from transfer.broker.clients.abtp import AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.fronts import abtp_subscription_limits

@@ -6,7 +6,7 @@ import json
 
 import zmq
 
-from tests.broker.abtp_alone import plain, running
+from tests.broker.abtp_front import plain, running
 from transfer.broker.fronts import abtp
 from transfer.broker.fronts.abtp import AbtpFront
 

@@ -12,7 +12,7 @@ pytest.importorskip("zmq", reason="pip install 'tensor-transfer[fronts]'")
 
 import zmq
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from tests.broker.test_abtp_relay import greeted
 from tests.broker.test_direct_delivery import ANYWHERE, eventually, producer
 from transfer.broker.clients.abtp import AbtpSubscriber

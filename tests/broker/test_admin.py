@@ -16,7 +16,7 @@ from transfer.broker.storage.dead_letter import Reference
 from transfer.transports.errors import LogFull, UsageError
 
 from .admin_server import Client, serving
-from .test_operations import Desk
+from .test_operations import OperatorStores
 
 TOKEN = "secrét"
 WHO = {"actor": "ops@example.com", "reason": "customer-approved"}
@@ -25,21 +25,21 @@ PURGE = {"confirm": "PURGE", **WHO}
 
 
 @pytest.fixture
-def desk(tmp_path):
-    one = Desk(tmp_path)
+def stores(tmp_path):
+    one = OperatorStores(tmp_path)
     yield one
     one.close()
 
 
 @pytest.fixture
-def client(desk):
-    with serving(desk.operator) as port:
+def client(stores):
+    with serving(stores.operator) as port:
         yield Client(port)
 
 
-def test_letters_are_listed_in_pages(desk, client):
-    desk.add(*range(3))
-    desk.add(9, consumer="worker-2", tenant="acme")
+def test_letters_are_listed_in_pages(stores, client):
+    stores.add(*range(3))
+    stores.add(9, consumer="worker-2", tenant="acme")
     status, told = client.get("dlq/list", consumer="worker-1", limit=2)
     assert status == 200
     assert [one["message_id"] for one in told["letters"]] == ["msg-0", "msg-1"]
@@ -52,11 +52,11 @@ def test_letters_are_listed_in_pages(desk, client):
     assert client.get("dlq/list", state="in_doubt")[1] == {"letters": [], "next": None}
 
 
-def test_a_letter_is_shown_with_its_payload(desk, client):
-    desk.add(0)
-    desk.add(1, payload=b"\xff\x00")
-    desk.add(2, payload=Reference("rows", 7))
-    desk.add(3, payload=b"x" * 70_000, headers={"priority": 5})
+def test_a_letter_is_shown_with_its_payload(stores, client):
+    stores.add(0)
+    stores.add(1, payload=b"\xff\x00")
+    stores.add(2, payload=Reference("rows", 7))
+    stores.add(3, payload=b"x" * 70_000, headers={"priority": 5})
 
     def shown(number):
         status, told = client.get("dlq/inspect", id=f"msg-{number}")
@@ -72,9 +72,9 @@ def test_a_letter_is_shown_with_its_payload(desk, client):
     assert client.get("dlq/inspect", id="msg-9")[1]["error"] == "not_found"
 
 
-def test_replay_purge_and_quarantine(desk, client):
-    desk.add(0, 1)
-    desk.refuses["msg-1"] = LogFull("no room")
+def test_replay_purge_and_quarantine(stores, client):
+    stores.add(0, 1)
+    stores.refuses["msg-1"] = LogFull("no room")
     status, told = client.post("dlq/replay", ids=["msg-0", "msg-1", "msg-9"], **REPLAY)
     assert (status, told["requested"], told["replayed"], told["audited"]) == (200, 3, 1, True)
     assert [(one["id"], one["error"]) for one in told["failures"]] == [
@@ -90,12 +90,12 @@ def test_replay_purge_and_quarantine(desk, client):
     encoded = base64.b64encode(b"\xff").decode()
     quarantine |= {"id": "msg-6", "headers": {"codec": "raw"}, "tenant": "acme"}
     assert client.post("dlq/dead-letter", payload_base64=encoded, **quarantine)[0] == 201
-    assert desk.operator.inspect("msg-6", "acme")[0].payload == b"\xff"
-    assert [one[0] for one in desk.told()] == ["replay", "purge", "dead_letter", "dead_letter"]
+    assert stores.operator.inspect("msg-6", "acme")[0].payload == b"\xff"
+    assert [one[0] for one in stores.told()] == ["replay", "purge", "dead_letter", "dead_letter"]
 
 
-def test_events_are_found(desk, client):
-    desk.add(*range(3))
+def test_events_are_found(stores, client):
+    stores.add(*range(3))
     for number in range(3):
         client.post("dlq/purge", ids=[f"msg-{number}"], **PURGE)
     status, told = client.get("audit/events", id="msg-1", actor="ops@example.com")
@@ -112,23 +112,23 @@ def test_events_are_found(desk, client):
     assert client.get("audit/verify")[1] | {"whole": True, "events": 3} == client.get("audit/verify")[1]
 
 
-def test_an_export_can_be_checked(desk, client, monkeypatch):
+def test_an_export_can_be_checked(stores, client, monkeypatch):
     monkeypatch.setattr(admin, "_LINES", 3)
-    desk.add(*range(10))
+    stores.add(*range(10))
     for number in range(10):
-        desk.purge(f"msg-{number}")
+        stores.purge(f"msg-{number}")
     status, headers, body = client.ask("GET", "/api/admin/audit/export")
     assert (status, headers["Content-Type"]) == (200, "application/x-ndjson")
     assert check_export(body.splitlines(keepends=True)) == (10, [])
 
 
-def test_damage_is_told_and_the_rest_is_served(tmp_path, desk):
-    desk.add(0, 1)
-    desk.purge("msg-0")
-    desk.close()
+def test_damage_is_told_and_the_rest_is_served(tmp_path, stores):
+    stores.add(0, 1)
+    stores.purge("msg-0")
+    stores.close()
     path = tmp_path / "audit" / "audit.log"
     path.write_bytes(path.read_bytes().replace(b'"purge"', b'"forge"'))
-    again = Desk(tmp_path)
+    again = OperatorStores(tmp_path)
     with serving(again.operator) as port:
         client = Client(port)
         assert client.post("dlq/purge", ids=["msg-1"], **PURGE)[0] == 200
@@ -174,11 +174,11 @@ def test_wrong_queries_are_refused(client, path, query):
         {"ids": ["msg-0"], **PURGE, "target": "acme"},
     ],
 )
-def test_wrong_bodies_are_refused_and_nothing_is_done(desk, client, members):
-    desk.add(0)
+def test_wrong_bodies_are_refused_and_nothing_is_done(stores, client, members):
+    stores.add(0)
     status, told = client.post("dlq/purge", **members)
     assert (status, told["error"]) == (400, "bad_request")
-    assert desk.letters.count() == 1 and desk.told() == []
+    assert stores.letters.count() == 1 and stores.told() == []
 
 
 @pytest.mark.parametrize(
@@ -190,9 +190,9 @@ def test_what_is_no_json_is_refused(client, body):
     assert (status, json.loads(told)["error"]) == (400, "bad_request")
 
 
-def test_other_requests_are_refused_as_json(desk, monkeypatch):
+def test_other_requests_are_refused_as_json(stores, monkeypatch):
     monkeypatch.setattr("transfer.broker.http.app.MAX_BODY", 1000)
-    with serving(desk.operator) as port:
+    with serving(stores.operator) as port:
         client = Client(port)
         as_json = {"Content-Type": "application/json"}
         for wanted, code, request in (
@@ -206,15 +206,15 @@ def test_other_requests_are_refused_as_json(desk, monkeypatch):
             assert (status, json.loads(body)["error"]) == (wanted, code)
 
 
-def test_a_store_that_is_closed_is_unavailable(desk, client):
-    desk.add(0)
-    desk.database.close()
+def test_a_store_that_is_closed_is_unavailable(stores, client):
+    stores.add(0)
+    stores.database.close()
     assert client.get("dlq/list")[0] == 503
     assert client.post("dlq/purge", ids=["msg-0"], **PURGE)[1]["error"] == "unavailable"
 
 
-def test_the_token_is_asked_for(desk):
-    with serving(desk.operator, token=TOKEN) as port:
+def test_the_token_is_asked_for(stores):
+    with serving(stores.operator, token=TOKEN) as port:
         for path in ("dlq/list", "audit/events", "audit/export", "audit/verify", "dlq/inspect", "nothing"):
             assert Client(port).get(path)[0] == 401
             status, told = Client(port, "guess").get(path)
@@ -225,9 +225,9 @@ def test_the_token_is_asked_for(desk):
         assert Client(port, TOKEN.encode()).get("dlq/list")[0] == 200
 
 
-def test_a_wrong_token_ends_the_connection(desk):
+def test_a_wrong_token_ends_the_connection(stores):
     """Who guesses has one try on each."""
-    with serving(desk.operator, token=TOKEN) as port:
+    with serving(stores.operator, token=TOKEN) as port:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
         asked = [("GET", "/api/admin/dlq/list"), ("GET", "/livez"), ("PUT", "/livez"), ("GET", "/nowhere")]
         for method, path in asked:
@@ -238,7 +238,7 @@ def test_a_wrong_token_ends_the_connection(desk):
         connection.close()
 
 
-def test_without_a_token_only_this_machine_may_ask(desk, client):
+def test_without_a_token_only_this_machine_may_ask(stores, client):
     for host, wanted in (
         ("evil.example.com", 403),
         (f"localhost:{client.port}", 200),
@@ -250,9 +250,9 @@ def test_without_a_token_only_this_machine_may_ask(desk, client):
         assert status == wanted
 
 
-def test_health_needs_no_token(desk):
+def test_health_needs_no_token(stores):
     problems = []
-    with serving(desk.operator, token=TOKEN, live=tuple, ready=lambda: problems) as port:
+    with serving(stores.operator, token=TOKEN, live=tuple, ready=lambda: problems) as port:
         client = Client(port)
         assert client.ask("GET", "/livez")[0] == 200
         assert json.loads(client.ask("GET", "/readyz")[2]) == {"status": "ok"}

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 import transfer
-from tests.broker.alone import alone, ended
-from tests.broker.running import running
-from tests.broker.serving import Serving
+from tests.broker.broker_processes import BrokerProcesses
+from tests.broker.in_process_broker import running
+from tests.broker.single_front import is_closed, single_front
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.delivery.announced import Announced, AnnouncedLimits
 from transfer.broker.fronts.native_publisher import NativePublisher
@@ -70,7 +70,10 @@ def connect(port):
 def test_announcements_of_2_gib_take_neither_disk_nor_memory(tmp_path, protocol, keep):
     front = FRONTS[protocol]
     limits = AnnouncedLimits(total=1 << 50, per_connection=1 << 50)
-    with alone(tmp_path, front, durable=lambda name: keep) as broker, BrokerThatListens(broker) as listening:
+    with (
+        single_front(tmp_path, front, durable=lambda name: keep) as broker,
+        BrokerThatListens(broker) as listening,
+    ):
         broker.hub.announced = Announced(limits)
         broker.hub.store.free = lambda: 1 << 50
         disk, memory = taken(tmp_path), resident()
@@ -135,7 +138,7 @@ def test_by_the_brokers_own_protocol_too(tmp_path):
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_many_that_announce_stay_within_the_budget_and_another_still_gets_through(tmp_path, protocol):
     announce = PROTOCOLS[protocol]
-    with alone(tmp_path, FRONTS[protocol]) as broker:
+    with single_front(tmp_path, FRONTS[protocol]) as broker:
         broker.hub.announced = Announced(AnnouncedLimits(per_connection=GIB, total=4 * GIB))
         broker.hub.store.free = lambda: 1 << 50
         peers = []
@@ -160,7 +163,7 @@ def test_many_that_announce_stay_within_the_budget_and_another_still_gets_throug
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_what_does_not_fit_is_refused_at_once(tmp_path, protocol):
     announce = PROTOCOLS[protocol]
-    with alone(tmp_path, FRONTS[protocol]) as broker:
+    with single_front(tmp_path, FRONTS[protocol]) as broker:
         broker.hub.store.free = lambda: GIB
         with connect(broker.port) as peer:
             peer.sendall(announce(GIB + 1))
@@ -169,7 +172,7 @@ def test_what_does_not_fit_is_refused_at_once(tmp_path, protocol):
                 assert head[2] == 8 and head[4] == 9
                 assert json.loads(peer.recv(head[7], socket.MSG_WAITALL))["code"] == "full"
             else:
-                assert ended(peer) and broker.front.counters["refused"] == 1
+                assert is_closed(peer) and broker.front.counters["refused"] == 1
         assert broker.call(lambda: broker.hub.announced.nbytes) == 0
         with connect(broker.port) as peer:
             peer.sendall(announce(GIB - 1))
@@ -178,17 +181,17 @@ def test_what_does_not_fit_is_refused_at_once(tmp_path, protocol):
 
 @pytest.mark.parametrize("protocol", ["pybroker", "rqueue"])
 def test_who_stalls_is_dropped_and_its_share_is_free(tmp_path, protocol):
-    with alone(tmp_path, FRONTS[protocol]) as broker, connect(broker.port) as peer:
+    with single_front(tmp_path, FRONTS[protocol]) as broker, connect(broker.port) as peer:
         peer.sendall(PROTOCOLS[protocol](2 * MIB) + b"begun")
         broker.until(lambda: broker.hub.announced.nbytes == 2 * MIB - 5)
         broker.tick(PublishingSettings().stalled + 1)
-        assert ended(peer) and broker.front.counters["stalled"] == 1
+        assert is_closed(peer) and broker.front.counters["stalled"] == 1
         broker.until(lambda: broker.hub.announced.nbytes == 0)
 
 
 def test_a_full_size_payload_arrives_whole(tmp_path):
     piece, nbytes = os.urandom(MIB), 256 * MIB
-    with alone(tmp_path, FRONTS["pybroker"]) as broker, connect(broker.port) as peer:
+    with single_front(tmp_path, FRONTS["pybroker"]) as broker, connect(broker.port) as peer:
         sender = threading.Thread(target=lambda: [peer.sendall(piece) for _ in range(nbytes // MIB)])
         peer.sendall(pybroker(nbytes))
         sender.start()
@@ -200,7 +203,7 @@ def test_a_full_size_payload_arrives_whole(tmp_path):
 
 
 def test_a_killed_broker_leaves_nothing_of_a_payload_behind(tmp_path):
-    with Serving() as program:
+    with BrokerProcesses() as program:
         _, ports = program.start(tmp_path)
         with connect(ports["pybroker"]) as peer, connect(ports["ttp"]) as other:
             peer.sendall(pybroker(GIB) + bytes(30 * MIB))

@@ -157,7 +157,7 @@ def test_damage_that_grows_is_told_again(tmp_path):
         assert [problem.line for problem in audit.found.problems] == [2, 4]
 
 
-def test_a_file_that_somebody_cuts_off_in_mid_flight_is_noticed(tmp_path):
+def test_a_file_that_is_truncated_while_open_is_noticed(tmp_path):
     with Audit(tmp_path, NOW) as audit:
         for number in range(3):
             audit.append(action(number), NOW)

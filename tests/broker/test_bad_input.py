@@ -8,10 +8,10 @@ import time
 
 import pytest
 
-from tests.broker.asking import ask
-from tests.broker.everything import clients, dial, serves, whole, zmtp
-from tests.core.raw import Raw
-from tests.faults.stranger import ended, hang_up, stranger
+from tests.broker.all_fronts import all_fronts, clients, dial, serves, zmtp
+from tests.broker.http_requests import ask
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import is_closed, raw_peer, reset
 from transfer.broker.fronts.pybroker import PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueSettings
 from transfer.broker.protocols.pybroker import encode_publish as encode_file
@@ -30,7 +30,7 @@ LIMITS = {
 
 @pytest.fixture(scope="module")
 def broker(tmp_path_factory):
-    with whole(tmp_path_factory.mktemp("data"), **LIMITS) as broker:
+    with all_fronts(tmp_path_factory.mktemp("data"), **LIMITS) as broker:
         yield broker
         assert serves(broker)
 
@@ -64,7 +64,7 @@ def test_a_length_that_cannot_be_costs_nothing(broker, case):
         connection.sendall(TOO_LONG[case])
     for connection in connections:
         with connection:
-            assert ended(connection)
+            assert is_closed(connection)
     assert resident() - before < LITTLE
 
 
@@ -76,9 +76,9 @@ def test_a_length_that_cannot_be_costs_nothing(broker, case):
 def test_own_sockets_end_who_announces_too_much(broker, socket, kind):
     before = resident()
     for flags, words in ((0, {"length": HUGE}), (2, {"topic_length": (1 << 32) - 1, "length": HUGE})):
-        with stranger(broker.endpoints[socket], kind) as peer:
+        with raw_peer(broker.endpoints[socket], kind) as peer:
             peer.sendall(Raw(socket_type=kind, flags=flags, **words).encode())
-            assert ended(peer)
+            assert is_closed(peer)
     assert resident() - before < LITTLE
 
 
@@ -117,7 +117,7 @@ def test_what_is_none_of_the_protocol_ends_its_connection(broker, front):
         with dial(broker, front) as peer:
             with contextlib.suppress(ConnectionError):
                 peer.sendall(data)
-            assert ended(peer), data
+            assert is_closed(peer), data
 
 
 #: whole messages of which a part is sent
@@ -141,13 +141,13 @@ def test_a_message_that_is_cut_off_is_nothing(broker, front, end):
     data = WHOLE[front]
     for size in {1, 4, len(data) // 2, len(data) - 1}:
         if front in _KINDS:
-            with stranger(broker.endpoints[front], _KINDS[front]) as peer:
+            with raw_peer(broker.endpoints[front], _KINDS[front]) as peer:
                 peer.sendall(data[:size])
-                hang_up(peer) if end == "reset" else peer.close()
+                reset(peer) if end == "reset" else peer.close()
             continue
         peer = dial(broker, front)
         peer.sendall(data[:size])
-        hang_up(peer) if end == "reset" else peer.close()
+        reset(peer) if end == "reset" else peer.close()
     deadline = time.monotonic() + 10
     while any(one.connections for one in broker.fronts.values()):
         assert time.monotonic() < deadline, {name: one.connections for name, one in broker.fronts.items()}
@@ -161,7 +161,7 @@ OUTSIDE = ["../outside", "../../outside", "/outside", "a/../../../outside", ".."
 
 def test_no_name_leaves_the_folder(tmp_path):
     data = tmp_path / "inside" / "data"
-    with whole(data) as broker, clients(broker) as publish:
+    with all_fronts(data) as broker, clients(broker) as publish:
         for topic in OUTSIDE:
             for front, say in publish.items():
                 if front == "abtp" and (topic.startswith(".") or ".." in topic):
@@ -190,5 +190,5 @@ def test_no_name_leaves_the_folder(tmp_path):
         "audit",
         "log",
     ]
-    with whole(data) as broker:  # and they are there
+    with all_fronts(data) as broker:  # and they are there
         assert set(OUTSIDE) <= set(broker.hub.store.topics)

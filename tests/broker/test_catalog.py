@@ -7,7 +7,7 @@ import tomllib
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.core.routes import Route
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.storage.catalog_file import read_file

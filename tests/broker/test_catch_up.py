@@ -16,10 +16,10 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import transfer
-from tests.broker.running import FREE, running
-from tests.broker.serving import Serving
-from tests.core.raw import CONTROL, Raw
-from tests.faults.stranger import ended, speak, stranger
+from tests.broker.broker_processes import BrokerProcesses
+from tests.broker.in_process_broker import FREE, running
+from tests.core.raw_frames import CONTROL, Raw
+from tests.faults.raw_peer import is_closed, raw_peer, send_frames
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.helpers import eventually
 from tests.sockets.test_order import Cutter
@@ -27,7 +27,7 @@ from transfer import ZmqInterface
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.topic_admin import TopicAdmin
-from transfer.broker.fronts import native_catch_up as own_catch_up
+from transfer.broker.fronts import native_catch_up
 from transfer.broker.fronts.native import NativeSettings
 from transfer.sockets.connections.topic_positions import (
     LogId,
@@ -115,7 +115,7 @@ def test_begin_new(context, broker, client):
     assert received(sub, 13) == {"t": list(range(10, 20)), "later": [0, 1, 2]}
 
 
-def test_beside_one_that_did_not_ask_for_it(context, broker, client):
+def test_next_to_one_that_did_not_ask_for_it(context, broker, client):
     publish(client, "t", range(10))
     plain = context.socket(transfer.SUB, rcvtimeo=10_000)
     plain.subscribe(b"")
@@ -231,7 +231,7 @@ def test_a_broker_that_is_killed(context, tmp_path):
     """What a SUB has is on the broker's disk, so that it goes on where it was."""
     folder, found, numbers = tmp_path / "data", [], itertools.count()
     stop = threading.Event()
-    with Serving() as serving, KeepingContext() as other:
+    with BrokerProcesses() as serving, KeepingContext() as other:
         endpoints, _ = serving.start(folder)
         where = [endpoints]
 
@@ -483,7 +483,7 @@ def test_an_error_of_one_is_not_the_others(context, broker, client, caplog):
     good = subscribed(context, broker)
     assert received(good, 3) == {"t": [0, 1, 2]}
     fails = iter([OSError("as if")])
-    subscribe = own_catch_up.CatchUpSubscribers._subscribe
+    subscribe = native_catch_up.CatchUpSubscribers._subscribe
 
     def failing(*arguments):
         for error in fails:
@@ -491,7 +491,7 @@ def test_an_error_of_one_is_not_the_others(context, broker, client, caplog):
         return subscribe(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(own_catch_up.CatchUpSubscribers, "_subscribe", failing)
+        patch.setattr(native_catch_up.CatchUpSubscribers, "_subscribe", failing)
         bad = subscribed(context, broker, reconnect_ivl=5)
         assert received(bad, 3) == {"t": [0, 1, 2]}
     publish(client, "t", [3])
@@ -534,16 +534,16 @@ def test_endpoints_that_cannot_be(context, kind, how, endpoint):
 def test_prefixes_that_are_not_utf8(broker):
     """Our SUBs refuse them themselves."""
     order = Raw(bytes([Control.SUBSCRIBE]) + bytes(4) + b"\xff", CONTROL, socket_type=int(SocketType.SUB))
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
-        speak(bare, order)
-        assert ended(bare)
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+        send_frames(bare, order)
+        assert is_closed(bare)
 
 
 @pytest.mark.parametrize("flood", ["positions", "bytes", "requests", "a position behind a subscription"])
 def test_floods_end_their_connection(broker, client, monkeypatch, flood):
-    monkeypatch.setattr(own_catch_up, "MAX_POSITIONS", 50)
-    monkeypatch.setattr(own_catch_up, "MAX_REQUESTS", 50)
-    monkeypatch.setattr(own_catch_up, "MAX_REQUEST_BYTES", 10_000 - 1)
+    monkeypatch.setattr(native_catch_up, "MAX_POSITIONS", 50)
+    monkeypatch.setattr(native_catch_up, "MAX_REQUESTS", 50)
+    monkeypatch.setattr(native_catch_up, "MAX_REQUEST_BYTES", 10_000 - 1)
     position = bytes([Control.POSITION]) + (1).to_bytes(8, "little") * 2
     order = bytes([Control.SUBSCRIBE]) + bytes(4)
     said = {
@@ -552,10 +552,10 @@ def test_floods_end_their_connection(broker, client, monkeypatch, flood):
         "requests": [order + b"%d" % number for number in range(20_000)],
         "a position behind a subscription": [order + b"a", position + b"b"],
     }[flood]
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
         with contextlib.suppress(OSError):
-            speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in said))
-        assert ended(bare)
+            send_frames(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in said))
+        assert is_closed(bare)
     assert eventually(lambda: not catch_up_subscribers(broker))
     publish(client, "t", range(3))
 
@@ -650,9 +650,9 @@ def test_control_frames_in_the_wrong_order(broker, said):
         "skipped": [encode_skipped(1, 1, b"t")],
         "offline behind a subscription": [offline, bytes([Control.SUBSCRIBE]) + bytes(4), offline],
     }[said]
-    with stranger(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
-        speak(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in words))
-        assert ended(bare)
+    with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:
+        send_frames(bare, *(Raw(data, CONTROL, socket_type=int(SocketType.SUB)) for data in words))
+        assert is_closed(bare)
 
 
 # -- found by a reader of the code ---------------------------------------------------------------------------
@@ -691,7 +691,7 @@ def test_what_was_looked_at_and_not_received_comes_once(context, broker, client,
     assert not sub.poll(200)
 
 
-def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, client, caplog):
+def test_threads_that_receive_concurrently_miss_nothing(context, broker, client, caplog):
     publish(client, "t", range(10_000))
     sub = subscribed(context, broker)
     got, lock = [], threading.Lock()
@@ -720,9 +720,9 @@ def test_threads_that_receive_beside_each_other_miss_nothing(context, broker, cl
 
 def test_many_subscriptions_share_a_pass_over_all_topics(context, broker, client, monkeypatch):
     """Each had one of its own: 1,000 prefixes over 20,000 topics took 38 s."""
-    passes, subscribe = [], own_catch_up.CatchUpSubscribers._subscribe
+    passes, subscribe = [], native_catch_up.CatchUpSubscribers._subscribe
     monkeypatch.setattr(
-        own_catch_up.CatchUpSubscribers, "_subscribe", lambda *given: passes.append(1) or subscribe(*given)
+        native_catch_up.CatchUpSubscribers, "_subscribe", lambda *given: passes.append(1) or subscribe(*given)
     )
     for number in range(2000):
         client.publish(f"topic.{number:04d}", b"%d" % number, wait=False)
@@ -760,7 +760,7 @@ def test_what_was_on_its_way_when_it_was_unsubscribed_comes_again(context, broke
     assert sub._links.state.counts["connected"] == 2 and "missed" not in sub._links.state.counts
 
 
-def test_a_thread_that_unsubscribes_and_subscribes_beside_one_that_receives(context, broker, client):
+def test_a_thread_that_unsubscribes_and_subscribes_while_another_receives(context, broker, client):
     sub = subscribed(context, broker, b"t", b"end", reconnect_ivl=1, reconnect_ivl_max=5)
     sub.wait_for_peers(1, 10)
     got, enough = [], threading.Event()
@@ -812,7 +812,7 @@ def test_a_message_that_is_appended_while_topics_are_looked_at(context, broker, 
     """It was counted before, and taken for one that the subscriber was given."""
     seen = []
     client.publish("t", b"0")
-    find = own_catch_up.CatchUpSubscribers._first_offset
+    find = native_catch_up.CatchUpSubscribers._first_offset
 
     def appends(self, subscriber, topic, old):
         first = find(self, subscriber, topic, old)
@@ -823,7 +823,7 @@ def test_a_message_that_is_appended_while_topics_are_looked_at(context, broker, 
             topic.messages = counted
         return first
 
-    monkeypatch.setattr(own_catch_up.CatchUpSubscribers, "_first_offset", appends)
+    monkeypatch.setattr(native_catch_up.CatchUpSubscribers, "_first_offset", appends)
     sub = subscribed(context, broker, begin="new")
     assert received(sub, 1) == {"t": [1]}
 
@@ -861,7 +861,7 @@ def test_prefixes_that_no_topic_of_a_log_has(context, broker, prefix):
 
 
 @pytest.mark.parametrize("plain_first", [True, False])
-def test_a_plain_endpoint_beside_one_with_begin(context, broker, client, plain_first):
+def test_a_plain_endpoint_and_one_with_begin(context, broker, client, plain_first):
     """Each message came twice."""
     plain = broker.endpoints["subscriptions"].replace("127.0.0.1", "localhost")
     endpoints = [plain, f"{broker.endpoints['subscriptions']}?begin=new"]
@@ -882,10 +882,10 @@ TEXTS = st.text("ab.", max_size=3)
 @given(st.lists(st.tuples(TEXTS, st.booleans()), min_size=1), TEXTS)
 def test_the_first_subscription_of_a_topic(wanted, topic):
     subscriptions = [
-        (own_catch_up._pattern(text.encode()), number, old) for number, (text, old) in enumerate(wanted)
+        (native_catch_up._pattern(text.encode()), number, old) for number, (text, old) in enumerate(wanted)
     ]
     expected = next((one for one in subscriptions if topic.startswith(one[0].text)), None)
-    assert own_catch_up._Prefixes(subscriptions).first(topic) == expected
+    assert native_catch_up._Prefixes(subscriptions).first(topic) == expected
 
 
 def test_one_that_has_gone_keeps_no_memory(context, broker, client):

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 import transfer
-from tests.broker.running import FREE, running
+from tests.broker.in_process_broker import FREE, running
 from tests.broker.test_catch_up import publish, received, subscribed
 from tests.ports import free_ports
 from tests.sockets.conftest import KeepingContext
@@ -224,7 +224,7 @@ def test_another_way_to_the_same_broker_stands_by(context, site, caplog):
     assert "missed" not in sub._links.state.counts
 
 
-def test_a_copy_beside_the_original(site, tmp_path):
+def test_a_copy_while_the_original_runs(site, tmp_path):
     with KeepingContext() as context:
         publish(site.client, "t", range(3))
         backup = backed_up(site, tmp_path)

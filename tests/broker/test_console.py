@@ -8,9 +8,9 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tests.broker.asking import ask, look, until
 from tests.broker.browser import CHROMIUM, browsing
-from tests.broker.running import running
+from tests.broker.http_requests import ask, get_json, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 
 NASTY = '<img src=x onerror="document.title=1">'
@@ -76,7 +76,7 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         for _ in range(2):
             archive.ack(archive.recv())
             billing.nack(billing.recv(), "no such customer", retry=False)
-        until(lambda: look(broker.ports["http"], "overview")["dead_letters"], 2)
+        until(lambda: get_json(broker.ports["http"], "overview")["dead_letters"], 2)
         go(page, broker, "letters")
         assert "orders/billing/0\torders\tbilling\tno such customer\t1" in page.wait(
             "#letter-rows", "billing/1"
@@ -88,7 +88,7 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         page.fill("#letter-act [name=reason]", "customer is there now")
         page.fill("#letter-act [name=confirm]", "replay")
         page.click("#letter-do")  # not the exact word: the browser does not let it through
-        assert look(broker.ports["http"], "overview")["dead_letters"] == 2
+        assert get_json(broker.ports["http"], "overview")["dead_letters"] == 2
         page.fill("#letter-act [name=confirm]", "REPLAY")
         page.click("#letter-do")
         page.wait("#letter-result", "The message is published again.")
@@ -109,7 +109,9 @@ def test_dead_letters_are_inspected_replayed_and_purged(tmp_path, page):
         assert "ops@example.com\treplay\torders/billing/0\tcustomer is there now" in found
         page.click("#audit-verify")
         page.wait("#audit-verdict", "The chain is whole.")
-        assert look(broker.ports["http"], "groups")["groups"][0]["lag"] == 0, "the archive was not told again"
+        assert get_json(broker.ports["http"], "groups")["groups"][0]["lag"] == 0, (
+            "the archive was not told again"
+        )
 
 
 def test_the_page_asks_for_the_token(tmp_path, page):

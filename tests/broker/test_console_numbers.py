@@ -7,8 +7,8 @@ import time
 import pytest
 
 import transfer
-from tests.broker.asking import look, until
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import get_json, until
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -26,15 +26,15 @@ def broker(tmp_path):
 
 
 def fronts(broker):
-    return {one["front"]: one for one in look(broker.ports["http"], "fronts")["fronts"]}
+    return {one["front"]: one for one in get_json(broker.ports["http"], "fronts")["fronts"]}
 
 
 def topics(broker):
-    return {one["topic"]: one for one in look(broker.ports["http"], "topics")["topics"]}
+    return {one["topic"]: one for one in get_json(broker.ports["http"], "topics")["topics"]}
 
 
 def overview(broker):
-    return look(broker.ports["http"], "overview")
+    return get_json(broker.ports["http"], "overview")
 
 
 def test_what_every_protocol_publishes_is_counted_once(broker):
@@ -68,7 +68,7 @@ def test_what_every_protocol_publishes_is_counted_once(broker):
         now = overview(broker)
         assert (now["bytes"], now["topics"], now["groups"], now["connections"]) == (topic["bytes"], 1, 1, 5)
         assert (now["events"]["dispatched"], now["events"]["acked"]) == (8, 8)
-        (group,) = look(broker.ports["http"], "groups")["groups"]
+        (group,) = get_json(broker.ports["http"], "groups")["groups"]
         assert (group["lag"], group["held"], group["waiting"], group["consumers"]) == (0, 0, 0, 1)
         assert group["idle"] == 0
         events = {name: one["events"] for name, one in fronts(broker).items()}
@@ -100,7 +100,7 @@ def test_subscribers_are_programs_that_subscribe_and_not_the_brokers_sockets(bro
             until(lambda: topics(broker)["t/a"]["subscribers"], 4)
 
 
-def test_every_place_where_somebody_listens_is_listed(broker):
+def test_every_listener_is_listed(broker):
     listens = {name: " ".join(one["listens"]) for name, one in fronts(broker).items()}
     for name, endpoint in broker.endpoints.items():
         assert any(endpoint in text for text in listens.values()), name
@@ -110,7 +110,7 @@ def test_every_place_where_somebody_listens_is_listed(broker):
 
 def test_a_dead_letter_says_when_it_failed_first_and_why(broker):
     def letters():
-        found = look(broker.ports["http"], "admin/dlq/list")["letters"]
+        found = get_json(broker.ports["http"], "admin/dlq/list")["letters"]
         return {one["message_id"]: one for one in found}
 
     begun = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.status import describe_overview
 from transfer.broker.storage.folder_check import check

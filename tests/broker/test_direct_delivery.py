@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer, AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -181,7 +181,7 @@ def test_topics_that_keep_nothing_still_keep_direct_messages(tmp_path):
 #: a broker as a process that can be killed
 _SERVES = """
 import sys
-from tests.broker.serving import serve
+from tests.broker.broker_processes import serve
 from transfer.broker.config.settings import AbtpEndpoints
 serve(sys.argv[1], abtp=AbtpEndpoints("tcp://127.0.0.1:0", "tcp://127.0.0.1:0"), catalog=sys.argv[2])
 """
@@ -208,13 +208,15 @@ def test_a_delayed_message_keeps_its_time_over_a_kill(tmp_path, summed_up):
         with abtp(tmp_path / "data"):
             pass
     with abtp(tmp_path / "data") as broker, consumer(broker, subscriptions=()) as worker:
-        desk = broker.hub.direct.dispatcher
-        times = {parcel.facts.message_id: parcel.facts.due_ms for parcel in desk.state.messages.values()}
+        dispatcher = broker.hub.direct.dispatcher
+        times = {
+            parcel.facts.message_id: parcel.facts.due_ms for parcel in dispatcher.state.messages.values()
+        }
         assert times == {"soon": soon, "late": late}
         got = worker.recv(20)
         assert got.message_id == "soon" and time.time() * 1000 >= soon
         worker.ack(got, confirm=True)
-        assert desk.waiting.scheduled == len(desk.state.messages) == 1
+        assert dispatcher.waiting.scheduled == len(dispatcher.state.messages) == 1
         with pytest.raises(Again):
             worker.recv(0.2)
 
@@ -314,14 +316,14 @@ def test_a_message_that_cannot_be_given_keeps_no_other_one_from_it(tmp_path, mon
         for number in range(3):
             maker.publish("orders.a", number, message_id=f"m{number}", wait=False)
         eventually(lambda: broker.fronts["abtp"].counters["awaiting_route"] == 3)
-        gave = broker.fronts["abtp"]._gave
+        gave = broker.fronts["abtp"]._publish_direct
 
         def fails(peer, envelope, *rest):
             if envelope.message_id == "m0":
                 raise KeyError("nobody thought of it")
             return gave(peer, envelope, *rest)
 
-        monkeypatch.setattr(broker.fronts["abtp"], "_gave", fails)
+        monkeypatch.setattr(broker.fronts["abtp"], "_publish_direct", fails)
         with consumer(broker) as worker:
             with pytest.raises(Again, match="unavailable"):
                 maker.confirm(10)

@@ -11,9 +11,9 @@ import pytest
 import zmq
 
 import transfer
-from tests.broker.asking import ask, look, number_of, until
-from tests.broker.everything import HERE, dial, serves, whole
-from tests.broker.running import running
+from tests.broker.all_fronts import HERE, all_fronts, dial, serves
+from tests.broker.http_requests import ask, get_json, metric_value, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.abtp import AbtpSubscriber
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -84,7 +84,7 @@ def test_those_who_never_read_are_bounded_and_counted_and_hurt_nobody(tmp_path, 
         silent = connected(transfer.SUB, broker.endpoints["subscriptions"])
         pub = broker.fronts["own"]._publisher.socket
         reader.subscribe("news")
-        until(lambda: number_of(broker.ports["http"], "transfer_broker_subscribers"), 4)
+        until(lambda: metric_value(broker.ports["http"], "transfer_broker_subscribers"), 4)
         for number in range(MANY):
             publisher.publish("news", number.to_bytes(4, "big") * (SIZE // 4))
             assert reader.recv().content[:4] == number.to_bytes(4, "big")
@@ -92,7 +92,7 @@ def test_those_who_never_read_are_bounded_and_counted_and_hurt_nobody(tmp_path, 
         assert all(nbytes <= limit + SIZE for nbytes, limit in queued), queued  # the one that came in pieces
         assert sum(nbytes > SIZE for nbytes, _ in queued) >= 2
         http = broker.ports["http"]
-        assert number_of(http, 'transfer_broker_events_total{event="dropped"}') > 100
+        assert metric_value(http, 'transfer_broker_events_total{event="dropped"}') > 100
         assert sum(one.queued for one in pub.peers()) <= pub.sndhwm
         text = ask(http, "/metrics")[1]
         full = [line for line in text.splitlines() if "drops_total" in line and 'reason="full"' in line]
@@ -122,7 +122,7 @@ def test_who_never_reads_kept_messages_gets_all_of_them_later(tmp_path):
 def test_a_sub_of_zeromq_that_never_reads_hurts_nobody(tmp_path):
     """How much waits for it is libzmq's: a thousand messages here, and it cannot tell which it dropped."""
     with (
-        whole(tmp_path, keep=False) as broker,
+        all_fronts(tmp_path, keep=False) as broker,
         zmq.Context() as context,
         context.socket(zmq.SUB) as silent,
         AbtpSubscriber(("news",), broker.endpoints["abtp pub"]) as reader,
@@ -174,11 +174,11 @@ def test_a_stale_acknowledgement_is_refused_counted_and_audited(tmp_path):
         consumer.ack(late)
         consumer.ack(again, wait=True)
         http = broker.ports["http"]
-        until(lambda: number_of(http, 'transfer_broker_events_total{event="stale_acks"}') >= 1, True)
-        until(lambda: bool(look(http, "admin/audit/events?operation=stale_ack")["events"]), True)
-        (event,) = look(http, "admin/audit/events?operation=stale_ack")["events"]
+        until(lambda: metric_value(http, 'transfer_broker_events_total{event="stale_acks"}') >= 1, True)
+        until(lambda: bool(get_json(http, "admin/audit/events?operation=stale_ack")["events"]), True)
+        (event,) = get_json(http, "admin/audit/events?operation=stale_ack")["events"]
         assert event["message_ids"] == ["jobs/0"] and "'workers'" in event["reason"]
-        assert look(http, "admin/audit/verify")["whole"]
+        assert get_json(http, "admin/audit/verify")["whole"]
 
 
 # -- disks -----------------------------------------------------------------------------------------------
@@ -213,8 +213,8 @@ def test_a_full_disk_holds_publishers_up_and_loses_nothing(tmp_path, monkeypatch
         assert (
             problem.startswith("the log is full, so publishers wait: no room") and "no group holds" in problem
         )
-        assert look(http, "overview")["log_full"] and ask(http, "/livez")[0] == 200
-        assert number_of(http, "transfer_broker_log_full") == 1
+        assert get_json(http, "overview")["log_full"] and ask(http, "/livez")[0] == 200
+        assert metric_value(http, "transfer_broker_log_full") == 1
         with RqueueClient(HERE, broker.ports["rqueue"]) as live:
             live.subscribe("live")
             live.publish("live", b"others go on")
@@ -233,7 +233,7 @@ def test_a_full_disk_holds_publishers_up_and_loses_nothing(tmp_path, monkeypatch
 
 
 def test_a_damaged_byte_in_the_log_costs_one_message(tmp_path, caplog):
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
             for word in (b"first", b"second", b"third"):
                 client.publish("rows", word * 20)
@@ -249,7 +249,7 @@ def test_a_damaged_byte_in_the_log_costs_one_message(tmp_path, caplog):
                 files.fetch("rows", 100)
         with PyBrokerClient(HERE, broker.ports["pybroker"]) as files:
             assert files.fetch("rows", 220) == b"third" * 20
-        assert number_of(broker.ports["http"], 'transfer_broker_events_total{event="damaged"}') >= 1
+        assert metric_value(broker.ports["http"], 'transfer_broker_events_total{event="damaged"}') >= 1
         assert "is damaged" in caplog.text
         assert serves(broker)
     caplog.clear()  # what it holds has views of the log
@@ -257,11 +257,11 @@ def test_a_damaged_byte_in_the_log_costs_one_message(tmp_path, caplog):
 
 def test_a_byte_that_changed_while_no_broker_ran_costs_one_message(tmp_path, caplog):
     words = [b"first" * 20, b"second" * 20, b"third" * 20]
-    with whole(tmp_path) as broker, BrokerClient(broker.endpoints["requests"], timeout=10) as client:
+    with all_fronts(tmp_path) as broker, BrokerClient(broker.endpoints["requests"], timeout=10) as client:
         for word in words:
             client.publish("rows", word)
     flip(tmp_path / "log", words[1])
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         assert "that message is lost" in caplog.text
         with BrokerClient(broker.endpoints["requests"], timeout=10) as client:
             consumer = client.consume("rows", "g", begin="old")
@@ -286,16 +286,16 @@ del REPLAY["consumer"], REPLAY["topic"]
 
 
 def test_a_flipped_bit_in_the_database_is_told_of_its_letter_alone(tmp_path):
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         buried(broker, "one", "two", "three")
     flip(tmp_path, b"payload of one", "state.db*")
     flip(tmp_path, b"why two", "state.db*")
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         http = broker.ports["http"]
-        listed = {one["message_id"]: one["damaged"] for one in look(http, "admin/dlq/list")["letters"]}
+        listed = {one["message_id"]: one["damaged"] for one in get_json(http, "admin/dlq/list")["letters"]}
         assert listed["two"] and not listed["three"]
         for name, damaged in (("one", True), ("two", True), ("three", False)):
-            (letter,) = look(http, f"admin/dlq/inspect?id={name}")["letters"]
+            (letter,) = get_json(http, f"admin/dlq/inspect?id={name}")["letters"]
             assert letter["damaged"] == damaged
         body = {**REPLAY, "ids": ["one"]}
         told = json.loads(ask(http, "/api/admin/dlq/replay", method="POST", body=body)[1])
@@ -304,17 +304,17 @@ def test_a_flipped_bit_in_the_database_is_told_of_its_letter_alone(tmp_path):
 
 
 def test_a_flipped_bit_in_the_audit_is_told_and_it_goes_on(tmp_path, caplog):
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         buried(broker, "one", "two")
-        assert number_of(broker.ports["http"], "transfer_broker_audit_problems") == 0
+        assert metric_value(broker.ports["http"], "transfer_broker_audit_problems") == 0
     flip(tmp_path / "audit", b"why one")
     caplog.clear()
-    with whole(tmp_path) as broker:
+    with all_fronts(tmp_path) as broker:
         http = broker.ports["http"]
         assert "audit in" in caplog.text
-        assert number_of(http, "transfer_broker_audit_problems") >= 1
-        assert look(http, "admin/audit/events")["problems"]
-        assert not look(http, "admin/audit/verify")["whole"]
+        assert metric_value(http, "transfer_broker_audit_problems") >= 1
+        assert get_json(http, "admin/audit/events")["problems"]
+        assert not get_json(http, "admin/audit/verify")["whole"]
         buried(broker, "three")
-        assert look(http, "admin/audit/events?id=three")["events"]
+        assert get_json(http, "admin/audit/events?id=three")["events"]
         assert serves(broker)

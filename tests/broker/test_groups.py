@@ -8,10 +8,10 @@ from collections import defaultdict
 
 import pytest
 
-from tests.broker.heart import Heart, heart
+from tests.broker.stepped_hub import SteppedHub, stepped_hub
 from transfer.broker.core.message import Front, Message
-from transfer.broker.delivery import group_reader as group_reading
-from transfer.broker.storage import group_journal_writer as noting
+from transfer.broker.delivery import group_reader
+from transfer.broker.storage import group_journal_writer
 from transfer.log import Retention
 from transfer.transports.errors import InternalError, UsageError
 
@@ -32,46 +32,46 @@ class Taker:
         return [one[:2] for one in self.got]
 
 
-def join(beating, window=10, topic="t", begin="old", timeout=None):
+def join(stepped, window=10, topic="t", begin="old", timeout=None):
     taker = Taker()
-    served = beating.hub.groups.served_for(topic, "g", begin)
-    beating.hub.groups.join(taker, served, window, timeout)
+    served = stepped.hub.groups.served_for(topic, "g", begin)
+    stepped.hub.groups.join(taker, served, window, timeout)
     return taker, served
 
 
-def acknowledge(beating, taker, served, deliveries):
+def acknowledge(stepped, taker, served, deliveries):
     """Until it is on the disk."""
     answers = []
-    stale = beating.hub.groups.ack(taker, served, deliveries, answers.append)
-    beating.until(lambda: answers)
+    stale = stepped.hub.groups.ack(taker, served, deliveries, answers.append)
+    stepped.until(lambda: answers)
     assert answers == [None]
     return stale
 
 
 def test_only_what_is_kept_goes_out(tmp_path):
-    with heart(tmp_path) as beating:
-        taker, _ = join(beating)
-        beating.publish("t", b"x")
+    with stepped_hub(tmp_path) as stepped:
+        taker, _ = join(stepped)
+        stepped.publish("t", b"x")
         assert taker.got == []
-        beating.until(lambda: taker.got)
+        stepped.until(lambda: taker.got)
         assert taker.got == [(0, 1, b"x")]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_restarts_at_random(tmp_path, monkeypatch, seed):
     """Messages of all sizes, acknowledged out of order, summaries in between, ten restarts."""
-    monkeypatch.setattr(noting, "SUMMARY_AFTER", 20)
+    monkeypatch.setattr(group_journal_writer, "SUMMARY_AFTER", 20)
     rng = random.Random(seed)
     sent, done, attempts = [], set(), defaultdict(int)
     for _ in range(10):
         before = dict(attempts)
-        with heart(tmp_path, segment_bytes=1 << 20) as beating:
-            takers = [join(beating, rng.randint(1, 8)) for _ in range(2)]
+        with stepped_hub(tmp_path, segment_bytes=1 << 20) as stepped:
+            takers = [join(stepped, rng.randint(1, 8)) for _ in range(2)]
             for _ in range(rng.randint(1, 12)):
                 for _ in range(rng.randint(0, 4)):
                     sent.append(bytes([len(sent) % 256]) * rng.choice([1, 1000, 70_000]))
-                    beating.publish("t", sent[-1])
-                beating.turn(0.002)
+                    stepped.publish("t", sent[-1])
+                stepped.turn(0.002)
                 for taker, served in takers:
                     for offset, attempt, payload in taker.got:
                         assert offset not in done, "what was acknowledged came again"
@@ -81,48 +81,48 @@ def test_restarts_at_random(tmp_path, monkeypatch, seed):
                     mine = rng.sample(taker.deliveries, rng.randint(0, len(taker.got)))
                     taker.got = [one for one in taker.got if one[:2] not in mine]
                     if mine:
-                        assert acknowledge(beating, taker, served, mine) == []
+                        assert acknowledge(stepped, taker, served, mine) == []
                         done.update(offset for offset, _ in mine)
-                beating.hub.tick(0.0)
-            beating.kept("other", b"so that all is on the disk")
-    with heart(tmp_path, segment_bytes=1 << 20) as beating:
-        taker, served = join(beating, 10_000)
-        beating.until(lambda: len(taker.got) == len(sent) - len(done))
+                stepped.hub.tick(0.0)
+            stepped.kept("other", b"so that all is on the disk")
+    with stepped_hub(tmp_path, segment_bytes=1 << 20) as stepped:
+        taker, served = join(stepped, 10_000)
+        stepped.until(lambda: len(taker.got) == len(sent) - len(done))
         assert {offset for offset, _ in taker.deliveries} == set(range(len(sent))) - done
-        acknowledge(beating, taker, served, taker.deliveries)
+        acknowledge(stepped, taker, served, taker.deliveries)
         assert served.group.cursor == len(sent)
 
 
 def test_retention_waits_for_groups(tmp_path):
     limits = {"segment_bytes": 4096, "retention": Retention(bytes=16_384)}
-    with heart(tmp_path, **limits) as beating:
-        taker, served = join(beating, 100)
+    with stepped_hub(tmp_path, **limits) as stepped:
+        taker, served = join(stepped, 100)
         answers = []
         for n in range(30):
-            beating.publish("t", n.to_bytes(1, "big") * 1000, answers.append)
-            beating.turn(0.002)
+            stepped.publish("t", n.to_bytes(1, "big") * 1000, answers.append)
+            stepped.turn(0.002)
         assert len(answers) < 30, "the log is full"
         while len(answers) < 30:
             mine, taker.got = taker.deliveries, []
-            acknowledge(beating, taker, served, mine)
-            beating.hub.tick(0.0)
-            beating.until(lambda: taker.got or len(answers) == 30)
+            acknowledge(stepped, taker, served, mine)
+            stepped.hub.tick(0.0)
+            stepped.until(lambda: taker.got or len(answers) == 30)
         assert answers == [None] * 30
-        beating.until(lambda: taker.deliveries and taker.deliveries[-1][0] == 29)
+        stepped.until(lambda: taker.deliveries and taker.deliveries[-1][0] == 29)
 
 
 def test_what_damage_took_comes_without_a_message(tmp_path, caplog):
-    with heart(tmp_path) as beating:
+    with stepped_hub(tmp_path) as stepped:
         for n in range(5):
-            beating.kept("t", b"%d" % n * 100)
+            stepped.kept("t", b"%d" % n * 100)
         [segment] = tmp_path.glob("*.log")
         at = segment.read_bytes().index(b"2" * 100)
         with segment.open("r+b") as file:
             file.seek(at)
             file.write(b"X")
-        taker, served = join(beating)
+        taker, served = join(stepped)
         assert [payload and payload[:1] for *_, payload in taker.got] == [b"0", b"1", None, b"3", b"4"]
-        acknowledge(beating, taker, served, taker.deliveries)
+        acknowledge(stepped, taker, served, taker.deliveries)
         assert served.group.cursor == 5
         caplog.clear()
 
@@ -130,22 +130,22 @@ def test_what_damage_took_comes_without_a_message(tmp_path, caplog):
 def test_a_dead_letter_does_not_come_again(tmp_path):
     """The letter is kept, and the broker dies before the group knows: the message is not sent again."""
 
-    class Dies(Heart):
-        def _bury(self, dead, message, told):
+    class Dies(SteppedHub):
+        def _keep_dead_letter(self, dead, message, told):
             self.letters[dead[:3]] = (dead, message)  # and nothing more
 
-    beating = Dies(tmp_path)
-    beating.kept("t", b"poison")
-    taker, served = join(beating)
-    beating.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
-    letters = beating.letters
-    beating.until(lambda: letters)
+    stepped = Dies(tmp_path)
+    stepped.kept("t", b"poison")
+    taker, served = join(stepped)
+    stepped.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
+    letters = stepped.letters
+    stepped.until(lambda: letters)
     assert letters["t", "g", 0][0].reason == "bad"
     assert bytes(letters["t", "g", 0][1].payload) == b"poison"
-    beating.close()
-    with heart(tmp_path, is_buried=lambda *name: name in letters) as beating:
-        beating.kept("t", b"good")
-        taker, served = join(beating)
+    stepped.close()
+    with stepped_hub(tmp_path, is_dead_lettered=lambda *name: name in letters) as stepped:
+        stepped.kept("t", b"good")
+        taker, served = join(stepped)
         assert taker.got == [(1, 1, b"good")]
         assert served.group.cursor == 1
 
@@ -153,120 +153,120 @@ def test_a_dead_letter_does_not_come_again(tmp_path):
 def test_a_letter_is_kept_behind_the_word_that_it_was_sent(tmp_path):
     """Else a crash in between leaves a letter of a message that nobody was sent."""
 
-    class Looks(Heart):
-        def _bury(self, dead, message, told):
-            super()._bury(dead, message, told)
+    class Looks(SteppedHub):
+        def _keep_dead_letter(self, dead, message, told):
+            super()._keep_dead_letter(dead, message, told)
             known.append(self.log.range("broker/changes")[1] == len(self.log.read("broker/changes", 0)))
 
     known = []
-    beating = Looks(tmp_path)
-    beating.kept("t", b"poison")
-    taker, served = join(beating)
-    beating.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
-    beating.until(lambda: known)
+    stepped = Looks(tmp_path)
+    stepped.kept("t", b"poison")
+    taker, served = join(stepped)
+    stepped.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
+    stepped.until(lambda: known)
     assert known == [True]
-    beating.close()
+    stepped.close()
 
 
 def test_a_letter_that_cannot_be_kept_is_tried_again(tmp_path):
-    class Fails(Heart):
+    class Fails(SteppedHub):
         tries = 0
 
-        def _bury(self, dead, message, told):
+        def _keep_dead_letter(self, dead, message, told):
             self.tries += 1
             self.loop.call_soon(told, InternalError("the disk is full") if self.tries == 1 else None)
 
-    beating = Fails(tmp_path)
-    beating.kept("t", b"poison")
-    taker, served = join(beating)
-    beating.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
-    beating.until(lambda: served.group.cursor == 1)
-    assert beating.tries == 2
-    beating.close()
+    stepped = Fails(tmp_path)
+    stepped.kept("t", b"poison")
+    taker, served = join(stepped)
+    stepped.hub.groups.nack(taker, served, (0, 1), "bad", retry=False)
+    stepped.until(lambda: served.group.cursor == 1)
+    assert stepped.tries == 2
+    stepped.close()
 
 
 def test_time_outs_ring(tmp_path):
-    with heart(tmp_path) as beating:
-        taker, _ = join(beating, timeout=0.02)
-        beating.kept("t", b"x")
-        beating.until(lambda: len(taker.got) == 3)
+    with stepped_hub(tmp_path) as stepped:
+        taker, _ = join(stepped, timeout=0.02)
+        stepped.kept("t", b"x")
+        stepped.until(lambda: len(taker.got) == 3)
         assert taker.deliveries == [(0, 1), (0, 2), (0, 3)]
-        assert beating.hub.counts["expired"] == 2
+        assert stepped.hub.counts["expired"] == 2
 
 
 def test_nothing_rings_while_nobody_can_take(tmp_path):
     """A message that comes again, and no consumer: the loop sleeps."""
-    with heart(tmp_path) as beating:
-        taker, served = join(beating)
-        beating.kept("t", b"x")
-        beating.until(lambda: taker.got)
-        beating.hub.groups.leave(taker, served)
-        beating.turn(0.1)
+    with stepped_hub(tmp_path) as stepped:
+        taker, served = join(stepped)
+        stepped.kept("t", b"x")
+        stepped.until(lambda: taker.got)
+        stepped.hub.groups.leave(taker, served)
+        stepped.turn(0.1)
         turns = 0
 
         def count():
             nonlocal turns
             turns += 1
-            beating.loop.call_later(0.01, count)
+            stepped.loop.call_later(0.01, count)
 
         count()
-        before = beating.loop.time()
-        beating.turn(0.2)
-        assert beating.loop.time() - before < 1
-        assert beating.hub.groups._alarm is None
+        before = stepped.loop.time()
+        stepped.turn(0.2)
+        assert stepped.loop.time() - before < 1
+        assert stepped.hub.groups._alarm is None
         assert turns <= 25
 
 
 def test_groups_of_topics_that_keep_nothing(tmp_path):
     with (
-        heart(tmp_path, durable=lambda name: False) as beating,
+        stepped_hub(tmp_path, durable=lambda name: False) as stepped,
         pytest.raises(UsageError, match="is not durable"),
     ):
-        beating.hub.groups.served_for("t", "g")
+        stepped.hub.groups.served_for("t", "g")
 
 
 def test_tensor_headers_come_with_the_message(tmp_path):
-    with heart(tmp_path) as beating:
+    with stepped_hub(tmp_path) as stepped:
         heads = []
 
         class Looks(Taker):
             def deliver(self, messages):
                 heads.extend((message.front, message.head, message.headers) for _, message in messages)
 
-        beating.hub.publish(Message("t", (b"1", b"2"), Front.OWN, b"head", {"dtype": "i1"}))
-        beating.kept("t", b"behind it")
-        beating.hub.groups.join(Looks(), beating.hub.groups.served_for("t", "g", "old"), 1)
+        stepped.hub.publish(Message("t", (b"1", b"2"), Front.OWN, b"head", {"dtype": "i1"}))
+        stepped.kept("t", b"behind it")
+        stepped.hub.groups.join(Looks(), stepped.hub.groups.served_for("t", "g", "old"), 1)
         assert heads == [(Front.OWN, b"head", {"dtype": "i1"})]
 
 
 def test_what_cannot_be_read_goes_back_and_comes_later(tmp_path, monkeypatch, caplog):
     """No memory for one more mapping, say: nobody holds it, and its attempts do not count."""
-    monkeypatch.setattr(group_reading, "UNREADABLE", 0.02)
-    with heart(tmp_path) as beating:
+    monkeypatch.setattr(group_reader, "UNREADABLE", 0.02)
+    with stepped_hub(tmp_path) as stepped:
         for number in range(5):
-            beating.publish("t", b"%d" % number)
-        beating.until(lambda: beating.hub.store.topic("t").kept == 5)
+            stepped.publish("t", b"%d" % number)
+        stepped.until(lambda: stepped.hub.store.topic("t").kept == 5)
         failures = iter(range(40))
-        real = beating.hub.store.read
+        real = stepped.hub.store.read
 
         def read(*arguments, **options):
             for _ in failures:
                 raise OSError(errno.ENOMEM, "Cannot allocate memory")
             return real(*arguments, **options)
 
-        monkeypatch.setattr(beating.hub.store, "read", read)
-        taker, served = join(beating)
+        monkeypatch.setattr(stepped.hub.store, "read", read)
+        taker, served = join(stepped)
         assert taker.got == [] and served.group.held == 0
-        beating.until(lambda: taker.got)
+        stepped.until(lambda: taker.got)
         assert taker.got == [(number, 1, b"%d" % number) for number in range(5)]
         assert served.group.held == 5 and next(failures, None) is None
-        assert acknowledge(beating, taker, served, taker.deliveries) == []
+        assert acknowledge(stepped, taker, served, taker.deliveries) == []
     assert "Cannot allocate memory" in caplog.text
 
 
 def test_few_large_messages_go_out_at_once(tmp_path, monkeypatch):
     """As many as come to some bytes; then it is looked whether the consumer takes more."""
-    monkeypatch.setattr(group_reading, "MOST_BYTES", 1000)
+    monkeypatch.setattr(group_reader, "MOST_BYTES", 1000)
 
     class Full(Taker):
         def deliver(self, messages):
@@ -274,22 +274,22 @@ def test_few_large_messages_go_out_at_once(tmp_path, monkeypatch):
             if len(self.got) >= 6:
                 groups.pause(self, served, True)
 
-    with heart(tmp_path) as beating:
-        groups = beating.hub.groups
+    with stepped_hub(tmp_path) as stepped:
+        groups = stepped.hub.groups
         for _ in range(40):
-            beating.publish("t", bytes(500))
-        beating.until(lambda: beating.hub.store.topic("t").kept == 40)
+            stepped.publish("t", bytes(500))
+        stepped.until(lambda: stepped.hub.store.topic("t").kept == 40)
         served = groups.served_for("t", "g", "old")
         taker, other = Full(), Taker()
         groups.join(taker, served, 100)
-        beating.until(lambda: len(taker.deliveries) == 6)
+        stepped.until(lambda: len(taker.deliveries) == 6)
         assert taker.deliveries == [(number, 1) for number in range(6)]
         assert served.group.held == 6
         groups.join(other, served, 100)
-        beating.until(lambda: len(other.deliveries) == 34)
+        stepped.until(lambda: len(other.deliveries) == 34)
         assert other.deliveries == [(number, 1) for number in range(6, 40)]
         groups.leave(other, served)
         assert len(taker.got) == 6
         groups.pause(taker, served, False)
-        beating.until(lambda: len(taker.got) == 8)
+        stepped.until(lambda: len(taker.got) == 8)
         assert [one[0] for one in taker.got] == list(range(8))

@@ -142,14 +142,14 @@ class GroupMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def buries(self, data):
         offset = data.draw(st.sampled_from(sorted(self.dead)))
-        self.group.bury(offset)
-        self.group.bury(offset)  # harmless
+        self.group.mark_dead_lettered(offset)
+        self.group.mark_dead_lettered(offset)  # harmless
         self.dead.discard(offset)
         self.done.add(offset)
 
     @rule()
     def comes_for_another_group(self):
-        self.group.bury(self.end)
+        self.group.mark_dead_lettered(self.end)
         self.done.add(self.end)
         self.end += 1
 
@@ -186,7 +186,7 @@ class GroupMachine(RuleBasedStateMachine):
         self.group.ready(self.now)
         self.holds.clear()
         self.wait_until.clear()
-        self.dead.clear()  # whoever was to bury them does not know of it: they come again
+        self.dead.clear()  # they have no dead letters yet: they come again
         self.windows.clear()
         self.paused.clear()
 
@@ -329,5 +329,5 @@ def test_what_makes_consumers_go_is_given_up():
         assert group.take(1, 0.0) == [Delivery("a", 0, attempt)]
         outcome = DeliveryOutcome.DEAD if attempt == MOST_LOST else DeliveryOutcome.AGAIN
         assert group.leave("a", 0.0) == [(Delivery("a", 0, attempt), outcome)]
-    group.bury(0)
+    group.mark_dead_lettered(0)
     assert group.cursor == 1

@@ -10,8 +10,8 @@ from contextlib import suppress
 
 import pytest
 
-from tests.broker.asking import ask, until
-from tests.broker.running import running
+from tests.broker.http_requests import ask, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.protocols.pybroker import MAX_ANSWER, encode_fetch

@@ -9,11 +9,11 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from tests.broker import test_besieged as siege
-from tests.broker.everything import dial
-from tests.broker.running import running
-from tests.broker.secure_peers import dial as dial_secured, is_put_out, refused, secure, until
-from transfer.broker.http import server as serving
+from tests.broker import test_connection_floods as floods
+from tests.broker.all_fronts import dial
+from tests.broker.in_process_broker import running
+from tests.broker.secure_peers import dial as dial_secured, is_disconnected, refused, secure, until
+from transfer.broker.http import server
 from transfer.broker.http.request_head_limit import AT_ONCE, MOST, MOST_HEADERS
 
 WHOLE = b"GET /livez HTTP/1.1\r\nHost: 127.0.0.1\r\n"
@@ -82,7 +82,7 @@ def test_a_head_behind_another_request_has_a_limit(broker):
 
 
 def test_trailers_have_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(serving, "_LINGERING", 60.0)  # they are waited for
+    monkeypatch.setattr(server, "_LINGERING", 60.0)  # they are waited for
     with running(tmp_path, http=0, handshake=600.0, **NONE) as broker:
         with dial(broker, "http") as connection:
             connection.sendall(CHUNKED)
@@ -137,7 +137,7 @@ def test_a_body_is_no_head(broker, size):
 
 def test_a_later_head_has_a_limit_in_time(tmp_path, monkeypatch):
     """However often a byte of it comes."""
-    monkeypatch.setattr(serving, "KEEP_ALIVE", 0.3)
+    monkeypatch.setattr(server, "KEEP_ALIVE", 0.3)
     with running(tmp_path, http=0, **NONE) as broker, dial(broker, "http") as connection:
         connection.sendall(WHOLE + b"\r\n")
         assert connection.recv(65536).startswith(b"HTTP/1.1 200")
@@ -161,9 +161,9 @@ def test_who_shows_a_certificate_is_not_put_out_by_those_who_say_nothing(tmp_pat
 
         good = come(identities.client)
         good.sendall(WHOLE[:10])
-        crowd = [come(None) for _ in range(5)]
+        silent = [come(None) for _ in range(5)]
         until(lambda: refused(broker, "http").get("crowded", 0) >= 2)
-        assert is_put_out(crowd[0])
+        assert is_disconnected(silent[0])
         good.sendall(WHOLE[10:] + b"\r\n")
         assert good.recv(65536).startswith(b"HTTP/1.1 200")
 
@@ -177,10 +177,10 @@ def test_an_unfinished_head_takes_little_memory(tmp_path, head):
     count, context = 100, ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     with ExitStack() as stack:
-        broker, doors, _ = stack.enter_context(siege.besieged(tmp_path, 4096))
+        broker, ports, _ = stack.enter_context(floods.limited_broker(tmp_path, 4096))
 
         def come(data):
-            plain = stack.enter_context(socket.create_connection(("127.0.0.1", doors["http"]), 20))
+            plain = stack.enter_context(socket.create_connection(("127.0.0.1", ports["http"]), 20))
             connection = stack.enter_context(context.wrap_socket(plain))
             with suppress(OSError):  # it is ended
                 connection.sendall(data)
@@ -189,7 +189,7 @@ def test_an_unfinished_head_takes_little_memory(tmp_path, head):
         def resident():
             """When the broker has read all that came before."""
             assert come(WHOLE + b"\r\n").recv(65536).startswith(b"HTTP/1.1 200")
-            return siege.resident(broker.pid)
+            return floods.resident(broker.pid)
 
         for _ in range(50):  # what the first ones need stays
             come(WHOLE + LINES)

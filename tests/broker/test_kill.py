@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import pytest
 
-from tests.broker.serving import Serving
+from tests.broker.broker_processes import BrokerProcesses
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
@@ -215,7 +215,7 @@ class Audit:
 def killed_again_and_again(folder, kills, seed):
     rng = random.Random(seed)
     load, audit = Load(seed), Audit(folder)
-    with Serving() as serving:
+    with BrokerProcesses() as serving:
         for _ in range(kills):
             load.begin(*serving.start(folder))
             pause = threading.Event()

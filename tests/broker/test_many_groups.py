@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.heart import heart
-from tests.broker.own_peers import wait_for
-from tests.broker.own_programs import program
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
+from tests.broker.native_peers import wait_for
+from tests.broker.native_programs import program
+from tests.broker.stepped_hub import stepped_hub
 from tests.broker.test_groups import Taker as _Taker
 from transfer.broker import turns as in_turns
 from transfer.broker.delivery import groups
-from transfer.broker.fronts import native_consumers as own_consumers, native_requests as own_requests
+from transfer.broker.fronts import native_consumers, native_requests
 from transfer.broker.protocols.native import Join, Op, encode, encode_join
 from transfer.broker.protocols.native_batch import encode_several
 from transfer.broker.turns import InTurns
@@ -28,11 +28,11 @@ def five_at_once(monkeypatch):
     monkeypatch.setattr(groups, "_GROUPS_AT_ONCE", 5)
 
 
-def with_groups(beating, count):
+def with_groups(stepped, count):
     takers = []
     for number in range(count):
         takers.append(Taker())
-        beating.hub.groups.join(takers[-1], beating.hub.groups.served_for("t", f"g{number}"), 10)
+        stepped.hub.groups.join(takers[-1], stepped.hub.groups.served_for("t", f"g{number}"), 10)
     return takers
 
 
@@ -52,48 +52,48 @@ def counted(monkeypatch, at_once):
 
 
 def test_groups_are_given_what_came_some_in_each_turn(tmp_path, five_at_once, monkeypatch):
-    with heart(tmp_path) as beating:
-        takers = with_groups(beating, 23)
-        beating.until(lambda: not beating.hub.groups._to_pump)
+    with stepped_hub(tmp_path) as stepped:
+        takers = with_groups(stepped, 23)
+        stepped.until(lambda: not stepped.hub.groups._to_pump)
         looked_at = counted(monkeypatch, 5)
-        beating.publish("t", b"1")
-        beating.until(lambda: all(taker.got for taker in takers))
+        stepped.publish("t", b"1")
+        stepped.until(lambda: all(taker.got for taker in takers))
     assert max(looked_at) == 5 and sum(looked_at) == 23
     assert [taker.got for taker in takers] == [[(0, 1, b"1")]] * 23
 
 
 def test_what_groups_have_done_is_noted_for_some_in_each_tick_and_for_all_in_the_end(tmp_path, five_at_once):
-    with heart(tmp_path) as beating:
-        takers = with_groups(beating, 23)
-        beating.publish("t", b"1")
-        beating.until(lambda: all(taker.got for taker in takers))
-        for taker, served in zip(takers, beating.hub.groups.served, strict=True):
-            beating.hub.groups.ack(taker, served, [(0, 1)])
+    with stepped_hub(tmp_path) as stepped:
+        takers = with_groups(stepped, 23)
+        stepped.publish("t", b"1")
+        stepped.until(lambda: all(taker.got for taker in takers))
+        for taker, served in zip(takers, stepped.hub.groups.served, strict=True):
+            stepped.hub.groups.ack(taker, served, [(0, 1)])
 
         def noted():
-            beating.hub.groups.tick()
-            log = beating.store.log
+            stepped.hub.groups.tick()
+            log = stepped.store.log
             return sum(log.acknowledged("topic/t", f"g{number}") == 1 for number in range(23))
 
         assert [noted() for _ in range(5)] == [5, 10, 15, 20, 23]
 
 
 def test_one_group_too_many_is_refused(tmp_path):
-    with heart(tmp_path) as beating:
-        beating.hub.groups._most = 3
-        with_groups(beating, 3)
+    with stepped_hub(tmp_path) as stepped:
+        stepped.hub.groups._most = 3
+        with_groups(stepped, 3)
         with pytest.raises(UsageError, match="one more than the 3") as told:
-            with_groups(beating, 4)
+            with_groups(stepped, 4)
         assert "hint" in str(told.value)
-        beating.hub.groups.remove("t", "g1", "is not needed")
-        assert beating.hub.groups.served_for("t", "h").named.number == 4, "a number is not used twice"
+        stepped.hub.groups.remove("t", "g1", "is not needed")
+        assert stepped.hub.groups.served_for("t", "h").named.number == 4, "a number is not used twice"
 
 
 def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave_in_turns(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(own_consumers, "MOST_CONSUMERS", 7)
-    monkeypatch.setattr(own_requests, "_LEAVE_AT_ONCE", 2)
+    monkeypatch.setattr(native_consumers, "MOST_CONSUMERS", 7)
+    monkeypatch.setattr(native_requests, "_LEAVE_AT_ONCE", 2)
     with running(tmp_path) as broker:
         with program(broker.endpoints["requests"]) as one:
             for number in range(7):
@@ -111,13 +111,13 @@ def test_one_consumer_too_many_is_refused_and_those_of_a_program_that_goes_leave
 def test_many_words_in_one_message_are_taken_in_turns_and_in_their_order(tmp_path, monkeypatch):
     monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
     turns = []
-    take = own_requests.NativeRequests._take_words
+    take = native_requests.NativeRequests._take_words
 
     def note(requests, identity, words, begin=0):
         turns.append((begin, len(words)))
         take(requests, identity, words, begin)
 
-    monkeypatch.setattr(own_requests.NativeRequests, "_take_words", note)
+    monkeypatch.setattr(native_requests.NativeRequests, "_take_words", note)
     with running(tmp_path) as broker, program(broker.endpoints["requests"]) as one:
         joins = [encode(Op.JOIN, number, encode_join(Join("t", f"g{number}"))) for number in range(5)]
         publish, leave = encode(Op.PUBLISH, 9, b"t"), encode(Op.LEAVE, 2)

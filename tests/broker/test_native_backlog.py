@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.own_peers import wait_for
-from tests.broker.own_programs import program
-from tests.broker.running import running
-from transfer.broker import turns as in_turns
+from tests.broker.in_process_broker import running
+from tests.broker.native_peers import wait_for
+from tests.broker.native_programs import program
+from transfer.broker import turns
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.fronts import native_backlog
 from transfer.broker.protocols.native import Op, encode
@@ -21,7 +21,7 @@ WORDS, MESSAGES = 500, 8
 def slow(request, monkeypatch):
     """One word in each turn."""
     monkeypatch.setenv("TRANSFER_LOCAL", request.param)
-    monkeypatch.setattr(in_turns, "TURN_SECONDS", 0.0)
+    monkeypatch.setattr(turns, "TURN_SECONDS", 0.0)
 
 
 def flood(one, messages):

@@ -8,8 +8,8 @@ from collections import Counter
 
 import pytest
 
-from tests.broker.asking import look, until
-from tests.broker.running import running
+from tests.broker.http_requests import get_json, until
+from tests.broker.in_process_broker import running
 from transfer.broker.config.settings import AbtpEndpoints, FastPath
 from transfer.broker.offload_pool import OffloadPool
 from transfer.transports.errors import InternalError, UsageError
@@ -92,8 +92,8 @@ def test_large_messages_of_abtp_come_in_their_order(tmp_path):
         for number, payload in enumerate(payloads):
             producer.publish("t", payload, headers=headers, compress=number % 2 == 0, wait=False)
         producer.publish("t", payloads[0], headers=headers)
-        events = look(broker.ports["http"], "overview")["events"]
+        events = get_json(broker.ports["http"], "overview")["events"]
         assert events["offloaded"] == 10, "those that are large as they came, compressed or not"
-        until(lambda: look(broker.ports["http"], "topics?contains=t")["topics"][0]["end"], 31)
+        until(lambda: get_json(broker.ports["http"], "topics?contains=t")["topics"][0]["end"], 31)
         kept = broker.hub.store.read(broker.hub.store.topics["t"], 0)
         assert [bytes(one.payload) for one in kept] == [*payloads, payloads[0]]

@@ -24,7 +24,7 @@ WHO = {"actor": "ops@example.com", "reason": "customer-approved"}
 TARGET = ("worker-1", "orders.created")
 
 
-class Desk:
+class OperatorStores:
     """An operator with its stores in a folder. published: (message id, replay id) in order."""
 
     def __init__(self, folder, **more):
@@ -68,71 +68,71 @@ class Desk:
 
 
 @pytest.fixture
-def desk(tmp_path):
-    one = Desk(tmp_path)
+def stores(tmp_path):
+    one = OperatorStores(tmp_path)
     yield one
     one.close()
 
 
-def test_a_replay_publishes_removes_and_is_audited(desk):
-    desk.add(0, 1, 2)
-    outcome = desk.replay("msg-0", "delivery-2", "msg-0")
+def test_a_replay_publishes_removes_and_is_audited(stores):
+    stores.add(0, 1, 2)
+    outcome = stores.replay("msg-0", "delivery-2", "msg-0")
     assert (outcome.requested, outcome.done, outcome.failures) == (2, ("delivery-0", "delivery-2"), ())
     assert outcome.audited
-    assert [id for id, _ in desk.published] == ["msg-0", "msg-2"]
-    assert len({replay for _, replay in desk.published}) == 2
-    assert numbered(desk.operator.browse(Filter())[0]) == [1]
-    (event,) = desk.operator.events()
+    assert [id for id, _ in stores.published] == ["msg-0", "msg-2"]
+    assert len({replay for _, replay in stores.published}) == 2
+    assert numbered(stores.operator.browse(Filter())[0]) == [1]
+    (event,) = stores.operator.events()
     assert event.action.message_ids == ("msg-0", "msg-2") and event.action.actor == WHO["actor"]
     assert [one["state"] for one in event.action.prior_state] == ["dead", "dead"]
     assert event.action.prior_state[0]["topic"] == "orders.created"
-    assert desk.told() == [("replay", ("msg-0", "msg-2"), ["replayed", "replayed"])]
+    assert stores.told() == [("replay", ("msg-0", "msg-2"), ["replayed", "replayed"])]
 
 
 @pytest.mark.parametrize("word", ["", "replay", "REPLAY ", "PURGE", "yes"])
-def test_nothing_happens_without_the_exact_word(desk, word):
-    desk.add(0)
+def test_nothing_happens_without_the_exact_word(stores, word):
+    stores.add(0)
     with pytest.raises(UsageError, match="word REPLAY"):
-        desk.replay("msg-0", confirm=word)
+        stores.replay("msg-0", confirm=word)
     with pytest.raises(UsageError, match="word PURGE"):
-        desk.purge("msg-0", confirm="REPLAY" if word == "PURGE" else word)
-    assert desk.letters.count() == 1 and not desk.published and desk.told() == []
+        stores.purge("msg-0", confirm="REPLAY" if word == "PURGE" else word)
+    assert stores.letters.count() == 1 and not stores.published and stores.told() == []
 
 
 @pytest.mark.parametrize(
     "target",
     [("worker-2", "orders.created"), ("worker-1", "orders.Created"), ("worker-1", "orders.*"), ("", "")],
 )
-def test_nothing_goes_to_another_target(desk, target):
-    desk.add(0)
-    (failure,) = desk.replay("msg-0", target=target).failures
+def test_nothing_goes_to_another_target(stores, target):
+    stores.add(0)
+    (failure,) = stores.replay("msg-0", target=target).failures
     assert (failure.id, failure.code) == ("msg-0", "wrong_target")
-    assert desk.letters.count() == 1 and not desk.published and desk.told() == []
+    assert stores.letters.count() == 1 and not stores.published and stores.told() == []
 
 
 @pytest.mark.parametrize(
     "wrong",
     [{"actor": ""}, {"reason": ""}, {"actor": "a\nb"}, {"reason": "x" * 2000}, {"actor": "\ud800"}],
 )
-def test_who_and_why_have_to_be_said(desk, wrong):
-    desk.add(0)
-    for call in (desk.replay, desk.purge):
+def test_who_and_why_have_to_be_said(stores, wrong):
+    stores.add(0)
+    for call in (stores.replay, stores.purge):
         with pytest.raises(UsageError):
             call("msg-0", **wrong)
         with pytest.raises(UsageError, match="ids"):
             call()
         with pytest.raises(UsageError, match="ids"):
             call(*map(str, range(MAX_IDS + 1)))
-    assert desk.letters.count() == 1
+    assert stores.letters.count() == 1
 
 
-def test_each_id_is_told_why_it_failed(desk):
-    desk.add(0)
-    desk.add(1, delivery_id="one")
-    desk.add(1, delivery_id="another")
-    desk.add(2, tenant="acme")
-    desk.refuses["msg-2"] = LogFull("no room")
-    outcome = desk.replay("msg-0", "delivery-0", "msg-1", "msg-2", "msg-9")
+def test_each_id_is_told_why_it_failed(stores):
+    stores.add(0)
+    stores.add(1, delivery_id="one")
+    stores.add(1, delivery_id="another")
+    stores.add(2, tenant="acme")
+    stores.refuses["msg-2"] = LogFull("no room")
+    outcome = stores.replay("msg-0", "delivery-0", "msg-1", "msg-2", "msg-9")
     assert {failure.id: failure.code for failure in outcome.failures} == {
         "delivery-0": "repeated",
         "msg-1": "ambiguous",
@@ -140,85 +140,85 @@ def test_each_id_is_told_why_it_failed(desk):
         "msg-9": "not_found",
     }
     assert outcome.requested == 5 and outcome.done == ("delivery-0",)
-    assert desk.letters.get("delivery-2").state is LetterState.DEAD
-    assert desk.purge("msg-2", tenant="").failures[0].code == "not_found"
-    assert desk.purge("msg-2", "one", tenant=None).done == ("delivery-2", "one")
+    assert stores.letters.get("delivery-2").state is LetterState.DEAD
+    assert stores.purge("msg-2", tenant="").failures[0].code == "not_found"
+    assert stores.purge("msg-2", "one", tenant=None).done == ("delivery-2", "one")
 
 
-def test_a_letter_that_may_have_gone_out_is_in_doubt(desk):
-    desk.add(0, 1, 2)
-    desk.refuses["msg-0"] = InternalError("the disk failed")
-    assert [one.code for one in desk.replay("msg-0", "msg-1").failures] == ["in_doubt"]
-    desk.refuses["msg-2"] = ZeroDivisionError()
+def test_a_letter_that_may_have_gone_out_is_in_doubt(stores):
+    stores.add(0, 1, 2)
+    stores.refuses["msg-0"] = InternalError("the disk failed")
+    assert [one.code for one in stores.replay("msg-0", "msg-1").failures] == ["in_doubt"]
+    stores.refuses["msg-2"] = ZeroDivisionError()
     with pytest.raises(ZeroDivisionError):
-        desk.replay("msg-2")
-    desk.refuses.clear()
-    assert [one.code for one in desk.replay("msg-0", "msg-2").failures] == ["in_doubt", "in_doubt"]
-    assert desk.replay("msg-0", "msg-2", again=True).done == ("delivery-0", "delivery-2")
-    assert desk.told() == [
+        stores.replay("msg-2")
+    stores.refuses.clear()
+    assert [one.code for one in stores.replay("msg-0", "msg-2").failures] == ["in_doubt", "in_doubt"]
+    assert stores.replay("msg-0", "msg-2", again=True).done == ("delivery-0", "delivery-2")
+    assert stores.told() == [
         ("replay", ("msg-0", "msg-1"), ["in_doubt", "replayed"]),
         ("replay", ("msg-2",), ["in_doubt"]),
         ("replay", ("msg-0", "msg-2"), ["replayed", "replayed"]),
     ]
 
 
-def test_a_damaged_letter_is_not_published(desk):
-    desk.add(0)
-    with desk.database.transaction() as connection:
+def test_a_damaged_letter_is_not_published(stores):
+    stores.add(0)
+    with stores.database.transaction() as connection:
         connection.execute("UPDATE dead_letters SET payload = X'00'")
-    assert desk.replay("msg-0").failures[0].code == "damaged"
-    assert desk.purge("msg-0").done == ("delivery-0",)
+    assert stores.replay("msg-0").failures[0].code == "damaged"
+    assert stores.purge("msg-0").done == ("delivery-0",)
 
 
-def test_quarantine_by_hand(desk):
-    made, audited = desk.operator.dead_letter("msg-0", *TARGET, b"raw", tenant="acme", **WHO)
+def test_quarantine_by_hand(stores):
+    made, audited = stores.operator.dead_letter("msg-0", *TARGET, b"raw", tenant="acme", **WHO)
     assert audited
-    (kept,) = desk.operator.inspect("msg-0")
+    (kept,) = stores.operator.inspect("msg-0")
     assert (kept.delivery_id, kept.payload, kept.tenant) == (made.delivery_id, b"raw", "acme")
     with pytest.raises(StateError, match="already"):
-        desk.operator.dead_letter("msg-0", *TARGET, b"raw", tenant="acme", **WHO)
-    desk.operator.dead_letter("msg-0", *TARGET, b"raw", **WHO)
+        stores.operator.dead_letter("msg-0", *TARGET, b"raw", tenant="acme", **WHO)
+    stores.operator.dead_letter("msg-0", *TARGET, b"raw", **WHO)
     for wrong in (("", "a", "b"), ("a", "b\0", "c"), ("a", "b", "c" * 256)):
         with pytest.raises(UsageError):
-            desk.operator.dead_letter(*wrong, b"", **WHO)
-    assert desk.replay("msg-0", tenant="acme").done == (made.delivery_id,)
-    assert [one[0] for one in desk.told()] == ["dead_letter", "dead_letter", "replay"]
+            stores.operator.dead_letter(*wrong, b"", **WHO)
+    assert stores.replay("msg-0", tenant="acme").done == (made.delivery_id,)
+    assert [one[0] for one in stores.told()] == ["dead_letter", "dead_letter", "replay"]
 
 
-def test_pages_of_letters(desk):
-    desk.add(*range(5))
-    found, after = desk.operator.browse(Filter(), limit=2)
+def test_pages_of_letters(stores):
+    stores.add(*range(5))
+    found, after = stores.operator.browse(Filter(), limit=2)
     assert numbered(found) == [0, 1]
-    found, after = desk.operator.browse(Filter(), after=after, limit=3)
+    found, after = stores.operator.browse(Filter(), after=after, limit=3)
     assert numbered(found) == [2, 3, 4] and after is None
     for limit in (0, -1, 1001):
         with pytest.raises(UsageError, match="limit"):
-            desk.operator.browse(Filter(), limit=limit)
+            stores.operator.browse(Filter(), limit=limit)
 
 
-def test_what_cannot_be_audited_now_is_audited_before_the_next_change(tmp_path, desk):
-    desk.add(0, 1)
-    desk.audit.close()
+def test_what_cannot_be_audited_now_is_audited_before_the_next_change(tmp_path, stores):
+    stores.add(0, 1)
+    stores.audit.close()
     with pytest.raises(Closed):
-        desk.audit.append(None, NOW)
-    assert not desk.purge("msg-0").audited
+        stores.audit.append(None, NOW)
+    assert not stores.purge("msg-0").audited
     with pytest.raises(Closed):
-        desk.purge("msg-1")
-    assert desk.letters.count() == 1, "nothing more is changed"
-    desk.close()
-    again = Desk(tmp_path)
+        stores.purge("msg-1")
+    assert stores.letters.count() == 1, "nothing more is changed"
+    stores.close()
+    again = OperatorStores(tmp_path)
     assert again.told() == [("purge", ("msg-0",), ["purged"])]
     assert again.letters.notes() == []
     again.close()
 
 
-def test_a_crash_after_the_audit_tells_nothing_twice(tmp_path, desk, monkeypatch):
-    desk.add(0)
-    monkeypatch.setattr(desk.letters, "forget", lambda note: 1 / 0)
+def test_a_crash_after_the_audit_tells_nothing_twice(tmp_path, stores, monkeypatch):
+    stores.add(0)
+    monkeypatch.setattr(stores.letters, "forget", lambda note: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        desk.purge("msg-0")
-    desk.close()
-    again = Desk(tmp_path)
+        stores.purge("msg-0")
+    stores.close()
+    again = OperatorStores(tmp_path)
     assert again.told() == [("purge", ("msg-0",), ["purged"])] and not again.letters.notes()
     again.close()
 
@@ -228,9 +228,9 @@ def test_a_crash_after_the_audit_tells_nothing_twice(tmp_path, desk, monkeypatch
 _REPLAYS = """
 import os, signal, sys
 from pathlib import Path
-from tests.broker.test_operations import Desk
+from tests.broker.test_operations import OperatorStores
 step, folder = sys.argv[1], Path(sys.argv[2])
-desk = Desk(folder)
+stores = OperatorStores(folder)
 
 def die(*_):
     os.kill(os.getpid(), signal.SIGKILL)
@@ -243,19 +243,19 @@ def publish(letter, replay_id):
     if step == "after publishing" and letter.message_id == "msg-1":
         die()
 
-desk.operator._publish = publish
+stores.operator._publish = publish
 if step == "before the audit":
-    desk.audit.append = die
+    stores.audit.append = die
 if step == "after the audit":
-    desk.letters.forget = die
-desk.replay("msg-0", "msg-1", "msg-2")
+    stores.letters.forget = die
+stores.replay("msg-0", "msg-1", "msg-2")
 """
 
 
 def killed(folder, step):
-    desk = Desk(folder)
-    desk.add(0, 1, 2)
-    desk.close()
+    stores = OperatorStores(folder)
+    stores.add(0, 1, 2)
+    stores.close()
     done = subprocess.run([sys.executable, "-c", _REPLAYS, step, str(folder)], timeout=30, check=False)
     assert done.returncode == -signal.SIGKILL
     published = folder / "published"
@@ -265,25 +265,25 @@ def killed(folder, step):
 @pytest.mark.parametrize("step", ["before publishing", "after publishing"])
 def test_killed_while_publishing(tmp_path, step):
     out = killed(tmp_path, step)
-    desk = Desk(tmp_path)
+    stores = OperatorStores(tmp_path)
     try:
         assert len(out) == (1 if step == "before publishing" else 2)
-        found, _ = desk.operator.browse(Filter())
+        found, _ = stores.operator.browse(Filter())
         assert [one.state for one in found] == [LetterState.IN_DOUBT] * 3, "nothing is lost"
-        assert {one.code for one in desk.replay("msg-0", "msg-1", "msg-2").failures} == {"in_doubt"}
-        assert [one[0] for one in desk.told()] == ["replay_interrupted"] * 3
-        assert next(desk.audit.events(AuditWindow())).action.actor == WHO["actor"]
+        assert {one.code for one in stores.replay("msg-0", "msg-1", "msg-2").failures} == {"in_doubt"}
+        assert [one[0] for one in stores.told()] == ["replay_interrupted"] * 3
+        assert next(stores.audit.events(AuditWindow())).action.actor == WHO["actor"]
     finally:
-        desk.close()
+        stores.close()
 
 
 @pytest.mark.parametrize("step", ["before the audit", "after the audit"])
 def test_killed_around_the_audit(tmp_path, step):
     assert len(killed(tmp_path, step)) == 3
-    desk = Desk(tmp_path)
+    stores = OperatorStores(tmp_path)
     try:
-        assert desk.letters.count() == 0
-        assert desk.told() == [("replay", ("msg-0", "msg-1", "msg-2"), ["replayed"] * 3)]
-        assert desk.audit.verify().whole
+        assert stores.letters.count() == 0
+        assert stores.told() == [("replay", ("msg-0", "msg-1", "msg-2"), ["replayed"] * 3)]
+        assert stores.audit.verify().whole
     finally:
-        desk.close()
+        stores.close()

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from tests.broker.alone import receive
+from tests.broker.single_front import receive
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.protocols.pybroker import encode_fetch
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError

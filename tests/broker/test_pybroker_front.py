@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.alone import Turns, alone, ended, receive
+from tests.broker.single_front import Turns, is_closed, receive, single_front
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.fronts.publisher_front import LARGE_FROM
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
@@ -24,7 +24,7 @@ def front(**limits):
 
 @pytest.fixture
 def broker(tmp_path):
-    with alone(tmp_path / "data", front()) as broker:
+    with single_front(tmp_path / "data", front()) as broker:
         yield broker
 
 
@@ -114,7 +114,7 @@ def test_answers_come_in_the_order_of_requests(broker):
 
 def test_offsets_stay_when_the_broker_starts_again(tmp_path):
     for turn in range(2):
-        with alone(tmp_path, front()) as broker, client(broker) as pybroker:
+        with single_front(tmp_path, front()) as broker, client(broker) as pybroker:
             pybroker.publish("logs", b"%d" % turn)
             assert next(pybroker.follow("logs", turn, interval=0.01)) == b"%d" % turn
             assert pybroker.fetch("logs") == b"01"[: turn + 1]
@@ -122,7 +122,7 @@ def test_offsets_stay_when_the_broker_starts_again(tmp_path):
 
 def test_an_offset_that_is_gone_is_told_with_the_oldest(tmp_path):
     keep = Retention(bytes=256 << 10)
-    with alone(tmp_path, front(), retention=keep, segment_bytes=64 << 10) as broker:
+    with single_front(tmp_path, front(), retention=keep, segment_bytes=64 << 10) as broker:
         with client(broker) as pybroker:
             for number in range(40):
                 pybroker.publish("logs", bytes([number]) * 20_000)
@@ -140,7 +140,7 @@ def test_an_offset_that_is_gone_is_told_with_the_oldest(tmp_path):
 def test_a_topic_is_a_name_and_never_a_path(tmp_path):
     folder = tmp_path / "inside" / "data"
     folder.parent.mkdir()
-    with alone(folder, front()) as broker, client(broker) as pybroker:
+    with single_front(folder, front()) as broker, client(broker) as pybroker:
         for topic in ("../../outside", "/etc/passwd", "a/../../b", "..", "CON:", "x\n"):
             pybroker.publish(topic, topic.encode())
             assert next(pybroker.follow(topic, interval=0.01)) == topic.encode()
@@ -149,7 +149,7 @@ def test_a_topic_is_a_name_and_never_a_path(tmp_path):
 
 
 def test_a_topic_that_keeps_nothing_has_an_empty_stream(tmp_path):
-    with alone(tmp_path, front(), durable=lambda name: False) as broker, client(broker) as pybroker:
+    with single_front(tmp_path, front(), durable=lambda name: False) as broker, client(broker) as pybroker:
         pybroker.publish("logs", b"gone at once")
         assert pybroker.fetch("logs") == b""
         assert pybroker.fetch("logs", 5) == b""
@@ -169,17 +169,17 @@ def test_a_topic_that_keeps_nothing_has_an_empty_stream(tmp_path):
     ],
 )
 def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
-    with alone(tmp_path, front(largest=1 << 19)) as broker, client(broker) as other:
+    with single_front(tmp_path, front(largest=1 << 19)) as broker, client(broker) as other:
         with broker.connect() as plain:
             plain.sendall(encode_publish("logs", 2) + b"ok" + data)
-            assert ended(plain)
+            assert is_closed(plain)
         assert next(other.follow("logs", interval=0.01)) == b"ok"  # what was whole before counts
         assert broker.front.counters["refused"] == 1
         broker.until(lambda: broker.front.connections == 1)
 
 
 def test_one_topic_too_many_is_not_lost_in_silence(tmp_path):
-    with alone(tmp_path, front(), most=2) as broker, client(broker) as pybroker:
+    with single_front(tmp_path, front(), most=2) as broker, client(broker) as pybroker:
         for topic in "abc":
             pybroker.publish(topic, b"x")
         with pytest.raises(Broken):
@@ -224,7 +224,7 @@ def test_who_never_reads_its_answers_is_cut_off(broker):
     "part", [b"\x00", encode_publish("logs", 5) + b"hell", encode_publish("logs", 1 << 20)]
 )
 def test_who_stops_in_the_middle_is_cut_off(tmp_path, part):
-    with alone(tmp_path, front(), durable=lambda name: False) as broker:
+    with single_front(tmp_path, front(), durable=lambda name: False) as broker:
         with broker.connect() as plain, client(broker) as idle:
             idle.publish("other", b"x")
             plain.sendall(encode_fetch("logs", 0) + part)
@@ -232,7 +232,7 @@ def test_who_stops_in_the_middle_is_cut_off(tmp_path, part):
             broker.tick(29)
             assert broker.front.connections == 2
             broker.tick(31)
-            assert ended(plain)
+            assert is_closed(plain)
             assert broker.front.counters["stalled"] == 1
             assert idle.fetch("other") == b""
             large = part.startswith(encode_publish("logs", 1 << 20))
@@ -267,19 +267,19 @@ def test_any_split_into_reads_gives_the_same_messages(tmp_path):
         pieces.append(stream)
         if broken:
             pieces.append(b"\xff" * 5)
-        assert turns.heard([piece for piece in pieces if piece]) == (frames, not broken)
+        assert turns.received([piece for piece in pieces if piece]) == (frames, not broken)
 
     try:
         same()
         frame = encode_publish("a", 3) + b"abc" + encode_publish("b", 0)
         whole = [bytes([byte]) for byte in frame]
-        assert turns.heard(whole) == ([("a", b"abc"), ("b", b"")], True)
+        assert turns.received(whole) == ([("a", b"abc"), ("b", b"")], True)
     finally:
         turns.close()
 
 
 def test_many_topics(tmp_path):
-    with alone(tmp_path, front(), durable=lambda name: False, most=30_000) as broker:
+    with single_front(tmp_path, front(), durable=lambda name: False, most=30_000) as broker:
         with client(broker) as pybroker:
             for number in range(20_000):
                 pybroker.publish(f"topic/{number}", b"x")

@@ -8,8 +8,8 @@ import threading
 
 import pytest
 
-from tests.broker.heart import EVERYTHING, Ear, Publisher, heart
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
+from tests.broker.stepped_hub import EVERYTHING, ControlledSubscriber, Publisher, stepped_hub
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.storage.folder_parts import LOG
@@ -22,50 +22,50 @@ def test_one_who_cannot_be_told_keeps_nobody_from_being_told(tmp_path, caplog):
     def fails(error):
         raise KeyError("a mistake of ours")
 
-    with heart(tmp_path) as beating:
+    with stepped_hub(tmp_path) as stepped:
         answers = []
         for told in (answers.append, fails, answers.append):
-            beating.publish("t", b"x", told)
-        beating.until(lambda: len(answers) == 2)
+            stepped.publish("t", b"x", told)
+        stepped.until(lambda: len(answers) == 2)
         assert answers == [None, None]
-        beating.kept("t", b"y")
-        assert beating.store.topic("t").kept == 4
+        stepped.kept("t", b"y")
+        assert stepped.store.topic("t").kept == 4
     assert "KeyError" in caplog.text
 
 
 def test_a_full_log_holds_messages_in_order(tmp_path):
-    with heart(tmp_path, segment_bytes=4096, retention=Retention(bytes=16_384)) as beating:
-        ear, publisher, answers = Ear(auto=True), Publisher(), []
-        beating.hub.subscribe(ear, EVERYTHING)
+    with stepped_hub(tmp_path, segment_bytes=4096, retention=Retention(bytes=16_384)) as stepped:
+        subscriber, publisher, answers = ControlledSubscriber(auto=True), Publisher(), []
+        stepped.hub.subscribe(subscriber, EVERYTHING)
         sent = [n.to_bytes(2, "big") * 300 for n in range(60)]
-        beating.kept("t", b"first")
-        beating.log.acknowledge("topic/t", "holds", 0)
+        stepped.kept("t", b"first")
+        stepped.log.acknowledge("topic/t", "holds", 0)
         for payload in sent:
-            beating.publish("t", payload, answers.append)
-            beating.hub.apply_backpressure(publisher)
+            stepped.publish("t", payload, answers.append)
+            stepped.hub.apply_backpressure(publisher)
         assert publisher.paused > 0
-        assert beating.hub.durability.full
-        beating.log.leave("topic/t", "holds")
+        assert stepped.hub.durability.full
+        stepped.log.leave("topic/t", "holds")
 
         def all_told():
-            beating.hub.tick(0.0)
+            stepped.hub.tick(0.0)
             return len(answers) == len(sent)
 
-        beating.until(all_told)
-        beating.until(lambda: not publisher.paused)
+        stepped.until(all_told)
+        stepped.until(lambda: not publisher.paused)
         assert answers == [None] * len(sent)
-        assert ear.heard == [b"first", *sent]
-        assert not beating.hub.durability.full
+        assert subscriber.received == [b"first", *sent]
+        assert not stepped.hub.durability.full
 
 
 def test_a_payload_that_never_fits_is_refused(tmp_path):
     """It would be waited for for ever, and all behind it."""
-    with heart(tmp_path, room=100_000) as beating:
+    with stepped_hub(tmp_path, room=100_000) as stepped:
         with pytest.raises(UsageError, match="100000"):
-            beating.publish("t", bytes(60_000))
+            stepped.publish("t", bytes(60_000))
         with pytest.raises(UsageError, match="100000"):
-            beating.begin("t", 60_000)
-        beating.kept("t", b"others go on")
+            stepped.begin("t", 60_000)
+        stepped.kept("t", b"others go on")
 
 
 @pytest.mark.parametrize("closed_by", ["broker", "client"])
@@ -119,7 +119,7 @@ def test_closing_under_load(tmp_path, closed_by):
 _FAILING = """
 import os, sys, threading
 from pathlib import Path
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.transports.errors import InternalError, TransferError
 
@@ -171,17 +171,17 @@ def test_a_disk_that_fails_is_told(tmp_path):
 
 
 def test_a_failed_log_lets_publishers_go(tmp_path):
-    with heart(tmp_path) as beating:
+    with stepped_hub(tmp_path) as stepped:
         publisher, answers = Publisher(), []
-        beating.publish("t", bytes(65 << 20), answers.append)
-        beating.hub.apply_backpressure(publisher)
+        stepped.publish("t", bytes(65 << 20), answers.append)
+        stepped.hub.apply_backpressure(publisher)
         assert publisher.paused == 1
-        beating.hub.durability.failed(InternalError("the disk is broken"))
+        stepped.hub.durability.failed(InternalError("the disk is broken"))
         assert publisher.paused == 0
         assert isinstance(answers[0], InternalError)
-        beating.turn(0.5)
+        stepped.turn(0.5)
         assert len(answers) == 1, "told once"
-        beating.hub.apply_backpressure(publisher)
+        stepped.hub.apply_backpressure(publisher)
         assert publisher.paused == 0
 
 

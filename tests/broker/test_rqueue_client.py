@@ -7,7 +7,7 @@ import threading
 
 import pytest
 
-from tests.broker.alone import receive
+from tests.broker.single_front import receive
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.protocols.rqueue import encode_notification, encode_subscribe
 from transfer.transports.errors import Again, Closed, ProtocolError

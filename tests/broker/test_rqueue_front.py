@@ -10,7 +10,7 @@ import threading
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.alone import Turns, alone, ended, receive
+from tests.broker.single_front import Turns, is_closed, receive, single_front
 from tests.broker.vectors import vectors
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import Notification, RqueueClient
@@ -42,7 +42,7 @@ def nothing_is_kept(name):
 
 @pytest.fixture
 def broker(tmp_path):
-    with alone(tmp_path / "data", front(), pybroker, durable=nothing_is_kept) as broker:
+    with single_front(tmp_path / "data", front(), pybroker, durable=nothing_is_kept) as broker:
         yield broker
 
 
@@ -112,7 +112,7 @@ def test_a_lost_connection_ends_its_subscriptions(broker):
 
 
 def test_messages_of_other_protocols_are_notifications(tmp_path):
-    with alone(tmp_path, front(), pybroker) as broker:
+    with single_front(tmp_path, front(), pybroker) as broker:
         with client(broker) as queue, PyBrokerClient("127.0.0.1", broker.ports[1]) as stream:
             subscribed(queue, "news")
             for payload in (b"", b"small", bytes(range(256)) * 100):
@@ -190,7 +190,7 @@ def test_who_stops_in_the_middle_is_cut_off(broker):
         broker.tick(29)
         assert broker.front.connections == 2
         broker.tick(31)
-        assert ended(plain)
+        assert is_closed(plain)
         subscribed(idle)  # it said nothing for as long, but in no middle
     assert broker.front.counters["stalled"] == broker.front.counters["broken_off"] == 1
 
@@ -222,7 +222,7 @@ MANY, CONTENT = 1000, 20_000
 )
 def test_who_never_reads_costs_a_bounded_number_of_bytes_and_nobody_else(tmp_path, overflow, limit):
     limits = front(limit=limit, overflow=overflow)
-    with alone(tmp_path, limits, durable=lambda name: overflow is Overflow.SPILL) as broker:
+    with single_front(tmp_path, limits, durable=lambda name: overflow is Overflow.SPILL) as broker:
         with (
             client(broker) as reader,
             client(broker) as publisher,
@@ -262,11 +262,11 @@ def test_who_never_reads_costs_a_bounded_number_of_bytes_and_nobody_else(tmp_pat
 )
 def test_who_breaks_the_protocol_is_cut_off_and_others_are_not(tmp_path, data):
     limits = front(largest=1 << 19, subscriptions=4)
-    with alone(tmp_path, limits, durable=nothing_is_kept) as broker, client(broker) as other:
+    with single_front(tmp_path, limits, durable=nothing_is_kept) as broker, client(broker) as other:
         subscribed(other, "news")
         with broker.connect() as plain:
             plain.sendall(encode_publish("news", 2) + b"ok" + data)
-            assert ended(plain)
+            assert is_closed(plain)
         assert other.recv() == ("news", b"ok")  # what was whole before counts
         assert broker.front.counters["refused"] == 1
         broker.until(lambda: broker.front.connections == 1)
@@ -290,7 +290,7 @@ def test_a_content_that_32_bits_do_not_hold_is_left_out(broker):
 def test_a_topic_is_a_name_and_never_a_path(tmp_path):
     folder = tmp_path / "inside" / "data"
     folder.parent.mkdir()
-    with alone(folder, front()) as broker, client(broker) as queue:
+    with single_front(folder, front()) as broker, client(broker) as queue:
         for topic in ("../../outside", "/etc/passwd", "a/../../b", "..", "*", ">", "x\n"):
             subscribed(queue, topic)
             queue.publish(topic, b"x")
@@ -300,7 +300,10 @@ def test_a_topic_is_a_name_and_never_a_path(tmp_path):
 
 
 def test_many_topics(tmp_path):
-    with alone(tmp_path, front(), durable=nothing_is_kept, most=30_000) as broker, client(broker) as queue:
+    with (
+        single_front(tmp_path, front(), durable=nothing_is_kept, most=30_000) as broker,
+        client(broker) as queue,
+    ):
         subscribed(queue, *(f"topic/{number}" for number in range(10_000)))
         queue.publish("topic/9999", b"x")
         assert queue.recv() == ("topic/9999", b"x")
@@ -338,11 +341,11 @@ def test_any_split_into_reads_gives_the_same_messages(tmp_path):
         pieces.append(stream)
         if broken:
             pieces.append(b"\xff" * 5)
-        assert turns.heard([piece for piece in pieces if piece]) == (frames, not broken)
+        assert turns.received([piece for piece in pieces if piece]) == (frames, not broken)
 
     try:
         same()
         frames = encode_publish("a", 3) + b"abc" + encode_deregister() + encode_publish("b", 0)
-        assert turns.heard([bytes([byte]) for byte in frames]) == ([("a", b"abc"), ("b", b"")], True)
+        assert turns.received([bytes([byte]) for byte in frames]) == ([("a", b"abc"), ("b", b"")], True)
     finally:
         turns.close()

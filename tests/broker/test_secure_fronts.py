@@ -1,4 +1,4 @@
-"""Every door of a broker with mutual TLS: who gets in, who does not, and what is counted of those."""
+"""Every port of a broker with mutual TLS: who may connect, who may not, and what is counted of those."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 
 import transfer
 from tests.broker.secure_peers import (
-    DOORS,
     HERE,
+    TCP_PORTS,
     context_of,
     dial,
-    is_put_out,
+    is_disconnected,
     place,
     refused,
     secure,
@@ -83,29 +83,29 @@ def test_each_front_serves_who_shows_a_certificate(broker, identities):
     assert all(not refused(broker, front) for front in ("ttp", "pybroker", "rqueue", "abtp"))
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_who_has_no_good_certificate_is_put_out(broker, identities, door):
-    front = door.partition(" ")[0]
+@pytest.mark.parametrize("port", TCP_PORTS)
+def test_who_has_no_good_certificate_is_put_out(broker, identities, port):
+    front = port.partition(" ")[0]
     expected = {}
     for kind, issued in identities.bad.items():
         if front == "http" and issued is None:
             continue
-        with dial(broker, door, identities, issued) as connection:
-            assert is_put_out(connection), kind
+        with dial(broker, port, identities, issued) as connection:
+            assert is_disconnected(connection), kind
         word = identities.words.get(kind, "certificate")
         expected[word] = expected.get(word, 0) + 1
     until(lambda: refused(broker, front) == expected)
-    with socket.create_connection(place(broker, door), 20) as plain:
+    with socket.create_connection(place(broker, port), 20) as plain:
         plain.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n" + bytes(600))
-        assert is_put_out(plain)
+        assert is_disconnected(plain)
     until(lambda: refused(broker, front) == expected | {"plain": 1})
 
 
 def test_other_versions_of_tls_are_not_spoken(broker, identities):
     context = context_of(identities, identities.client)
     context.minimum_version = context.maximum_version = ssl.TLSVersion.TLSv1_2
-    for door in DOORS:
-        with socket.create_connection(place(broker, door), 20) as plain:
+    for port in TCP_PORTS:
+        with socket.create_connection(place(broker, port), 20) as plain:
             with pytest.raises((ssl.SSLError, ConnectionError)):
                 context.wrap_socket(plain, server_hostname=HERE)
 
@@ -199,7 +199,7 @@ def test_a_client_hello_that_comes_byte_by_byte_is_waited_for(broker, identities
     with socket.create_connection(place(broker, "ttp"), 20) as half:
         half.sendall(hello[:100])
         half.shutdown(socket.SHUT_WR)
-        assert is_put_out(half)
+        assert is_disconnected(half)
     assert refused(broker, "ttp") == {"closed": 1}
 
 

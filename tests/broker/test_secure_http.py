@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.asking import ask as ask_plainly
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import ask as ask_plainly
+from tests.broker.in_process_broker import FREE, running
 from tests.broker.secure_peers import (
     HERE,
     OWN_TOKEN,
@@ -73,7 +73,7 @@ def failing(broker):
 
 
 @pytest.mark.parametrize("path", ["/livez", "/readyz"])
-def test_health_names_nothing_to_strangers(failing, identities, path):
+def test_health_names_nothing_to_unauthenticated_clients(failing, identities, path):
     def problems(issued=None, **headers):
         context = context_of(identities, issued)
         context.set_alpn_protocols(["http/1.1"])
@@ -147,7 +147,7 @@ def test_a_token_that_changes_is_read_again(tmp_path, identities):
         assert status(broker, identities, "/metrics", X_Admin_Token="8769ed0f5157f82b7bac73ec896b8466") == 200
 
 
-def test_strangers_hold_no_connection(broker, identities):
+def test_unauthenticated_clients_hold_no_connection(broker, identities):
     for issued, path, stays in (
         (None, "/livez", False),
         (None, "/metrics", False),
@@ -205,7 +205,7 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
 
 
 @pytest.mark.parametrize(
-    ("door", "security", "wanted"),
+    ("front", "security", "wanted"),
     [
         ("ttp", Security(), "without authentication"),
         ("ttp", Security(token=TOKEN), "no token"),
@@ -215,10 +215,10 @@ def test_who_gives_the_handshake_up_has_closed_it(tmp_path, identities, caplog):
         ("http", Security(), "without authentication"),
     ],
 )
-def test_a_door_that_strangers_could_use_is_not_opened(tmp_path, identities, door, security, wanted):
+def test_a_front_that_anybody_could_use_is_not_opened(tmp_path, identities, front, security, wanted):
     off = {"own": None, "ttp": None, "pybroker": None, "rqueue": None, "http": None, "abtp": None}
-    on = AbtpEndpoints("tcp://*:0", "tcp://127.0.0.1:0") if door == "abtp" else 0
-    changes = off | {door: on, "host": "0.0.0.0", "security": security}
+    on = AbtpEndpoints("tcp://*:0", "tcp://127.0.0.1:0") if front == "abtp" else 0
+    changes = off | {front: on, "host": "0.0.0.0", "security": security}
     with pytest.raises(SecurityError, match=wanted) as caught, running(tmp_path, **changes):
         pass
     word = "security.tokenless=allow" if security.has_token else "TRANSFER_UNAUTHENTICATED=allow"
@@ -243,13 +243,13 @@ def test_http_takes_no_token_in_plain_text_from_other_machines(tmp_path):
         pass
 
 
-@pytest.mark.parametrize("door", ["ttp", "pybroker", "rqueue", "abtp"])
-def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, door):
+@pytest.mark.parametrize("front", ["ttp", "pybroker", "rqueue", "abtp"])
+def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, front):
     """Not even on this machine, which may have other users."""
-    on = AbtpEndpoints(FREE, FREE) if door == "abtp" else 0
-    changes = NONE | {door: on}
+    on = AbtpEndpoints(FREE, FREE) if front == "abtp" else 0
+    changes = NONE | {front: on}
     with (
-        pytest.raises(SecurityError, match=f"{door} would accept clients without a token"),
+        pytest.raises(SecurityError, match=f"{front} would accept clients without a token"),
         running(tmp_path, security=Security(token=TOKEN), **changes),
     ):
         pass
@@ -259,7 +259,7 @@ def test_a_front_that_cannot_ask_for_the_token_listens_by_a_word_only(tmp_path, 
         Security(),
     ):
         with running(tmp_path, security=security, **changes) as broker:
-            assert list(broker.fronts) == ["own", door]
+            assert list(broker.fronts) == ["own", front]
 
 
 def test_fronts_that_nobody_named_are_left_out(tmp_path):

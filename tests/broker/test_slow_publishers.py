@@ -6,7 +6,7 @@ from contextlib import suppress
 
 import pytest
 
-from tests.broker.alone import alone, receive
+from tests.broker.single_front import receive, single_front
 from tests.broker.test_announced import FRONTS, PROTOCOLS, connect
 from transfer.broker.protocols import rqueue
 from transfer.broker.protocols.ttp import encode_head
@@ -18,7 +18,7 @@ SUBSCRIBES = {"rqueue": lambda: rqueue.encode_subscribe("news"), "ttp": lambda: 
 @pytest.mark.parametrize("protocol", sorted(SUBSCRIBES))
 def test_it_is_ended_when_it_holds_up_others_for_too_long(tmp_path, protocol):
     announce = PROTOCOLS[protocol]
-    with alone(tmp_path, FRONTS[protocol]) as broker:
+    with single_front(tmp_path, FRONTS[protocol]) as broker:
         subscriber, drips, good = (connect(broker.port) for _ in range(3))
         with subscriber, drips, good:
             subscriber.sendall(SUBSCRIBES[protocol]())

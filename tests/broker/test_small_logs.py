@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.spool import Spool
 from transfer.transports.errors import OptionError

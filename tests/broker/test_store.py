@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from tests.broker.heart import Ear, heart
+from tests.broker.stepped_hub import ControlledSubscriber, stepped_hub
 from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
@@ -240,22 +240,22 @@ def test_what_is_not_remembered_is_not_removed(tmp_path):
 
 
 def test_retention_never_skips_bytes_in_a_stream(tmp_path):
-    with heart(tmp_path, segment_bytes=4096, retention=Retention(bytes=20_000)) as beating:
+    with stepped_hub(tmp_path, segment_bytes=4096, retention=Retention(bytes=20_000)) as stepped:
         sent = b""
         for n in range(100):
             payload = n.to_bytes(2, "big") * 200
             sent += payload
-            beating.kept("t", payload)
+            stepped.kept("t", payload)
             if n % 5 == 0:
-                beating.hub.tick(0.0)
+                stepped.hub.tick(0.0)
         with pytest.raises(PositionRemoved) as refused:
-            beating.hub.stream("t", 0, 10)
+            stepped.hub.stream("t", 0, 10)
         oldest = refused.value.next
         assert 0 < oldest < len(sent)
-        found = flat(beating.hub.stream("t", oldest, len(sent)))
+        found = flat(stepped.hub.stream("t", oldest, len(sent)))
         assert found == sent[oldest:]
         with pytest.raises(UsageError, match="no longer in the log"):
-            beating.hub.stream("t", oldest - 1, 10)
+            stepped.hub.stream("t", oldest - 1, 10)
 
 
 def test_too_many_topics(tmp_path):
@@ -266,7 +266,7 @@ def test_too_many_topics(tmp_path):
         store.topic(f"passing{n}")
     assert len(store.topics) == 5
     heard = store.topic("heard")
-    heard.listeners.append(Ear())
+    heard.listeners.append(ControlledSubscriber())
     put(store, "kept3", b"1")
     with pytest.raises(UsageError, match="exceed the limit of 5"):
         store.topic("kept4")

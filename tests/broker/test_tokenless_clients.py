@@ -44,7 +44,7 @@ def stranger():
 
 
 @pytest.mark.parametrize("kind", CLIENTS)
-def test_with_a_token_they_connect_to_no_stranger(stranger, monkeypatch, kind):
+def test_with_a_token_they_connect_to_no_unauthenticated_server(stranger, monkeypatch, kind):
     port = stranger.getsockname()[1]
     monkeypatch.setenv("TRANSFER_TOKEN", TOKEN)
     for security in (None, Security(token=TOKEN)):

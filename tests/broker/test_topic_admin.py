@@ -8,8 +8,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.broker.asking import ask, look, until
-from tests.broker.running import ANYWHERE, FREE, running
+from tests.broker.http_requests import ask, get_json, until
+from tests.broker.in_process_broker import ANYWHERE, FREE, running
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.core.topic_patterns import Kind, pattern
@@ -33,11 +33,11 @@ def change(broker, path, confirm, *, expected=200, **members):
 
 
 def events(broker):
-    return look(broker.ports["http"], "admin/audit/events")["events"]
+    return get_json(broker.ports["http"], "admin/audit/events")["events"]
 
 
 def groups(broker):
-    return {one["group"]: one for one in look(broker.ports["http"], "groups")["groups"]}
+    return {one["group"]: one for one in get_json(broker.ports["http"], "groups")["groups"]}
 
 
 def test_a_removed_group_holds_nothing_and_its_consumer_hears_why(broker):
@@ -116,10 +116,10 @@ def test_a_purged_topic_is_empty_and_goes_on_with_the_next_offset(tmp_path):
         while bytes(received[-1].data) != b"new":  # what was on its way already
             received.append(consumer.recv())
         assert received[-1].offset == 5
-        (topic,) = look(broker.ports["http"], "topics")["topics"]
+        (topic,) = get_json(broker.ports["http"], "topics")["topics"]
         assert (topic["oldest"], topic["end"], topic["position"]) == (5, 6, 5 * 3 + 3)
     with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
-        (topic,) = look(broker.ports["http"], "topics")["topics"]
+        (topic,) = get_json(broker.ports["http"], "topics")["topics"]
         assert (topic["oldest"], topic["end"], topic["position"]) == (5, 6, 5 * 3 + 3)
         assert bytes(client.consume("orders", "g").recv().data) == b"new"
         assert (
@@ -133,20 +133,20 @@ def test_a_removed_topic_is_gone_and_its_offsets_are_not_used_again(tmp_path):
             consumer = client.consume("orders", "g", begin="old")
             client.publish("orders", b"poison")
             consumer.nack(consumer.recv(), "no", retry=False)
-            until(lambda: look(broker.ports["http"], "overview")["dead_letters"], 1)
+            until(lambda: get_json(broker.ports["http"], "overview")["dead_letters"], 1)
             told = change(broker, "topics/remove", "REMOVE", topic="orders", expected=409)
             assert "1 consumers" in told["message"]
             change(broker, "topics/remove", "REMOVE", topic="orders", force=True)
-            assert look(broker.ports["http"], "topics")["topics"] == [] and groups(broker) == {}
+            assert get_json(broker.ports["http"], "topics")["topics"] == [] and groups(broker) == {}
     with running(tmp_path, http=0, attempts=1) as broker:
-        assert look(broker.ports["http"], "topics")["topics"] == []
+        assert get_json(broker.ports["http"], "topics")["topics"] == []
         with BrokerClient(broker.endpoints["requests"]) as client:
             consumer = client.consume("orders", "g", begin="old")
             client.publish("orders", b"also poison")
             message = consumer.recv()
             assert message.offset == 1  # the letter of the earlier topic names offset 0
             consumer.nack(message, "no", retry=False)
-            until(lambda: look(broker.ports["http"], "overview")["dead_letters"], 2)
+            until(lambda: get_json(broker.ports["http"], "overview")["dead_letters"], 2)
 
 
 def test_a_topic_with_subscribers_is_not_removed(broker):
@@ -168,7 +168,7 @@ def test_what_is_not_confirmed_or_not_known_changes_nothing(broker):
         told = change(broker, path, word, topic="orders", expected=400)
         assert "confirmed" in told["message"]
     change(broker, "topics/purge", "PURGE", topic="orders", unknown="x", expected=400)
-    assert look(broker.ports["http"], "topics")["topics"][0]["end"] == 1 and events(broker) == []
+    assert get_json(broker.ports["http"], "topics")["topics"][0]["end"] == 1 and events(broker) == []
 
 
 def test_a_mistyped_group_no_longer_stops_publishers_for_ever(tmp_path):
@@ -188,7 +188,7 @@ def test_a_mistyped_group_no_longer_stops_publishers_for_ever(tmp_path):
             until(lambda: "billign" in ask(http, "/readyz")[1], True)
             (problem,) = json.loads(ask(http, "/readyz")[1])["problems"]
             assert "group 'billign' of topic 'orders' holds" in problem and "without a consumer" in problem
-            assert "billign" in look(http, "overview")["log_full"]
+            assert "billign" in get_json(http, "overview")["log_full"]
             told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign")
             publisher.join(30)
             assert not publisher.is_alive() and told["lag"] > 0
@@ -201,7 +201,7 @@ def test_a_purge_gives_its_room_back(tmp_path):
             client.publish("other", b"stays")
             for _ in range(20):
                 client.publish("rows", bytes(4 << 20))
-        before = look(broker.ports["http"], "overview")["log_bytes"]
+        before = get_json(broker.ports["http"], "overview")["log_bytes"]
         assert before > 80 << 20
         told = change(broker, "topics/purge", "PURGE", topic="rows")
         assert told["log_bytes"] <= before - (80 << 20)

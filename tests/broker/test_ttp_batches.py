@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.broker.heart import Ear, heart
-from tests.broker.ttp_peers import listening, serving
+from tests.broker.stepped_hub import ControlledSubscriber, stepped_hub
+from tests.broker.ttp_peers import serving, subscribed_to_all
 from transfer.broker.core.message import Front, Message
 from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.protocols.ttp import WANTED, encode_head
@@ -41,10 +41,12 @@ def test_each_of_a_batch_is_acknowledged_in_order_and_subscribers_get_the_very_f
 def test_messages_of_several_topics_keep_their_order_for_one_who_subscribes_to_all(tmp_path):
     topics = [b"a", b"b", b"b", b"c"] * (MANY // 4)
     with serving(tmp_path, 1, durable=True) as (broker, publisher):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         publisher.socket.sendall(b"".join(frames([topic], data=b"%d" % n) for n, topic in enumerate(topics)))
         answers(publisher, MANY)
-        assert broker.call(lambda: recorder.heard) == [(t.decode(), b"%d" % n) for n, t in enumerate(topics)]
+        assert broker.call(lambda: recorder.received) == [
+            (t.decode(), b"%d" % n) for n, t in enumerate(topics)
+        ]
 
 
 def test_one_that_cannot_be_taken_is_refused_alone_and_in_its_place(tmp_path):
@@ -94,24 +96,24 @@ def batch(*payloads):
 
 
 def test_one_without_room_for_all_of_a_batch_reads_the_rest_from_the_log(tmp_path):
-    with heart(tmp_path) as beating:
-        ear = Ear(beating.hub, limit=25)
-        beating.hub.subscribe(ear, pattern(Kind.EXACT, "t"))
-        beating.kept("t", b"first")
-        ear.take()
+    with stepped_hub(tmp_path) as stepped:
+        controlled = ControlledSubscriber(stepped.hub, limit=25)
+        stepped.hub.subscribe(controlled, pattern(Kind.EXACT, "t"))
+        stepped.kept("t", b"first")
+        controlled.take()
         answers = []
         payloads = [b"%010d" % number for number in range(5)]
-        assert beating.hub.publish_batch(batch(*payloads), answers.append)
-        assert ear.heard == [b"first", *payloads[:2]] and len(beating.hub.fanout.behind) == 1
-        beating.until(lambda: ear.take() or not beating.hub.fanout.behind)
-        assert ear.heard == [b"first", *payloads] and answers == [None]
+        assert stepped.hub.publish_batch(batch(*payloads), answers.append)
+        assert controlled.received == [b"first", *payloads[:2]] and len(stepped.hub.fanout.behind) == 1
+        stepped.until(lambda: controlled.take() or not stepped.hub.fanout.behind)
+        assert controlled.received == [b"first", *payloads] and answers == [None]
 
 
 def test_a_batch_that_cannot_be_taken_at_once_leaves_nothing(tmp_path):
-    with heart(tmp_path) as beating:
-        assert not beating.hub.publish_batch(batch(b"1", b"2")), "the topic is new"
-        beating.kept("t", b"0")
-        assert not beating.hub.publish_batch(batch(b"1", bytes(64 << 10))), "one is large"
-        assert beating.store.range(beating.store.topic("t")) == (0, 1)
-        assert beating.hub.publish_batch(batch(b"1", b"2"))
-        assert beating.store.range(beating.store.topic("t")) == (0, 3)
+    with stepped_hub(tmp_path) as stepped:
+        assert not stepped.hub.publish_batch(batch(b"1", b"2")), "the topic is new"
+        stepped.kept("t", b"0")
+        assert not stepped.hub.publish_batch(batch(b"1", bytes(64 << 10))), "one is large"
+        assert stepped.store.range(stepped.store.topic("t")) == (0, 1)
+        assert stepped.hub.publish_batch(batch(b"1", b"2"))
+        assert stepped.store.range(stepped.store.topic("t")) == (0, 3)

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from tests.broker.alone import alone
+from tests.broker.single_front import single_front
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import EOF, LZ4, WANTED, TtpKind, encode_error, encode_head
@@ -35,7 +35,7 @@ MIB = 1 << 20
 @contextmanager
 def clients(folder, count, *, settings=None, **options):
     """A broker of this front alone, and clients of it. settings: of one that keeps its topics."""
-    with alone(
+    with single_front(
         folder, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: settings is not None
     ) as broker:
         made = [TtpClient("127.0.0.1", broker.port, timeout=10.0, **options) for _ in range(count)]

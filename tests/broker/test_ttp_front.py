@@ -10,8 +10,8 @@ from itertools import pairwise
 import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
-from tests.broker.alone import PATIENCE, Turns, ended
-from tests.broker.ttp_peers import MIB, heard_later, listening, serving
+from tests.broker.single_front import PATIENCE, Turns, is_closed
+from tests.broker.ttp_peers import MIB, answered_later, serving, subscribed_to_all
 from tests.folders import new_folder
 from transfer.broker.core.message import Front, Message
 from transfer.broker.fronts.ttp import TtpFront
@@ -27,7 +27,7 @@ from transfer.broker.protocols.ttp import (
 
 def test_a_publish_reaches_subscribers_as_the_very_frame_and_others_as_a_message(tmp_path):
     with serving(tmp_path, 3) as (broker, publisher, exact, wild):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         exact.subscribe(b"models/resnet/grads")
         wild.subscribe(b"models/*/grads").subscribe(b"other").subscribe(b"models/resnet/grads")
         publisher.send(3, b"models/resnet/grads", b'{"dtype":"int8"}', b"123", LZ4 | 0x40, 5)
@@ -37,7 +37,7 @@ def test_a_publish_reaches_subscribers_as_the_very_frame_and_others_as_a_message
         assert exact.read() == wild.read() == first
         assert wild.read() == (3, 0, MOST_NUMBER, b"models/vit/grads", b"not json", b"")
         assert publisher.alive() and exact.alive() and wild.alive()
-        assert broker.call(lambda: recorder.heard[0]) == ("models/resnet/grads", b"123")
+        assert broker.call(lambda: recorder.received[0]) == ("models/resnet/grads", b"123")
         assert broker.front.counters["published"] == 3
 
 
@@ -45,7 +45,7 @@ def test_a_publish_reaches_subscribers_as_the_very_frame_and_others_as_a_message
 def test_a_large_publish_passes_through_while_it_comes_and_is_acknowledged_at_its_end(tmp_path, size):
     data = bytes(range(256)) * (size // 256) + bytes(size % 256)
     with serving(tmp_path, 3) as (broker, publisher, one, other):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         one.subscribe(b"t"), other.subscribe(b"t")
         publisher.socket.sendall(encode_head(3, b"t", b"m", size, WANTED, 9) + data[:100])
         begun = encode_head(3, b"t", b"m", size, WANTED, 9) + data[:100]
@@ -54,7 +54,7 @@ def test_a_large_publish_passes_through_while_it_comes_and_is_acknowledged_at_it
         assert publisher.read() == (6, 0, 9, b"", b"", b"")
         assert one.exactly(size - 100) == data[100:]
         assert other.read() == (3, WANTED, 9, b"t", b"m", data)
-        broker.until(lambda: recorder.heard == [("t", data)])
+        broker.until(lambda: recorder.received == [("t", data)])
 
 
 def test_what_is_published_meanwhile_comes_behind_a_large_publish(tmp_path):
@@ -139,7 +139,7 @@ def test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_else
         assert other.alive()
         peer.socket.sendall(data)
         assert peer.refused() == (0, code)
-        assert ended(peer.socket)
+        assert is_closed(peer.socket)
         assert other.alive()
         assert broker.front.counters["broken"] == 1
 
@@ -198,10 +198,10 @@ def test_idle_connections_are_ended_but_subscribers_only_if_they_miss_heartbeats
         broker.tick(59)
         assert deaf.read() == deaf.read() == (7, WANTED, 0, b"", b"", b"")
         assert broker.front.connections == 3
-        broker.call(lambda: heard_later(broker, lively, 59))
+        broker.call(lambda: answered_later(broker, lively, 59))
         broker.tick(61)
         assert idle.refused() == deaf.refused() == (0, "idle")
-        assert ended(idle.socket) and ended(deaf.socket)
+        assert is_closed(idle.socket) and is_closed(deaf.socket)
         assert broker.front.connections == 1 and broker.front.counters["idle"] == 2
 
 
@@ -214,13 +214,13 @@ _numbers = st.integers(1, 3)
 @st.composite
 def _conversation(draw):
     """(bytes, the messages that they are)"""
-    data, heard, streams = bytearray(), [], {}
+    data, received, streams = bytearray(), [], {}
     for _ in range(draw(st.integers(1, 12))):
         topic, number, size = draw(_topics), draw(_numbers), draw(st.sampled_from([0, 1, 50, 65_536, 80_000]))
         payload, choice = bytes([number]) * size, draw(st.integers(0, 3))
         if choice == 0:
             data += encode_head(3, topic, b"m", size, 0, number) + payload
-            heard.append((topic.decode(), payload))
+            received.append((topic.decode(), payload))
         elif choice == 1:
             data += encode_head(4, topic, b"", 0, 0, number)
             streams[number] = topic, b""
@@ -231,19 +231,19 @@ def _conversation(draw):
             streams[number] = streams[number][0], streams[number][1] + payload
             if last:
                 topic, payload = streams.pop(number)
-                heard.append((topic.decode(), payload))
-    return bytes(data), heard
+                received.append((topic.decode(), payload))
+    return bytes(data), received
 
 
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(talk=_conversation(), cuts=st.lists(st.floats(0, 1), max_size=8))
 def test_frames_mean_the_same_wherever_the_network_cuts_them(talk, cuts):
-    data, heard = talk
+    data, received = talk
     places = [0, *sorted(int(one * len(data)) for one in cuts), len(data)]
     pieces = [data[begin:end] for begin, end in pairwise(places)]
     pieces = [piece[at : at + 60_000] for piece in pieces for at in range(0, len(piece), 60_000)]
     with new_folder() as folder, closing(Turns(folder, lambda hub, lines: TtpFront(hub, lines))) as turns:
-        assert turns.heard(pieces) == (heard, True)
+        assert turns.received(pieces) == (received, True)
 
 
 _sizes = st.sampled_from([0, 1, 3, 70_000])
@@ -271,8 +271,8 @@ def _nonsense(draw):
 def test_no_bytes_upset_the_broker(caplog, data):
     pieces = [data[at : at + 60_000] for at in range(0, len(data), 60_000)]
     with new_folder() as folder, closing(Turns(folder, lambda hub, lines: TtpFront(hub, lines))) as turns:
-        turns.heard(pieces)
-        assert turns.heard([encode_head(3, b"t", b"", 5) + b"after"]) == ([("t", b"after")], True)
+        turns.received(pieces)
+        assert turns.received([encode_head(3, b"t", b"", 5) + b"after"]) == ([("t", b"after")], True)
     assert [record.getMessage() for record in caplog.records if record.levelname == "ERROR"] == []
 
 

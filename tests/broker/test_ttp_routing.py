@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from tests.broker.alone import alone, ended
+from tests.broker.single_front import is_closed, single_front
 from tests.broker.test_direct_delivery import eventually
-from tests.broker.ttp_peers import listening
-from transfer.broker.delivery import streaming_publish as passage
+from tests.broker.ttp_peers import subscribed_to_all
+from transfer.broker.delivery import streaming_publish
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 
@@ -61,7 +61,7 @@ def started(tmp_path):
     made, brokers = [], []
 
     def start(*, keep=False, peers=2, settings=None):
-        manager = alone(
+        manager = single_front(
             tmp_path, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: keep
         )
         brokers.append(manager)
@@ -91,7 +91,7 @@ def kept(broker, topic="t"):
 @pytest.mark.parametrize("keep", [False, True])
 def test_each_frame_goes_on_at_once_as_it_came(started, keep):
     broker, publisher, subscriber = started(keep=keep)
-    recorder = listening(broker)
+    recorder = subscribed_to_all(broker)
     subscriber.subscribe(b"models/*/grads")
     name = b"models/a/grads"
     frames = [
@@ -105,7 +105,7 @@ def test_each_frame_goes_on_at_once_as_it_came(started, keep):
         publisher.say(kind, topic, meta, data, flags, stream)
         assert subscriber.hear() == (kind, flags, stream, topic, meta, data)
     whole = b"".join(frame[5] for frame in frames)
-    broker.until(lambda: recorder.heard == [(name.decode(), whole)])
+    broker.until(lambda: recorder.received == [(name.decode(), whole)])
     if keep:
         broker.until(lambda: broker.hub.store.topic(name.decode()).kept == 1)
         assert kept(broker, name.decode()) == [whole]
@@ -180,7 +180,7 @@ def test_a_publisher_that_dies_in_the_middle_of_a_large_frame(started):
     publisher.socket.sendall(HEADER.pack(0x544D5150, 2, CHUNK, 0, 6, 1, 0, 100 * MIB) + b"t" + bytes(MIB))
     assert subscriber.exactly(33 + MIB)
     publisher.socket.close()
-    assert ended(subscriber.socket)
+    assert is_closed(subscriber.socket)
 
 
 def test_a_slow_subscriber_pauses_the_publisher_of_a_stream_and_loses_nothing(started):
@@ -246,13 +246,13 @@ def test_two_publishers_with_one_stream_id_are_told_apart(started):
 
 def test_other_protocols_get_what_fits_where_nothing_is_kept(started):
     broker, publisher, subscriber = started(settings=TtpSettings(most_gathered=100_000))
-    recorder = listening(broker)
+    recorder = subscribed_to_all(broker)
     subscriber.subscribe(b"t")
     for size in (50_000, 150_000):
         publisher.say(META, b"t")
         publisher.say(CHUNK, b"t", b"", bytes(size), EOF)
         assert [subscriber.hear()[0] for _ in range(2)] == [META, CHUNK]
-    broker.until(lambda: recorder.heard == [("t", bytes(50_000))])
+    broker.until(lambda: recorder.received == [("t", bytes(50_000))])
     assert recorder.dropped == 1 and broker.call(lambda: broker.front.shared.gathered) == 0
 
 
@@ -270,7 +270,7 @@ def until_gathered(broker, nbytes):
 @pytest.mark.parametrize("most", [MOST_GATHERED, 0])
 def test_large_payloads_of_two_publishers_arrive_where_nothing_is_kept(started, monkeypatch, most):
     """While one was on its way to a subscriber, the other was dropped, although there was room for both."""
-    monkeypatch.setattr(passage, "MOST_GATHERED", most)
+    monkeypatch.setattr(streaming_publish, "MOST_GATHERED", most)
     broker, first, second, subscriber = started(peers=3)
     subscriber.subscribe(b"t")
     one, other = os.urandom(200_000), os.urandom(300_000)

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.broker.alone import ended
-from tests.broker.ttp_peers import SETTINGS, heard_later, listening, serving
+from tests.broker.single_front import is_closed
+from tests.broker.ttp_peers import SETTINGS, answered_later, serving, subscribed_to_all
 from transfer.broker.protocols.ttp import (
     EOF,
     HEADER_SIZE,
@@ -27,7 +27,7 @@ def test_a_gathered_stream_arrives_as_it_was_cut_and_is_one_message_to_others(tm
         (5, EOF | LZ4, 6, b"", b"", bytes(70_000)),
     ]
     with serving(tmp_path, 2, durable=True) as (broker, publisher, subscriber):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         subscriber.subscribe(b"t")
         for kind, flags, number, topic, meta, data in frames:
             publisher.send(kind, topic, meta, data, flags, number)
@@ -37,13 +37,13 @@ def test_a_gathered_stream_arrives_as_it_was_cut_and_is_one_message_to_others(tm
             frame = subscriber.read()
             found += [frame] if frame[3] != b"else" else []
         assert found == frames
-        broker.until(lambda: ("t", b"one" + bytes(70_000)) in recorder.heard)
+        broker.until(lambda: ("t", b"one" + bytes(70_000)) in recorder.received)
         assert broker.front.shared.gathered == 0 and not broker.front.shared.used
 
 
 def test_interleaved_streams_of_one_publisher_are_published_as_they_end(tmp_path):
     with serving(tmp_path, 1) as (broker, publisher):
-        recorder = listening(broker)
+        recorder = subscribed_to_all(broker)
         publisher.send(4, b"a", number=1, flags=WANTED)
         publisher.send(4, b"b", number=2)
         for number in (1, 2, 1, 2):
@@ -51,7 +51,7 @@ def test_interleaved_streams_of_one_publisher_are_published_as_they_end(tmp_path
         publisher.send(5, flags=EOF, number=2)
         assert publisher.ask(5, flags=EOF, number=1)[:3] == (6, 0, 1)
         assert publisher.ask(4, b"empty", flags=EOF | WANTED, number=1)[:3] == (6, 0, 1)
-        assert broker.call(lambda: recorder.heard) == [("b", b"22"), ("a", b"11"), ("empty", b"")]
+        assert broker.call(lambda: recorder.received) == [("b", b"22"), ("a", b"11"), ("empty", b"")]
 
 
 def test_a_stream_id_of_two_publishers_is_two_to_subscribers(tmp_path):
@@ -104,7 +104,7 @@ def test_a_large_message_whose_publisher_goes_ends_those_who_wait_for_the_rest(t
         going.socket.sendall(encode_head(kind, b"t", meta, size))
         assert subscriber.exactly(HEADER_SIZE + 1 + len(meta))
         going.socket.close()
-        assert ended(subscriber.socket)
+        assert is_closed(subscriber.socket)
         assert other.alive()
         broker.until(lambda: broker.front.connections == 1 and not broker.front.shared.used)
 
@@ -165,7 +165,7 @@ def test_a_stream_that_stalls_is_given_up_though_its_publisher_lives(tmp_path):
         publisher.send(4, b"t", number=6)
         publisher.send(5, data=b"x", number=6)
         assert publisher.alive()
-        broker.call(lambda: heard_later(broker, publisher, 61))
+        broker.call(lambda: answered_later(broker, publisher, 61))
         broker.tick(61)
         assert publisher.refused() == (6, "stalled")
         assert broker.front.shared.gathered == 0 and broker.front.counters["stalled"] == 1

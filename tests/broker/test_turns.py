@@ -6,15 +6,15 @@ from contextlib import contextmanager
 
 import pytest
 
-from tests.broker.alone import Turns
-from tests.broker.heart import Ear, heart
+from tests.broker.single_front import Turns
+from tests.broker.stepped_hub import ControlledSubscriber, stepped_hub
 from tests.broker.ttp_peers import serving
 from transfer.broker.core.topic_patterns import Kind, TopicPattern, pattern
 from transfer.broker.delivery import fanout
 from transfer.broker.fronts.pybroker import PyBrokerFront, PyBrokerSettings
 from transfer.broker.fronts.rqueue import RqueueFront, RqueueSettings
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
-from transfer.broker.net import connection as line
+from transfer.broker.net import connection
 from transfer.broker.protocols import pybroker, rqueue
 from transfer.broker.protocols.rqueue import encode_deregister, encode_publish, encode_subscribe
 from transfer.broker.protocols.ttp import WANTED, encode_head
@@ -24,7 +24,7 @@ MANY = 20
 
 @contextmanager
 def one_frame_a_turn(folder, monkeypatch, make):
-    monkeypatch.setattr(line, "_TURN_SECONDS", 0.0)
+    monkeypatch.setattr(connection, "_TURN_SECONDS", 0.0)
     turns = Turns(folder, make)
     try:
         yield turns
@@ -71,7 +71,7 @@ def pybroker_front(hub, lines):
 def test_frames_that_take_long_are_taken_in_turns(tmp_path, monkeypatch, make, call, encode):
     with one_frame_a_turn(tmp_path, monkeypatch, make) as turns:
         found = numbered(turns, monkeypatch, call)
-        _, stays = turns.heard([b"".join(map(encode, range(MANY)))])
+        _, stays = turns.received([b"".join(map(encode, range(MANY)))])
     taken = [number for number, _ in found][-MANY:]
     assert stays and len(set(taken)) == len(taken) == MANY
     assert taken == sorted(taken)
@@ -91,9 +91,9 @@ def test_payloads_that_end_when_a_turn_is_over(tmp_path, monkeypatch, make, enco
     said = b"".join(encode(n, len(payload)) + payload for n, payload in enumerate(payloads))
     for size in (len(said), 70_030, 1000):
         with one_frame_a_turn(tmp_path / str(size), monkeypatch, make) as turns:
-            heard, stays = turns.heard([said[at : at + size] for at in range(0, len(said), size)])
+            received, stays = turns.received([said[at : at + size] for at in range(0, len(said), size)])
         assert stays
-        assert [payload for _, payload in heard] == payloads
+        assert [payload for _, payload in received] == payloads
 
 
 def test_all_subscriptions_of_a_connection_end_in_turns_and_what_it_says_next_comes_behind(
@@ -106,7 +106,7 @@ def test_all_subscriptions_of_a_connection_end_in_turns_and_what_it_says_next_co
         begun = numbered(turns, monkeypatch, "subscribe")
         frames = [encode_subscribe(f"t{n}") for n in range(MANY)]
         said = encode_publish("t3", 1) + b"x"
-        _, stays = turns.heard([b"".join([*frames, encode_deregister(), encode_subscribe("t3"), said])])
+        _, stays = turns.received([b"".join([*frames, encode_deregister(), encode_subscribe("t3"), said])])
     finally:
         turns.close()
     assert stays and len({number for number, _ in ended}) == len(ended) == MANY // 5
@@ -117,24 +117,24 @@ def test_who_goes_with_many_subscriptions_is_told_nothing_more_and_is_cleared_aw
     tmp_path, monkeypatch
 ):
     monkeypatch.setattr(fanout, "AT_ONCE", 10)
-    with heart(tmp_path, durable=lambda name: False) as beating:
-        stays, goes, another = Ear(), Ear(), Ear()
-        for ear in (stays, goes, another):
+    with stepped_hub(tmp_path, durable=lambda name: False) as stepped:
+        stays, goes, another = ControlledSubscriber(), ControlledSubscriber(), ControlledSubscriber()
+        for subscriber in (stays, goes, another):
             for number in range(35):
-                beating.hub.subscribe(ear, pattern(Kind.PATHS, f"{number}/*"))
-        index = beating.hub.fanout._index
-        beating.publish("34/a", b"1")
-        beating.hub.leave(goes)
-        beating.hub.leave(another)
+                stepped.hub.subscribe(subscriber, pattern(Kind.PATHS, f"{number}/*"))
+        index = stepped.hub.fanout._index
+        stepped.publish("34/a", b"1")
+        stepped.hub.leave(goes)
+        stepped.hub.leave(another)
         sizes = [len(index)]
-        beating.publish("34/a", b"2")
-        beating.publish("0/new", b"3")
+        stepped.publish("34/a", b"2")
+        stepped.publish("0/new", b"3")
         while sizes[-1] > 35:
-            beating.turn()
+            stepped.turn()
             sizes.append(len(index))
         assert sizes == [105, 95, 85, 75, 65, 55, 45, 35]
-        beating.publish("34/a", b"4")
-        assert goes.heard == another.heard == [b"1"] and stays.heard == [b"1", b"2", b"3", b"4"]
+        stepped.publish("34/a", b"4")
+        assert goes.received == another.received == [b"1"] and stays.received == [b"1", b"2", b"3", b"4"]
 
 
 def test_who_is_slow_with_many_subscriptions_is_looked_up_and_not_searched(tmp_path, monkeypatch):
@@ -143,20 +143,22 @@ def test_who_is_slow_with_many_subscriptions_is_looked_up_and_not_searched(tmp_p
     monkeypatch.setattr(
         TopicPattern, "matches", lambda one, topic: looked.append(topic) or matches(one, topic)
     )
-    with heart(tmp_path) as beating:
-        ear = Ear(limit=1)
+    with stepped_hub(tmp_path) as stepped:
+        subscriber = ControlledSubscriber(limit=1)
         for number in range(1000):
-            beating.hub.subscribe(ear, pattern(Kind.PATHS, f"{number}/*"))
-            beating.hub.subscribe(ear, pattern(Kind.EXACT, f"{number}"))
+            stepped.hub.subscribe(subscriber, pattern(Kind.PATHS, f"{number}/*"))
+            stepped.hub.subscribe(subscriber, pattern(Kind.EXACT, f"{number}"))
         for topic in ("1/a", "1/b", "7", "8"):
-            beating.publish(topic, b"12")
-        assert beating.hub.counts["spilled"] == 3 and looked == []
-        beating.hub.unsubscribe(ear, pattern(Kind.EXACT, "7"))
-        beating.hub.unsubscribe(ear, pattern(Kind.EXACT, "9"))
+            stepped.publish(topic, b"12")
+        assert stepped.hub.counts["spilled"] == 3 and looked == []
+        stepped.hub.unsubscribe(subscriber, pattern(Kind.EXACT, "7"))
+        stepped.hub.unsubscribe(subscriber, pattern(Kind.EXACT, "9"))
         assert looked == []
-        assert len(beating.hub.fanout.behind[ear]) == 2
-        beating.hub.unsubscribe(ear, pattern(Kind.PATHS, "1/*"))
-        assert len(beating.hub.fanout.behind[ear]) == 1 and len(looked) == 2, "one for each topic behind"
+        assert len(stepped.hub.fanout.behind[subscriber]) == 2
+        stepped.hub.unsubscribe(subscriber, pattern(Kind.PATHS, "1/*"))
+        assert len(stepped.hub.fanout.behind[subscriber]) == 1 and len(looked) == 2, (
+            "one for each topic behind"
+        )
 
 
 def test_one_shape_too_many_is_refused_by_ttp_and_the_connection_goes_on(tmp_path):

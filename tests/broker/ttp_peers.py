@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 
-from tests.broker.alone import Recorder, alone
-from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from tests.broker.single_front import Recorder, single_front
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.ttp import TtpFront, TtpSettings
 from transfer.broker.protocols.ttp import (
     HEADER_SIZE,
@@ -68,7 +68,7 @@ class Peer:
 @contextmanager
 def serving(folder, count, *, durable=False, settings=SETTINGS):
     """A broker of this front alone, and so many peers."""
-    with alone(
+    with single_front(
         folder, lambda hub, lines: TtpFront(hub, lines, settings), durable=lambda name: durable
     ) as broker:
         peers = [Peer(broker) for _ in range(count)]
@@ -79,14 +79,14 @@ def serving(folder, count, *, durable=False, settings=SETTINGS):
                 peer.socket.close()
 
 
-def listening(broker):
+def subscribed_to_all(broker):
     """Somebody of another protocol who subscribes to everything."""
     recorder = Recorder()
-    broker.call(broker.hub.subscribe, recorder, pattern(Grammar.PREFIX, ""))
+    broker.call(broker.hub.subscribe, recorder, pattern(Kind.PREFIX, ""))
     return recorder
 
 
-def heard_later(broker, peer, seconds):
+def answered_later(broker, peer, seconds):
     """As if this peer had answered so many seconds later."""
     name = "{}:{}".format(*peer.socket.getsockname())
     for connection in broker.front._connections:

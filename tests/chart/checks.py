@@ -258,7 +258,7 @@ def _secret_keys(tree: Any) -> Iterator[Object]:
 
 
 @_check
-def variables_are_read_by_somebody(rendered: Rendered) -> Iterator[str]:
+def variables_are_read(rendered: Rendered) -> Iterator[str]:
     known = known_variables()
     for whose, container in rendered.containers():
         names = [one["name"] for one in container.get("env", ())]
@@ -278,7 +278,7 @@ def variables_are_read_by_somebody(rendered: Rendered) -> Iterator[str]:
 
 
 @_check
-def nobody_is_privileged(rendered: Rendered) -> Iterator[str]:
+def no_container_is_privileged(rendered: Rendered) -> Iterator[str]:
     for name, _, spec in rendered.pods():
         security = spec["securityContext"]
         if not security.get("runAsNonRoot") or not security.get("runAsUser") or not security.get("fsGroup"):

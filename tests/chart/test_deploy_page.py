@@ -10,7 +10,7 @@ import pytest
 
 from tests.chart.rendering import CHART, ROOT, Values, render
 from transfer.transports.errors import DeviceError
-from transfer.transports.rdma import device_selection as choosing, failures, probe
+from transfer.transports.rdma import device_selection, failures, probe
 from transfer.transports.rdma.device_selection import Device, DevicePort, Wishes
 
 PAGE = (ROOT / "docs/deploy.md").read_text()
@@ -50,7 +50,7 @@ def _port(**changes: object) -> DevicePort:
 )
 def test_why_a_device_cannot_be_used(devices: tuple[Device, ...], wishes: Wishes, word: str) -> None:
     with pytest.raises(DeviceError) as caught:
-        choosing.choose(devices, wishes)
+        device_selection.choose(devices, wishes)
     assert caught.value.reason == word
     text = str(caught.value).partition("\n")[0]
     assert re.search(rf"\| `{re.escape(text)}` \| `{word}` \|", PAGE), text
@@ -69,8 +69,8 @@ def test_why_a_driver_cannot_be_used() -> None:
 
 def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A card is what this machine has not: one in a folder like /sys/class/infiniband."""
-    route = choosing.DeviceRoute("mlx5_0", 1, 0, "fe80::1", 4096, why="the only one")
-    monkeypatch.setattr(choosing, "choose_route", lambda **_: route)
+    route = device_selection.DeviceRoute("mlx5_0", 1, 0, "fe80::1", 4096, why="the only one")
+    monkeypatch.setattr(device_selection, "choose_route", lambda **_: route)
     monkeypatch.setattr(failures, "may_lock", lambda: False)
     monkeypatch.setattr(probe.resource, "getrlimit", lambda _: (8 << 20, 8 << 20))
     found = probe.probe(tmp_path)
@@ -79,7 +79,7 @@ def test_too_little_locked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_words_of_counters_are_those_that_exist() -> None:
     words = set(re.findall(r"^\| `[^|]+` \| `(\w+)` \|", PAGE, flags=re.MULTILINE))
-    documented = (ROOT / "docs/errors.md").read_text()
+    documented = "".join((ROOT / "docs" / name).read_text() for name in ("errors.md", "reference/errors.md"))
     assert len(words) > 5
     assert {word for word in words if word not in documented} == set()
 

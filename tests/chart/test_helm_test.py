@@ -139,7 +139,7 @@ def without(container: Object, word: str) -> Object:
     }
 
 
-def test_strangers_are_refused(tmp_path: Path) -> None:
+def test_unauthenticated_clients_are_refused(tmp_path: Path) -> None:
     """The pods of the chart ask for a certificate and the token; the page has the words of the refusal."""
     page = (ROOT / "docs/deploy.md").read_text()
     with machine(tmp_path, render(QUICK)) as here:

@@ -81,7 +81,7 @@ def test_it_is_good_for_no_other_name(made: dict[str, Path]) -> None:
         meet(*contexts(made, made), "demo-transfer.elsewhere.svc")
 
 
-def test_another_release_is_a_stranger(made: dict[str, Path], tmp_path: Path) -> None:
+def test_another_release_is_not_trusted(made: dict[str, Path], tmp_path: Path) -> None:
     other = files(render({}, name="other").named("Secret", "other-transfer-tls"), tmp_path / "other")
     with pytest.raises(ssl.SSLError):
         meet(*contexts(made, other), "demo-transfer.internal")

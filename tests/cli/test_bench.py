@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer import cli
 from transfer.broker.bench.plan import CLASSES, Mode
 from transfer.broker.clients.rqueue import RqueueClient

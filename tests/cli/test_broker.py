@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from tests.broker.asking import ask, look, until
+from tests.broker.http_requests import ask, get_json, until
 from transfer import cli
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
@@ -89,7 +89,7 @@ def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_
         command, told = serve()
         with PyBrokerClient(HERE, told["ports"]["pybroker"]) as client:
             assert client.fetch("all", 0) == b"own-ttp-rqueue-pybroker"
-        assert look(told["ports"]["http"], "topics")["topics"][0]["end"] == 4
+        assert get_json(told["ports"]["http"], "topics")["topics"][0]["end"] == 4
         ended, output, said = end(command, number)
         assert (ended, output.count(b"\n")) == (code, 1), said
         assert said.splitlines()[-1].endswith(f"ended by {number.name}; acknowledged messages are kept")
@@ -111,7 +111,7 @@ def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
     command, told = serve("--drain", "1h")
     with socket.create_connection((HERE, told["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
-        until(lambda: look(told["ports"]["http"], "overview")["topics"], 1)
+        until(lambda: get_json(told["ports"]["http"], "overview")["topics"], 1)
         command.process.send_signal(signal.SIGTERM)
         until(lambda: ask(told["ports"]["http"], "/readyz")[0], 503)
         assert command.process.poll() is None
@@ -123,7 +123,7 @@ def test_a_stop_does_not_wait_for_ever(serve):
     command, told = serve("--drain", "100ms")
     with socket.create_connection((HERE, told["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
-        until(lambda: look(told["ports"]["http"], "overview")["topics"], 1)
+        until(lambda: get_json(told["ports"]["http"], "overview")["topics"], 1)
         code, _, said = end(command)
     assert code == 0 and "ended after 0.1 s, with unfinished work" in said
 
@@ -273,7 +273,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
     told = json.loads(command.first_line())
     with RqueueClient(HERE, told["ports"]["rqueue"]) as client:
         client.publish("t", b"kept")
-        until(lambda: look(told["ports"]["http"], "topics")["topics"][:1] != [], True)
+        until(lambda: get_json(told["ports"]["http"], "topics")["topics"][:1] != [], True)
         flag.touch()
         client.publish("t", b"not kept")
         code, _, said = command.end()

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.broker.admin_server import serving
-from tests.broker.test_operations import Desk
+from tests.broker.test_operations import OperatorStores
 from transfer.cli import run as run_command
 
 TARGET = ("--target-consumer", "worker-1", "--target-topic", "orders.created")
@@ -18,16 +18,16 @@ PURGE = ("--actor", "ops@example.com", "--mutation-reason", "retention cleanup",
 
 
 @pytest.fixture
-def desk(tmp_path):
-    one = Desk(tmp_path)
+def stores(tmp_path):
+    one = OperatorStores(tmp_path)
     yield one
     one.close()
 
 
 @pytest.fixture
-def transfer(desk, capfd):
+def transfer(stores, capfd):
     """transfer(arguments...) -> (exit code, lines of output, errors); the broker's address is added."""
-    with serving(desk.operator) as port:
+    with serving(stores.operator) as port:
 
         def called(*arguments, url=f"http://127.0.0.1:{port}"):
             code = run_command([*arguments, "--url", url] if url else arguments)
@@ -37,10 +37,10 @@ def transfer(desk, capfd):
         yield called
 
 
-def test_list_is_a_table(desk, transfer):
+def test_list_is_a_table(stores, transfer):
     assert transfer("dlq", "list") == (0, ["no dead letters"], "")
-    desk.add(0, 1, last_ms=1_774_051_200_000, attempts=3)
-    desk.add(2, consumer="worker-2", tenant="acme", message_id="msg\x1b[2J")
+    stores.add(0, 1, last_ms=1_774_051_200_000, attempts=3)
+    stores.add(2, consumer="worker-2", tenant="acme", message_id="msg\x1b[2J")
     code, lines, errors = transfer("dlq", "list", "--consumer", "worker-1")
     assert (code, errors) == (0, "")
     assert lines[0].split() == [
@@ -56,15 +56,15 @@ def test_list_is_a_table(desk, transfer):
     assert "\x1b" not in lines[1] and lines[1].startswith("acme    msg\\x1b[2J") and not errors
 
 
-def test_list_as_json(desk, transfer):
-    desk.add(0, 1)
+def test_list_as_json(stores, transfer):
+    stores.add(0, 1)
     _, lines, _ = transfer("dlq", "list", "--json")
     assert [json.loads(line)["message_id"] for line in lines] == ["msg-0", "msg-1"]
 
 
-def test_inspect(desk, transfer):
-    desk.add(0, headers={"priority": 5}, payload=b"one\ntwo\x1b[2J")
-    desk.add(1, payload=b"\xff")
+def test_inspect(stores, transfer):
+    stores.add(0, headers={"priority": 5}, payload=b"one\ntwo\x1b[2J")
+    stores.add(1, payload=b"\xff")
     code, lines, _ = transfer("dlq", "inspect", "--id", "msg-0")
     assert code == 0
     assert "delivery id:    delivery-0" in lines and "header:         priority: 5" in lines
@@ -79,11 +79,11 @@ def test_inspect(desk, transfer):
     )
 
 
-def test_replay_as_the_manual_says(desk, transfer):
-    desk.add(0, 1, 2)
+def test_replay_as_the_manual_says(stores, transfer):
+    stores.add(0, 1, 2)
     code, lines, _ = transfer("dlq", "replay", "--ids", "msg-0,msg-1", *TARGET, *WHO, "--confirm", "REPLAY")
     assert (code, lines) == (0, ["replayed 2 of 2"])
-    assert [id for id, _ in desk.published] == ["msg-0", "msg-1"]
+    assert [id for id, _ in stores.published] == ["msg-0", "msg-1"]
     code, lines, _ = transfer(
         "dlq", "replay", "--ids", "msg-2", "--id", "msg,9", *TARGET, *WHO, "--confirm", "REPLAY", "--json"
     )
@@ -92,8 +92,8 @@ def test_replay_as_the_manual_says(desk, transfer):
     assert told["failures"][0]["id"] == "msg,9"
 
 
-def test_replay_elsewhere_or_without_the_word_does_nothing(desk, transfer):
-    desk.add(0)
+def test_replay_elsewhere_or_without_the_word_does_nothing(stores, transfer):
+    stores.add(0)
     elsewhere = ("--target-consumer", "worker-2", "--target-topic", "orders.created")
     code, lines, errors = transfer("dlq", "replay", "--ids", "msg-0", *elsewhere, *WHO, "--confirm", "REPLAY")
     assert (code, lines) == (1, ["replayed 0 of 1"]) and errors.startswith("transfer: msg-0: its consumer")
@@ -102,10 +102,10 @@ def test_replay_elsewhere_or_without_the_word_does_nothing(desk, transfer):
     for missing in ((*TARGET, *WHO), (*TARGET, "--confirm", "REPLAY"), (*WHO, "--confirm", "REPLAY")):
         assert transfer("dlq", "replay", "--ids", "msg-0", *missing)[0] == 2
     assert transfer("dlq", "replay", *TARGET, *WHO, "--confirm", "REPLAY")[0] == 2
-    assert desk.letters.count() == 1 and not desk.published
+    assert stores.letters.count() == 1 and not stores.published
 
 
-def test_quarantine_and_purge(desk, transfer, tmp_path):
+def test_quarantine_and_purge(stores, transfer, tmp_path):
     (tmp_path / "body").write_bytes(b"\xff\x00")
     where = ("--consumer", "worker-1", "--topic", "orders.created")
     made = ("dlq", "dead-letter", *where, *WHO)
@@ -115,27 +115,27 @@ def test_quarantine_and_purge(desk, transfer, tmp_path):
         "",
     )
     assert transfer(*made, "--id", "msg-2", "--payload-file", str(tmp_path / "body"))[0] == 0
-    assert desk.operator.inspect("msg-2")[0].payload == b"\xff\x00"
+    assert stores.operator.inspect("msg-2")[0].payload == b"\xff\x00"
     assert transfer(*made, "--id", "msg-1", "--payload", "")[0] == 2
     for wrong in ((), ("--payload", "x", "--payload-file", "y")):
         assert transfer(*made, "--id", "msg-3", *wrong)[0] == 2
     assert transfer(*made, "--id", "msg-3", "--payload-file", str(tmp_path / "none"))[0] == 1
     assert transfer("dlq", "purge", "--ids", "msg-1", *PURGE) == (0, ["purged 1 of 1"], "")
     assert transfer("dlq", "purge", "--ids", "msg-1", *PURGE)[0] == 1
-    assert desk.letters.count() == 1
+    assert stores.letters.count() == 1
 
 
-def test_what_is_not_audited_yet_is_told(desk, transfer):
-    desk.add(0)
-    desk.audit.close()
+def test_what_is_not_audited_yet_is_told(stores, transfer):
+    stores.add(0)
+    stores.audit.close()
     code, lines, errors = transfer("dlq", "purge", "--ids", "msg-0", *PURGE)
     assert (code, lines) == (1, ["purged 1 of 1"]) and "cannot write its audit" in errors
 
 
-def test_the_audit_is_told(desk, transfer):
-    desk.add(0, 1)
-    desk.purge("msg-0")
-    desk.purge("msg-1", actor="eve")
+def test_the_audit_is_told(stores, transfer):
+    stores.add(0, 1)
+    stores.purge("msg-0")
+    stores.purge("msg-1", actor="eve")
     day = ("--start", "2026-03-21T00:00:00Z", "--end", "2026-03-22T00:00:00Z")
     for command in (("dlq", "audit"), ("audit", "events")):
         code, lines, _ = transfer(*command, "--id", "msg-0", "--actor", "ops@example.com", *day)
@@ -149,11 +149,11 @@ def test_the_audit_is_told(desk, transfer):
     assert json.loads(lines[0])["sequence"] == 1 and "--after 1" in errors
 
 
-def test_the_chain_is_checked_at_the_broker_and_without_it(desk, transfer, tmp_path):
-    desk.add(0, 1)
-    desk.purge("msg-0")
-    noted = f"1:{desk.audit.head.hash}"
-    desk.purge("msg-1")
+def test_the_chain_is_checked_at_the_broker_and_without_it(stores, transfer, tmp_path):
+    stores.add(0, 1)
+    stores.purge("msg-0")
+    noted = f"1:{stores.audit.head.hash}"
+    stores.purge("msg-1")
     for where in ((), ("--data", str(tmp_path)), ("--data", str(tmp_path / "audit"))):
         code, lines, _ = transfer("audit", "verify", "--expect", noted, *where)
         assert (code, lines[-1]) == (0, "the chain is whole") and lines[0].startswith(
@@ -172,10 +172,10 @@ def test_the_chain_is_checked_at_the_broker_and_without_it(desk, transfer, tmp_p
     assert transfer("audit", "verify", "--expect", "1:beef")[0] == 2
 
 
-def test_an_export_is_written_and_checked(desk, transfer, tmp_path):
-    desk.add(0, 1)
-    desk.purge("msg-0")
-    desk.purge("msg-1")
+def test_an_export_is_written_and_checked(stores, transfer, tmp_path):
+    stores.add(0, 1)
+    stores.purge("msg-0")
+    stores.purge("msg-1")
     file = tmp_path / "export.jsonl"
     for where in ((), ("--data", str(tmp_path))):
         assert transfer("audit", "export", "--out", str(file), "--start", "2026-03-21", *where)[0] == 0
@@ -189,9 +189,9 @@ def test_an_export_is_written_and_checked(desk, transfer, tmp_path):
     assert sorted(path.name for path in tmp_path.glob("*no*") if path.is_file()) == []
 
 
-def test_the_token_is_given_or_read_from_the_environment(desk, capfd, monkeypatch):
+def test_the_token_is_given_or_read_from_the_environment(stores, capfd, monkeypatch):
     monkeypatch.delenv("ADMIN_TOKEN", raising=False)
-    with serving(desk.operator, token="secret") as port:
+    with serving(stores.operator, token="secret") as port:
         monkeypatch.setenv("TRANSFER_ADMIN_URL", f"http://127.0.0.1:{port}")
         assert run_command(["dlq", "list"]) == 2
         assert "--token, or ADMIN_TOKEN" in capfd.readouterr().err
@@ -222,7 +222,7 @@ def test_nobody_answers(transfer):
         (None, 3, "did not answer within 0.3 s"),
     ],
 )
-def test_somebody_else_answers(transfer, answer, wanted, text):
+def test_another_server_answers(transfer, answer, wanted, text):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         done = threading.Event()
 
@@ -265,8 +265,8 @@ def test_an_export_that_is_cut_off_is_told_and_leaves_no_file(transfer, tmp_path
     assert not list(tmp_path.glob("export*"))
 
 
-def test_the_command_as_a_process(desk, run):
-    desk.add(0)
-    with serving(desk.operator) as port:
+def test_the_command_as_a_process(stores, run):
+    stores.add(0)
+    with serving(stores.operator) as port:
         code, output, _ = run("dlq", "list", "--json", "--url", f"http://127.0.0.1:{port}")
     assert code == 0 and json.loads(output)["message_id"] == "msg-0"

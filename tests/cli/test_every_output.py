@@ -14,9 +14,9 @@ import pytest
 import typer.main
 
 import transfer
-from tests.broker.asking import look, until
-from tests.broker.running import running
-from tests.cli.feeding import send_run
+from tests.broker.http_requests import get_json, until
+from tests.broker.in_process_broker import running
+from tests.cli.run_writer import send_run
 from tests.cli.test_broker import ANYWHERE
 from transfer.broker.clients.native import BrokerClient
 from transfer.cli import app, bench, run
@@ -78,7 +78,7 @@ def full(tmp_path_factory):
             for _ in range(3):
                 consumer.nack(consumer.recv(), "cannot be read", retry=False)
             consumer.leave()
-        until(lambda: len(look(broker.ports["http"], "admin/dlq/list")["letters"]), 3)
+        until(lambda: len(get_json(broker.ports["http"], "admin/dlq/list")["letters"]), 3)
         send_run(spool.url("one"), [list(range(20))])
         with RowStream(spool.url("one"), 8, timeout=20) as rows:
             next(iter(rows))

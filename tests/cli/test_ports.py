@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.running import default_of
+from tests.broker.in_process_broker import default_of
 from tests.ports import free_ports
 from transfer.broker.config.options import BY_NAME
 from transfer.certificates import Authority

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from tests.cli.feeding import send_run
+from tests.cli.run_writer import send_run
 from tests.cli.test_serve import free_port, served
 from transfer.spool import RowStream
 from transfer.spool.client.admin import SpoolAdmin

@@ -15,7 +15,7 @@ import pytest
 import transfer
 from transfer import cli, doctor
 from transfer.cli.options import parse_size
-from transfer.doctor import machine, transports as ways
+from transfer.doctor import machine, transports
 from transfer.units import show_size
 
 ROOT = Path(__file__).parents[2]
@@ -116,7 +116,7 @@ def _protocol(monkeypatch, **environment):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return {check.name: check for check in ways.protocol()}
+    return {check.name: check for check in transports.protocol()}
 
 
 def test_doctor_tells_who_chose_the_protocol(monkeypatch):
@@ -132,20 +132,20 @@ def test_doctor_tells_who_chose_the_protocol(monkeypatch):
 
 def test_doctor_fails_when_a_transport_does(monkeypatch, capsys):
     broken = doctor.Check("transports", "tcp", "fail", "no way", "a hint")
-    monkeypatch.setattr(ways, "self_tests", lambda: iter([broken]))
+    monkeypatch.setattr(transports, "self_tests", lambda: iter([broken]))
     assert cli.run(["doctor"]) == 1
     assert "a hint" in capsys.readouterr().out
 
 
 def test_a_self_test_that_cannot_work_is_an_answer():
-    check = ways._self_test("tcp", "tcp://256.256.256.256:0", "tcp")
+    check = transports._self_test("tcp", "tcp://256.256.256.256:0", "tcp")
     assert check.status == "fail"
     assert check.hint
 
 
 def test_a_self_test_that_kills_its_process_is_an_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    check = ways._test_in_process("ucx")
+    check = transports._test_in_process("ucx")
     assert check.status == "fail"
     assert "status 1" in check.detail
 

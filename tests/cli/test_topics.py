@@ -9,8 +9,8 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from tests.broker.asking import look, until
-from tests.broker.running import running
+from tests.broker.http_requests import get_json, until
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.native import BrokerClient
 from transfer.cli import run as run_command
 
@@ -21,7 +21,9 @@ def broker(tmp_path):
         with BrokerClient(one.endpoints["requests"]) as client:
             client.consume("orders", "billign", begin="old").leave()
             client.publish_many("orders", [b"1", b"2"])
-        until(lambda: look(one.ports["http"], "groups", X_Admin_Token="secret")["groups"][0]["consumers"], 0)
+        until(
+            lambda: get_json(one.ports["http"], "groups", X_Admin_Token="secret")["groups"][0]["consumers"], 0
+        )
         yield one
 
 

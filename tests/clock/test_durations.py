@@ -13,9 +13,9 @@ import pytest
 import transfer
 from tests.broker.secure_peers import Identities
 from tests.clock.test_wall_clock import DAY, Wall, pytestmark as needs_a_compiler
-from tests.core.raw import eventually
-from tests.fuzz.serving import Process, serving
-from tests.spool.sending import write
+from tests.core.raw_frames import eventually
+from tests.fuzz.fuzzed_broker import Process, serving
+from tests.spool.task_sender import write
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.clients.registry import look_up
 from transfer.broker.clients.rqueue import RqueueClient

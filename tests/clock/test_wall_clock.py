@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.serving import good_clients, serving
+from tests.fuzz.fuzzed_broker import good_clients, serving
 from transfer import cli
 from transfer.broker.clients.native import BrokerClient
 

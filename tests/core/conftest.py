@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from tests.core.papers import CROSSED, Papers, core_of
-from tests.core.raw import PULL, PUSH
+from tests.core.certificates import CROSSED, TlsPki, core_of
+from tests.core.raw_frames import PULL, PUSH
 
 ROUND_ROBIN, FANOUT = 1, 2
 FAIR, FILTERED = 1, 2
@@ -53,9 +53,9 @@ def connected(kind: str = "unix", buffer: int = 0) -> tuple[socket.socket, socke
 class Kit:
     """Makes connected things of one core and closes them in the right order."""
 
-    def __init__(self, core: ModuleType, papers: Papers | None = None) -> None:
+    def __init__(self, core: ModuleType, pki: TlsPki | None = None) -> None:
         self.core = core
-        self.papers = papers  # of TLS under the streams, if there is to be some
+        self.pki = pki  # of TLS under the streams, if there is to be some
         self.flusher = core.Flusher()
         self.pool = core.Pool()
         self._sockets: list[Any] = []
@@ -70,8 +70,8 @@ class Kit:
     def raw(self, kind: str = "unix", buffer: int = 0, **options: Any) -> tuple[Any, socket.socket]:
         """A stream, and the bare socket at its other end; with TLS that of Python's `ssl`."""
         near, far = connected(kind, buffer)
-        if self.papers is not None:
-            far, options["channel"] = self.papers.wrapped(near, far, self.core)
+        if self.pki is not None:
+            far, options["channel"] = self.pki.wrapped(near, far, self.core)
         far.settimeout(10)
         self._raw.append(far)
         near.setblocking(False)
@@ -83,8 +83,8 @@ class Kit:
         near.setblocking(False)
         far.setblocking(False)
         ours, theirs = options, options
-        if self.papers is not None:
-            channels = self.papers.channels(near, far, self.core, self.core)
+        if self.pki is not None:
+            channels = self.pki.channels(near, far, self.core, self.core)
             ours, theirs = ({**options, "channel": channel} for channel in channels)
         return self.stream(near.detach(), PUSH, **ours), self.stream(far.detach(), PULL, **theirs)
 
@@ -147,8 +147,8 @@ def recording(base: type) -> type:
 
 
 @pytest.fixture(scope="session")
-def papers(tmp_path_factory: pytest.TempPathFactory) -> Papers:
-    return Papers.made(tmp_path_factory.mktemp("papers"))
+def pki(tmp_path_factory: pytest.TempPathFactory) -> TlsPki:
+    return TlsPki.made(tmp_path_factory.mktemp("pki"))
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ BOTH = pytest.fixture(params=["plain", "tls"], name="carried")(both)
 
 
 @pytest.fixture
-def kit(core: ModuleType, carried: str, papers: Papers) -> Iterator[Kit]:
-    made = Kit(core, papers if carried == "tls" else None)
+def kit(core: ModuleType, carried: str, pki: TlsPki) -> Iterator[Kit]:
+    made = Kit(core, pki if carried == "tls" else None)
     yield made
     made.close()
 
@@ -180,7 +180,7 @@ def cores(request: pytest.FixtureRequest) -> tuple[ModuleType, ModuleType]:
 
 
 @pytest.fixture
-def line(cores: tuple[ModuleType, ModuleType], papers: Papers) -> Iterator[Callable[..., Any]]:
+def line(cores: tuple[ModuleType, ModuleType], pki: TlsPki) -> Iterator[Callable[..., Any]]:
     """make(kind, buffer) -> (near, far, client's channel, server's channel)"""
     with ExitStack() as stack:
 
@@ -188,6 +188,6 @@ def line(cores: tuple[ModuleType, ModuleType], papers: Papers) -> Iterator[Calla
             near, far = connected(kind, buffer)
             stack.enter_context(near)
             stack.enter_context(far)
-            return near, far, *papers.channels(near, far, *cores)
+            return near, far, *pki.channels(near, far, *cores)
 
         yield make

@@ -20,7 +20,7 @@ import zlib
 from pathlib import Path
 from types import ModuleType
 
-from tests.core.raw import CONTROL, CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
+from tests.core.raw_frames import CONTROL, CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
 from transfer.transports.errors import Broken, ProtocolError
 
 #: limit of a frame's data: a damaged length below it is believed

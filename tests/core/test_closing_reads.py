@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from tests.core.conftest import Kit, connected
-from tests.core.raw import MORE, Raw, eventually
+from tests.core.raw_frames import MORE, Raw, eventually
 from transfer.transports.errors import Broken, Closed, ProtocolError
 
 MIB = 1 << 20

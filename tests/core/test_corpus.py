@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.core import fuzz
-from tests.core.raw import CONTROL, MORE, TOPIC, decode
+from tests.core.raw_frames import CONTROL, MORE, TOPIC, decode
 
 #: the words that a stream may end with
 KNOWN_ENDS = {"end", *(path.name.split("-")[0] for path in (Path(__file__).parent / "corpus").glob("*.bin"))}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.core.conftest import connected
-from tests.core.raw import PUSH, Raw
+from tests.core.raw_frames import PUSH, Raw
 
 MIB = 1 << 20
 pytestmark = pytest.mark.parametrize("core", ["native"], indirect=True)

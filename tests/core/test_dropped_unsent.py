@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.raw import CONTROL, plain, read
+from tests.core.raw_frames import CONTROL, plain, read
 from transfer.transports.core.wire import HEADER_SIZE
 from transfer.transports.errors import Broken
 

@@ -11,8 +11,8 @@ import time
 import pytest
 
 from tests.core.conftest import BOTH, Kit
-from tests.core.raw import Raw, eventually, plain, read_frame
-from transfer.transports.core import pure as twin
+from tests.core.raw_frames import Raw, eventually, plain, read_frame
+from transfer.transports.core import pure
 from transfer.transports.errors import ForkedError, TransferError
 
 carried = BOTH
@@ -80,7 +80,7 @@ def test_the_child_is_refused_and_the_parent_goes_on(core, kit):
 
 def test_locks_that_threads_of_the_parent_hold_are_not_waited_for():
     """In the child nobody will ever give them back."""
-    kit = Kit(twin)
+    kit = Kit(pure)
     try:
         (near, _), (incoming, _) = kit.raw(), kit.raw()
         pusher, puller = kit.pusher(near), kit.puller(incoming)

@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from tests.core.conftest import BOTH
-from tests.core.raw import plain, read_frame
+from tests.core.raw_frames import plain, read_frame
 from tests.sockets.helpers import Thread
 from transfer.sockets.parts import pour_frame
 from transfer.transports.core.copies import owned

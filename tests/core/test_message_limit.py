@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.core.raw import EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw, eventually
+from tests.core.raw_frames import EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw, eventually
 from transfer.transports.core.wire import MAX_FRAMES
 from transfer.transports.errors import ProtocolError, UsageError
 

@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from tests.core.conftest import BOTH, FILTERED
-from tests.core.raw import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
+from tests.core.raw_frames import CONTROL, CRC, LZ4, META, MORE, TENSOR, TOPIC, Raw
 from transfer.transports.errors import Again, Broken, Closed, ProtocolError
 
 carried = BOTH
@@ -500,7 +500,7 @@ def test_looking_does_not_lose_or_reorder(kit):
     assert got == [b"%02d" % number for number in range(20)]
 
 
-def test_notify_makes_the_descriptor_readable_until_somebody_looks(kit):
+def test_notify_makes_the_descriptor_readable_until_it_is_read(kit):
     socket = kit.puller(kit.raw()[0])
     assert not socket._readable() and not readable(socket)
     socket._notify()

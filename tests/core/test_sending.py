@@ -10,7 +10,7 @@ import numpy
 import pytest
 
 from tests.core.conftest import BOTH, FANOUT
-from tests.core.raw import Raw, decode, eventually, plain, read, read_frame
+from tests.core.raw_frames import Raw, decode, eventually, plain, read, read_frame
 from transfer.transports.errors import Again, Broken, Closed
 
 carried = BOTH
@@ -358,7 +358,7 @@ def test_a_message_that_meets_the_end_is_in_one_place(kit):
     arrived = []
     while select.select([far], [], [], 0.5)[0]:
         arrived.append(read_frame(far).data)
-    assert sorted([*kept, *arrived]) == [b"0", b"1", b"2", b"3", b"4", b"5"][kit.papers is not None :]
+    assert sorted([*kept, *arrived]) == [b"0", b"1", b"2", b"3", b"4", b"5"][kit.pki is not None :]
 
 
 def test_a_lost_peer_asked_for_by_name(kit):

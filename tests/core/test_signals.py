@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tests.core.raw import META, TENSOR, Raw, eventually, plain, read_frame
+from tests.core.raw_frames import META, TENSOR, Raw, eventually, plain, read_frame
 from transfer.transports.errors import Again, Broken
 
 

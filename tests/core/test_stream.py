@@ -11,7 +11,7 @@ import numpy
 import pytest
 
 from tests.core.conftest import BOTH, connected
-from tests.core.raw import (
+from tests.core.raw_frames import (
     CONTROL,
     CRC,
     EXTENDED,

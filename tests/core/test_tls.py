@@ -15,8 +15,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 from tests.conftest import descriptors
-from tests.core.conftest import connected
-from tests.core.papers import (
+from tests.core.certificates import (
     CORES,
     CROSSED,
     PROTOCOL,
@@ -29,14 +28,15 @@ from tests.core.papers import (
     shake,
     soon,
 )
-from tests.core.raw import eventually
+from tests.core.conftest import connected
+from tests.core.raw_frames import eventually
 
 # --- good peers ----------------------------------------------------------------------------------
 
 
-def test_who_is_there_and_bytes_both_ways(line, papers):
+def test_who_is_there_and_bytes_both_ways(line, pki):
     near, far, client, server = line()
-    der = ssl.PEM_cert_to_DER_cert(Path(papers.issued.certificate).read_text())
+    der = ssl.PEM_cert_to_DER_cert(Path(pki.issued.certificate).read_text())
     for channel in (client, server):
         assert channel.done and channel.alpn == PROTOCOL and not channel.pending and not channel.unsent
         assert channel.peer_certificate == channel.own_certificate == der
@@ -45,15 +45,15 @@ def test_who_is_there_and_bytes_both_ways(line, papers):
     assert exchanged((far, server), (near, client), b"back" * 100_000) == b"back" * 100_000
 
 
-def test_a_handshake_byte_by_byte(cores, papers):
+def test_a_handshake_byte_by_byte(cores, pki):
     """And what follows it at once, of which nothing is swallowed."""
     with ExitStack() as stack:
         ends = [stack.enter_context(end) for _ in range(2) for end in socket.socketpair()]
         for end in ends:
             end.setblocking(False)
         near, relay_near, relay_far, far = ends
-        client = cores[0].TlsChannel(papers.context(cores[0], server=False), near.fileno(), "127.0.0.1")
-        server = cores[1].TlsChannel(papers.context(cores[1], server=True), far.fileno())
+        client = cores[0].TlsChannel(pki.context(cores[0], server=False), near.fileno(), "127.0.0.1")
+        server = cores[1].TlsChannel(pki.context(cores[1], server=True), far.fileno())
 
         def byte_by_byte():
             for source, target in ((relay_near, relay_far), (relay_far, relay_near)):
@@ -112,7 +112,7 @@ def test_much_through_tiny_buffers_in_both_directions(line, kind):
 )
 @settings(max_examples=25, deadline=None)
 @pytest.mark.parametrize("names", CROSSED, ids="-".join)
-def test_any_sizes_of_writes_and_reads(names, papers, parts, rooms, pieces, gathered):
+def test_any_sizes_of_writes_and_reads(names, pki, parts, rooms, pieces, gathered):
     """Ciphertext comes in pieces of any size. What the descriptor does not tell of is `pending`, and that
     only where a read had less room than 32 KiB."""
     near, relay = socket.socketpair()
@@ -121,8 +121,8 @@ def test_any_sizes_of_writes_and_reads(names, papers, parts, rooms, pieces, gath
         for end in (near, relay, given, far):
             end.setblocking(False)
         one, other = map(core_of, names)
-        client = one.TlsChannel(papers.context(one, server=False), near.fileno(), "127.0.0.1")
-        server = other.TlsChannel(papers.context(other, server=True), far.fileno())
+        client = one.TlsChannel(pki.context(one, server=False), near.fileno(), "127.0.0.1")
+        server = other.TlsChannel(pki.context(other, server=True), far.fileno())
         size, room = deque(pieces), deque(rooms)
 
         def passed():
@@ -215,7 +215,7 @@ def test_one_thread_reads_while_another_writes(line):
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_pythons_own_sockets_as_the_peer(name, side, papers):
+def test_pythons_own_sockets_as_the_peer(name, side, pki):
     core = core_of(name)
     near, far = connected("tcp")
     data = bytes(range(256)) * 20_000
@@ -224,8 +224,8 @@ def test_pythons_own_sockets_as_the_peer(name, side, papers):
     def peer():
         try:
             made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER if side == "client" else ssl.PROTOCOL_TLS_CLIENT)
-            made.load_cert_chain(papers.issued.certificate, papers.issued.key)
-            made.load_verify_locations(papers.authority.path)
+            made.load_cert_chain(pki.issued.certificate, pki.issued.key)
+            made.load_verify_locations(pki.authority.path)
             made.verify_mode = ssl.CERT_REQUIRED
             made.set_alpn_protocols([PROTOCOL])
             host = None if side == "client" else "127.0.0.1"
@@ -246,7 +246,7 @@ def test_pythons_own_sockets_as_the_peer(name, side, papers):
     with near:
         near.setblocking(False)
         is_client = side == "client"
-        context = papers.context(core, server=not is_client)
+        context = pki.context(core, server=not is_client)
         channel = core.TlsChannel(context, near.fileno(), "127.0.0.1" if is_client else "")
         shake(channel)
         channel.ahead()
@@ -268,13 +268,13 @@ def test_pythons_own_sockets_as_the_peer(name, side, papers):
 # --- nothing is left -----------------------------------------------------------------------------
 
 
-def test_no_stream_is_made_of_a_channel_that_has_more_than_the_handshake(core, kit, papers):
+def test_no_stream_is_made_of_a_channel_that_has_more_than_the_handshake(core, kit, pki):
     """What was half made called a method that it did not have yet, and the process died; each one also took a
     reference that was not its own from the flusher."""
     for _ in range(5):
         near, far = connected("unix")
         with near, far:
-            client, server = papers.channels(near, far, core, core)
+            client, server = pki.channels(near, far, core, core)
             client.send(b"x" * 20_000)
             server.recv(30)
             with pytest.raises(OSError, match="more than its part"):
@@ -287,10 +287,10 @@ def test_no_stream_is_made_of_a_channel_that_has_more_than_the_handshake(core, k
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_thousand_connections_leave_nothing(name, papers):
+def test_a_thousand_connections_leave_nothing(name, pki):
     """Half of them end in the middle of their handshake."""
     core = core_of(name)
-    contexts = papers.context(core, server=False), papers.context(core, server=True)
+    contexts = pki.context(core, server=False), pki.context(core, server=True)
 
     def once(number):
         near, far = connected("unix")

@@ -12,23 +12,23 @@ from contextlib import ExitStack, closing, suppress
 
 import pytest
 
+from tests.core.certificates import CORES, PROTOCOL, RECORD, core_of, drained, shake
 from tests.core.conftest import connected
 from tests.core.openssl import Client
-from tests.core.papers import CORES, PROTOCOL, RECORD, core_of, drained, shake
-from tests.core.raw import eventually
+from tests.core.raw_frames import eventually
 from transfer.transports.errors import InternalError, SecurityError
 
 # --- new keys ------------------------------------------------------------------------------------
 
 
 @pytest.fixture(params=CORES)
-def renewing(request, papers):
+def renewing(request, pki):
     """(socket of the server, its channel, an OpenSSL client without a certificate), after the handshake."""
     core = core_of(request.param)
     near, far = connected("tcp")
     far.setblocking(False)
     with far, closing(Client(near)) as client:
-        channel = core.TlsChannel(papers.context(core, server=True, clients="none"), far.fileno())
+        channel = core.TlsChannel(pki.context(core, server=True, clients="none"), far.fileno())
         shake(channel, client)
         yield far, channel, client
 
@@ -126,8 +126,8 @@ def test_the_end(line, farewell):
     assert server.recv(100) == b"", "as often as one asks"
 
 
-def test_the_end_inside_a_record(cores, papers):
-    with tampering(cores, papers) as (client, server, far, ciphertext, deliver):
+def test_the_end_inside_a_record(cores, pki):
+    with tampering(cores, pki) as (client, server, far, ciphertext, deliver):
         client.send(b"x" * 1000)
         deliver(ciphertext()[:-1])
         assert drained(server, far) == (b"", False)
@@ -136,8 +136,8 @@ def test_the_end_inside_a_record(cores, papers):
 class tampering:
     """(client, server, the server's socket, what the client has just sent, deliver it)"""
 
-    def __init__(self, cores, papers):
-        self.cores, self.papers = cores, papers
+    def __init__(self, cores, pki):
+        self.cores, self.pki = cores, pki
 
     def __enter__(self):
         self.stack = ExitStack()
@@ -147,8 +147,8 @@ class tampering:
         for end in (near, seen, given, far):
             end.setblocking(False)
         one, other = self.cores
-        client = one.TlsChannel(self.papers.context(one, server=False), near.fileno(), "127.0.0.1")
-        server = other.TlsChannel(self.papers.context(other, server=True), far.fileno())
+        client = one.TlsChannel(self.pki.context(one, server=False), near.fileno(), "127.0.0.1")
+        server = other.TlsChannel(self.pki.context(other, server=True), far.fileno())
 
         def passed():
             for source, target in ((seen, given), (given, seen)):
@@ -164,14 +164,14 @@ class tampering:
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_flipped_bit_is_never_delivered(name, papers):
+def test_a_flipped_bit_is_never_delivered(name, pki):
     """In any byte of a record, its head too: nothing of it comes out, and the connection is over."""
     cores = (core_of(name),) * 2
-    with tampering(cores, papers) as (client, *_, ciphertext, _deliver):
+    with tampering(cores, pki) as (client, *_, ciphertext, _deliver):
         client.send(b"secret")
         length = len(ciphertext())
     for at in range(length):
-        with tampering(cores, papers) as (client, server, _far, ciphertext, deliver):
+        with tampering(cores, pki) as (client, server, _far, ciphertext, deliver):
             client.send(b"before")
             deliver(ciphertext())
             client.send(b"secret")
@@ -199,9 +199,9 @@ def test_a_flipped_bit_is_never_delivered(name, papers):
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("way", ["again", "left out", "exchanged"])
-def test_records_come_once_and_in_their_order(name, way, papers):
+def test_records_come_once_and_in_their_order(name, way, pki):
     cores = (core_of(name),) * 2
-    with tampering(cores, papers) as (client, server, _far, ciphertext, deliver):
+    with tampering(cores, pki) as (client, server, _far, ciphertext, deliver):
         records = []
         for data in (b"one", b"two"):
             client.send(data)
@@ -233,14 +233,14 @@ STRANGERS = {
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("data", STRANGERS.values(), ids=STRANGERS)
 @pytest.mark.parametrize("side", ["client", "server"])
-def test_who_speaks_something_else(name, data, side, papers):
+def test_who_speaks_something_else(name, data, side, pki):
     core = core_of(name)
     near, far = connected("tcp")
     with near, far:
         far.setblocking(False)
         server = side == "server"
         channel = core.TlsChannel(
-            papers.context(core, server=server), far.fileno(), "" if server else "127.0.0.1"
+            pki.context(core, server=server), far.fileno(), "" if server else "127.0.0.1"
         )
         near.sendall(data)
         with pytest.raises(OSError) as caught:
@@ -265,25 +265,25 @@ def announced(count):
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("size", [1, 4, 5, 100])
-def test_a_client_hello_in_pieces_is_refused(name, size, papers):
+def test_a_client_hello_in_pieces_is_refused(name, size, pki):
     """Each piece of it is a record of its own; OpenSSL takes what the first one announces."""
-    assert "one record" in refusal(core_of(name), papers, cut(client_hello(), size))
+    assert "one record" in refusal(core_of(name), pki, cut(client_hello(), size))
 
 
 @pytest.mark.parametrize("name", CORES)
 @pytest.mark.parametrize("count", [5, 1 << 14, 131_000, (1 << 24) - 1])
-def test_a_client_hello_that_is_announced_only_is_refused(name, count, papers):
-    assert "one record" in refusal(core_of(name), papers, announced(count))
+def test_a_client_hello_that_is_announced_only_is_refused(name, count, pki):
+    assert "one record" in refusal(core_of(name), pki, announced(count))
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_client_hello_that_fills_its_record_is_served(name, papers):
+def test_a_client_hello_that_fills_its_record_is_served(name, pki):
     core, context = core_of(name), ssl.create_default_context()
     context.set_alpn_protocols([PROTOCOL, *(f"{number:0250}" for number in range(60))])
     near, far = connected("tcp")
     with near, far:
         far.setblocking(False)
-        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        channel = core.TlsChannel(pki.context(core, server=True), far.fileno())
         hello = client_hello(context)
         assert 15_000 < len(hello) < 16 << 10
         near.settimeout(10)
@@ -293,11 +293,11 @@ def test_a_client_hello_that_fills_its_record_is_served(name, papers):
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_certificates_without_end(name, papers):
+def test_certificates_without_end(name, pki):
     """They come encrypted: OpenSSL takes what they announce."""
-    large = papers.authority.issue("large", hosts=tuple(f"{number:060}.example" for number in range(1200)))
+    large = pki.authority.issue("large", hosts=tuple(f"{number:060}.example" for number in range(1200)))
     core, sent = core_of(name), 0
-    context = ssl.create_default_context(cafile=papers.authority.path)
+    context = ssl.create_default_context(cafile=pki.authority.path)
     context.load_cert_chain(large.certificate, large.key)
     came, goes = ssl.MemoryBIO(), ssl.MemoryBIO()
     client = context.wrap_bio(came, goes, server_hostname="127.0.0.1")
@@ -305,7 +305,7 @@ def test_certificates_without_end(name, papers):
     with near, far:
         for end in (near, far):
             end.setblocking(False)
-        server = core.TlsChannel(papers.context(core, server=True, protocols=()), far.fileno())
+        server = core.TlsChannel(pki.context(core, server=True, protocols=()), far.fileno())
 
         def over():
             nonlocal sent
@@ -332,12 +332,12 @@ def client_hello(context=None):
     return goes.read()
 
 
-def refusal(core, papers, data):
+def refusal(core, pki, data):
     """What is said to a client that sends this."""
     near, far = connected("tcp")
     with near, far:
         far.setblocking(False)
-        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        channel = core.TlsChannel(pki.context(core, server=True), far.fileno())
         near.sendall(data)
         with pytest.raises(OSError) as caught:
             eventually(channel.handshake)
@@ -346,12 +346,12 @@ def refusal(core, papers, data):
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_the_peer_ends_in_the_handshake(name, papers):
+def test_the_peer_ends_in_the_handshake(name, pki):
     core = core_of(name)
     near, far = connected("tcp")
     with far:
         far.setblocking(False)
-        channel = core.TlsChannel(papers.context(core, server=True), far.fileno())
+        channel = core.TlsChannel(pki.context(core, server=True), far.fileno())
         assert not channel.handshake()
         near.close()
         with pytest.raises(OSError) as caught:
@@ -362,17 +362,17 @@ def test_the_peer_ends_in_the_handshake(name, papers):
 # --- whose certificate ---------------------------------------------------------------------------
 
 
-def met(core, papers, hosts, expected, **changed):
+def met(core, pki, hosts, expected, **changed):
     """Raises what the client finds wrong with a server whose certificate is for `hosts`."""
     near, far = connected("tcp")
     with near, far:
         for end in (near, far):
             end.setblocking(False)
-        issued = papers.authority.issue("other", hosts=hosts)
+        issued = pki.authority.issue("other", hosts=hosts)
         server = core.TlsChannel(
-            papers.context(core, server=True, certificate=issued.certificate, key=issued.key), far.fileno()
+            pki.context(core, server=True, certificate=issued.certificate, key=issued.key), far.fileno()
         )
-        client = core.TlsChannel(papers.context(core, server=False, **changed), near.fileno(), expected)
+        client = core.TlsChannel(pki.context(core, server=False, **changed), near.fileno(), expected)
         shake(client, server)
 
 
@@ -387,8 +387,8 @@ def met(core, papers, hosts, expected, **changed):
         (("fe80::1",), "fe80::1%lo"),
     ],
 )
-def test_names_that_fit(name, hosts, expected, papers):
-    met(core_of(name), papers, hosts, expected)
+def test_names_that_fit(name, hosts, expected, pki):
+    met(core_of(name), pki, hosts, expected)
 
 
 @pytest.mark.parametrize("name", CORES)
@@ -416,15 +416,15 @@ def test_names_that_fit(name, hosts, expected, papers):
         (("broker.example",), "127.1"),
     ],
 )
-def test_names_that_do_not_fit(name, hosts, expected, papers):
+def test_names_that_do_not_fit(name, hosts, expected, pki):
     """Refused by whoever looks at the certificate, or before: as an error with a text."""
     with pytest.raises((OSError, SecurityError)) as caught:
-        met(core_of(name), papers, hosts, expected)
+        met(core_of(name), pki, hosts, expected)
     assert str(caught.value)
 
 
 @pytest.mark.parametrize("name", CORES)
-def test_a_client_has_to_say_whom_it_expects(name, papers):
+def test_a_client_has_to_say_whom_it_expects(name, pki):
     core = core_of(name)
     with pytest.raises(InternalError):
-        core.TlsChannel(papers.context(core, server=False), 0)
+        core.TlsChannel(pki.context(core, server=False), 0)

@@ -8,7 +8,7 @@ import zlib
 import numpy
 import pytest
 
-from tests.core.raw import (
+from tests.core.raw_frames import (
     ACK,
     CONTROL,
     CRC,

@@ -10,11 +10,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from tests.broker.asking import ask, until
-from tests.broker.running import FREE, running
+from tests.broker.http_requests import ask, until
+from tests.broker.in_process_broker import FREE, running
 from tests.crash.log_programs import payload
 from tests.crash.program import Mark, Program, steps_of
-from tests.spool import sending
+from tests.spool import task_sender
 from transfer.broker import server
 from transfer.broker.clients.native import BrokerClient, Consumer
 from transfer.broker.fronts.native import NativeSettings
@@ -145,11 +145,13 @@ class Driver:
         """A job of two tasks, on the log that has the messages."""
         endpoint = self._broker.endpoints["spool"]
         tasks = [
-            sending.push(endpoint, run, "job", number, number, first + number * 5, [3, 2], sending.WIDE)
+            task_sender.push(
+                endpoint, run, "job", number, number, first + number * 5, [3, 2], task_sender.WIDE
+            )
             for number in range(2)
         ]
         with self._step("commit", run, [*range(first, first + 10)]):
-            sending.commit(endpoint, run, "job", tasks)
+            task_sender.commit(endpoint, run, "job", tasks)
 
 
 class BrokerProgram(Program):
@@ -223,7 +225,7 @@ def _rows(store: SpoolStore) -> dict[str, list[int]]:
     for name, entry in store.entries.items():
         frames = [store.frame(entry, number) for number in range(len(entry.run.visible.ends))]
         if frames:
-            found[name] = [one for frame in frames for one in sending.agrees(frame, sending.WIDE)]
+            found[name] = [one for frame in frames for one in task_sender.agrees(frame, task_sender.WIDE)]
     return found
 
 

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.broker.asking import until
-from tests.broker.running import running
+from tests.broker.http_requests import until
+from tests.broker.in_process_broker import running
 from tests.crash.broker_programs import body, small_segments
 from tests.crash.program import Mark, Program, steps_of
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer

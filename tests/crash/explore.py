@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.crash.disk import CHOICES, Choice, Disk, Node, read, write
+from tests.crash.disk_model import CHOICES, Choice, Disk, Node, read, write
 from tests.crash.program import Program
 from tests.crash.recorder import LIBRARY, Kind, Operation, Recorder, Trace, build
 

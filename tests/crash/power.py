@@ -3,7 +3,7 @@
 The disk lies under a device of dm-flakey. A cut switches that to dropping all writes: what the kernel had not
 written then is lost, as when the machine's power fails. The file system is unmounted, which writes into the
 void, its caches go, and it is mounted from what the disk has. Answers that a program got before the cut are
-noted in memory. What a disk loses that has a cache of its own is not modelled here: `disk.py` does that.
+noted in memory. What a disk loses that has a cache of its own is not modelled here, but by `disk_model.py`.
 
 With `errors` in the place of the number, writes to the log's file fail. The program is begun again on a disk
 that works, as an operator would do it, and then the power is cut.

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.crash.program import Mark, Program, steps_of
-from tests.spool import sending
-from tests.spool.sending import SMALL, WIDE, Task
+from tests.spool import task_sender
+from tests.spool.task_sender import SMALL, WIDE, Task
 from transfer.log import Log
 from transfer.spool import Spool
 from transfer.spool.client.run_client import RunClient
@@ -92,7 +92,7 @@ def look(store: SpoolStore, model: Model) -> str:
         ids: list[int] = []
         for number, end in enumerate(visible.ends):
             if entry.first < end:
-                ids += sending.agrees(store.frame(entry, number), layouts)
+                ids += task_sender.agrees(store.frame(entry, number), layouts)
         if ids != run.ids[len(run.ids) - len(ids) :] or len(ids) < len(run.ids) - entry.first:
             return f"run {name} has the rows {ids[:5]} ... {ids[-5:]}"
         groups = {group: found.acknowledged[1] for group, found in entry.groups.items() if found.acknowledged}
@@ -172,7 +172,7 @@ class Driver:
         ids = list(range(first, first + sum(sizes)))
         visible = self._delivery == "partition"
         with self._step("end", run, job, winner, ids, visible, self._kind == "stream"):
-            sent = sending.push(
+            sent = task_sender.push(
                 self._spool.endpoint, run, job, partition, attempt, first, sizes, layouts,
                 delivery=self._delivery, kind=self._kind,
             )  # fmt: skip
@@ -181,15 +181,15 @@ class Driver:
     def commit(self, run: str, job: str, tasks: list[Any]) -> None:
         ids = [] if self._delivery == "partition" else [one for _, its in tasks for one in its]
         with self._step("commit", run, job, ids, self._kind == "stream"):
-            sending.commit(self._spool.endpoint, run, job, [winner for winner, _ in tasks])
+            task_sender.commit(self._spool.endpoint, run, job, [winner for winner, _ in tasks])
 
     def abort(self, run: str, job: str) -> None:
         with self._step("abort", run, job):
-            sending.ask(self._spool.endpoint, AbortJob(run=run, job=job))
+            task_sender.ask(self._spool.endpoint, AbortJob(run=run, job=job))
 
     def delete(self, run: str) -> None:
         with self._step("delete", run):
-            sending.ask(self._spool.endpoint, DeleteRun(run=run, force=True))
+            task_sender.ask(self._spool.endpoint, DeleteRun(run=run, force=True))
 
     def acknowledge(self, run: str, group: str, *rows: int) -> None:
         client = RunClient(self._spool.url(run), timeout=20.0)

@@ -1,5 +1,5 @@
 """Power cuts of a disk in a virtual machine and a disk whose writes fail (`power.py`); kills of the machine
-itself, whose disk then loses what was not flushed (`killed.py`, `nbd.py`)."""
+itself, whose disk then loses what was not flushed (`killed_machine.py`, `nbd.py`)."""
 
 from __future__ import annotations
 
@@ -78,11 +78,11 @@ def test_a_sync_fails_and_the_power_is_cut_behind_the_restart(tmp_path, kind) ->
 
 
 def start(kind: str, number: int, folder: Path, tools: vm.Tools, last: str = "") -> vm.Machine:
-    """A machine that runs `killed.py` on the served disk."""
+    """A machine that runs `killed_machine.py` on the served disk."""
     notes = folder / "notes"
     command = (
         f"modprobe {kind} || exit 96\nexport PATH=$PATH:{_PATH}\n"
-        f"python -m tests.crash.killed {kind} /dev/vda {number} {notes} {last}"
+        f"python -m tests.crash.killed_machine {kind} /dev/vda {number} {notes} {last}"
     )
     drive = f"-drive file=nbd+unix:///?socket={folder / 'socket'},format=raw,if=virtio"
     return vm.Machine(

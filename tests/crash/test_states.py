@@ -1,6 +1,6 @@
 """What log, spool and broker keep after crashes: recorded programs, and the states that one may leave.
 
-See `disk.py` for what a crash may do, and `explore.py` to make the state of a fault again.
+See `disk_model.py` for what a crash may do, and `explore.py` to make the state of a fault again.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.broker.running import running
-from tests.spool.sending import RAGGED, WIDE, ask, write
+from tests.broker.in_process_broker import running
+from tests.spool.task_sender import RAGGED, WIDE, ask, write
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.audit_chain import Action

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.running import running
-from tests.spool.sending import RAGGED, SMALL, WIDE, agrees, ask
+from tests.broker.in_process_broker import running
+from tests.spool.task_sender import RAGGED, SMALL, WIDE, agrees, ask
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.storage.audit import Audit
 from transfer.broker.storage.folder_check import check

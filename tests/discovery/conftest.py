@@ -8,7 +8,7 @@ import pytest
 
 from tests.discovery.nameserver import NameServer
 from tests.sockets.conftest import KeepingContext, core_module
-from transfer.sockets.connections import directory_connector as following
+from transfer.sockets.connections import directory_connector
 from transfer.transports.core import IMPLEMENTATION
 from transfer.transports.discovery.membership import Polling
 
@@ -37,5 +37,5 @@ def names(monkeypatch):
 @pytest.fixture
 def quick(monkeypatch):
     """Looks ten times as often, so that a test need not wait for it. What is decided stays the same."""
-    monkeypatch.setattr(following, "Polling", partial(Polling, shortest=0.05, idle=0.05))
-    monkeypatch.setattr(following, "PULSE", 0.05)
+    monkeypatch.setattr(directory_connector, "Polling", partial(Polling, shortest=0.05, idle=0.05))
+    monkeypatch.setattr(directory_connector, "PULSE", 0.05)

@@ -8,7 +8,7 @@ import time
 import pytest
 
 from tests.discovery.namespaces import Cluster
-from tests.discovery.waiting import until
+from tests.discovery.waits import until
 
 pytestmark = pytest.mark.netns
 
@@ -64,7 +64,7 @@ PULLER = """
 BROKER = """
     import sys
     from dataclasses import replace
-    from tests.broker.running import ANYWHERE
+    from tests.broker.in_process_broker import ANYWHERE
     from transfer.broker.fronts.native import NativeSettings
     from transfer.broker.server import Broker
     with Broker(sys.argv[1], replace(ANYWHERE, own=NativeSettings("tcp://10.77.0.1:5580", "", ""))):

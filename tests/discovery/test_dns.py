@@ -7,7 +7,7 @@ import sys
 import pytest
 
 import transfer
-from tests.discovery.waiting import until
+from tests.discovery.waits import until
 from transfer.transports.address import parse
 from transfer.transports.config import name_servers
 from transfer.transports.discovery.dns import DnsDirectory

@@ -8,7 +8,7 @@ import socket
 
 import pytest
 
-from tests.discovery.waiting import until
+from tests.discovery.waits import until
 from transfer import PUSH
 from transfer.transports.descriptors import is_reserved
 

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import pytest
 
 import transfer
-from tests.broker.running import ANYWHERE
-from tests.discovery.waiting import PATIENCE, drain, until
+from tests.broker.in_process_broker import ANYWHERE
+from tests.discovery.waits import PATIENCE, drain, until
 from tests.ports import free_port
 from tests.sockets.conftest import KeepingContext
 from tests.sockets.processes import Program

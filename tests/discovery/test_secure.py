@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.discovery.waiting import PATIENCE, Pods, until
+from tests.discovery.waits import PATIENCE, Pods, until
 from tests.sockets.conftest import KeepingContext
 from transfer import PULL, PUSH
 from transfer.certificates import Authority

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]

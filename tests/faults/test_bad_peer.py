@@ -16,8 +16,17 @@ import numpy
 import psutil
 import pytest
 
-from tests.core.raw import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
-from tests.faults.stranger import answered, awaited, dialled, ended, hang_up, seen, speak, stranger
+from tests.core.raw_frames import CONTROL, CRC, EXTENDED, LZ4, META, MORE, TENSOR, TOPIC, Raw, read_frame
+from tests.faults.raw_peer import (
+    accepted,
+    is_closed,
+    next_event,
+    pending_events,
+    raw_peer,
+    reset,
+    send_frames,
+    tcp_connected,
+)
 from tests.sockets.helpers import TCP, Thread, eventually
 from transfer import PUB, PULL, PUSH, REP, REQ, ROUTER
 from transfer.patterns.pub_sub import MAX_SUBSCRIBED, MAX_SUBSCRIPTIONS
@@ -74,18 +83,18 @@ class Watched:
         assert eventually(lambda: (look or self.look)() or word in counts)
         assert counts[word] == 1
         assert self.pool.in_use <= self.taken[0] + (1 << 20)  # what arrived, and no more
-        event = awaited(self.monitor, "protocol_failed")
+        event = next_event(self.monitor, "protocol_failed")
         assert (event.reason, event.peer) == (reason, address)
         assert isinstance(event.error, ProtocolError)
-        assert awaited(self.monitor, "disconnected").peer == address
-        assert ended(bare)
+        assert next_event(self.monitor, "disconnected").peer == address
+        assert is_closed(bare)
 
     def nobody_noticed(self):
         """The good peer has the connection that it had, and nothing is left of the bad one."""
         self.push.send(b"still here")
         assert self.pull.recv() == b"still here"
         assert eventually(lambda: len(self.pull.peers()) == 1)
-        assert [event for event in seen(self.others) if event.kind != "connected"] == []
+        assert [event for event in pending_events(self.others) if event.kind != "connected"] == []
         assert eventually(lambda: gc.collect() >= 0 and self.pool.in_use == self.taken[0])
         assert self.pool.cached <= self.taken[1] + (8 << 20)
 
@@ -123,8 +132,8 @@ BAD_FRAMES = {
 def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
     reason, bad = BAD_FRAMES[case]
     watched = Watched(context, maxmsgsize=1_000_000)
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(b"before"), bad, bytes(64))
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(b"before"), bad, bytes(64))
         assert watched.pull.recv() == b"before"
         watched.refuses(bare, reason)
     watched.nobody_noticed()
@@ -133,8 +142,8 @@ def test_a_bad_frame_ends_its_connection_and_no_other(context, case):
 def test_a_topic_that_is_longer_than_said(context):
     """It swallows the data, the data what comes next, and where a frame should begin there is none."""
     watched = Watched(context)
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(b"data", TOPIC, topic=b"topic", topic_length=9), b"next", bytes(64))
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(b"data", TOPIC, topic=b"topic", topic_length=9), b"next", bytes(64))
         assert watched.pull.recv_multipart() == [b"topicdata", b"next"]
         watched.refuses(bare, "magic")
     watched.nobody_noticed()
@@ -143,10 +152,10 @@ def test_a_topic_that_is_longer_than_said(context):
 def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
     watched = Watched(context)
     waiting = Thread(watched.pull.recv)
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(magic=1), bytes(64))
-        assert ended(bare)
-        assert awaited(watched.monitor, "protocol_failed").reason == "magic"
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(magic=1), bytes(64))
+        assert is_closed(bare)
+        assert next_event(watched.monitor, "protocol_failed").reason == "magic"
     watched.push.send(b"good")
     assert waiting.finish() == b"good"
     watched.nobody_noticed()
@@ -156,20 +165,20 @@ def test_a_bad_frame_does_not_end_the_wait_of_a_receiver(context):
 @pytest.mark.parametrize("end", ["closed", "reset"])
 def test_a_frame_cut_in_the_middle(context, size, end):
     watched = Watched(context)
-    with stranger(watched.pull.last_endpoint) as bare:
+    with raw_peer(watched.pull.last_endpoint) as bare:
         address = bare.getsockname()[:2]
         frame = Raw(bytes(size), TOPIC, topic=b"topic").encode()
         # Who speaks is read from meanwhile: how much the kernels keep in between is their affair.
-        telling = Thread(speak, bare, Raw(b"before"), frame[: 34 + size // 2 if size else 17])
+        telling = Thread(send_frames, bare, Raw(b"before"), frame[: 34 + size // 2 if size else 17])
         assert watched.pull.recv() == b"before"
         assert eventually(lambda: watched.look() or not telling.is_alive())
         telling.finish()
         watched.look()
         # A close with a credit unread would be a reset, too.
-        hang_up(bare) if end == "reset" else bare.shutdown(socket.SHUT_WR)
+        reset(bare) if end == "reset" else bare.shutdown(socket.SHUT_WR)
         counts = watched.pull._links.state.counts
         assert eventually(lambda: watched.look() or "disconnected" in counts)
-        event = awaited(watched.monitor, "disconnected")
+        event = next_event(watched.monitor, "disconnected")
         assert event.peer == "{}:{}".format(*address)
         assert isinstance(event.error, ProtocolError if end == "closed" else (Broken, ProtocolError))
         if end == "closed":
@@ -184,8 +193,8 @@ def test_announced_messages_that_never_come_cost_no_memory(context):
     watched = Watched(context)
     with contextlib.ExitStack() as bare:
         for _ in range(50):
-            one = bare.enter_context(stranger(watched.pull.last_endpoint))
-            speak(one, Raw(bytes(1000), length=3 << 30))
+            one = bare.enter_context(raw_peer(watched.pull.last_endpoint))
+            send_frames(one, Raw(bytes(1000), length=3 << 30))
         assert eventually(lambda: len(watched.pull.peers()) == 51)
         resident = psutil.Process().memory_info().rss
         for _ in range(3):
@@ -226,8 +235,8 @@ def test_a_bad_tensor_ends_its_connection_and_no_other(context, case, receive):
     reason, bad = BAD_TENSORS[case]
     watched = Watched(context)
     options = {"out": numpy.zeros(3, "f4")} if receive == "out" else {}
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, bad)
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, bad)
 
         def look():
             with pytest.raises(Again):
@@ -260,8 +269,8 @@ def test_bad_compression_ends_its_connection_and_no_other(context, case, how):
     meta = header(8, 1, 100) if how == "recv_tensor" else b""
     flags = LZ4 | (TENSOR if meta else 0)
     resident = psutil.Process().memory_info().rss
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(packed, flags, meta=meta))
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(packed, flags, meta=meta))
 
         def look():
             with pytest.raises(Again):
@@ -286,12 +295,12 @@ def test_a_server_survives_a_bad_request(context, ours, theirs):
     server.bind(TCP)
     monitor = server.get_monitor()
     serving = Thread(server.recv_multipart)
-    with stranger(server.last_endpoint, theirs) as bare:
-        speak(bare, Raw(b"", MORE), Raw(b"no LZ4" * 10, LZ4)) if ours is ROUTER else speak(
+    with raw_peer(server.last_endpoint, theirs) as bare:
+        send_frames(bare, Raw(b"", MORE), Raw(b"no LZ4" * 10, LZ4)) if ours is ROUTER else send_frames(
             bare, Raw(b"no LZ4" * 10, LZ4)
         )
-        assert awaited(monitor, "protocol_failed").reason == "compression"
-        assert ended(bare)
+        assert next_event(monitor, "protocol_failed").reason == "compression"
+        assert is_closed(bare)
     client = context.socket(REQ)
     client.connect(server.last_endpoint)
     client.send(b"a good one")
@@ -306,15 +315,15 @@ def test_a_bad_reply_fails_its_request(context):
     client = context.socket(REQ, reconnect_ivl=10)
     with socket.create_server(("127.0.0.1", 0)) as listener:
         client.connect("tcp://{}:{}".format(*listener.getsockname()))
-        bare = answered(listener, SocketType.REP)
+        bare = accepted(listener, SocketType.REP)
         with bare:
             client.send(b"question")
             asked = read_frame(bare)
             assert asked.data == b"question"
-            speak(bare, Raw(b"no LZ4" * 10, LZ4, sequence=asked.sequence, socket_type=1))
+            send_frames(bare, Raw(b"no LZ4" * 10, LZ4, sequence=asked.sequence, socket_type=1))
             with pytest.raises((ProtocolError, Broken)):
                 client.recv()
-            assert ended(bare)
+            assert is_closed(bare)
     assert client._links.state.counts["protocol:compression"] == 1
     with pytest.raises(StateError, match="no request"):
         client.recv()
@@ -346,27 +355,27 @@ def test_a_bad_beginning_ends_its_connection_and_no_other(context, case):
     watched = Watched(context)
     watched.pull.handshake_ivl = 100 if reason == "timeout" else 20_000
     watched.pull.bind(TCP)  # the time holds for what is bound from now on
-    with dialled(watched.pull.last_endpoint) as bare:
+    with tcp_connected(watched.pull.last_endpoint) as bare:
         address = "{}:{}".format(*bare.getsockname())
-        speak(bare, data)
-        event = awaited(watched.monitor, "handshake_failed")
+        send_frames(bare, data)
+        event = next_event(watched.monitor, "handshake_failed")
         assert (event.reason, event.peer) == (reason, address)
         assert isinstance(event.error, HandshakeError)
         assert watched.pull._links.state.counts[f"handshake:{reason}"] == 1
-        assert ended(bare)
+        assert is_closed(bare)
     watched.nobody_noticed()
 
 
 def test_silence_inside_a_frame_of_a_peer_that_promised_heartbeats(context):
     watched = Watched(context, heartbeat_ivl=10, heartbeat_timeout=100)
     watched.push.heartbeat_ivl = 10
-    with stranger(watched.pull.last_endpoint, extra={"heartbeat_ms": 10}) as bare:
-        speak(bare, Raw(b"data").encode()[:17])
+    with raw_peer(watched.pull.last_endpoint, extra={"heartbeat_ms": 10}) as bare:
+        send_frames(bare, Raw(b"data").encode()[:17])
         watched.look()
-        event = awaited(watched.monitor, "silent")
+        event = next_event(watched.monitor, "silent")
         assert event.peer == "{}:{}".format(*bare.getsockname())
-        assert isinstance(awaited(watched.monitor, "disconnected").error, Broken)
-        assert ended(bare)
+        assert isinstance(next_event(watched.monitor, "disconnected").error, Broken)
+        assert is_closed(bare)
     watched.push.send(b"still here")
     assert watched.pull.recv() == b"still here"
 
@@ -376,26 +385,26 @@ def test_a_subscription_too_long_or_too_many(context):
     pub = context.socket(PUB)
     pub.bind(TCP)
     monitor = pub.get_monitor()
-    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+    with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
         order = b"\2" + struct.pack("<Q", 1)
-        speak(bare, Raw(order + bytes(70_000), CONTROL, socket_type=3))
-        assert awaited(monitor, "protocol_failed").reason == "control"
-        assert ended(bare)
+        send_frames(bare, Raw(order + bytes(70_000), CONTROL, socket_type=3))
+        assert next_event(monitor, "protocol_failed").reason == "control"
+        assert is_closed(bare)
     for prefixes in (
         (number.to_bytes(4, "little") for number in range(MAX_SUBSCRIPTIONS + 1)),
         (number.to_bytes(4, "little") + bytes(60_000) for number in range(MAX_SUBSCRIBED // 60_000 + 1)),
     ):
-        with stranger(pub.last_endpoint, SocketType.SUB) as bare:
+        with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
             with contextlib.suppress(OSError):
                 for prefix in prefixes:
-                    speak(bare, Raw(b"\2" + struct.pack("<I", 1) + prefix, CONTROL, socket_type=3))
-            event = awaited(monitor, "protocol_failed")
+                    send_frames(bare, Raw(b"\2" + struct.pack("<I", 1) + prefix, CONTROL, socket_type=3))
+            event = next_event(monitor, "protocol_failed")
             assert "more subscriptions than one peer may have" in str(event.error)
-            assert ended(bare)
-    with stranger(pub.last_endpoint, SocketType.SUB) as bare:
-        speak(bare, Raw(b"data is not for a PUB", socket_type=3))
-        assert awaited(monitor, "protocol_failed").reason == "flags"
-        assert ended(bare)
+            assert is_closed(bare)
+    with raw_peer(pub.last_endpoint, SocketType.SUB) as bare:
+        send_frames(bare, Raw(b"data is not for a PUB", socket_type=3))
+        assert next_event(monitor, "protocol_failed").reason == "flags"
+        assert is_closed(bare)
 
 
 def test_what_the_program_handles_meanwhile_keeps_its_traceback(context):
@@ -403,14 +412,14 @@ def test_what_the_program_handles_meanwhile_keeps_its_traceback(context):
     pull = context.socket(PULL, rcvtimeo=2000)
     pull.bind(TCP)
     monitor = pull.get_monitor()
-    with stranger(pull.last_endpoint) as bare:
+    with raw_peer(pull.last_endpoint) as bare:
         try:
             raise ValueError("the program's own")
         except ValueError as own:
-            speak(bare, Raw(b"no LZ4", LZ4))
+            send_frames(bare, Raw(b"no LZ4", LZ4))
             with pytest.raises(Again):
                 pull.recv()
-            error = awaited(monitor, "protocol_failed").error
+            error = next_event(monitor, "protocol_failed").error
             kept = own.__traceback__
     assert kept is not None
     assert isinstance(error, ProtocolError)

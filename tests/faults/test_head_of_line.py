@@ -13,8 +13,8 @@ import time
 import psutil
 import pytest
 
-from tests.faults.stranger import seen
-from tests.faults.window import WINDOW, pattern, window
+from tests.faults.raw_peer import pending_events
+from tests.faults.repeated_pages import WINDOW, pattern, window
 from tests.sockets.helpers import Thread
 from tests.sockets.processes import Program
 from transfer import PAIR, PUSH, REQ
@@ -28,7 +28,7 @@ DEADLINE = 2000
 OTHER_SIDE = """
     import sys, threading, time
     import numpy, transfer
-    from tests.faults.window import WINDOW, pattern, window
+    from tests.faults.repeated_pages import WINDOW, pattern, window
 
     kind, large = getattr(transfer, sys.argv[1]), int(sys.argv[2])
     options = {"heartbeat_ivl": 200, "heartbeat_timeout": 1000}
@@ -156,7 +156,7 @@ class Sides:
 
     def end(self):
         """Nobody was thought to be dead, on either side."""
-        ours = [event.kind.value for monitor in self.monitors for event in seen(monitor)]
+        ours = [event.kind.value for monitor in self.monitors for event in pending_events(monitor)]
         assert [event for event in ours if event != "connected"] == []
         self.push.send(b"end")
         self.req.send(b"end")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults.stranger import awaited, seen
+from tests.faults.raw_peer import next_event, pending_events
 from tests.sockets.helpers import TCP, Thread, eventually
 from tests.sockets.processes import Program
 from transfer import DEALER, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
@@ -56,7 +56,7 @@ def test_a_pull_killed_under_load_costs_what_is_told(context, tmp_path, size):
         for _ in range(200):
             push.send(bytes(size))
             taken += 1
-        assert awaited(monitor, "disconnected").error is not None
+        assert next_event(monitor, "disconnected").error is not None
         # The other one gets all that was not yet given to the kernel for the first.
         assert eventually(
             lambda: not push._links.orphans.messages and all(p.queued == 0 for p in push.peers())
@@ -66,7 +66,7 @@ def test_a_pull_killed_under_load_costs_what_is_told(context, tmp_path, size):
         received = sum(book.stat().st_size for book in books)
         assert taken <= received + lost
         assert received <= taken
-        events = [event for event in seen(monitor) if event.kind == "unconfirmed"]
+        events = [event for event in pending_events(monitor) if event.kind == "unconfirmed"]
         assert sum(event.count for event in events) <= lost
         kill(survivor)
 
@@ -113,7 +113,7 @@ def test_a_sender_killed_inside_a_frame(context):
     push.connect(pull.last_endpoint)
     push.send(b"good")
     assert waiting.finish() == b"good"
-    error = awaited(monitor, "disconnected").error
+    error = next_event(monitor, "disconnected").error
     assert isinstance(error, Broken | ProtocolError)
     del error
     assert eventually(lambda: context.pool.in_use == in_use)
@@ -225,8 +225,8 @@ def test_a_stopped_receiver_does_not_hold_a_sender_for_ever(context, tmp_path):
         program.process.send_signal(signal.SIGSTOP)
         push.send_timeout = 20_000
         blocked = Thread(lambda: [push.send(b"%d" % i + b"x" * 100_000) for i in range(40)])
-        assert awaited(monitor, "silent").peer
-        awaited(monitor, "disconnected")
+        assert next_event(monitor, "silent").peer
+        next_event(monitor, "disconnected")
         lost = push._links.state.counts.get("unconfirmed", 0)
         other = context.socket(PULL, rcvtimeo=10_000)
         other.connect(push.last_endpoint)

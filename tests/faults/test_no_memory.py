@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from tests.core.raw import TENSOR, Raw
-from tests.faults.stranger import speak, stranger
+from tests.core.raw_frames import TENSOR, Raw
+from tests.faults.raw_peer import raw_peer, send_frames
 from tests.faults.test_bad_peer import Watched, header
 from tests.sockets.processes import Program
 from transfer import PUSH
@@ -31,8 +31,8 @@ CASES = [(frame, call) for frame in FRAMES for call in CALLS if frame == "a tens
 @pytest.mark.parametrize(("frame", "call"), CASES)
 def test_it_ends_its_connection_and_no_other(context, frame, call, size):
     watched = Watched(context, maxmsgsize=2**63 - 1)
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, FRAMES[frame](size))
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, FRAMES[frame](size))
 
         def look():
             watched.pull.receive_timeout = 20
@@ -53,8 +53,8 @@ def test_a_terabyte(context):
         pass
     else:
         pytest.skip("this kernel promises a terabyte")
-    with stranger(watched.pull.last_endpoint) as bare:
-        speak(bare, Raw(bytes(1000), length=1 << 40))
+    with raw_peer(watched.pull.last_endpoint) as bare:
+        send_frames(bare, Raw(bytes(1000), length=1 << 40))
         watched.refuses(bare, "no_memory")
     watched.nobody_noticed()
 
@@ -65,8 +65,8 @@ def test_none_to_send_only_sockets_either(context):
     push.bind("tcp://127.0.0.1:0")
     monitor = push.get_monitor()
     kinds = []
-    with stranger(push.last_endpoint, kind=SocketType.PULL) as bare:
-        speak(bare, Raw(bytes(100_000), length=1 << 62))
+    with raw_peer(push.last_endpoint, kind=SocketType.PULL) as bare:
+        send_frames(bare, Raw(bytes(100_000), length=1 << 62))
         while "disconnected" not in kinds:
             event = monitor.recv(10)
             kinds.append(event.kind)
@@ -78,8 +78,8 @@ def test_none_to_send_only_sockets_either(context):
 LEAVING = """
     import contextlib, resource, sys
     import numpy, transfer
-    from tests.core.raw import TENSOR, Raw
-    from tests.faults.stranger import awaited, ended, speak, stranger
+    from tests.core.raw_frames import TENSOR, Raw
+    from tests.faults.raw_peer import is_closed, next_event, raw_peer, send_frames
     from tests.faults.test_bad_peer import header
     from tests.sockets.helpers import pair_of
 
@@ -88,8 +88,8 @@ LEAVING = """
         pull, push = pair_of(context, transfer.PULL, transfer.PUSH, rcvtimeo=500)
         out = numpy.empty(SIZE, numpy.uint8)
         monitor = pull.get_monitor()
-        with stranger(pull.last_endpoint) as bare:
-            speak(bare, Raw(bytes(1000_000), TENSOR, meta=header(8, 1, SIZE), length=SIZE))
+        with raw_peer(pull.last_endpoint) as bare:
+            send_frames(bare, Raw(bytes(1000_000), TENSOR, meta=header(8, 1, SIZE), length=SIZE))
             with open("/proc/self/statm") as statm:
                 used = int(statm.read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20),) * 2)
@@ -97,8 +97,8 @@ LEAVING = """
             with contextlib.suppress(transfer.Again):
                 pull.recv_tensor(out=out)
             pull.poll(1000)
-            print(awaited(monitor, "protocol_failed").reason, flush=True)
-            assert ended(bare)
+            print(next_event(monitor, "protocol_failed").reason, flush=True)
+            assert is_closed(bare)
         push.send(b"still here")
         pull.rcvtimeo = 10_000
         print(pull.recv().decode(), len(pull.peers()), flush=True)

@@ -12,8 +12,8 @@ import numpy
 import psutil
 import pytest
 
-from tests.core.raw import Raw
-from tests.faults.stranger import seen, speak, stranger
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import pending_events, raw_peer, send_frames
 from tests.sockets.helpers import TCP, Thread, eventually, pair_of
 from tests.sockets.processes import Program
 from transfer import DEALER, PULL, PUSH, REP, REQ
@@ -152,15 +152,15 @@ def test_a_slow_sender_of_a_large_message_is_alive(context):
     push.wait_for_peers(1, 10)
     monitor = pull.get_monitor()
     frame = Raw(bytes(1_000_000)).encode()
-    with stranger(pull.last_endpoint, extra={"heartbeat_ms": 20}) as bare:
+    with raw_peer(pull.last_endpoint, extra={"heartbeat_ms": 20}) as bare:
         for start in range(0, 900_000, 50_000):
-            speak(bare, frame[start : start + 50_000])
+            send_frames(bare, frame[start : start + 50_000])
             push.send(b"%d" % start)
             assert pull.recv() == b"%d" % start
             time.sleep(0.03)
-        speak(bare, frame[900_000:])
+        send_frames(bare, frame[900_000:])
         assert len(pull.recv()) == 1_000_000
-        assert "silent" not in {event.kind for event in seen(monitor)}
+        assert "silent" not in {event.kind for event in pending_events(monitor)}
 
 
 # --- memory in flight ---------------------------------------------------------------------------
@@ -225,5 +225,5 @@ def test_a_burst_after_a_long_rest(context, interval):
     (after,) = push.peers()
     assert (after.address, after.sent) == (before.address, 3001)
     # The PULL may report its connection only now; a lost one would be reported as that.
-    assert {event.kind for monitor in monitors for event in seen(monitor)} <= {EventKind.CONNECTED}
+    assert {event.kind for monitor in monitors for event in pending_events(monitor)} <= {EventKind.CONNECTED}
     assert threading.active_count() <= threads

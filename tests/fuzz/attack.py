@@ -1,4 +1,4 @@
-"""Strangers at the doors of one running broker, and the good clients that go round there meanwhile."""
+"""Hostile clients at the ports of one running broker, while good clients use each of them."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from pathlib import Path
 import pytest
 
 from tests.broker.secure_peers import Identities
-from tests.fuzz import ways
-from tests.fuzz.doors import talk
-from tests.fuzz.serving import HERE, Held, Process, Serving, good_clients, serving
-from tests.fuzz.stranger import Drips, Strangers
+from tests.fuzz import dialers
+from tests.fuzz.broker_conversations import talk
+from tests.fuzz.fuzzed_broker import HERE, FuzzedBroker, Held, Process, good_clients, serving
+from tests.fuzz.hostile_clients import HostileClients, SlowClients
 from transfer import cli
 from transfer.broker.clients.native import BrokerClient
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.transports.config import security as read_security
 from transfer.transports.core.wire import SocketType
-from transfer.transports.shm import unix_listener as unix_door
+from transfer.transports.shm import unix_listener
 
-#: bytes that a broker may have more when strangers are gone: its pool keeps 256 MiB of buffers for reuse, and
-#: what the allocator keeps in between is as much again
+#: bytes that a broker may keep when hostile clients have gone: its pool keeps 256 MiB of buffers for reuse,
+#: and what the allocator keeps in between is as much again
 MOST_MEMORY = 512 << 20
 #: threads that its pools begin when they are first asked for something
 MOST_THREADS = 16
-#: slow ones at a time, beside those that come one after the other
-DRIPS = 40
+#: at a time, while others connect one after the other
+SLOW_CLIENTS = 40
 #: sockets of those who greeted the Unix socket and were not asked for: the next one ends them after 30 s
-MOST_GREETED = 3 * unix_door._MOST_WAITING
+MOST_GREETED = 3 * unix_listener._MOST_WAITING
 _KINDS = {"rows": SocketType.PUSH, "pushes": SocketType.PUSH}
 
 
 class Attack:
-    """Says talks at the doors of one broker, and sees after each few that it serves."""
+    """Sends talks to the ports of one broker, and checks after each few that it serves."""
 
-    def __init__(self, broker: Serving, good: Process, identities: Identities | None) -> None:
+    def __init__(self, broker: FuzzedBroker, good: Process, identities: Identities | None) -> None:
         self.broker, self.good, self.identities = broker, good, identities
         self.before = broker.held()
         self.slowest: dict[str, list[tuple[float, float]]] = {}
@@ -45,61 +45,61 @@ class Attack:
         self.greeted = False
         self.gone: set[str] = set()
 
-    def way(self, door: str) -> ways.Way:
-        """How the strangers of a door come to it."""
-        place, how = self.broker.place(door), door.split()[-1]
-        kind = _KINDS.get(door.split()[0], SocketType.DEALER)
+    def dial(self, target: str) -> dialers.Dial:
+        """How the hostile clients of a target connect."""
+        place, how = self.broker.place(target), target.split()[-1]
+        kind = _KINDS.get(target.split()[0], SocketType.DEALER)
         self.greeted |= how in ("greeting", "local", "upgrade")
         if how == "greeting":
-            return ways.greeting(lambda: ways.unix_door(self.broker.process.pid))
+            return dialers.greeting(lambda: dialers.unix_listener_name(self.broker.process.pid))
         if how in ("local", "upgrade"):
-            return ways.local(place, kind, mutated=how == "upgrade")
+            return dialers.local(place, kind, mutated=how == "upgrade")
         if self.identities is not None and how == "tls":
-            return ways.encrypted(place, self.identities)
+            return dialers.encrypted(place, self.identities)
         if self.identities is not None and how in ("proved", "proof"):
-            return ways.proved(place, self.identities, kind, mutated=how == "proof")
-        return ways.plain(place)
+            return dialers.proved(place, self.identities, kind, mutated=how == "proof")
+        return dialers.plain(place)
 
-    def at(self, door: str, seeds: Iterable[int], until: float = float("inf")) -> None:
+    def at(self, target: str, seeds: Iterable[int], until: float = float("inf")) -> None:
         """One after the other."""
-        strangers = Strangers(self.way(door))
+        clients = HostileClients(self.dial(target))
         said: list[tuple[int, list[bytes]]] = []
         try:
             for seed in seeds:
                 if time.monotonic() > until:
                     break
-                words = talk(door, seed)
-                strangers.come(words, seed)
+                words = talk(target, seed)
+                clients.connect(words, seed)
                 said = [*said[-20:], (seed, words)]
                 if (error := self.broker.errors()) or self.broker.process.process.poll() is not None:
-                    self._fail(door, said, error or "it has ended")
+                    self._fail(target, said, error or "it has ended")
         finally:
-            strangers.close()
-        self.came = strangers.came
-        self.look(door)
+            clients.close()
+        self.came = clients.came
+        self.look(target)
 
-    def for_a_while(self, door: str, seconds: float) -> None:
+    def for_a_while(self, target: str, seconds: float) -> None:
         """Fresh ones, and slow ones meanwhile."""
         self.slowest.clear()
         first = int(time.time() * 1000)
-        with Drips(self.way(door), lambda seed: talk(door, first + seed), DRIPS) as drips:
-            self.at(door, range(first, first + (1 << 40)), time.monotonic() + seconds)
-        self.put_out = drips.ended
+        with SlowClients(self.dial(target), lambda seed: talk(target, first + seed), SLOW_CLIENTS) as slow:
+            self.at(target, range(first, first + (1 << 40)), time.monotonic() + seconds)
+        self.put_out = slow.ended
         assert not (error := self.broker.errors()), error
 
-    def kept(self, door: str, words: list[bytes]) -> None:
+    def kept(self, target: str, words: list[bytes]) -> None:
         """One that has broken something once."""
-        strangers = Strangers(self.way(door))
+        clients = HostileClients(self.dial(target))
         for seed in range(5):
-            strangers.come(words, seed)
-        strangers.close()
-        self.look(door)
+            clients.connect(words, seed)
+        clients.close()
+        self.look(target)
         assert not (error := self.broker.errors()), error
 
-    def _fail(self, door: str, said: list[tuple[int, list[bytes]]], error: str) -> None:
-        path = self.broker.folder.parent / f"{door.replace(' ', '_')}-{said[-1][0]}.json"
+    def _fail(self, target: str, said: list[tuple[int, list[bytes]]], error: str) -> None:
+        path = self.broker.folder.parent / f"{target.replace(' ', '_')}-{said[-1][0]}.json"
         path.write_text(json.dumps([word.hex() for word in said[-1][1]]))
-        pytest.fail(f"{door}: seeds up to {said[-1][0]}; the last is kept in {path}\n{error}")
+        pytest.fail(f"{target}: seeds up to {said[-1][0]}; the last is kept in {path}\n{error}")
 
     def look(self, what: str) -> None:
         """Every good client has gone round meanwhile, and none has waited in vain."""
@@ -109,7 +109,7 @@ class Attack:
             assert time.monotonic() < deadline, rounds
             for name, report in self.good.asked().items():
                 if name in self.gone:
-                    continue  # it failed at an earlier door, and goes round no more
+                    continue  # it failed at an earlier target, and has stopped
                 if report["error"]:
                     self.gone.add(name)
                     self.slowest.pop(name, None)
@@ -120,19 +120,19 @@ class Attack:
             time.sleep(0.02)
 
     def ended(self) -> Held:
-        """Strangers have gone: so has what they held."""
+        """The hostile clients have gone: so has what they held."""
         more_sockets = MOST_GREETED if self.greeted else 0
         try:
             held = self.broker.settled(self.before, MOST_THREADS, more_sockets)
             assert held.memory - self.before.memory < MOST_MEMORY, (self.before, held)
         except AssertionError:
-            self.before = self.broker.held()  # the next door is judged by itself
+            self.before = self.broker.held()  # the next target is judged by itself
             raise
         return held
 
 
 @contextmanager
-def attacked(folder: Path, identities: Identities | None = None) -> Iterator[Attack]:
+def under_attack(folder: Path, identities: Identities | None = None) -> Iterator[Attack]:
     """A broker and its good clients. At the end its log is whole, and has all that good clients published."""
     broker_says, client_says = _environment(identities)
     with serving(folder, **broker_says) as broker:
@@ -170,14 +170,14 @@ def check_kept(places: dict[str, dict[str, str]], numbers: dict[str, int]) -> No
     """What good clients published is there, in its order."""
     security = read_security()
     with BrokerClient(places["endpoints"]["requests"], timeout=20) as client:
-        for door in ("own", "ttp"):
-            consumer = client.consume(f"good.{door}", "check", begin="old", window=1000)
+        for target in ("own", "ttp"):
+            consumer = client.consume(f"good.{target}", "check", begin="old", window=1000)
             found: list[int] = []
-            while len(found) < numbers[door]:
+            while len(found) < numbers[target]:
                 some = consumer.recv_many(1000)
                 consumer.ack(*some)
                 found += [int(bytes(one.data)) for one in some]
-            assert found[: numbers[door]] == list(range(numbers[door]))
+            assert found[: numbers[target]] == list(range(numbers[target]))
             consumer.leave()
     with PyBrokerClient(HERE, int(places["ports"]["pybroker"]), security=security) as client:
         wanted, heard = b"".join(b"%d " % one for one in range(numbers["pybroker"])), b""

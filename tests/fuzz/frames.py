@@ -6,7 +6,7 @@ import json
 import random
 import struct
 
-from tests.core.raw import CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
+from tests.core.raw_frames import CRC, EXTENDED, EXTENDED_META, META, MORE, TENSOR, TOPIC, Raw
 from tests.fuzz.mutations import name, number, payload, rewritten
 from transfer.transports.core.wire import (
     CREDIT,
@@ -62,14 +62,14 @@ def any_control(rng: random.Random, kind: SocketType) -> bytes:
 
 def tensor_header(rng: random.Random) -> tuple[int, bytes]:
     """(flags, meta) of a tensor: as it should be, or with other numbers."""
-    way = rng.randrange(5)
-    if way == 0:
+    dial = rng.randrange(5)
+    if dial == 0:
         return TENSOR, META
-    if way == 1:
+    if dial == 1:
         return TENSOR | EXTENDED, EXTENDED_META
-    if way == 2:
+    if dial == 2:
         return TENSOR, struct.pack("<II4qB7x", number(rng, 32), rng.randrange(6), *rng.choice(_SHAPES), 1)
-    if way == 3:
+    if dial == 3:
         return TENSOR | EXTENDED, struct.pack("<I", number(rng, 32)) + rng.randbytes(60)
     size = rng.choice((16, 24, 60, 4096))
     fixed = struct.pack(
@@ -91,16 +91,16 @@ def frame(rng: random.Random, kind: SocketType, data: bytes | None = None) -> by
     made = Raw(
         payload(rng) if data is None else data, flags, number(rng, 64), meta, topic, socket_type=int(kind)
     )
-    way = rng.random()
-    if way < 0.04:
+    dial = rng.random()
+    if dial < 0.04:
         made.length = number(rng, 64)
-    elif way < 0.06:
+    elif dial < 0.06:
         made.topic_length = number(rng, 32)
-    elif way < 0.08:
+    elif dial < 0.08:
         made.checksum = number(rng, 32)
-    elif way < 0.10:
+    elif dial < 0.10:
         made.socket_type = rng.randrange(256)
-    elif way < 0.14:
+    elif dial < 0.14:
         made.socket_type |= REFERENCE_BIT
         made.data = REFERENCE.pack(number(rng, 32), rng.randrange(3), number(rng, 64), number(rng, 64))
     return made.encode()

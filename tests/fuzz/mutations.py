@@ -43,10 +43,10 @@ def rewritten(rng: random.Random, words: dict[str, Any], most: int = 3) -> bytes
     fields = [(key, json.dumps(value)) for key, value in words.items()]
     for _ in range(rng.randrange(most + 1)):
         at = rng.randrange(len(fields)) if fields else 0
-        way = rng.randrange(4)
-        if way < 2 and fields:
+        dial = rng.randrange(4)
+        if dial < 2 and fields:
             fields[at] = fields[at][0], rng.choice(VALUES)
-        elif way == 2 and fields:
+        elif dial == 2 and fields:
             del fields[at]
         else:
             key = fields[at][0] if fields and rng.random() < 0.5 else rng.choice(("", "later", "ask", "type"))
@@ -63,14 +63,14 @@ def damaged(rng: random.Random, data: bytes) -> bytes:
             break
         at = rng.randrange(len(changed))
         at = rng.choice((at, at % 40))
-        way = rng.randrange(5)
-        if way == 0:
+        dial = rng.randrange(5)
+        if dial == 0:
             changed[at] ^= 1 << rng.randrange(8)
-        elif way == 1:
+        elif dial == 1:
             changed[at] = rng.choice((0, 1, 0x7F, 0x80, 0xFE, 0xFF))
-        elif way == 2:
+        elif dial == 2:
             del changed[at : at + rng.randrange(1, 50)]
-        elif way == 3:
+        elif dial == 3:
             changed[at:at] = changed[at : at + rng.randrange(1, 50)]
         else:
             changed[at : at + 8] = number(rng, 64).to_bytes(8, rng.choice(("little", "big")))
@@ -84,14 +84,14 @@ def disordered(rng: random.Random, pieces: list[bytes]) -> list[bytes]:
         return pieces
     for _ in range(rng.choice((1, 1, 2))):
         at = rng.randrange(len(pieces))
-        way = rng.randrange(6)
-        if way == 0:
+        dial = rng.randrange(6)
+        if dial == 0:
             pieces.insert(rng.randrange(len(pieces)), pieces.pop(at))
-        elif way == 1:
+        elif dial == 1:
             pieces[at:at] = [pieces[at]] * rng.choice((1, 1, 20))
-        elif way == 2 and len(pieces) > 1:
+        elif dial == 2 and len(pieces) > 1:
             del pieces[at]
-        elif way == 3:
+        elif dial == 3:
             pieces[at] = pieces[at][: rng.randrange(len(pieces[at]) + 1)]
         else:
             pieces[at] = damaged(rng, pieces[at])

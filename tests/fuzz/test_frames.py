@@ -1,4 +1,4 @@
-"""Strangers that speak in transfer's own frames to sockets of every type, on both cores, by seed; to several
+"""Hostile peers that send transfer's own frames to sockets of every type, on both cores, by seed; to several
 behind one endpoint as well.
 
 A good peer goes round at each socket meanwhile. `make test` says a few; the slow test says fresh ones
@@ -16,9 +16,9 @@ import pytest
 
 import transfer
 from tests.fuzz import frames
+from tests.fuzz.dialers import plain
+from tests.fuzz.hostile_clients import HostileClients
 from tests.fuzz.mutations import disordered
-from tests.fuzz.stranger import Strangers
-from tests.fuzz.ways import plain
 from tests.sockets.conftest import KeepingContext, core_module
 from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import Again, TransferError
@@ -44,7 +44,7 @@ def most_memory():
 
 
 class Served:
-    """A socket that strangers come to, and a good peer of it."""
+    """A socket that hostile peers connect to, and a good peer of it."""
 
     def __init__(self, context, kind, peer, endpoint):
         self.kind, self.peer_kind = kind, peer
@@ -58,7 +58,7 @@ class Served:
         self.place = host, int(port)
         self.number = 0
         self.good = None
-        if kind != "PAIR":  # it has one peer, which a stranger may be
+        if kind != "PAIR":  # it has one peer, which a hostile one may be
             self.good = context.socket(getattr(transfer, peer), rcvtimeo=20_000, sndtimeo=20_000)
             self.good.linger = 0
             if kind == "ROUTER":
@@ -84,7 +84,7 @@ class Served:
         at.rcvtimeo = 20_000
 
     def drain(self):
-        """What strangers have sent is received, or refused, and harms no others. For PUSH, PUB: nothing."""
+        """What hostile peers sent is received or refused, and harms no others. For PUSH, PUB: nothing."""
         for _ in range(1000):
             try:
                 got = self.socket.recv_multipart(transfer.DONTWAIT)
@@ -113,7 +113,7 @@ class Served:
             self._until(self.socket, said)
 
     def _sent_round(self, said):
-        """Strangers are peers of this PUSH as well, and may get it."""
+        """Hostile peers are peers of this PUSH as well, and may get it."""
         deadline = time.monotonic() + 20
         while time.monotonic() < deadline:
             self.socket.send(said)
@@ -137,13 +137,13 @@ class Served:
                 self.socket.send(got[-1])
             if said in got:
                 break
-            assert time.monotonic() < deadline, "strangers' messages hide the good one's"
+            assert time.monotonic() < deadline, "hostile messages hide the good one's"
         if self.kind == "REP":
             assert self.good.recv() == said
 
 
 def attack(core, pairs, seeds, seconds=float("inf")):
-    """Strangers come by these seeds while good peers go round. Returns how many came."""
+    """Hostile peers connect by these seeds while good ones make round trips. Returns how many came."""
     context = KeepingContext(core=core)
     until = time.monotonic() + seconds
     name = " ".join(kind for kind, _ in pairs)
@@ -152,7 +152,7 @@ def attack(core, pairs, seeds, seconds=float("inf")):
         for kind, peer in pairs:
             served.append(Served(context, kind, peer, endpoint))
             endpoint = served[0].socket.last_endpoint
-        strangers = Strangers(plain(served[0].place))
+        clients = HostileClients(plain(served[0].place))
         before = most_memory()
         said = ()
         try:
@@ -162,7 +162,7 @@ def attack(core, pairs, seeds, seconds=float("inf")):
                 rng = random.Random(f"{name} {seed}")
                 said = seed
                 peer = rng.choice(pairs)[1] if len(pairs) > 1 else pairs[0][1]
-                strangers.come(disordered(rng, frames.talk(rng, SocketType[peer])), seed)
+                clients.connect(disordered(rng, frames.talk(rng, SocketType[peer])), seed)
                 for one in served:
                     one.drain()
                     if seed % 10 == 0:
@@ -173,9 +173,9 @@ def attack(core, pairs, seeds, seconds=float("inf")):
             print(f"{name}: the last seed was {said}")
             raise
         finally:
-            strangers.close()
+            clients.close()
         assert most_memory() - before < MOST_MEMORY
-        return strangers.came
+        return clients.came
     finally:
         context.destroy(0)
 
@@ -185,13 +185,13 @@ def named(pairs):
 
 
 @pytest.mark.parametrize("pairs", SETS, ids=named)
-def test_a_few_strangers(core, pairs):
+def test_a_few_hostile_clients(core, pairs):
     assert attack(core, pairs, range(FEW)) == FEW
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(SECONDS + 120)
 @pytest.mark.parametrize("pairs", SETS, ids=named)
-def test_strangers_for_minutes(core, pairs):
+def test_hostile_clients_for_minutes(core, pairs):
     first = int(time.time() * 1000)
     assert attack(core, pairs, range(first, first + (1 << 40)), SECONDS) > 0

@@ -15,7 +15,7 @@ SECONDS = 1.5
 PRODUCERS, GROUPS, TOPICS = 4, 6, 3
 
 
-class Crowd:
+class GroupReaders:
     """Producers and groups of consumers; what they found wrong is in `errors`."""
 
     def __init__(self, log: Log) -> None:
@@ -88,11 +88,11 @@ class Crowd:
 def test_every_message_once_for_every_group(tmp_path, fsync):
     limit = Retention(bytes=1 << 20, acknowledged=True)
     with Log(tmp_path, segment_bytes=8192, retention=limit, fsync=fsync) as log:
-        crowd = Crowd(log)
-        crowd.run()
-        assert not crowd.errors and len(crowd.seen) == GROUPS
-        for group, seen in crowd.seen.items():
-            for producer, turns in crowd.sent.items():
+        readers = GroupReaders(log)
+        readers.run()
+        assert not readers.errors and len(readers.seen) == GROUPS
+        for group, seen in readers.seen.items():
+            for producer, turns in readers.sent.items():
                 if producer % TOPICS == group % TOPICS:
                     assert seen.get(producer, 0) == turns
         assert log.disk_bytes <= (1 << 20) + 8 * 8192  # acknowledgements are not bound by the limit

@@ -82,7 +82,7 @@ def pickling(monkeypatch):
     monkeypatch.setenv("MOONCAKE_ALLOW_PICKLE", "1")
 
 
-def until_heard(publish, inbox, mark):
+def until_received(publish, inbox, mark):
     """Publishes until the subscription works, and clears the inbox of what was published for that."""
     import time
 

@@ -6,8 +6,8 @@ import socket
 
 import pytest
 
-from tests.core.raw import LZ4, TENSOR, Raw, read_frame
-from tests.faults.stranger import answered, awaited, ended, speak, stranger
+from tests.core.raw_frames import LZ4, TENSOR, Raw, read_frame
+from tests.faults.raw_peer import accepted, is_closed, next_event, raw_peer, send_frames
 from tests.faults.test_bad_peer import BAD_LZ4, BAD_TENSORS, header
 from tests.sockets.helpers import Thread
 from transfer import ZmqSocketOption
@@ -56,15 +56,15 @@ def test_a_bad_message_ends_its_connection_and_no_other(linked, case, how):
     else:
         pull.set_polling_mode(True)
         pull.set_socket_option(ZmqSocketOption.RCVTIMEO, 300)
-    with stranger(endpoint_of(pull)) as bare:
-        speak(bare, bad)
+    with raw_peer(endpoint_of(pull)) as bare:
+        send_frames(bare, bad)
         if how == "polling":
             with pytest.raises(Again):
                 pull.recv_tensor()
-        event = awaited(monitor, "protocol_failed")
+        event = next_event(monitor, "protocol_failed")
         assert event.reason == reason
         assert isinstance(event.error, ProtocolError)
-        assert ended(bare)
+        assert is_closed(bare)
     assert pull._socket._links.state.counts[f"protocol:{reason}"] == 1
     assert push.push(b"still here") == 0
     pull.set_socket_option(ZmqSocketOption.RCVTIMEO, 10_000)
@@ -78,14 +78,14 @@ def test_a_reply_that_makes_no_sense_fails_its_request(zi):
     with socket.create_server(("127.0.0.1", 0)) as listener:
         req.connect(f"127.0.0.1:{listener.getsockname()[1]}")
         asking = Thread(req.request, b"question")
-        with answered(listener, SocketType.REP) as bare:
+        with accepted(listener, SocketType.REP) as bare:
             asked = read_frame(bare)
             assert asked.data == b"question"
-            speak(bare, Raw(b"no LZ4" * 9, LZ4, asked.sequence, socket_type=SocketType.REP))
+            send_frames(bare, Raw(b"no LZ4" * 9, LZ4, asked.sequence, socket_type=SocketType.REP))
             with pytest.raises(ProtocolError) as caught:
                 asking.finish()
             assert caught.value.reason == "compression"
-            assert ended(bare)
+            assert is_closed(bare)
 
 
 @pytest.mark.parametrize("kind", ["PULL", "SUB", "REQ", "REP", "PAIR", "PUSH"])

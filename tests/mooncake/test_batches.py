@@ -11,7 +11,7 @@ import pytest
 from tests.sockets.helpers import eventually
 from transfer.transports.errors import ArgumentError, NotSupported
 
-from .conftest import PATIENCE, Inbox, until_heard
+from .conftest import PATIENCE, Inbox, until_received
 
 pytestmark = pytest.mark.timeout(60)
 
@@ -91,7 +91,7 @@ def test_topics(zi, link):
     got, heard = Batches(), Inbox()
     zi.subscribe(sub, "a")
     zi.set_batch_receive_callback(sub, lambda batch: [heard(message) for message in batch])
-    until_heard(lambda mark: zi.publish(pub, "a", mark), heard, b"?")
+    until_received(lambda mark: zi.publish(pub, "a", mark), heard, b"?")
     zi.set_batch_receive_callback(sub, got)
     for number in range(200):
         zi.publish(pub, f"a/{number}", b"%d" % number)

@@ -287,7 +287,7 @@ def test_closing_ends_every_kind_of_request(make):
 # -- the server -----------------------------------------------------------------------------------
 
 
-def test_callbacks_run_beside_each_other_once_the_program_says_so(make):
+def test_callbacks_run_concurrently_once_the_program_says_so(make):
     assert ZmqConfig().thread_count == 8 and ZmqConfig().callbacks_at_once == 1
     assert ZmqConfig(thread_count=8).callbacks_at_once == 8
     zi, server = make(), make(ZmqConfig(thread_count=3))

@@ -13,7 +13,7 @@ from tests.ports import free_port
 from transfer import ZmqConfig, ZmqInterface, ZmqSocketOption, ZmqSocketType
 from transfer.transports.errors import Again, NotATensor, PickleRefused, StateError, UsageError
 
-from .conftest import PATIENCE, Inbox, until_heard
+from .conftest import PATIENCE, Inbox, until_received
 
 pytestmark = pytest.mark.timeout(30)
 
@@ -101,7 +101,7 @@ def test_tensors_come_to_the_callback_of_data(zi, link, kinds, tensor):
     zi.set_receive_callback(receiver, inbox)
     if kinds[1] == "SUB":
         zi.subscribe(receiver, "t")
-        until_heard(lambda mark: zi.publish(sender, "t", mark), inbox, b"?")
+        until_received(lambda mark: zi.publish(sender, "t", mark), inbox, b"?")
         assert zi.publish(sender, "t.a", tensor) == 0
     else:
         assert (zi.push if kinds[0] == "PUSH" else zi.send)(sender, tensor) == 0
@@ -227,7 +227,7 @@ def test_publish_and_subscribe(zi, link):
     inbox = Inbox()
     zi.set_subscribe_callback(sub, inbox)
     assert zi.subscribe(sub, "log.")
-    until_heard(lambda mark: zi.publish(pub, "log.probe", mark), inbox, b"?")
+    until_received(lambda mark: zi.publish(pub, "log.probe", mark), inbox, b"?")
     assert zi.publish(pub, "metric.load", b"no") == 0
     assert zi.publish(pub, "log.error", b"yes") == 0
     message = inbox.get()
@@ -245,7 +245,7 @@ def test_a_publisher_binds_and_connects(zi):
         inbox = Inbox()
         zi.set_subscribe_callback(sub, inbox)
         zi.subscribe(sub, "")
-        until_heard(lambda mark: zi.publish(pub, "t", mark), inbox, b"?")
+        until_received(lambda mark: zi.publish(pub, "t", mark), inbox, b"?")
 
 
 def test_tensors_and_more_by_topic(zi, link, pickling):
@@ -254,7 +254,7 @@ def test_tensors_and_more_by_topic(zi, link, pickling):
     zi.set_subscribe_callback(sub, data)
     zi.set_tensor_receive_callback(sub, tensors)
     zi.subscribe(sub, "t")
-    until_heard(lambda mark: zi.publish(pub, "t", mark), data, b"\xff?")
+    until_received(lambda mark: zi.publish(pub, "t", mark), data, b"\xff?")
     tensor = np.arange(4, dtype=np.int64)
     assert zi.send_tensor(pub, tensor, "t.a") == 0
     message = tensors.get()
@@ -268,7 +268,7 @@ def test_tensors_and_more_by_topic(zi, link, pickling):
     assert objects.get() == {"obj": {1, 2}, "topic": "t.c"}
 
 
-def test_what_has_no_topic_goes_to_whoever_wants_all(zi, link):
+def test_what_has_no_topic_goes_to_subscribers_of_everything(zi, link):
     everything, pub = link("SUB", "PUB")
     something = zi.create_socket("SUB")
     zi.connect(something, zi.get_bound_endpoint(pub))
@@ -278,7 +278,7 @@ def test_what_has_no_topic_goes_to_whoever_wants_all(zi, link):
         zi.set_subscribe_callback(sub, boxes[sub])
         zi.set_tensor_receive_callback(sub, boxes[sub])
         zi.subscribe(sub, topic)
-        until_heard(lambda mark: zi.publish(pub, "x", mark), boxes[sub], b"?")
+        until_received(lambda mark: zi.publish(pub, "x", mark), boxes[sub], b"?")
     zi.send_tensor(pub, np.frombuffer(b"xxxx", np.uint8))
     zi.send(pub, b"x, but no topic")
     zi.publish(pub, "x", b"last")

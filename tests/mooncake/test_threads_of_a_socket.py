@@ -40,7 +40,7 @@ def test_requests_of_several_threads_have_all_their_replies_given_to_the_callbac
     assert replies.empty()
 
 
-def test_a_request_beside_those_whose_replies_go_to_a_callback(zi, link):
+def test_a_request_while_other_replies_go_to_a_callback(zi, link):
     req, rep = link("REQ", "REP")
     zi.set_receive_callback(rep, lambda message: zi.reply(rep, message["data"]))
     replies = Inbox()
@@ -124,7 +124,7 @@ def test_what_was_polled_in_the_wrong_form_comes_to_the_callback(zi, link):
     assert [seen.get(), seen.get()] == [b"no tensor", b"another"]
 
 
-def test_an_answer_that_comes_too_late_is_not_somebody_elses(make):
+def test_a_late_answer_is_not_taken_for_another_request(make):
     """A program that answers from threads of its own, one of which needs longer than a request is open."""
     zi = make({"timeout_seconds": 0.5})
     rep, one, other = (zi.create_socket(kind) for kind in ("REP", "REQ", "REQ"))

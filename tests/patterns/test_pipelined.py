@@ -127,7 +127,7 @@ def test_a_late_reply_is_dropped_and_counted():
     assert pattern.drops == {"late_reply": 2}
 
 
-def test_answers_go_to_whoever_asked_in_any_order():
+def test_answers_go_to_who_asked_in_any_order():
     pattern = PipelinedReplier()
     pattern.attach("req", S.REQ)
     pattern.attach("dealer", S.DEALER)

@@ -93,7 +93,7 @@ def test_a_worker_that_dies_takes_one_test_with_it(tmp_path) -> None:
     (tmp_path / "test_second.py").write_text(SECOND)
     (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout_method = thread\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-n", "2", "-p", "tests.rdma.background", "-p", "tests.workers",
+        [sys.executable, "-m", "pytest", "-n", "2", "-p", "tests.rdma.vm_plugin", "-p", "tests.workers",
          "."],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT)},
         capture_output=True, text=True, timeout=170, check=False,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.rdma import background, two_hosts, vm
+from tests.rdma import two_hosts, vm, vm_plugin
 
 
 def tools_or_skip() -> vm.Tools:
@@ -16,8 +16,8 @@ def tools_or_skip() -> vm.Tools:
 
 @pytest.mark.timeout(vm.TIMEOUT + 60)
 def test_on_real_verbs(pytestconfig, record_property) -> None:
-    """Begun by `background.py` before all other tests."""
-    note = background.note(pytestconfig)
+    """Begun by `vm_plugin.py` before all other tests."""
+    note = vm_plugin.note(pytestconfig)
     if "missing" in note:
         pytest.skip(note["missing"])
     ran = vm.Begun(**note).wait(vm.TIMEOUT)
@@ -26,7 +26,7 @@ def test_on_real_verbs(pytestconfig, record_property) -> None:
     done, skipped = ran.counts["tests"] - ran.counts["skipped"], ran.counts["skipped"]
     assert done > 150, f"only {done} tests ran: {ran.output[-3000:]}"
     took = f"in {ran.seconds:.0f} s of a virtual machine"
-    record_property(background.RAN, f"{done} tests passed, {skipped} skipped, {took}")
+    record_property(vm_plugin.RAN, f"{done} tests passed, {skipped} skipped, {took}")
 
 
 def test_the_newest_kernel_with_soft_roce_is_taken(tmp_path) -> None:
@@ -61,7 +61,7 @@ def test_more_suites_on_real_verbs() -> None:
 @pytest.mark.timeout(7200)
 def test_a_hundred_kills_in_each_phase() -> None:
     """Takes most of an hour where the machine is emulated."""
-    command = "TRANSFER_TEST_KILLS=100 " + vm.pytest_command(("tests/rdma/inside/test_killed.py", "-s"))
+    command = "TRANSFER_TEST_KILLS=100 " + vm.pytest_command(("tests/rdma/in_vm/test_killed.py", "-s"))
     ran = vm.run(command, tools=tools_or_skip(), timeout=7000)
     assert ran.status == 0 and "500 kills" in ran.output, ran.output[-8000:] + ran.console[-3000:]
 

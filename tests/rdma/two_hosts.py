@@ -4,7 +4,7 @@ hellos before by TLS with certificates of both sides and a token.
     python -m tests.rdma.two_hosts
 
 Each machine has a kernel, a network card and a Soft-RoCE device of its own; a socket of QEMU's is the wire
-between the cards. What runs in them is `tests/rdma/inside/host.py`; both must end with status 0.
+between the cards. What runs in them is `tests/rdma/in_vm/host.py`; both must end with status 0.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from tests.rdma import vm
-from tests.rdma.inside.host import ADDRESS
+from tests.rdma.in_vm.host import ADDRESS
 from transfer.certificates import Authority
 
 TIMEOUT = 400
@@ -46,7 +46,7 @@ def run(timeout: float = TIMEOUT, tools: vm.Tools | None = None) -> dict[str, vm
         for number, (role, wire) in enumerate((("serve", "listen"), ("visit", "connect")), 1):
             machines[role] = stack.enter_context(
                 vm.Machine(
-                    f"{variables} python -m tests.rdma.inside.host {role}",
+                    f"{variables} python -m tests.rdma.in_vm.host {role}",
                     memory=_MEMORY,
                     tools=tools,
                     network=_NETWORK.format(number=number),

@@ -1,7 +1,7 @@
 """Runs tests on real verbs: a small virtual machine whose kernel has Soft-RoCE (rdma_rxe).
 
     python -m tests.rdma.vm                         the suite (`make test-rdma`)
-    python -m tests.rdma.vm -- tests/verbs -k fork  what pytest is told instead
+    python -m tests.rdma.vm -- tests/rdma -k fork   what pytest is told instead
     python -m tests.rdma.vm --command 'ibv_devinfo' anything else, with the device there
 
 The machine sees this file system read-only, as it is, and writes to one directory for results. Times in
@@ -29,18 +29,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.rdma import over
+from tests.rdma import suites_plugin
 
 ROOT = Path(__file__).resolve().parents[2]
-_OVER = ("-m", "not slow", "-p", "tests.rdma.over")
+_OVER = ("-m", "not slow", "-p", "tests.rdma.suites_plugin")
 #: what pytest runs in the machine unless it is told otherwise: streams and their faults on real verbs,
 #: then the suites of sockets over rdma
 SUITE = (
-    *("tests/verbs/test_stream.py", "tests/verbs/test_faults.py", "tests/verbs/test_sockets.py"),
-    *("tests/rdma/inside", *(f"tests/{name}.py" for name in over.SUITES), *_OVER),
+    *("tests/rdma/test_stream.py", "tests/rdma/test_faults.py", "tests/rdma/test_sockets.py"),
+    *("tests/rdma/in_vm", *(f"tests/{name}.py" for name in suites_plugin.SUITES), *_OVER),
 )
 #: what `make test-slow` runs there besides
-MORE = (*(f"tests/{name}.py" for name in over.MORE), *_OVER)
+MORE = (*(f"tests/{name}.py" for name in suites_plugin.MORE), *_OVER)
 #: seconds from start to end; it boots in half a minute on a quiet machine
 TIMEOUT = 600
 #: how many times slower the emulated processor is, for tests that count turns

@@ -7,7 +7,7 @@ COPIES = "tests/core/test_large_copies.py"
 CORE = ("tests/core",)
 #: where threads meet in a socket, and close it under receives
 _SOCKETS = (
-    *("threads", "lifecycle", "draining", "pair", "push_pull"),
+    *("threads", "lifecycle", "drain", "pair", "push_pull"),
     *("req_rep", "pub_sub", "secure", "router_dealer"),
 )
 SOCKETS = tuple(f"tests/sockets/test_{name}.py" for name in _SOCKETS)
@@ -18,7 +18,7 @@ FUZZ = (
     *("tests/fuzz", "tests/transports/test_fuzz_hello.py", "tests/transports/test_fuzz_upgrade.py"),
     "tests/tensors/test_fuzz_header.py",
 )
-LOCAL = ("tests/local",)
+SHM = ("tests/shm",)
 
 #: of each sanitizer: what pytest is asked for, by group
 GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -28,7 +28,7 @@ GROUPS: dict[str, dict[str, tuple[str, ...]]] = {
         "copies": (COPIES,),
         "sockets": SOCKETS,
         "faults": FAULTS[2:],
-        "local": LOCAL,
+        "shm": SHM,
     },
 }
 #: those of `make test-asan` and `make test-tsan`

@@ -1,4 +1,4 @@
-"""Certificates of a session, and a stage on which acceptors and connectors meet."""
+"""Certificates of a session, and acceptors and connectors of one reactor."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from transfer.transports.testing.ends import Side, close_all, until
 TOKEN = "137dc6fd7764291e151bed2a85c14358"
 
 
-class Paper:
+class SecurityPki:
     """An authority, and what it has signed. Each `security` is mutual TLS, unless changed."""
 
     def __init__(self, authority: Authority) -> None:
@@ -44,8 +44,8 @@ class Paper:
 
 
 @pytest.fixture(scope="session")
-def paper(tmp_path_factory: pytest.TempPathFactory) -> Paper:
-    return Paper(Authority(tmp_path_factory.mktemp("authority")))
+def pki(tmp_path_factory: pytest.TempPathFactory) -> SecurityPki:
+    return SecurityPki(Authority(tmp_path_factory.mktemp("authority")))
 
 
 @pytest.fixture(params=["pure", "native"])
@@ -53,7 +53,7 @@ def core(request: pytest.FixtureRequest) -> ModuleType:
     return importlib.import_module(f"transfer.transports.core.{request.param}")
 
 
-class Stage:
+class ConnectionPair:
     """Acceptors and connectors of one reactor."""
 
     def __init__(self, core: ModuleType) -> None:
@@ -110,7 +110,7 @@ class Stage:
 
 
 @pytest.fixture
-def stage(core: ModuleType) -> Iterator[Stage]:
-    made = Stage(core)
+def pair(core: ModuleType) -> Iterator[ConnectionPair]:
+    made = ConnectionPair(core)
     yield made
     made.close()

@@ -1,4 +1,4 @@
-"""The limits that docs/security.md and docs/broker.md name: their values in the code, and their tests."""
+"""The limits on what peers can use: their values in the code, and their tests."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import inspect
 
 from aiohttp.web_protocol import MAX_MSG_QUEUE_SIZE, RequestHandler
 
-from tests.broker.test_besieged import MOST_OF_A_HANDSHAKE
+from tests.broker.test_connection_floods import MOST_OF_A_HANDSHAKE
 from tests.broker.test_http_heads import MOST_OF_A_HEAD
-from transfer.broker.core.registry import RegistryLimits as RegistryLimits
+from transfer.broker.core.registry import RegistryLimits
 from transfer.broker.delivery.streaming_publish import MOST_GATHERED
 from transfer.broker.fronts import (
     abtp_pub,
@@ -42,7 +42,7 @@ from transfer.transports.core.first_record import LARGEST_HELLO
 from transfer.transports.core.pure import receiving
 from transfer.transports.discovery import membership
 from transfer.transports.handshake import hello, upgrade
-from transfer.transports.shm import mappings, unix_listener as door
+from transfer.transports.shm import mappings, unix_listener
 
 
 def size(number):
@@ -72,80 +72,125 @@ def _of_aiohttp(name):
 _UNITS = {"KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _ABTP, _REGISTRY = AbtpSettings(), RegistryLimits()
 
-#: of docs/security.md, by port and the first words of the limit: the code's value, and its tests
+#: by port and limit, as docs/reference/limits.md shows them: the code's value, and its tests
 LIMITS = {
-    ("all TCP ports", "connections"): (
+    (
+        "all TCP ports of a process together",
+        "connections not yet authenticated; the oldest ends for the newest",
+    ): (
         f"{number(pending.MOST)}, or a quarter of the descriptors",
         "transports/test_pending.py::test_a_listener_may_have_more_by_itself_but_not_of_the_descriptors",
     ),
-    ("all TCP ports", "descriptors"): (
+    (
+        "all TCP ports of a process together",
+        "descriptors reserved for files, which no connection takes (an eighth if there are fewer than 1,024)",
+    ): (
         f"{number(descriptors.RESERVE)}, or an eighth",
-        "broker/test_besieged.py::test_no_message_of_a_good_peer_is_lost",
+        "broker/test_connection_floods.py::test_no_message_of_a_good_peer_is_lost",
     ),
-    ("names that", "addresses"): (
+    (
+        "names that have many members: `dns://`, `registry://`",
+        "addresses that are followed; the rest is left out, with a WARNING",
+    ): (
         f"{number(membership.MOST)}, or half of the descriptors",
         "discovery/test_many_addresses.py::test_an_answer_with_many_addresses_leaves_descriptors_for_files",
     ),
-    ("each port", "memory"): (
+    (
+        "each port of a broker or spool, each bound endpoint",
+        "memory of an unfinished TLS handshake; bytes of it",
+    ): (
         "; ".join((size(MOST_OF_A_HANDSHAKE), size(tls._MAX_HANDSHAKE))),
-        "broker/test_besieged.py::test_an_unfinished_handshake_takes_little_memory",
+        "broker/test_connection_floods.py::test_an_unfinished_handshake_takes_little_memory",
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
-    ("each port", "bytes of a ClientHello"): (
+    (
+        "each port of a broker or spool, each bound endpoint",
+        "bytes of a ClientHello, which must be one record; of a peer's certificates, in the compiled core",
+    ): (
         # 24 KiB: CERTIFICATES in native/tls.pxd
         "; ".join((size(LARGEST_HELLO), "24 KiB")),
         "core/test_tls_peers.py::test_a_client_hello_in_pieces_is_refused",
         "core/test_tls_peers.py::test_certificates_without_end",
     ),
-    ("each port", "bytes of TLS records"): (
+    (
+        "each port of a broker or spool, each bound endpoint",
+        "bytes of TLS records without data, in sequence; inside TLS before hello and proof are complete",
+    ): (
         "; ".join((size(tls._MAX_BARREN), size(tls._MAX_STRANGE))),
         "core/test_tls_peers.py::test_new_keys_without_end_are_refused",
         "security/test_limits.py::test_bytes_of_a_peer_that_does_not_say_who_it_is",
     ),
-    ("own sockets", "bytes of a hello"): (
+    (
+        "own sockets, spool, registry: tcp, ipc",
+        "bytes of a hello; of a step to a faster transport; of a message",
+    ): (
         "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(SocketMethods.maxmsgsize.default))),
         "transports/test_hello.py::test_a_hello_has_a_limit",
-        "local/test_dialogue.py::test_a_body_that_is_no_step_is_refused",
+        "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
     ),
-    ("own sockets", "subscriptions"): (
+    ("own sockets, spool, registry: tcp, ipc", "subscriptions of a SUB; their bytes"): (
         f"{number(pub_sub.MAX_SUBSCRIPTIONS)}; {size(pub_sub.MAX_SUBSCRIBED)}",
         "faults/test_bad_peer.py::test_a_subscription_too_long_or_too_many",
     ),
-    ("own sockets", "control frames"): (
+    (
+        "own sockets, spool, registry: tcp, ipc",
+        (
+            "control frames of one peer that are read before other peers' turn; frames not for the program "
+            "that one receive skips"
+        ),
+    ): (
         f"{control.TURN_FRAMES}; {receiving.MOST_UNWANTED}",
         "core/test_receiving.py::test_control_frames_without_end_hold_up_no_call_and_nobody_else",
     ),
-    ("own sockets", "time"): (
+    ("own sockets, spool, registry: tcp, ipc", "time for the handshake and hello (`handshake_ivl`)"): (
         seconds(TRANSFER.handshake_ivl / 1000),
-        "security/test_strangers.py::test_one_byte_after_the_other",
+        "security/test_unauthenticated_peers.py::test_one_byte_after_the_other",
     ),
-    ("one host", "connections"): (
-        number(door._MOST_WAITING),
-        "local/test_door.py::test_who_never_greets_is_shut_out_in_the_end",
+    ("one host", "connections to the Unix socket that no peer announced"): (
+        number(unix_listener._MOST_WAITING),
+        "shm/test_unix_listener.py::test_who_never_greets_is_shut_out_in_the_end",
     ),
-    ("one host", "shared"): (
+    ("one host", "shared segments, and blocks, of one peer"): (
         f"{number(mappings.MOST_SEGMENTS)}; {number(mappings.MOST_BLOCKS)}",
-        "local/test_carrier.py::test_a_flood_of_announcements_is_refused",
+        "shm/test_shm_stream.py::test_a_flood_of_announcements_is_refused",
     ),
-    ("own front", "bytes of programs"): (
+    (
+        "own front",
+        (
+            "bytes of programs whose batch takes longer than a turn of 4 ms, if their connection cannot be "
+            "paused (rdma, ucx, the Python core); above it the front receives nothing"
+        ),
+    ): (
         size(native_backlog._MOST_WAITING),
         "broker/test_native_backlog.py::test_what_cannot_be_held_waits_within_limits",
     ),
-    ("own front", "bytes that wait for one program"): (
+    (
+        "own front",
+        (
+            "bytes that wait for one program: above it its consumers pause; what one read, or one message, "
+            "may add"
+        ),
+    ): (
         f"{size(own_consumers.MOST_WAITING)}; {size(own_offers.MOST_ASKED)}",
-        "broker/test_own_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_program_has_a_limit_in_bytes",
     ),
-    ("own front", "messages"): (
+    ("own front", "messages on their way to all PULLs of a topic's endpoint; their bytes"): (
         f"{number(own_queue._WINDOW)}; {size(own_queue.MOST_WAITING)}",
-        "broker/test_own_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_all_who_pull_has_a_limit_in_bytes",
     ),
-    ("own front", "bytes that wait for one SUB"): (
+    (
+        "own front",
+        "bytes that wait for one SUB (no sum over SUBs); for one with `?begin=`, which reads on from the log",
+    ): (
         "; ".join((size(TRANSFER.send_high_water_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
-        "broker/test_own_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
+        "broker/test_native_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),
-    ("own front", "positions"): (
+    (
+        "own front",
+        "positions that a SUB with `?begin=` sends; its subscriptions not yet handled; bytes of both",
+    ): (
         "; ".join(
             (
                 number(own_catch_up.MAX_POSITIONS),
@@ -155,37 +200,49 @@ LIMITS = {
         ),
         "broker/test_catch_up.py::test_floods_end_their_connection",
     ),
-    ("abtp", "bytes of a payload"): (
+    ("abtp", "bytes of a payload; of a message unpacked; of an envelope without its payload"): (
         "; ".join((size(_ABTP.largest), size(_ABTP.largest), size(abtp_words.MAX_CONTROL))),
         "broker/test_abtp_fanout.py::test_what_is_too_large_for_the_pub_socket",
         "broker/test_abtp_control.py::test_decompression_is_bounded",
         "broker/test_abtp_limits.py::test_an_envelope_without_its_payload",
     ),
-    ("abtp", "bytes of READY"): (
+    ("abtp", "bytes of READY; bytes of an identity"): (
         f"{size(zmtp.LONGEST_READY)}; {number(zmtp.LONGEST_IDENTITY)}",
         "broker/test_zmtp.py::test_what_is_no_ready",
     ),
-    ("abtp", "messages"): (
+    ("abtp", "messages that wait for the disk; their bytes"): (
         f"{number(_ABTP.unkept)}; {size(_ABTP.unkept_bytes)}",
         "broker/test_abtp_front.py::test_too_much_that_waits_for_the_disk",
     ),
-    ("abtp", "bytes of a control"): (
+    ("abtp", "bytes of a control message or of headers; subscriptions of a consumer"): (
         f"{size(abtp_words.MAX_CONTROL)}; {number(abtp.MAX_SUBSCRIPTIONS)}",
         "broker/test_abtp_limits.py::test_a_control_message_and_its_subscriptions",
     ),
-    ("abtp", "bytes that are published"): (
+    (
+        "abtp",
+        (
+            "bytes that are published before a blocked subscriber is disconnected; half of the free memory if"
+            " that is more"
+        ),
+    ): (
         size(abtp_relay._SLOW_SUBSCRIBER_BYTES),
         "broker/test_abtp_unread.py::test_a_subscriber_that_does_not_catch_up",
     ),
-    ("abtp", "messages and bytes"): (
+    ("abtp", "messages and bytes that wait for a peer that does not read"): (
         f"{number(_ABTP.peer_queue)}; {size(_ABTP.peer_bytes)}",
         "broker/test_abtp_unread.py::test_a_consumer_that_beats_and_does_not_read",
     ),
-    ("abtp", "messages that wait for a consumer"): (
+    ("abtp", "messages that wait for a consumer; those of one topic; their bytes"): (
         "; ".join((number(_ABTP.awaiting), number(_ABTP.awaiting_of_topic), size(abtp_awaiting._MOST_BYTES))),
         "broker/test_abtp_limits.py::test_messages_that_wait_for_a_consumer",
     ),
-    ("abtp", "subscriptions of a SUB"): (
+    (
+        "abtp",
+        (
+            "subscriptions of a SUB; their bytes (more end its connection); bytes of all SUBs (more end the "
+            "largest SUB's connection)"
+        ),
+    ): (
         "; ".join(
             (
                 number(abtp_subscription_limits.MAX_SUBSCRIPTIONS),
@@ -195,95 +252,116 @@ LIMITS = {
         ),
         "broker/test_abtp_subscription_limits.py::test_the_limits_of_one_and_of_all",
     ),
-    ("abtp", "changes"): (
+    ("abtp", "changes of subscriptions read in a second, of all SUBs; at once"): (
         "; ".join((number(abtp_subscription_limits.MAX_CHANGES), number(abtp_subscription_limits.MAX_BURST))),
         "broker/test_abtp_subscription_limits.py::test_changes_are_read_at_a_bounded_rate",
     ),
-    ("abtp", "prefixes"): (
+    ("abtp", "prefixes of subscribers; more count as all topics"): (
         number(abtp_pub.MOST_PREFIXES),
         "broker/test_abtp_limits.py::test_more_prefixes_than_are_told_apart",
     ),
-    ("HTTP of a broker", "bytes of a body"): (
+    ("HTTP of a broker", "bytes of a body; of a request line or a header"): (
         "; ".join((size(MAX_BODY), number(_of_aiohttp("max_line_size")))),
         "broker/test_admin.py::test_other_requests_are_refused_as_json",
         "security/test_limits.py::test_a_header_without_end",
     ),
-    ("HTTP of a broker", "bytes of a request's head"): (
+    (
+        "HTTP of a broker",
+        "bytes of a request's head and of a body's trailers; lines of each (answered 431, 400)",
+    ): (
         f"{size(heads.MOST)}; {number(heads.MOST_HEADERS)}",
         "broker/test_http_heads.py::test_a_head_that_is_whole_has_a_limit",
     ),
-    ("HTTP of a broker", "memory"): (
+    ("HTTP of a broker", "memory of an unfinished head, TLS included"): (
         size(MOST_OF_A_HEAD),
         "broker/test_http_heads.py::test_an_unfinished_head_takes_little_memory",
     ),
-    ("HTTP of a broker", "bytes of an unfinished head"): (
+    ("HTTP of a broker", "bytes of an unfinished head that may arrive with the end of the request before"): (
         size(heads.AT_ONCE),
         "broker/test_http_heads.py::test_a_head_behind_another_request_has_a_limit",
     ),
-    ("HTTP of a broker", "requests that wait"): (
+    ("HTTP of a broker", "requests that wait behind one being answered; no more are read"): (
         number(MAX_MSG_QUEUE_SIZE),
         "broker/test_http_heads.py::test_who_asks_on_and_reads_no_answer_is_not_read",
     ),
-    ("HTTP of a broker", "time between"): (
+    (
+        "HTTP of a broker",
+        "time between two requests of a connection; until the head of a later request is complete",
+    ): (
         f"{seconds(http.KEEP_ALIVE)}; {seconds(http.KEEP_ALIVE)}",
         "security/test_limits.py::test_a_connection_that_asks_no_more",
         "broker/test_http_heads.py::test_a_later_head_has_a_limit_in_time",
     ),
-    ("HTTP of metrics", "connections"): (
+    (
+        "HTTP of metrics",
+        (
+            "connections with a begun request: unauthenticated; authenticated. The oldest of its kind ends "
+            "for the newest. Silent ones count as at other TCP ports"
+        ),
+    ): (
         f"{number(scraping._MOST)}; {number(scraping._MOST)}",
-        "metrics/test_secure_serving.py::test_who_is_known_is_answered_to_the_end",
+        "metrics/test_https_server.py::test_who_is_known_is_answered_to_the_end",
     ),
-    ("HTTP of metrics", "bytes"): (
+    ("HTTP of metrics", "bytes of a request's head (answered 431); time for handshake and head together"): (
         "; ".join((size(scraping.MOST_HEAD), seconds(scraping._PATIENCE))),
-        "metrics/test_secure_serving.py::test_the_head_of_a_request_has_a_limit",
-        "metrics/test_secure_serving.py::test_a_head_has_a_limit_in_time",
+        "metrics/test_https_server.py::test_the_head_of_a_request_has_a_limit",
+        "metrics/test_https_server.py::test_a_head_has_a_limit_in_time",
     ),
-    ("answers", "bytes"): (
+    (
+        "answers that the `transfer` commands read over HTTP",
+        "bytes of an answer, or of a line of `audit export`; of health",
+    ): (
         f"{size(http_client.MOST)}; {size(health._MOST)}",
-        "cli/test_answers.py::test_an_answer_without_end_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_without_end_is_given_up",
     ),
-    ("answers", "time"): (
+    (
+        "answers that the `transfer` commands read over HTTP",
+        "time for an answer, or for a line of `audit export`; for health (`--timeout`)",
+    ): (
         f"{seconds(Reached().timeout)}; {seconds(_default(app.health, 'timeout'))}",
-        "cli/test_answers.py::test_an_answer_that_drips_is_given_up",
+        "cli/test_http_answers.py::test_an_answer_that_drips_is_given_up",
     ),
-    ("spool", "bytes of a request"): (
+    ("spool", "bytes of a request; of an answer; of answers that wait for a reader"): (
         "; ".join((size(protocol.MAX_REQUEST), size(protocol.MAX_ANSWER), size(reader._MOST_UNSENT))),
         "spool/test_server.py::test_a_request_that_is_too_large_ends_its_connection",
         "spool/test_chosen_columns.py::test_limits_count_the_chosen_columns",
         "spool/test_server.py::test_a_slow_reader_stops_nobody_and_takes_no_memory",
     ),
-    ("spool", "fetches"): (
+    ("spool", "fetches of a reader that wait; shards of a group"): (
         "; ".join((number(row_requests._MAX_WAITING), number(group.MAX_SHARDS))),
         "spool/test_server.py::test_too_many_fetches_are_refused",
         "spool/test_shards.py::test_shards_that_are_none_are_refused",
     ),
-    ("registry", "names"): (
+    ("registry", "names; members of a name; registrations of one program; of all programs; watches"): (
         "; ".join(
             (
                 "; ".join(map(number, (_REGISTRY.names, _REGISTRY.members, _REGISTRY.each, _REGISTRY.all))),
                 number(_REGISTRY.watchers),
             )
         ),
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_everything",
-        "discovery/test_registry_books.py::test_there_is_a_limit_to_watchers",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_everything",
+        "discovery/test_registry_model.py::test_there_is_a_limit_to_watchers",
     ),
-    ("all fronts", "bytes of large payloads"): (
+    (
+        "all fronts",
+        "bytes of large payloads on topics that keep nothing, held for subscribers that receive another one",
+    ): (
         size(MOST_GATHERED),
         "broker/test_ttp_routing.py::test_large_payloads_of_two_publishers_arrive_where_nothing_is_kept",
     ),
 }
-#: options of docs/broker.md that are limits, and the tests that reach them
+#: options of the broker that are limits, and the tests that reach them
 OPTIONS = {
     "security.unfinished": (
-        "broker/test_secure_crowds.py::test_those_who_say_nothing_keep_nobody_out",
-        "broker/test_plain_crowds.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
-        "broker/test_http_crowd.py::test_a_body_that_never_comes_holds_no_place",
+        "broker/test_secure_connections.py::test_those_who_say_nothing_keep_nobody_out",
+        "broker/test_unfinished_connections.py::test_a_port_that_is_full_of_silent_connections_serves_the_next",
+        "broker/test_http_unfinished_connections.py::test_a_body_that_never_comes_holds_no_place",
     ),
-    "security.connections": ("broker/test_secure_crowds.py::test_no_more_are_let_in_than_are_allowed",),
-    "security.handshake": ("broker/test_secure_crowds.py::test_who_takes_too_long_is_put_out",),
-    "own.largest_in_pieces": ("broker/test_own_large_refused.py::test_what_cannot_be_begun_is_refused",),
-    "own.largest": ("broker/test_own_front.py::test_too_large_a_message_ends_its_connection_only",),
-    "own.stalled": ("broker/test_own_large.py::test_who_stops_in_the_middle_is_told",),
+    "security.connections": ("broker/test_secure_connections.py::test_no_more_are_let_in_than_are_allowed",),
+    "security.handshake": ("broker/test_secure_connections.py::test_who_takes_too_long_is_put_out",),
+    "own.largest_in_pieces": ("broker/test_native_large_refusals.py::test_what_cannot_be_begun_is_refused",),
+    "own.largest": ("broker/test_native_front.py::test_too_large_a_message_ends_its_connection_only",),
+    "own.stalled": ("broker/test_native_large.py::test_who_stops_in_the_middle_is_told",),
     "ttp.most_meta": (
         "broker/test_ttp_front.py::test_bytes_that_are_no_frames_end_the_connection_with_a_word_and_nobody_elses",
     ),

@@ -26,12 +26,12 @@ from transfer.transports.testing.ends import Side, until
 
 
 @pytest.mark.parametrize("other", ["pure", "native"])
-def test_both_have_a_good_one(stage, paper, other):
-    server, address = stage.serve(paper.security())
-    client = stage.reach(
-        address, paper.security(), core=importlib.import_module(f"transfer.transports.core.{other}")
+def test_both_have_a_good_one(pair, pki, other):
+    server, address = pair.serve(pki.security())
+    client = pair.reach(
+        address, pki.security(), core=importlib.import_module(f"transfer.transports.core.{other}")
     )
-    stage.meets(server, client)
+    pair.meets(server, client)
     for side in (server, client):
         assert side.connected[0].agreement.encrypted and side.connected[0].agreement.authenticated
 
@@ -44,12 +44,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_server_with_a_bad_certificate(stage, paper, bad):
+def test_a_server_with_a_bad_certificate(pair, pki, bad):
     how, why = BAD[bad]
-    issued = paper.authority.issue("bad server", **how)
-    server, address = stage.serve(paper.security(issued))
-    client = stage.reach(address, paper.security())
-    found, told = stage.refused(server, client)
+    issued = pki.authority.issue("bad server", **how)
+    server, address = pair.serve(pki.security(issued))
+    client = pair.reach(address, pki.security())
+    found, told = pair.refused(server, client)
     assert (
         isinstance(told, HandshakeError)
         and told.reason == "tls"
@@ -60,11 +60,11 @@ def test_a_server_with_a_bad_certificate(stage, paper, bad):
 
 
 @pytest.mark.parametrize("bad", BAD)
-def test_a_client_with_a_bad_certificate(stage, paper, bad):
+def test_a_client_with_a_bad_certificate(pair, pki, bad):
     how, why = BAD[bad]
-    server, address = stage.serve(paper.security())
-    client = stage.reach(address, paper.security(paper.authority.issue("bad client", **how)))
-    found, told = stage.refused(server, client)
+    server, address = pair.serve(pki.security())
+    client = pair.reach(address, pki.security(pki.authority.issue("bad client", **how)))
+    found, told = pair.refused(server, client)
     assert (
         isinstance(found, HandshakeError)
         and found.reason == "tls"
@@ -74,60 +74,60 @@ def test_a_client_with_a_bad_certificate(stage, paper, bad):
 
 
 @pytest.mark.parametrize("whose", ["server", "client"])
-def test_another_authority(stage, paper, tmp_path, whose):
+def test_another_authority(pair, pki, tmp_path, whose):
     """It has the same name, and signs for the same hosts."""
     stranger = Authority(tmp_path).issue()
-    server, address = stage.serve(paper.security(stranger if whose == "server" else None))
-    client = stage.reach(address, paper.security(stranger if whose == "client" else None))
-    for error in stage.refused(server, client):
+    server, address = pair.serve(pki.security(stranger if whose == "server" else None))
+    client = pair.reach(address, pki.security(stranger if whose == "client" else None))
+    for error in pair.refused(server, client):
         assert isinstance(error, HandshakeError) and error.reason == "tls"
 
 
-def test_a_certificate_for_other_names(stage, paper):
-    server, address = stage.serve(paper.security(paper.authority.issue("elsewhere", hosts=("elsewhere",))))
-    found, told = stage.refused(server, stage.reach(address, paper.security()))
+def test_a_certificate_for_other_names(pair, pki):
+    server, address = pair.serve(pki.security(pki.authority.issue("elsewhere", hosts=("elsewhere",))))
+    found, told = pair.refused(server, pair.reach(address, pki.security()))
     assert told.reason == "tls" and "mismatch" in str(told) and "TRANSFER_TLS_SERVER_NAME" in told.hint
     assert found.reason == "tls"
-    friend = stage.reach(address, paper.security(server_name="elsewhere"))
-    stage.meets(server, friend)
+    friend = pair.reach(address, pki.security(server_name="elsewhere"))
+    pair.meets(server, friend)
 
 
-def test_a_name_that_only_the_subject_has(stage, paper):
+def test_a_name_that_only_the_subject_has(pair, pki):
     """A certificate names hosts in its subjectAltName. A CN is free text, which authorities do not check."""
-    server, address = stage.serve(paper.security(paper.authority.issue("named.example", hosts=())))
-    _, found = stage.refused(server, stage.reach(address, paper.security(server_name="named.example")))
+    server, address = pair.serve(pki.security(pki.authority.issue("named.example", hosts=())))
+    _, found = pair.refused(server, pair.reach(address, pki.security(server_name="named.example")))
     assert found.reason == "tls" and "mismatch" in str(found)
 
 
-def test_a_certificate_for_servers_alone_lets_no_client_in(stage, paper, monkeypatch):
+def test_a_certificate_for_servers_alone_lets_no_client_in(pair, pki, monkeypatch):
     """`serverAuth` is what a public authority gives to whoever has a web site."""
     usages = SimpleNamespace(SERVER_AUTH=OID.SERVER_AUTH, CLIENT_AUTH=OID.CODE_SIGNING)
     monkeypatch.setattr("transfer.certificates.ExtendedKeyUsageOID", usages)
-    issued = paper.authority.issue("web")
-    server, address = stage.serve(paper.security())
-    found, _ = stage.refused(server, stage.reach(address, paper.security(issued)))
+    issued = pki.authority.issue("web")
+    server, address = pair.serve(pki.security())
+    found, _ = pair.refused(server, pair.reach(address, pki.security(issued)))
     assert found.reason == "tls" and "purpose" in str(found)
 
 
-def test_a_client_without_certificate(stage, paper):
-    server, address = stage.serve(paper.security())
-    client = stage.reach(address, paper.security(certificate="", key=""))
-    found, told = stage.refused(server, client)
+def test_a_client_without_certificate(pair, pki):
+    server, address = pair.serve(pki.security())
+    client = pair.reach(address, pki.security(certificate="", key=""))
+    found, told = pair.refused(server, client)
     assert found.reason == told.reason == "tls"
     assert "did not return a certificate" in str(found)
     assert "TRANSFER_TLS_CERT" in told.hint
 
 
-def test_a_client_that_has_a_token_instead(stage, paper):
-    server, address = stage.serve(paper.security(clients="token", token=TOKEN))
-    client = stage.reach(address, paper.security(certificate="", key="", token=TOKEN))
-    stage.meets(server, client)
+def test_a_client_that_has_a_token_instead(pair, pki):
+    server, address = pair.serve(pki.security(clients="token", token=TOKEN))
+    client = pair.reach(address, pki.security(certificate="", key="", token=TOKEN))
+    pair.meets(server, client)
     assert server.connected[0].agreement.authenticated
-    found, told = stage.refused(
+    found, told = pair.refused(
         *_again(
             server,
-            stage.reach(
-                address, paper.security(certificate="", key="", token="8810ad581e59f2bc3928b261707a7130")
+            pair.reach(
+                address, pki.security(certificate="", key="", token="8810ad581e59f2bc3928b261707a7130")
             ),
         )
     )
@@ -139,12 +139,12 @@ def _again(server, client):
     return Side([], server.failed), client
 
 
-def test_certificate_and_wrong_token(stage, paper):
+def test_certificate_and_wrong_token(pair, pki):
     """Both are asked for where both are given."""
-    server, address = stage.serve(paper.security(token=TOKEN))
+    server, address = pair.serve(pki.security(token=TOKEN))
     for token in ("4562ddd1c277bf3c39f024c0574f4c6d", ""):
         server.failed.clear()
-        found, told = stage.refused(server, stage.reach(address, paper.security(token=token)))
+        found, told = pair.refused(server, pair.reach(address, pki.security(token=token)))
         assert found.reason == told.reason == "token"
         assert found.hint == told.hint == "give both sides the same token"
 
@@ -152,29 +152,29 @@ def test_certificate_and_wrong_token(stage, paper):
 # --- files ---------------------------------------------------------------------------------------
 
 
-def files(paper, tmp_path):
+def files(pki, tmp_path):
     """Own copies: (certificate, key, authority)."""
     return [
         shutil.copy(path, tmp_path / f"{name}.pem")
         for name, path in (
-            ("certificate", paper.issued.certificate),
-            ("key", paper.issued.key),
-            ("authority", paper.authority.path),
+            ("certificate", pki.issued.certificate),
+            ("key", pki.issued.key),
+            ("authority", pki.authority.path),
         )
     ]
 
 
 @pytest.mark.parametrize("which", ["certificate", "key", "authority"])
 @pytest.mark.parametrize("how", ["missing", "empty", "garbage", "a folder", "half", "of another", "binary"])
-def test_files_that_cannot_be_used(core, paper, tmp_path, which, how):
-    paths = files(paper, tmp_path)
+def test_files_that_cannot_be_used(core, pki, tmp_path, which, how):
+    paths = files(pki, tmp_path)
     path = Path(paths[["certificate", "key", "authority"].index(which)])
     text = path.read_bytes()
     path.unlink()
     if how == "a folder":
         path.mkdir()
     elif how == "of another":
-        other = paper.authority.issue("another")
+        other = pki.authority.issue("another")
         path.write_bytes(Path(other.certificate if which == "certificate" else other.key).read_bytes())
     elif how != "missing":
         new = {
@@ -189,8 +189,8 @@ def test_files_that_cannot_be_used(core, paper, tmp_path, which, how):
     assert str(path) in str(caught.value) or (how == "of another" and "mismatch" in str(caught.value))
 
 
-def test_a_key_with_a_password_asks_nobody(core, paper, tmp_path):
-    certificate, key, authority = files(paper, tmp_path)
+def test_a_key_with_a_password_asks_nobody(core, pki, tmp_path):
+    certificate, key, authority = files(pki, tmp_path)
     made = serialization.load_pem_private_key(Path(key).read_bytes(), None)
     Path(key).write_bytes(
         made.private_bytes(
@@ -226,23 +226,23 @@ def test_settings_that_make_no_sense(wrong):
     assert caught.value.hint and wrong.get("token", "\0") not in str(caught.value)
 
 
-def test_who_listens_needs_a_certificate(stage, paper):
+def test_who_listens_needs_a_certificate(pair, pki):
     with pytest.raises(SecurityError, match="no certificate, which a server needs") as caught:
-        stage.serve(paper.security(certificate="", key=""))
+        pair.serve(pki.security(certificate="", key=""))
     assert "TRANSFER_TLS_CERT" in caught.value.hint
 
 
 # --- new ones while it runs ----------------------------------------------------------------------
 
 
-def test_new_certificates_are_used_without_a_restart(stage, paper, tmp_path, monkeypatch):
+def test_new_certificates_are_used_without_a_restart(pair, pki, tmp_path, monkeypatch):
     """As Kubernetes changes secrets: a link that leads elsewhere. A broken one changes nothing."""
     monkeypatch.setattr(module, "_LOOK", 0.0)
     mount = tmp_path / "now"
     for number in range(3):
         folder = tmp_path / str(number)
         folder.mkdir()
-        issued = paper.authority.issue(f"rotated {number}")
+        issued = pki.authority.issue(f"rotated {number}")
         shutil.copy(issued.certificate, folder / "tls.crt")
         shutil.copy(issued.key, folder / "tls.key")
     (tmp_path / "1" / "tls.key").write_text("half of a k")
@@ -254,15 +254,15 @@ def test_new_certificates_are_used_without_a_restart(stage, paper, tmp_path, mon
 
     def shown():
         count = len(server.connected)
-        client = stage.reach(address, paper.security())
+        client = pair.reach(address, pki.security())
         until(lambda: len(server.connected) > count and client.connected, "the connection")
-        return _certificate(paper, address)
+        return _certificate(pki, address)
 
     turn(0)
     known = Credentials(
-        Security(str(mount / "tls.crt"), str(mount / "tls.key"), paper.authority.path), stage.core
+        Security(str(mount / "tls.crt"), str(mount / "tls.key"), pki.authority.path), pair.core
     )
-    server, address = stage.serve(known.security, credentials=known)
+    server, address = pair.serve(known.security, credentials=known)
     first = shown()
     turn(1)
     assert shown() == first and (known.reloads, known.failures) == (0, 1)
@@ -273,9 +273,9 @@ def test_new_certificates_are_used_without_a_restart(stage, paper, tmp_path, mon
     assert known.failures == 2, "they are gone, and the old ones stay"
 
 
-def _certificate(paper, address):
-    context = ssl.create_default_context(cafile=paper.authority.path)
-    context.load_cert_chain(paper.issued.certificate, paper.issued.key)
+def _certificate(pki, address):
+    context = ssl.create_default_context(cafile=pki.authority.path)
+    context.load_cert_chain(pki.issued.certificate, pki.issued.key)
     with (
         socket.create_connection((address.host, address.port)) as plain,
         context.wrap_socket(plain, server_hostname=address.host) as end,

@@ -58,10 +58,10 @@ def test_no_text_is_taken_for_this_machine(text):
         assert text == "localhost" or ipaddress.ip_address(text.partition("%")[0])
 
 
-def test_who_is_asked(paper):
-    good = paper.security()
-    token = paper.security(clients="token", token=TOKEN)
-    encrypted = Security(paper.issued.certificate, paper.issued.key)
+def test_who_is_asked(pki):
+    good = pki.security()
+    token = pki.security(clients="token", token=TOKEN)
+    encrypted = Security(pki.issued.certificate, pki.issued.key)
     for security in (good, token, Security(token=TOKEN), Security(unauthenticated=True)):
         check_listening("0.0.0.0", "there", security)
     for security in (encrypted, Security()):
@@ -107,9 +107,9 @@ def test_but_on_it(core, endpoint):
         pull.bind(endpoint)
 
 
-def test_ipc_and_inproc_are_for_this_machine(core, tmp_path, paper):
+def test_ipc_and_inproc_are_for_this_machine(core, tmp_path, pki):
     """Nothing is asked there, also of those who have certificates and tokens."""
-    for security in (Security(), paper.security(token=TOKEN)):
+    for security in (Security(), pki.security(token=TOKEN)):
         with transfer.Context(core=core, security=security) as context:
             for endpoint in (f"ipc://{tmp_path}/{security.tls}", "inproc://guard"):
                 with (
@@ -124,8 +124,8 @@ def test_ipc_and_inproc_are_for_this_machine(core, tmp_path, paper):
                     assert info.transport in ("ipc", "inproc")
 
 
-def test_with_the_word_a_token_or_certificates(core, paper, monkeypatch):
-    for security in (Security(unauthenticated=True), Security(token=TOKEN), paper.security()):
+def test_with_the_word_a_token_or_certificates(core, pki, monkeypatch):
+    for security in (Security(unauthenticated=True), Security(token=TOKEN), pki.security()):
         with transfer.Context(core=core, security=security) as context, context.socket(transfer.PULL) as pull:
             pull.bind("tcp://*:0")
     monkeypatch.setenv("TRANSFER_UNAUTHENTICATED", "allow")

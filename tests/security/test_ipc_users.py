@@ -77,9 +77,9 @@ def test_another_user_with_the_token_comes_in(apart, meet):
     assert pull.peers()[0].authenticated and push.peers()[0].authenticated
 
 
-def test_the_same_user_is_asked_for_nothing(meet, paper):
+def test_the_same_user_is_asked_for_nothing(meet, pki):
     """Whatever each side has: it may read the other's files."""
-    pull, push, _ = meet(paper.security(token=TOKEN), Security())
+    pull, push, _ = meet(pki.security(token=TOKEN), Security())
     push.send(b"x")
     assert pull.recv() == b"x" and not pull.peers()[0].authenticated
 
@@ -101,20 +101,20 @@ def test_another_user_with_another_token_does_not(apart, meet):
     assert not pull.peers() and not push.peers()
 
 
-def test_where_there_are_certificates_only_another_user_is_refused(apart, meet, paper):
-    pull, push, watched = meet(paper.security(), Security())
+def test_where_there_are_certificates_only_another_user_is_refused(apart, meet, pki):
+    pull, push, watched = meet(pki.security(), Security())
     assert "TRANSFER_TOKEN_FILE" in failure(watched[0]).hint
     error = failure(watched[1])
     assert error.reason == "token" and "this side runs under another user" in str(error)
     assert not pull.peers() and not push.peers()
 
 
-def test_who_has_certificates_only_says_nothing_to_another_user(apart, core, endpoint, paper):
+def test_who_has_certificates_only_says_nothing_to_another_user(apart, core, endpoint, pki):
     with socket.socket(socket.AF_UNIX) as squatter:
         squatter.bind("\0" + endpoint.removeprefix("ipc://@"))
         squatter.listen()
         squatter.settimeout(10)
-        with transfer.Context(core=core, security=paper.security()) as context:
+        with transfer.Context(core=core, security=pki.security()) as context:
             with context.socket(transfer.PUSH, linger=0) as push, push.get_monitor() as monitor:
                 push.connect(endpoint)
                 assert "TRANSFER_TOKEN_FILE" in failure(monitor).hint
@@ -124,9 +124,9 @@ def test_who_has_certificates_only_says_nothing_to_another_user(apart, core, end
 
 
 @pytest.mark.parametrize("what", ["token", "certificates"])
-def test_a_plain_peer_of_another_user_is_refused(apart, core, endpoint, paper, what):
+def test_a_plain_peer_of_another_user_is_refused(apart, core, endpoint, pki, what):
     """One that says no hello has nothing to show."""
-    security = Security(token=TOKEN) if what == "token" else paper.security()
+    security = Security(token=TOKEN) if what == "token" else pki.security()
     with transfer.Context(core=core, security=security) as context:
         with context.socket(transfer.PULL, rcvtimeo=0) as pull, pull.get_monitor() as monitor:
             pull.bind(endpoint)

@@ -23,16 +23,16 @@ SECRET = "7d0c52e3b19f4a86ce05d1f7328b94aa"
 
 
 @pytest.mark.parametrize("by", ["text", "file"])
-def test_nobody_reads_it(paper, tmp_path, caplog, by):
+def test_nobody_reads_it(pki, tmp_path, caplog, by):
     caplog.set_level(logging.DEBUG)
     file = tmp_path / "tokens"
     file.write_text(SECRET)
     given = {"token": SECRET} if by == "text" else {"token_file": str(file)}
-    security = paper.security(**given)
+    security = pki.security(**given)
     texts = [repr(security), str(security), repr(Credentials(security, default_core))]
     with (
         transfer.Context(security=security) as context,
-        transfer.Context(security=paper.security(token="c5e4820d8861f9af1764aa144e581ed1")) as other,
+        transfer.Context(security=pki.security(token="c5e4820d8861f9af1764aa144e581ed1")) as other,
         context.socket(transfer.PULL, rcvtimeo=10_000) as pull,
         context.socket(transfer.PUSH) as push,
         other.socket(transfer.PUSH, linger=0) as stranger,
@@ -52,7 +52,7 @@ def test_nobody_reads_it(paper, tmp_path, caplog, by):
             metrics.exposition([context], {}, {}).decode(),
         ]
     texts.append(caplog.text)
-    key = Path(paper.issued.key).read_text().splitlines()[1]
+    key = Path(pki.issued.key).read_text().splitlines()[1]
     for text in texts:
         assert SECRET not in text and SECRET.encode().hex() not in text and key not in text
 
@@ -71,12 +71,12 @@ def test_errors_do_not_say_it(secret, tmp_path, core):
         assert SECRET[:10] not in seen
 
 
-def test_the_doctor_does_not_say_it(paper):
+def test_the_doctor_does_not_say_it(pki):
     said = subprocess.run(
         [sys.executable, "-m", "transfer", "doctor", "--json"],
         env=os.environ | {
-            "TRANSFER_TOKEN": SECRET, "TRANSFER_TLS_CERT": paper.issued.certificate,
-            "TRANSFER_TLS_KEY": paper.issued.key, "TRANSFER_TLS_CA": paper.authority.path,
+            "TRANSFER_TOKEN": SECRET, "TRANSFER_TLS_CERT": pki.issued.certificate,
+            "TRANSFER_TLS_KEY": pki.issued.key, "TRANSFER_TLS_CA": pki.authority.path,
         },
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip

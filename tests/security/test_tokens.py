@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, strategies as st
 
 from tests.security.conftest import TOKEN
-from tests.security.relaying import Between
+from tests.security.relay import Relay
 from transfer.transports.address import parse
 from transfer.transports.core.wire import HEADER_SIZE, Control, SocketType
 from transfer.transports.errors import HandshakeError, SecurityError
@@ -67,10 +67,10 @@ class Peer:
         self.end.close()
 
 
-def test_both_know_it(stage):
-    server, address = stage.serve(SECURITY)
-    client = stage.reach(address, SECURITY)
-    stage.meets(server, client)
+def test_both_know_it(pair):
+    server, address = pair.serve(SECURITY)
+    client = pair.reach(address, SECURITY)
+    pair.meets(server, client)
     for side in (server, client):
         agreement = side.connected[0].agreement
         assert agreement.authenticated and not agreement.encrypted
@@ -78,26 +78,26 @@ def test_both_know_it(stage):
 
 @pytest.mark.parametrize("ours", [{"token": OTHER}, {}], ids=["another", "none"])
 @pytest.mark.parametrize("side", ["server", "client"])
-def test_one_has_another_or_none(stage, side, ours):
+def test_one_has_another_or_none(pair, side, ours):
     both = SECURITY, Security(**ours)
-    server, address = stage.serve(both[side == "client"])
-    client = stage.reach(address, both[side == "server"])
-    for error in stage.refused(server, client):
+    server, address = pair.serve(both[side == "client"])
+    client = pair.reach(address, both[side == "server"])
+    for error in pair.refused(server, client):
         assert isinstance(error, HandshakeError) and error.reason == "token"
         assert TOKEN not in str(error) and OTHER not in str(error)
 
 
-def test_the_peer_of_these_tests_can_prove_it(stage):
-    server, address = stage.serve(SECURITY)
+def test_the_peer_of_these_tests_can_prove_it(pair):
+    server, address = pair.serve(SECURITY)
     with Peer(address) as peer:
         answer = peer.prove(prove(TOKEN.encode(), CONNECTING, peer.said))
         assert answer == bytes([Control.PROOF, 0]) + prove(TOKEN.encode(), ACCEPTING, peer.said)
     until(lambda: server.connected, "the connection")
 
 
-def test_a_stranger_gets_nothing_to_guess_the_token_by(stage):
+def test_an_unauthenticated_peer_gets_nothing_to_guess_the_token_by(pair):
     """The accepting side proves nothing to a peer that has not proved the token itself."""
-    server, address = stage.serve(SECURITY, timeout=0.5)
+    server, address = pair.serve(SECURITY, timeout=0.5)
     with Peer(address) as peer:
         rest = read_frame(peer.end)
         assert rest[HEADER_SIZE : HEADER_SIZE + 1] != bytes([Control.PROOF])
@@ -108,11 +108,11 @@ def test_a_stranger_gets_nothing_to_guess_the_token_by(stage):
 
 
 @pytest.mark.parametrize("old", ["server", "client"])
-def test_older_versions_with_a_token_are_refused_at_once(stage, old):
+def test_older_versions_with_a_token_are_refused_at_once(pair, old):
     """Their accepting side proves first. It is named what they are, long before the handshake's time ends."""
     before = FEATURES - {PROVES_FIRST}
-    server, address = stage.serve(SECURITY, **({"features": before} if old == "server" else {}))
-    client = stage.reach(address, SECURITY, **({"features": before} if old == "client" else {}))
+    server, address = pair.serve(SECURITY, **({"features": before} if old == "server" else {}))
+    client = pair.reach(address, SECURITY, **({"features": before} if old == "client" else {}))
     new, peer = (client, server) if old == "server" else (server, client)
     until(lambda: new.failed and peer.failed, "the refusal")
     assert new.failed[0].reason == "token" and "the peer is an older version" in str(new.failed[0])
@@ -121,9 +121,9 @@ def test_older_versions_with_a_token_are_refused_at_once(stage, old):
         assert "this side is an older version" in str(peer.failed[0])
 
 
-def test_older_versions_without_a_token_are_served(stage):
-    server, address = stage.serve(Security(), features=FEATURES - {PROVES_FIRST})
-    stage.meets(server, stage.reach(address, Security()))
+def test_older_versions_without_a_token_are_served(pair):
+    server, address = pair.serve(Security(), features=FEATURES - {PROVES_FIRST})
+    pair.meets(server, pair.reach(address, Security()))
 
 
 WRONG = {
@@ -145,8 +145,8 @@ WRONG = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_proofs_that_are_none(stage, wrong):
-    server, address = stage.serve(SECURITY)
+def test_proofs_that_are_none(pair, wrong):
+    server, address = pair.serve(SECURITY)
     with Peer(address) as peer:
         answer = peer.prove(WRONG[wrong](peer))
         assert answer[:1] == bytes([Control.REFUSED]) and b"token" in answer
@@ -155,9 +155,9 @@ def test_proofs_that_are_none(stage, wrong):
     assert server.failed[0].reason == "token" and not server.connected
 
 
-def test_a_proof_of_another_connection(stage):
+def test_a_proof_of_another_connection(pair):
     """Even of the same client to the same server, with the same hello, while both are open."""
-    server, address = stage.serve(SECURITY)
+    server, address = pair.serve(SECURITY)
     with Peer(address) as one, Peer(address, one.hello) as other:
         good = prove(TOKEN.encode(), CONNECTING, one.said)
         assert other.prove(good)[:1] == bytes([Control.REFUSED])
@@ -166,12 +166,12 @@ def test_a_proof_of_another_connection(stage):
     assert len(server.connected) == 1
 
 
-def test_a_conversation_that_was_overheard(stage):
+def test_a_conversation_that_was_overheard(pair):
     """All that a good client said, said again: refused, at once and later. The token was not in it."""
-    server, address = stage.serve(SECURITY)
-    with Between(address) as between:
-        client = stage.reach(between.address, SECURITY)
-        stage.meets(server, client)
+    server, address = pair.serve(SECURITY)
+    with Relay(address) as between:
+        client = pair.reach(between.address, SECURITY)
+        pair.meets(server, client)
         said = bytes(between.said[0][True])
         both = said + bytes(between.said[0][False])
     assert TOKEN.encode() not in both and TOKEN.encode().hex().encode() not in both
@@ -184,14 +184,14 @@ def test_a_conversation_that_was_overheard(stage):
     assert len(server.connected) == 1
 
 
-def test_a_server_that_was_overheard(stage):
+def test_a_server_that_was_overheard(pair):
     """Who recorded the server's part cannot play it to a client that comes later."""
-    server, address = stage.serve(SECURITY)
-    with Between(address) as between:
-        stage.meets(server, stage.reach(between.address, SECURITY))
+    server, address = pair.serve(SECURITY)
+    with Relay(address) as between:
+        pair.meets(server, pair.reach(between.address, SECURITY))
         said = bytes(between.said[0][False])
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = stage.reach(parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}"), SECURITY)
+        client = pair.reach(parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}"), SECURITY)
         thief, _ = listener.accept()
         with thief:
             thief.sendall(said)
@@ -200,27 +200,25 @@ def test_a_server_that_was_overheard(stage):
 
 
 @pytest.mark.parametrize("connecting", [True, False])
-def test_who_changes_a_hello_on_the_way(stage, connecting):
+def test_who_changes_a_hello_on_the_way(pair, connecting):
     """Another wish, another nonce: the proofs are of what was said."""
     change = (b'"lazy":false', b'"lazy": true')
-    server, address = stage.serve(SECURITY)
-    with Between(
-        address, lambda side, data: data.replace(*change) if side == connecting else data
-    ) as between:
-        found, told = stage.refused(server, stage.reach(between.address, SECURITY))
+    server, address = pair.serve(SECURITY)
+    with Relay(address, lambda side, data: data.replace(*change) if side == connecting else data) as between:
+        found, told = pair.refused(server, pair.reach(between.address, SECURITY))
     assert found.reason == told.reason == "token"
 
 
-def test_who_shows_a_certificate_of_his_own_in_between(stage, paper):
+def test_who_shows_a_certificate_of_his_own_in_between(pair, pki):
     """He has one that the client would take, and passes on every word between two connections with TLS."""
-    security = paper.security(clients="token", token=TOKEN)
-    server, address = stage.serve(security)
-    thief = paper.authority.issue("thief")
+    security = pki.security(clients="token", token=TOKEN)
+    server, address = pair.serve(security)
+    thief = pki.authority.issue("thief")
     accepting = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     accepting.load_cert_chain(thief.certificate, thief.key)
-    connecting = ssl.create_default_context(cafile=paper.authority.path)
+    connecting = ssl.create_default_context(cafile=pki.authority.path)
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = stage.reach(parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}"), security)
+        client = pair.reach(parse(f"tcp://127.0.0.1:{listener.getsockname()[1]}"), security)
         plain, _ = listener.accept()
         with (
             accepting.wrap_socket(plain, server_side=True) as near,
@@ -240,7 +238,7 @@ def test_who_shows_a_certificate_of_his_own_in_between(stage, paper):
 # --- several at once -----------------------------------------------------------------------------
 
 
-def test_a_token_is_changed_without_a_pause(stage, tmp_path, monkeypatch):
+def test_a_token_is_changed_without_a_pause(pair, tmp_path, monkeypatch):
     """First all take the new one, then all show it, then nobody takes the old one."""
     monkeypatch.setattr(module, "_LOOK", 0.0)
     file, one, two = (
@@ -249,14 +247,14 @@ def test_a_token_is_changed_without_a_pause(stage, tmp_path, monkeypatch):
         "46221ee0bf27e3fdd06470f56f319d17",
     )
     file.write_text(one)
-    known = Credentials(Security(token_file=str(file)), stage.core)
-    server, address = stage.serve(known.security, credentials=known)
+    known = Credentials(Security(token_file=str(file)), pair.core)
+    server, address = pair.serve(known.security, credentials=known)
 
     def comes_in(*tokens):
         count = len(server.connected)
         theirs = tmp_path / "theirs"
         theirs.write_text("\n".join(tokens))
-        client = stage.reach(address, Security(token_file=str(theirs)))
+        client = pair.reach(address, Security(token_file=str(theirs)))
         until(lambda: client.connected or client.failed, "an answer")
         until(lambda: client.failed or len(server.connected) > count, "the connection")
         return bool(client.connected)

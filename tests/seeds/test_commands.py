@@ -8,9 +8,9 @@ import shlex
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer import cli
-from transfer.broker.bench import measurement as bench_running
+from transfer.broker.bench import measurement
 from transfer.broker.clients.abtp import AbtpConsumer, AbtpProducer
 from transfer.broker.config.settings import AbtpEndpoints
 
@@ -37,7 +37,7 @@ go run ./cmd/tachyon dlq audit --id msg-123 --actor ops@example.com --start 2026
 @pytest.fixture(autouse=True)
 def busy(monkeypatch):
     """What has not come on a machine that is busy with other tests is not lost yet."""
-    monkeypatch.setattr(bench_running, "_SILENCE", 30.0)
+    monkeypatch.setattr(measurement, "_SILENCE", 30.0)
 
 
 @pytest.mark.parametrize("line", HARNESS.split("\n")[1:-1])

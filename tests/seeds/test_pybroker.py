@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.transports.testing.ends import until
 

@@ -141,7 +141,7 @@ _RECEIVER = """
 
 
 @pytest.fixture(scope="module")
-def papers(tmp_path_factory):
+def tls_variables(tmp_path_factory):
     authority = Authority(tmp_path_factory.mktemp("authority"))
     issued = authority.issue()
     return {
@@ -151,12 +151,12 @@ def papers(tmp_path_factory):
     }
 
 
-def closed_inside(kind, folder, pace, papers, core="native", rounds=4):
+def closed_inside(kind, folder, pace, tls_variables, core="native", rounds=4):
     size = SIZES.get(kind, 256 * MIB)
     environment = {"TRANSFER_LOCAL": "on" if kind == "local" else "off", "UCX_TLS": "tcp,self"}
     environment["PYTHONFAULTHANDLER"] = "1"
     if kind == "tls":
-        environment.update(papers)
+        environment.update(tls_variables)
     with Program(_SENDER, size, core=core, **environment) as sender:
         arguments = (kind, folder, pace, size, rounds, sender.process.pid)
         with Program(_RECEIVER, *arguments, core=core, **environment) as receiver:
@@ -170,9 +170,9 @@ def closed_inside(kind, folder, pace, papers, core="native", rounds=4):
             assert code == 0, errors[-3000:]
 
 
-@over("local", "inproc", "tls")  # UCX itself may crash there: tests/ucx/inside/apart_closing.py
-def test_a_receive_leaves_a_flood_when_its_socket_is_closed(kind, tmp_path, papers):
-    closed_inside(kind, tmp_path, "flood", papers, rounds=2)
+@over("local", "inproc", "tls")  # UCX itself may crash there: tests/ucx/isolated/crash_closing.py
+def test_a_receive_leaves_a_flood_when_its_socket_is_closed(kind, tmp_path, tls_variables):
+    closed_inside(kind, tmp_path, "flood", tls_variables, rounds=2)
 
 
 @pytest.mark.slow
@@ -180,21 +180,21 @@ def test_a_receive_leaves_a_flood_when_its_socket_is_closed(kind, tmp_path, pape
 @pytest.mark.parametrize("core", ["native", "pure"])
 @pytest.mark.parametrize("pace", ["trickle", "flood"])
 @over("tcp", "ipc", "local", "tls", "ucx")
-def test_any_receive_leaves_when_its_socket_is_closed(kind, pace, core, tmp_path, papers):
+def test_any_receive_leaves_when_its_socket_is_closed(kind, pace, core, tmp_path, tls_variables):
     try:
-        closed_inside(kind, tmp_path, pace, papers, core)
+        closed_inside(kind, tmp_path, pace, tls_variables, core)
     except AssertionError as error:
         _, crash, stack = str(error).partition("Segmentation fault")
         inside = "/transports/ucx/" in stack.partition("File")[2].partition("File")[0] or "libuc" in stack
         if kind == "ucx" and crash and inside:
-            pytest.skip("UCX's own TCP crashed: tests/ucx/inside/apart_closing.py")
+            pytest.skip("UCX's own TCP crashed: tests/ucx/isolated/crash_closing.py")
         raise
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["native", "pure"])
-def test_any_receive_in_one_process_leaves_when_its_socket_is_closed(core, tmp_path, papers):
-    closed_inside("inproc", tmp_path, "flood", papers, core)
+def test_any_receive_in_one_process_leaves_when_its_socket_is_closed(core, tmp_path, tls_variables):
+    closed_inside("inproc", tmp_path, "flood", tls_variables, core)
 
 
 _HALF = """

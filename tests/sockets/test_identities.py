@@ -60,7 +60,7 @@ class HalfDead:
             end.close()
 
 
-def test_a_stranger_takes_no_identity_over(context):
+def test_another_peer_takes_no_identity_over(context):
     router = context.socket(ROUTER, router_mandatory=True)
     router.bind(TCP)
     owner = context.socket(DEALER, routing_id=b"worker")

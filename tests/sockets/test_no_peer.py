@@ -14,7 +14,7 @@ import pytest
 import transfer
 import transfer.asyncio
 from transfer import PUB, PULL, PUSH, REP, REQ, SUB, Again, zmq
-from transfer.sockets.connections import connections as endpoints
+from transfer.sockets.connections import connections
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.hello import encode_refusal
 from transfer.zmq import asyncio as zmq_asyncio
@@ -175,7 +175,7 @@ def test_fewer_peers_than_are_waited_for(context):
 
 
 def test_a_close_that_waits(context, lines, monkeypatch):
-    monkeypatch.setattr(endpoints, "_LONG_WAIT", SOON / 1000)
+    monkeypatch.setattr(connections, "_LONG_WAIT", SOON / 1000)
     pull, push = pair_of(context, PULL, PUSH)
     while True:  # more than the kernel takes
         try:
@@ -286,7 +286,7 @@ def test_a_client_of_zeromq_is_named_at_once(context, lines):
     assert "speaks ZeroMQ's own protocol" in lines()[0]
 
 
-def test_what_strangers_cause_is_one_line_for_each_reason(context, lines):
+def test_what_other_programs_cause_is_one_line_for_each_reason(context, lines):
     pull = context.socket(PULL)
     pull.bind(TCP)
     monitor = pull.get_monitor()

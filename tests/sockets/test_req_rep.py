@@ -126,7 +126,7 @@ def test_with_resend_another_peer_answers(context):
     assert req.recv() == b"done"
 
 
-def test_a_reply_to_somebody_who_left_is_dropped_and_counted(context):
+def test_a_reply_to_a_peer_that_left_is_dropped_and_counted(context):
     rep, req = pair_of(context, REP, REQ)
     req.send(b"x")
     assert rep.recv() == b"x"

@@ -338,7 +338,7 @@ class Slow:
         (b"!QMZ\x01\0\0\0\x63" + bytes(25), "socket_type"),
     ],
 )
-def test_a_stranger_is_refused_by_the_first(context, said, reason):
+def test_a_peer_of_no_type_is_refused_by_the_first(context, said, reason):
     bound, endpoint = sharing(context, "tcp://127.0.0.1:0")
     monitor = bound[transfer.PULL].get_monitor()
     with socket.create_connection(place(endpoint), 10) as stranger:

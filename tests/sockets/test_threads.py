@@ -13,7 +13,7 @@ import pytest
 
 import transfer
 from transfer import DEALER, PAIR, PUB, PULL, PUSH, REP, REQ, ROUTER, SUB
-from transfer.sockets.connections import connections as endpoints
+from transfer.sockets.connections import connections
 from transfer.transports.errors import Again, Broken, Closed, StateError, TensorMismatch
 
 from .helpers import Thread, eventually, fewer, pair_of
@@ -197,7 +197,7 @@ def test_of_threads_that_wait_for_a_request_one_gets_it(context, endpoint):
         assert [req.recv() for req in reqs] == [b"%d of %d" % (number, turn) for number in range(2)]
 
 
-def test_a_new_request_beside_the_reply_to_the_last(context):
+def test_a_new_request_while_the_last_reply_is_received(context):
     """req_relaxed: whichever comes first, the newest request gets its reply."""
     rep, req = pair_of(context, REP, REQ, rcvtimeo=20_000)
     req.req_relaxed = True
@@ -286,7 +286,7 @@ def test_close_at_any_moment(context, endpoint):
 def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
     """Whichever comes first: nothing goes on listening or connecting (the leak check looks)."""
     name = "serve" if call == "bind" else "reach"
-    make = getattr(endpoints, name)
+    make = getattr(connections, name)
     here = context.socket(PULL)
 
     def make_and_close(*arguments, **options):
@@ -294,7 +294,7 @@ def test_close_while_an_endpoint_is_made(context, endpoint, call, monkeypatch):
         Thread(here.close, 0).finish()
         return made
 
-    monkeypatch.setattr(endpoints, name, make_and_close)
+    monkeypatch.setattr(connections, name, make_and_close)
     with pytest.raises(Closed):
         getattr(here, call)(endpoint.replace(":0", ":9" if call == "connect" else ":0"))
     assert here._links.state.endpoints == []
@@ -381,7 +381,7 @@ def test_what_one_thread_began_is_not_undone_by_another_ones_decision(context):
 
     threads = []
     push._values = Hooked(push._values, "resend", lambda: (threads.append(Thread(send)), began.wait(0.3)))
-    push._ways_changed()
+    push._update_fast_paths()
     assert began.wait(10)
     goes_on.set()
     threads[0].finish()
@@ -474,7 +474,7 @@ def test_peers_that_come_do_not_undo_what_a_thread_has_left(context):
             return False
 
     pull._pattern.__class__ = Watched
-    deciding = Thread(pull._ways_changed)
+    deciding = Thread(pull._update_fast_paths)
     assert seen.wait(20)
     assert pull.recv() == b"1"
     received.set()
@@ -491,7 +491,7 @@ def test_another_thread_has_what_was_put_back(context):
 
     pull, push = pair_of(context, PULL, PUSH, rcvtimeo=20_000)
     pull._returned = Gone()
-    pull._ways_changed()
+    pull._update_fast_paths()
     push.send_multipart([b"1", b"2"])
     assert pull.recv_multipart() == [b"1", b"2"]
 
@@ -530,11 +530,11 @@ def test_a_request_that_was_put_back_keeps_its_requester(context):
     with pytest.raises(TensorMismatch):
         rep.recv_tensor()
     kept = rep._returned.popleft()  # as if a thread were between the two steps of putting it back
-    rep._ways_changed()
+    rep._update_fast_paths()
     other.send(b"of the other")
     assert rep.recv() == b"of the other"
     rep._returned.append(kept)
-    rep._ways_changed()
+    rep._update_fast_paths()
     with pytest.raises(StateError):
         rep.recv()
     rep.send(b"to the other")

@@ -15,21 +15,21 @@ def test_a_few_of_each_kind_and_how_many_were_left_out(caplog):
     now = [0.0]
     throttled = ThrottledLog(logging.getLogger("transfer.test"), lambda: now[0])
     for number in range(1000):
-        throttled.say(logging.INFO, "plain", "%d is not TLS", number)
-    throttled.say(logging.WARNING, "late", "one is late")
-    throttled.say(logging.DEBUG, "late", "that is not wanted")
+        throttled.log(logging.INFO, "plain", "%d is not TLS", number)
+    throttled.log(logging.WARNING, "late", "one is late")
+    throttled.log(logging.DEBUG, "late", "that is not wanted")
     assert caplog.messages == [*(f"{number} is not TLS" for number in range(10)), "one is late"]
     caplog.clear()
     now[0] = 60.0
-    throttled.say(logging.INFO, "plain", "%d is not TLS", 1000)
-    throttled.say(logging.INFO, "plain", "%d is not TLS", 1001)
-    throttled.say(logging.WARNING, "late", "one is late")
+    throttled.log(logging.INFO, "plain", "%d is not TLS", 1000)
+    throttled.log(logging.INFO, "plain", "%d is not TLS", 1001)
+    throttled.log(logging.WARNING, "late", "one is late")
     assert caplog.messages == [
         "1000 is not TLS (990 more like it were left out)", "1001 is not TLS", "one is late"
     ]  # fmt: skip
 
 
-def test_strangers_at_a_socket(caplog):
+def test_other_protocols_at_a_socket(caplog):
     caplog.set_level("INFO", "transfer")
     with transfer.Context() as context, context.socket(transfer.PULL) as pull:
         pull.bind("tcp://127.0.0.1:0")

@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 import transfer
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer.transports.core.wire import HEADER, HEADER_SIZE, SocketType
 from transfer.transports.errors import HandshakeError
 from transfer.transports.handshake.hello import PROVES_FIRST, decode_body, negotiate
 from transfer.transports.handshake.identity import make_hello
 
-from . import exchanging
+from . import version_peer
 
 ROOT = Path(__file__).parents[2]
 #: the version whose accepting side proved the token first
@@ -27,8 +27,11 @@ BEFORE = "9f27d23653cc5cd564edbe167d70b4f55eb3bb49"
 #: the version whose positions in a broker's log had no epoch
 WITHOUT_EPOCHS = "1aa00f480674f7b3e1dccbb07a916f7d7e9e164e"
 TOKEN = "4f1c09d7b2e64a3885d0c7f9e1a2b356"
-KINDS = [*exchanging.PAIRS, *(kind for kind in exchanging.PAIRS.values() if kind not in exchanging.PAIRS)]
-OTHER = exchanging.PAIRS | {other: kind for kind, other in exchanging.PAIRS.items()}
+KINDS = [
+    *version_peer.PAIRS,
+    *(kind for kind in version_peer.PAIRS.values() if kind not in version_peer.PAIRS),
+]
+OTHER = version_peer.PAIRS | {other: kind for kind, other in version_peer.PAIRS.items()}
 
 
 class Older:
@@ -39,7 +42,7 @@ class Older:
         environment |= {"PYTHONPATH": str(tree), "TRANSFER_CORE": "twin"}
         self.tree = tree
         self._process = subprocess.Popen(
-            [sys.executable, "-P", exchanging.__file__],
+            [sys.executable, "-P", version_peer.__file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -90,14 +93,14 @@ def older(tmp_path_factory):
 def exchange(older: Older, kind: str, *, older_binds: bool, protocol: str, token: str = "") -> list[str]:
     """[what the older one says, what this one says]. kind: of the older one."""
     common = {"protocol": protocol, "token": token, "endpoint": "tcp://127.0.0.1:0"}
-    theirs = common | {"kind": kind, "speaks": kind in exchanging.PAIRS, "bind": older_binds}
+    theirs = common | {"kind": kind, "speaks": kind in version_peer.PAIRS, "bind": older_binds}
     ours = common | {"kind": OTHER[kind], "speaks": not theirs["speaks"], "bind": not older_binds}
     if older_binds:
         older.begin(**theirs)
         endpoint = older.line().strip()
-        said = exchanging.take_part(ours | {"endpoint": endpoint}, lambda _: None)
+        said = version_peer.take_part(ours | {"endpoint": endpoint}, lambda _: None)
     else:
-        said = exchanging.take_part(ours, lambda endpoint: older.begin(**theirs | {"endpoint": endpoint}))
+        said = version_peer.take_part(ours, lambda endpoint: older.begin(**theirs | {"endpoint": endpoint}))
     return [json.loads(older.line()), said]
 
 

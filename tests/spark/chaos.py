@@ -63,7 +63,7 @@ def below(roots, word):
 def driver(settings, url, delivery, pause):
     from pyspark.sql import SparkSession
 
-    from tests.spark.faulty import FaultySource, fault
+    from tests.spark.faulty_source import FaultySource, fault
     from tests.spark.spools import frame_of
 
     builder = SparkSession.builder

@@ -15,7 +15,7 @@ pytest.importorskip("numpy")
 pyspark = pytest.importorskip("pyspark")
 pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfer[spark]")
 
-from tests.spark.faulty import fault, happened  # noqa: E402
+from tests.spark.faulty_source import fault, happened  # noqa: E402
 from tests.spark.spools import ROOT, expected, inspected, rows_in  # noqa: E402
 from transfer.spark.session import check_java  # noqa: E402
 from transfer.spool import Spool  # noqa: E402
@@ -30,7 +30,7 @@ HOSTS = ("127.0.0.1", "127.0.0.2")
 _DRIVER = """
 import json, sys
 from pyspark.sql import SparkSession
-from tests.spark.faulty import FaultySource
+from tests.spark.faulty_source import FaultySource
 from tests.spark.spools import frame_of
 
 settings, writes = json.loads(sys.argv[1]), json.loads(sys.argv[2])
@@ -153,7 +153,7 @@ def test_every_row_is_there_once(cluster, tmp_path, kind):
 
 _STREAM = """
 import json, sys
-from tests.spark.faulty import FaultySource
+from tests.spark.faulty_source import FaultySource
 from transfer.spark.session import running_session
 
 url, folder, harm = sys.argv[1], sys.argv[2], json.loads(sys.argv[3])

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("numpy")
 pytest.importorskip("msgspec")
 
-from tests.spool.sending import push
+from tests.spool.task_sender import push
 from transfer.spark.job import SpoolWrite
 from transfer.spark.options import parse_options
 from transfer.spool import Spool

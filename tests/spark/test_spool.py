@@ -323,7 +323,7 @@ def test_a_query_that_starts_again_repeats_its_last_batch_and_nothing_is_doubled
 
 
 def test_a_commit_that_spark_does_not_hear_of_is_not_doubled(spark, spool, tmp_path):
-    from tests.spark.faulty import FaultySource, fault, happened
+    from tests.spark.faulty_source import FaultySource, fault, happened
 
     spark.dataSource.register(FaultySource)
     url, options = spool.url("unheard"), fault(tmp_path, kind="lost")
@@ -337,7 +337,7 @@ def test_a_commit_that_spark_does_not_hear_of_is_not_doubled(spark, spool, tmp_p
 
 @pytest.mark.parametrize("delivery", ["committed", "partition"])
 def test_a_batch_that_fails_is_dropped_and_tried_again(spark, spool, tmp_path, delivery):
-    from tests.spark.faulty import BEFORE_END, FaultySource, fault, happened
+    from tests.spark.faulty_source import BEFORE_END, FaultySource, fault, happened
 
     spark.dataSource.register(FaultySource)
     url = spool.url(f"failing {delivery}")

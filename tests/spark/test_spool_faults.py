@@ -20,7 +20,7 @@ import pytest
 np = pytest.importorskip("numpy")
 pytest.importorskip("pyspark.sql.datasource", reason="pip install tensor-transfer[spark]")
 
-from tests.spark.faulty import AFTER_END, BEFORE_END, FaultySource, attempts, fault, happened  # noqa: E402
+from tests.spark.faulty_source import AFTER_END, BEFORE_END, FaultySource, attempts, fault, happened  # noqa: E402
 from tests.spark.spools import (  # noqa: E402
     ROOT,
     SpoolProcess,
@@ -289,7 +289,7 @@ def test_a_spool_killed_while_rows_come(spark, tmp_path, harm):
 
 _DRIVER = """
     import os, signal, sys
-    from tests.spark.faulty import FaultySource
+    from tests.spark.faulty_source import FaultySource
     from tests.spark.spools import frame_of
     from transfer.spark import local_session, register
 

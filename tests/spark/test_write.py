@@ -163,7 +163,7 @@ def test_nulls_and_ragged_arrays_fail_the_job_and_the_iteration(spark, dataset, 
 
 @pytest.mark.parametrize("kill", [False, True], ids=["failing once", "worker killed"])
 def test_a_retried_task_gives_no_row_twice(spark, dataset, tmp_path, kill):
-    from tests.spark.faulty import FaultySource, fault, happened
+    from tests.spark.faulty_source import FaultySource, fault, happened
 
     spark.dataSource.register(FaultySource)
     writer = frame_of(spark).select("id", "x").write.format("transfer_faulty").mode("append")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.broker.running import running
+from tests.broker.in_process_broker import running
 from transfer import cli
 from transfer.spool.format.address import default_rows_endpoint
 from transfer.transports.errors import AddressError

@@ -12,7 +12,7 @@ from transfer.spool.format.run_messages import checksum, checksum_in_slices
 from transfer.spool.server.answer_queue import whole
 from transfer.transports.errors import ProtocolError
 
-from .sending import RAGGED, SMALL, WIDE, agrees, ask, write
+from .task_sender import RAGGED, SMALL, WIDE, agrees, ask, write
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from transfer.spool.format.protocol import Fetch, Read
 from transfer.spool.format.rows import Layout
 from transfer.transports.errors import OptionError, UsageError
 
-from .sending import RAGGED, WIDE, ask, frame, write
+from .task_sender import RAGGED, WIDE, ask, frame, write
 
 
 @pytest.fixture

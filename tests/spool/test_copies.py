@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.cli.feeding import send_run
+from tests.cli.run_writer import send_run
 from transfer.spool import RowStream, Spool
 from transfer.transports.core import Lease
 

@@ -16,7 +16,7 @@ from transfer.spool.client.admin import SpoolAdmin
 from transfer.spool.format.protocol import Acknowledge, OpenRun, Read
 from transfer.transports.errors import LogDamaged, LogInUse, UsageError
 
-from .sending import WIDE, Task, agrees, ask, push, write
+from .task_sender import WIDE, Task, agrees, ask, push, write
 
 SIZES = [[8, 8], [8, 8]]
 

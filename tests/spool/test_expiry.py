@@ -18,8 +18,8 @@ from transfer.spool.server.run_record import RunRecord
 from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import Broken, OptionError
 
-from .direct import DirectSpool
-from .sending import WIDE, Task
+from .socketless_spool import SocketlessSpool
+from .task_sender import WIDE, Task
 from .test_store import disk, make, send, small_segments, sync  # noqa: F401
 
 AGES = Ages(retention=1000.0, staged=100.0, failed=200.0, group=300.0, unread=400.0)
@@ -55,7 +55,7 @@ class Stores:
             self.time += seconds / 20
             if part in range(2, 2 + restarts * 4, 4):
                 self.restart()
-            self.expiry.look({(self.store.entries[run].number, group) for run, group in reading})
+            self.expiry.check({(self.store.entries[run].number, group) for run, group in reading})
         return [reason for reason, _ in self.removed]
 
 
@@ -85,7 +85,7 @@ def test_staged_rows_of_a_job_that_sends_nothing(stores, restarts, caplog):
 
 def test_what_goes_by_its_age_is_committed_though_nothing_else_is(tmp_path):
     """Readers see that the run failed, and the room of what went is free."""
-    spool = DirectSpool(tmp_path)
+    spool = SocketlessSpool(tmp_path)
     spool.ask(Declare(run="run", job="job", delivery="committed", kind="batch"))
     for message, arrays in Task("run", "job", 0, 0, 0, [64] * 8, WIDE).messages:
         spool.receive(message, arrays)
@@ -108,7 +108,7 @@ def test_what_goes_by_its_age_is_committed_though_nothing_else_is(tmp_path):
 @pytest.mark.parametrize("kind", ["batch", "stream"])
 def test_who_comes_late_for_rows_that_went_hears_why(tmp_path, kind, restarts):
     """A task, its end, the commit: until the driver begins anew."""
-    spool = DirectSpool(tmp_path)
+    spool = SocketlessSpool(tmp_path)
     declared = {"run": "run", "job": "job", "delivery": "committed", "kind": kind}
     spool.ask(Declare(**declared))
     task, late = (Task("run", "job", partition, 0, 0, [8]) for partition in range(2))
@@ -171,7 +171,7 @@ def test_a_small_age_leaves_the_others_their_grace(tmp_path):
     expiry = Expiry(store, ages, lambda reason, _: removed.append((reason, time[0] - 1e9 - 1e6)))
     for _ in range(40):
         time[0] += 1
-        expiry.look(())
+        expiry.check(())
     assert removed == [("staged", 1.0), ("group", 30.0)]
     store.close()
 
@@ -277,7 +277,7 @@ def test_ages_without_end(tmp_path):
     make(store, "run", 1)
     began = store.now()
     store.now = lambda: began + 1e9
-    expiry.look(())
+    expiry.check(())
     assert store.entry("run").state != OPEN
     store.close()
 

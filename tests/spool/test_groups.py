@@ -15,7 +15,7 @@ from transfer.spool.format.row_source import FAILED
 from transfer.spool.server.max_ages import Ages
 from transfer.transports.errors import Broken, OptionError, UsageError
 
-from .sending import ask, commit, push, write
+from .task_sender import ask, commit, push, write
 
 
 @contextmanager

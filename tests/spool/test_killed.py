@@ -14,7 +14,7 @@ from transfer.spool.format.row_source import SEALED
 from transfer.transports.errors import TransferError
 
 from .processes import SpoolProcess
-from .sending import WIDE, agrees, ask, commit, push
+from .task_sender import WIDE, agrees, ask, commit, push
 
 PARTITIONS = 16
 FRAMES = [8, 16, 8]

@@ -10,7 +10,7 @@ from transfer.spool import RowStream, Spool
 from transfer.spool.client.run_client import RunClient, split
 from transfer.spool.format.protocol import AnswerTooLarge, Fetch, Read, raised, refusal
 
-from .sending import RAGGED, SMALL, WIDE, agrees, ask, write
+from .task_sender import RAGGED, SMALL, WIDE, agrees, ask, write
 
 #: of one answer, for these tests: 16 rows of WIDE
 LIMIT = 1 << 17

@@ -19,7 +19,7 @@ from transfer.spool.server.answers import Answers
 from transfer.transports.core import Pool
 from transfer.transports.errors import NotATensor, UsageError
 
-from .sending import RAGGED, ask, commit, frame, push, write
+from .task_sender import RAGGED, ask, commit, frame, push, write
 
 MIXED = (
     *RAGGED,

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings, strategies as st
 
 import transfer
-from tests.core.raw import eventually
+from tests.core.raw_frames import eventually
 from transfer.peer_faults import PeerFaults
 from transfer.spool import Spool
 from transfer.spool.client.connection import ReconnectingClient, SpoolConnection
@@ -32,7 +32,7 @@ from transfer.tensors.bundle import _INLINE, _first_data, _header
 from transfer.tensors.header import EXTENDED_FLAGS
 from transfer.transports.errors import Again, Broken
 
-from .sending import Task, ask, push, write
+from .task_sender import Task, ask, push, write
 
 KEY = ("run", "job", 0, 0)
 #: what a task or reader sends, to be changed in one place

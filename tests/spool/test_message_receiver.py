@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.core.raw import Raw
-from tests.faults.stranger import stranger
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import raw_peer
 from transfer.peer_faults import PeerFaults
 from transfer.spool.server.message_receiver import MessageReceiver
 from transfer.tensors.receive import take_bundle, take_bundle_from
@@ -64,7 +64,7 @@ def test_a_message_of_which_only_the_beginning_is_there_costs_no_other(routed):
         sock.bind("tcp://127.0.0.1:0")
         sock.rcvtimeo = 10_000
         receiver = MessageReceiver(sock, take_bundle_from if routed else take_bundle, faults)
-        other = stack.enter_context(stranger(sock.last_endpoint, kinds[1]))
+        other = stack.enter_context(raw_peer(sock.last_endpoint, kinds[1]))
         whole = Raw(socket_type=kinds[1], data=bytes(1 << 20)).encode()
         good = stack.enter_context(context.socket(kinds[1]))
         good.connect(sock.last_endpoint)

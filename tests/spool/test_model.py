@@ -24,14 +24,14 @@ from transfer.spool import RowStream
 from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, CommitJob, Declare, DeleteRun, Read
 from transfer.spool.format.run_messages import to_table
-from transfer.spool.server import store as stores
+from transfer.spool.server import store
 from transfer.transports.errors import Again, Broken, OptionError, ProtocolError, UsageError
 
-from . import direct
-from .direct import DirectClient, DirectSpool
+from . import socketless_spool
 from .model import BATCH, Run, Try
 from .model_groups import Group
-from .sending import Task
+from .socketless_spool import SocketlessClient, SocketlessSpool
+from .task_sender import Task
 
 #: where the folders are: the disk is not what is tested here
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
@@ -73,7 +73,7 @@ class Machine(RuleBasedStateMachine):
     def __init__(self):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(dir=MEMORY))
-        self.spool = DirectClient.spool = DirectSpool(self.folder)
+        self.spool = SocketlessClient.spool = SocketlessSpool(self.folder)
         self.runs = {}
         self.late = []  # attempts whose jobs are over, with messages that did not come yet
         self.readers = []
@@ -187,7 +187,7 @@ class Machine(RuleBasedStateMachine):
         if not self._left(one):
             key = one.run.name, one.job, one.partition, one.task.key[3]
             one.run.ends(one)
-            assert (self.spool.desk.attempts._ends[key] is None) == one.ended
+            assert (self.spool.request_handler.attempts._ends[key] is None) == one.ended
 
     @precondition(lambda self: self.late)
     @rule(data=st.data())
@@ -280,9 +280,9 @@ class Machine(RuleBasedStateMachine):
         for group in self._groups() if crash else ():
             group.crash()
         for reader in [*self.readers]:
-            reader.link.hang_up()
+            reader.link.disconnect()
             try:
-                reader.stream._source._come_back(None)
+                reader.stream._source._reconnect(None)
             except Broken:
                 assert self.runs.get(reader.run.name) is not reader.run
                 self._leave(reader, closed=False)
@@ -423,7 +423,7 @@ class Machine(RuleBasedStateMachine):
         self.readers.remove(reader)
         if not closed:
             reader.stream._source._closed.set()  # it cannot say that it goes
-            reader.link.hang_up()
+            reader.link.disconnect()
         reader.group.leave(reader, closed=closed)
         reader.stream.close()
         self.spool.tick()
@@ -463,8 +463,8 @@ class Machine(RuleBasedStateMachine):
 
 @pytest.fixture(autouse=True)
 def directly(monkeypatch):
-    direct.use(monkeypatch)
-    monkeypatch.setattr(stores, "Log", partial(Log, segment_bytes=1 << 16))
+    socketless_spool.use(monkeypatch)
+    monkeypatch.setattr(store, "Log", partial(Log, segment_bytes=1 << 16))
 
 
 def check(examples, steps, *, slow=False):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, strategies as st
 
-from tests.reading.fake import pick
+from tests.spool.fake_source import pick
 from transfer.spool.format import rows as tables
 from transfer.spool.format.rows import Layout
 from transfer.transports.errors import OptionError, ProtocolError

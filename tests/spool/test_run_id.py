@@ -14,7 +14,7 @@ from transfer.spool.client.run_client import RunClient
 from transfer.spool.format.protocol import AbortJob, Declare, DeleteRun, Fetch, Read
 from transfer.transports.errors import Again, Broken, OptionError, UsageError
 
-from .sending import ask, write
+from .task_sender import ask, write
 
 DATA = Path(__file__).parents[1] / "data/spool"
 
@@ -110,7 +110,7 @@ def test_a_reader_that_comes_back_waits_for_a_late_answer(tmp_path, monkeypatch,
         write(spool.endpoint, "run", [[20]])
         reader = RunClient(spool.url("run"), timeout=20)
         reader.open("group")
-        reader._link.hang_up()
+        reader._link.disconnect()
         reader.request(fetch(0, 10))
         answer = spool._handler._responder._answer
 

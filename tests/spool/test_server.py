@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.core.raw import Raw
-from tests.faults.stranger import ended, speak, stranger
+from tests.core.raw_frames import Raw
+from tests.faults.raw_peer import is_closed, raw_peer, send_frames
 from transfer.spool import Spool
 from transfer.spool.client.connection import SpoolConnection
 from transfer.spool.client.run_client import RunClient
@@ -54,7 +54,7 @@ from transfer.transports.errors import (
 )
 
 from .processes import SpoolProcess, reader
-from .sending import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
+from .task_sender import RAGGED, SMALL, WIDE, agrees, ask, commit, frame, push, write
 
 
 @pytest.fixture
@@ -725,9 +725,9 @@ def test_a_slow_reader_stops_nobody_and_takes_no_memory(tmp_path):
 
 
 def test_a_request_that_is_too_large_ends_its_connection(spool):
-    with stranger(spool.endpoint, SocketType.DEALER) as peer:
-        speak(peer, Raw(b"", length=MAX_REQUEST + 1, socket_type=int(SocketType.DEALER)))
-        assert ended(peer)
+    with raw_peer(spool.endpoint, SocketType.DEALER) as peer:
+        send_frames(peer, Raw(b"", length=MAX_REQUEST + 1, socket_type=int(SocketType.DEALER)))
+        assert is_closed(peer)
 
 
 def test_too_many_fetches_are_refused(spool, lines, monkeypatch):

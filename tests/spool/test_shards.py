@@ -20,7 +20,7 @@ from transfer.spool.server.group import (
 )
 from transfer.transports.errors import LogDamaged, UsageError
 
-from .sending import ask, commit, push, write
+from .task_sender import ask, commit, push, write
 
 ROWS, BATCH = 120, 10
 
@@ -130,7 +130,7 @@ def test_a_rank_that_comes_back_goes_on_where_it_is_done_with(ranks, how):
         if how == "closed":
             second.close()
         else:
-            second._source._link.hang_up()
+            second._source._link.disconnect()
             second._source._closed.set()
         ranks.gone([0])
         if how == "lost and the spool too":

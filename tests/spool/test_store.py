@@ -23,7 +23,7 @@ from transfer.spool.server.run_log import RunLog
 from transfer.spool.server.store import SpoolStore
 from transfer.transports.errors import LogFull, OptionError, ProtocolError, UsageError
 
-from .sending import SMALL, WIDE, Task, agrees
+from .task_sender import SMALL, WIDE, Task, agrees
 
 
 @pytest.fixture(autouse=True)

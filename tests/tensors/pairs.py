@@ -65,7 +65,7 @@ class Pair(contextlib.ExitStack):
             def _unreceive(self, frames: Any) -> None:
                 returned.append(frames)
 
-            def _sound(self, receive: Any, *arguments: Any) -> Any:
+            def _receive_valid(self, receive: Any, *arguments: Any) -> Any:
                 return receive(*arguments)
 
         self.pool = core.Pool()
@@ -134,7 +134,7 @@ class Loop(TensorMethods):
     def _unreceive(self, frames: list[Frame]) -> None:
         self.messages.appendleft(self._newest)
 
-    def _sound(self, receive: Any, *arguments: Any) -> Any:
+    def _receive_valid(self, receive: Any, *arguments: Any) -> Any:
         return receive(*arguments)
 
 

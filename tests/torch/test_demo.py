@@ -17,7 +17,7 @@ from pyarrow import parquet
 from examples.spark_to_torch import digits, main
 from examples.spark_to_torch.job import DemoResult, Epoch, Written
 from examples.spark_to_torch.training import Trainer, check_rows
-from tests.torch.feed import Feed, feed_partition
+from tests.torch.message_source import Feed, feed_partition
 from transfer.spark.columns import ColumnReader
 from transfer.spark.producer import send_commit
 from transfer.spark.schema import Column

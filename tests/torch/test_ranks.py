@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch", reason="pip install tensor-transfer[torch]"
 
 import numpy as np  # noqa: E402
 
-from tests.cli.feeding import send_run  # noqa: E402
+from tests.cli.run_writer import send_run  # noqa: E402
 from transfer.spool import Spool  # noqa: E402
 from transfer.spool.client.admin import SpoolAdmin  # noqa: E402
 from transfer.spool.format.rows import Layout  # noqa: E402

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import transfer
-from tests.torch.feed import frames_of
+from tests.torch.message_source import frames_of
 from transfer.spark.options import parse_options
 from transfer.spark.producer import SocketSender, TaskAttempt, send_commit
 from transfer.spool.format.run_messages import Commit
@@ -124,7 +124,7 @@ def test_silence_is_again():
         list(dataset)
 
 
-def test_strangers_on_the_socket_are_dropped(dataset):
+def test_foreign_messages_on_the_socket_are_dropped(dataset):
     def send():
         with transfer.Context() as context, context.socket(transfer.PUSH) as push:
             push.connect(dataset.endpoint)

@@ -98,7 +98,7 @@ def raw(address: Address) -> socket.socket:
     ],
     ids=["HTTP", "zeros", "half a header", "nothing", "half a hello", "another socket"],
 )
-def test_strangers_are_named_and_others_notice_nothing(reactor, server, data, reason):
+def test_foreign_protocols_are_named_and_others_notice_nothing(reactor, server, data, reason):
     side, address = server
     with raw(address) as stranger:
         stranger.sendall(data)

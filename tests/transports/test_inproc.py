@@ -114,7 +114,7 @@ def test_limits_in_messages_and_bytes(ends):
     assert one.send(plain(b"x" * 20)), "one message is always taken"
 
 
-def test_whoever_waits_is_told(ends):
+def test_a_waiting_thread_is_woken(ends):
     one, other = ends
     told = []
     other.on_readable = lambda: told.append(1)

@@ -56,7 +56,7 @@ def test_no_other_file_is_touched(path):
     assert path.read_text() == "mine"
 
 
-def test_what_somebody_put_in_its_place_stays(path):
+def test_a_file_put_in_its_place_stays(path):
     listener = IpcTransport().listen(Address("ipc", path=str(path)))
     path.unlink()
     path.write_text("mine")

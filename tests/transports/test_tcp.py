@@ -69,7 +69,7 @@ def test_bound_again_while_old_connections_linger():
     again.close()
 
 
-def test_somebody_elses_address():
+def test_an_address_of_another_host():
     with pytest.raises(AddressNotAvailable, match=r"192\.0\.2\.1"):
         TcpTransport().listen(parse("tcp://192.0.2.1:0"))
 

@@ -12,7 +12,7 @@ import pytest
 
 import transfer
 from tests.sockets.conftest import core, core_module  # noqa: F401 - a fixture
-from transfer.doctor import transports as ways
+from transfer.doctor import transports
 from transfer.transports import plugins, probe, registry
 from transfer.transports.address import UPGRADE_POINTS
 from transfer.transports.config import load
@@ -213,8 +213,8 @@ def test_one_that_cannot_give_what_was_agreed_on_ends_the_connection(core, unixd
 
 
 def test_the_doctor_tries_it(unixdata):
-    assert ways.names()[:2] == ("local", "unixdata")
-    found = ways._self_test("unixdata", "tcp://127.0.0.1:0", "unixdata")
+    assert transports.names()[:2] == ("local", "unixdata")
+    found = transports._self_test("unixdata", "tcp://127.0.0.1:0", "unixdata")
     assert found.status == "ok", found
 
 

@@ -50,7 +50,7 @@ def test_two_copies():
     assert all(hint for _, hint in report.warnings)
 
 
-def test_infiniband_beside_the_library(tmp_path):
+def test_infiniband_next_to_the_library(tmp_path):
     assert not files.infiniband_module(tmp_path)
     (tmp_path / "ucx").mkdir()
     (tmp_path / "ucx" / "libuct_cma.so.0").touch()

@@ -72,7 +72,7 @@ _TICK = 1.0
 _DRAIN_INTERVAL = 0.05
 
 
-class FrontServer(Protocol):
+class _FrontServer(Protocol):
     """A protocol's server in the broker. counters: its events by name."""
 
     @property
@@ -83,7 +83,7 @@ class FrontServer(Protocol):
     def close(self) -> None: ...
 
 
-_F = TypeVar("_F", bound=FrontServer)
+_F = TypeVar("_F", bound=_FrontServer)
 
 
 class Broker:
@@ -102,7 +102,7 @@ class Broker:
         self.settings = settings or Settings()
         self.ports: dict[str, int] = {}
         self.endpoints: dict[str, str] = {}
-        self.fronts: dict[str, FrontServer] = {}
+        self.fronts: dict[str, _FrontServer] = {}
         self.draining = False
         self.drained = threading.Event()
         self.late = 0.0
@@ -236,7 +236,7 @@ class Broker:
             store,
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
             dead_letter_writer.write,
-            is_buried=dead_letter_writer.is_dead_lettered,
+            is_dead_lettered=dead_letter_writer.is_dead_lettered,
             patience=settings.patience,
             expire=settings.group_expire,
             most_groups=settings.most_groups,
@@ -394,7 +394,7 @@ class Broker:
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
         self.ports[name] = self.listeners.listen(name, self.settings.host, port, connected).port
 
-    def _acceptor(self, name: str, front: FrontServer, connected: OnConnection, *protocols: str) -> Accepted:
+    def _acceptor(self, name: str, front: _FrontServer, connected: OnConnection, *protocols: str) -> Accepted:
         return self.listeners.acceptor(name, connected, lambda: front.connections, *protocols)
 
     def _begin_drain(self) -> None:

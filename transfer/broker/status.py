@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.broker.storage.topic import Topic
 
 #: topics, groups and tenants that metrics name; each name costs memory in Prometheus
-MOST_NAMES: Final = 100
+_MOST_NAMES: Final = 100
 _OTHER = "other"
 
 #: a metric's name and the values of its labels
@@ -34,70 +34,72 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "counter", "Payload bytes of the published messages.", ("topic",)
     ),
     "transfer_broker_events_total": Family("counter", "Events of messages.", ("event",)),
-    "transfer_broker_front_events_total": Family("counter", "Events of a front.", ("front", "event")),
+    "transfer_broker_front_events_total": Family("counter", "Events of one protocol.", ("front", "event")),
     "transfer_broker_refused_total": Family("counter", "Connections refused.", ("front", "reason")),
     "transfer_broker_connections": Family("gauge", "Open connections.", ("front",)),
     "transfer_broker_topics": Family("gauge", "Known topics."),
     "transfer_broker_subscribers": Family("gauge", "Connections with at least one subscription."),
     "transfer_broker_behind_subscribers": Family("gauge", "Subscribers that catch up from the log."),
     "transfer_broker_group_lag_messages": Family(
-        "gauge", "Messages that the group has not acknowledged.", _GROUP
+        "gauge", "Messages that the group has not finished.", _GROUP
     ),
     "transfer_broker_group_held_messages": Family(
         "gauge", "Messages that are delivered to the group's consumers and not acknowledged.", _GROUP
     ),
     "transfer_broker_group_waiting_messages": Family(
-        "gauge", "Messages of the group that wait for a retry or a later delivery.", _GROUP
+        "gauge", "Messages of the group that wait for a retry or for their time.", _GROUP
     ),
     "transfer_broker_group_consumers": Family("gauge", "Consumers that have joined the group.", _GROUP),
-    "transfer_broker_registrations": Family("gauge", "Endpoints that programs have registered."),
+    "transfer_broker_registrations": Family("gauge", "Endpoints announced in the registry."),
     "transfer_broker_registry_watchers": Family(
         "gauge", "Watchers of registered names: one for each program and name."
     ),
-    "transfer_broker_dead_letters": Family("gauge", "Messages in the dead letter queue."),
+    "transfer_broker_dead_letters": Family("gauge", "Messages that no consumer could process."),
     "transfer_broker_audit_problems": Family("gauge", "Damaged places that the start found in the audit."),
     "transfer_broker_log_bytes": Family("gauge", "Bytes of the log on the disk."),
-    "transfer_broker_log_full": Family("gauge", "1 if the log is full and publishers wait, else 0."),
+    "transfer_broker_log_full": Family("gauge", "1 if the log is full and publishers are blocked, else 0."),
     "transfer_broker_unsynced_bytes": Family("gauge", "Payload bytes that are not on the disk yet."),
     "transfer_broker_loop_late_seconds": Family("gauge", "Delay of the broker's loop, measured each second."),
     "transfer_broker_pressure": Family(
-        "gauge", "Load of a part relative to its limit; 1: the limit is reached.", ("part",)
+        "gauge", "Share of a part's limit that is in use; 1: the limit is reached.", ("part",)
     ),
     "transfer_broker_tenant_messages": Family("gauge", "Unfinished messages of abtp.", ("tenant",)),
     "transfer_broker_tenant_accepted_total": Family("counter", "Messages of abtp accepted.", ("tenant",)),
     "transfer_broker_tenant_refused_total": Family(
         "counter", "Messages of abtp refused because of a limit.", ("tenant",)
     ),
-    "transfer_broker_ready": Family("gauge", "1 if /readyz reports the broker as ready, else 0."),
+    "transfer_broker_ready": Family("gauge", "1 if the broker accepts work, as /readyz reports, else 0."),
 }
 
-#: the hub's counters; each exists from the start
-EVENTS: Final = (
-    "acked",
-    "offloaded",
-    "offload_failed",
-    "offload_in_place",
-    "broken_off",
-    "closed_slow",
-    "damaged",
-    "dead_lettered",
-    "deferred",
-    "direct_refused",
-    "dispatched",
-    "dropped",
-    "expired",
-    "groups_expired",
-    "lost",
-    "nacked",
-    "not_audited",
-    "redelivered",
-    "returned",
-    "revoked",
-    "spilled",
-    "stale_acks",
-    "unreadable",
-    "unroutable",
-)
+#: the hub's counters, each from the start, and what they count
+EVENTS: Final[Mapping[str, str]] = {
+    "dispatched": "deliveries to consumers of groups and of abtp",
+    "redelivered": "deliveries of groups that were not the first attempt",
+    "acked": "deliveries of groups and abtp that were acknowledged",
+    "nacked": "deliveries of groups and abtp that were refused",
+    "expired": "deliveries of groups and abtp that a consumer held for too long",
+    "returned": "deliveries of groups whose consumer ended or had not got them",
+    "groups_expired": "groups removed after `groups.expire` without a consumer",
+    "stale_acks": "acknowledgements of deliveries that now belong to another consumer: refused, and audited",
+    "not_audited": "stale acknowledgements, abtp's too, that the audit lacks: too many at once, or it failed",
+    "dead_lettered": "messages that no consumer could process",
+    "spilled": "subscribers without room that read on from the log",
+    "dropped": "messages that a subscriber without room lost",
+    "closed_slow": "subscribers without room that were disconnected",
+    "deferred": "directly delivered messages that wait for an absent consumer",
+    "lost": "directly delivered messages that a consumer without ACKs did not get",
+    "unroutable": "direct abtp messages without a route",
+    "direct_refused": "other protocols' messages with a direct route, for which direct delivery had no room",
+    "revoked": "announced payloads that were too slow, given up for others",
+    "broken_off": "large messages whose publisher ended in the middle",
+    "offloaded": "large abtp messages that a thread decoded or packed",
+    "offload_in_place": "large abtp messages that the loop processed because that thread failed",
+    "offload_failed": "large abtp messages refused, or dead letters, because that thread failed and "
+    "`large.in_place` is false",
+    "damaged": "messages that the log could not read",
+    "unreadable": "own deliveries with undecodable tensor headers or parts: dead letters for groups, skipped "
+    "for SUB",
+}
 
 
 #: counters that direct delivery has too, and their names there
@@ -115,7 +117,7 @@ _OF_DIRECT: Final = {
 class FrontNames:
     """The topics, groups and tenants that metrics name: the first ones, for as long as the broker runs."""
 
-    def __init__(self, most: int = MOST_NAMES) -> None:
+    def __init__(self, most: int = _MOST_NAMES) -> None:
         self._most = most
         self._topics: set[str] = set()
         self._groups: set[tuple[str, str]] = set()

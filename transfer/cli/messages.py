@@ -189,8 +189,8 @@ class _Topics(TensorMethods):
         self._socket = socket
         self.topic: bytes | None = None
 
-    def _sound(self, receive: Any, *arguments: Any) -> Any:
-        return self._socket._sound(receive, *arguments)
+    def _receive_valid(self, receive: Any, *arguments: Any) -> Any:
+        return self._socket._receive_valid(receive, *arguments)
 
     def _recv_frames(self, flags: int, sink: Any) -> list[Any]:
         frames = self._socket._recv_frames(flags, sink)

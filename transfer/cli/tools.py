@@ -34,7 +34,7 @@ def run_doctor(*, as_json: bool) -> int:
     from transfer import doctor
 
     try:
-        with _quiet():
+        with _without_warnings():
             checks = doctor.examine()
     except KeyboardInterrupt:
         print("transfer: stopped by Ctrl-C", file=sys.stderr)
@@ -75,7 +75,7 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
         if sys.stderr.isatty():
             print(f"measuring {way} ...", file=sys.stderr)
 
-    with _quiet():
+    with _without_warnings():
         checks = list(as_checks(measure(endpoint_of(peer), seconds, next_way), floor))
     fine = doctor.healthy(checks)
     if as_json:
@@ -86,7 +86,7 @@ def measure_peer(peer: str, seconds: float, floor: float, *, as_json: bool) -> i
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
+def _without_warnings() -> Iterator[None]:
     """Disables warnings that a better transport is not used: the doctor does that on purpose."""
     logger = logging.getLogger("transfer")
     level = logger.level

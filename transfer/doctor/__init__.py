@@ -20,16 +20,16 @@ __all__ = ["Check", "as_data", "examine", "healthy"]
 
 def examine() -> list[Check]:
     """Returns all findings. It takes a few seconds at most, and opens and closes sockets."""
-    from transfer.doctor import machine, security, transports as ways
+    from transfer.doctor import machine, security, transports
 
     probes: tuple[Callable[[], Iterable[Check]], ...] = (
         machine.base,
-        ways.self_tests,
+        transports.self_tests,
         machine.limits,
-        ways.network,
-        ways.devices,
+        transports.network,
+        transports.devices,
         machine.libraries,
-        ways.protocol,
+        transports.protocol,
         security.security,
     )
     return [check for run in probes for check in run()]

@@ -17,9 +17,9 @@ from transfer.transports.errors import TransferError
 from transfer.transports.rdma.failures import may_lock
 
 #: descriptors that a server with many peers needs
-MANY_DESCRIPTORS = 16_384
+_MANY_DESCRIPTORS = 16_384
 #: bytes that a registered pool locks
-MUCH_MEMLOCK = 1 << 30
+_MUCH_MEMLOCK = 1 << 30
 
 
 # --- Python and the core ----------------------------------------------------------------------
@@ -83,18 +83,18 @@ def limits() -> Iterator[Check]:
     except ImportError:
         return
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    few = soft != resource.RLIM_INFINITY and soft < MANY_DESCRIPTORS
+    few = soft != resource.RLIM_INFINITY and soft < _MANY_DESCRIPTORS
     yield Check(
         "limits",
         "open files",
         "warn" if few else "ok",
         f"{_limit(soft)} now, {_limit(hard)} at most",
-        f"each peer needs one descriptor; for thousands of peers: ulimit -n {MANY_DESCRIPTORS}"
+        f"each peer needs one descriptor; for thousands of peers: ulimit -n {_MANY_DESCRIPTORS}"
         if few
         else "",
     )
     soft, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
-    little = soft != resource.RLIM_INFINITY and soft < MUCH_MEMLOCK
+    little = soft != resource.RLIM_INFINITY and soft < _MUCH_MEMLOCK
     lifted = little and may_lock()
     matters = little and not lifted and bool(list(Path("/sys/class/infiniband").glob("*")))
     yield Check(

@@ -15,7 +15,7 @@ from transfer.transports.security.exposure import exposures
 from transfer.transports.security.settings import Security
 
 #: days before a certificate's end from which it is a warning
-SOON = 14
+_SOON = 14
 
 
 def security() -> Iterator[Check]:
@@ -85,9 +85,9 @@ def _certificate(wanted: Security) -> Check:
     return Check(
         "security",
         "certificate",
-        "ok" if days >= SOON else "warn",
+        "ok" if days >= _SOON else "warn",
         f"for {hosts or 'no host'}, for {days:.0f} days more",
-        "" if days >= SOON else "replace the files: no restart is needed",
+        "" if days >= _SOON else "replace the files: no restart is needed",
     )
 
 

@@ -20,10 +20,10 @@ from transfer.transports.errors import TransferError, UsageError
 PORT = 7590
 #: seconds for the connection, and for each answer
 PATIENCE = 10.0
-SMALL = 64
-LARGE = 8 << 20
-#: messages of LARGE bytes in flight
-WINDOW = 4
+_SMALL = 64
+_LARGE = 8 << 20
+#: messages of _LARGE bytes in flight
+_WINDOW = 4
 
 _PING, _DATA, _DONE = b"ping", b"data", b"done"
 #: the measured protocols; auto is the environment's choice. No option selects `local`
@@ -132,7 +132,7 @@ def _measure(way: str, endpoint: str, seconds: float) -> ThroughputResult:
 
 
 def _round_trips(dealer: object, seconds: float) -> list[float]:
-    payload = bytes(SMALL)
+    payload = bytes(_SMALL)
     trips: list[float] = []
     end = time.perf_counter() + seconds
     while not trips or time.perf_counter() < end:
@@ -145,11 +145,11 @@ def _round_trips(dealer: object, seconds: float) -> list[float]:
 
 def _stream(dealer: object, seconds: float) -> float:
     """Returns bytes per second, as the other side counted them."""
-    payload = bytearray(LARGE)
+    payload = bytearray(_LARGE)
     total = 0
     begin = time.perf_counter()
     while True:
-        for _ in range(WINDOW):
+        for _ in range(_WINDOW):
             dealer.send_multipart([_DATA, payload])  # type: ignore[attr-defined]
         dealer.send_multipart([_DONE, b""])  # type: ignore[attr-defined]
         total += int(dealer.recv_multipart()[1])  # type: ignore[attr-defined]

@@ -20,7 +20,7 @@ from transfer.transports.probe import Probe, names, probe
 from transfer.transports.security.settings import Security
 
 #: seconds that one self test may take
-PATIENCE = 5.0
+_PATIENCE = 5.0
 #: transports that no protocol option selects
 _UNNAMED = frozenset({LOCAL, "ipc", "inproc"})
 #: results of probes for transports that are absent and optional
@@ -53,7 +53,7 @@ def _test_in_process(name: str) -> Check:
     """Runs a self test in another process: a broken driver may crash the process."""
     command = [sys.executable, "-c", f"from transfer.doctor.transports import report; report({name!r})"]
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=6 * PATIENCE, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=6 * _PATIENCE, check=False)
     except subprocess.TimeoutExpired:
         return Check("transports", name, "fail", "the test did not end", _hint(name))
     try:
@@ -81,7 +81,7 @@ def _self_test(name: str, endpoint: str, wanted: str) -> Check:
     from transfer.sockets.context import Context
 
     sent = b"doctor" * 20_000
-    milliseconds = round(PATIENCE * 1000)
+    milliseconds = round(_PATIENCE * 1000)
     protocol = "auto" if wanted in _UNNAMED else wanted
     policy = "auto" if protocol == "auto" else "require"
     try:

@@ -50,7 +50,7 @@ class Appender:
     def append(self, name: str, body: bytes) -> tuple[int, int]:
         """Appends a message without a blob; returns (sequence, offset)."""
         if len(body) > MAX_BODY:
-            check_size(len(body))
+            _check_size(len(body))
         with self.journal as journal:
             topic = self._topics.named.get(name)
             if topic is None or not journal.fits(len(body)):
@@ -60,7 +60,7 @@ class Appender:
     def append_all(self, names: Sequence[str], bodies: Sequence[bytes]) -> tuple[int, list[int]]:
         """Appends messages with consecutive sequences; returns (first sequence, offsets)."""
         size = sum(map(len, bodies)) + HEADER_SIZE * (len(bodies) - 1)
-        check_size(size)
+        _check_size(size)
         with self.journal as journal:
             topics = self._topics.all_with_room(dict.fromkeys(names), size)
             # From here on the lock is not released.
@@ -80,7 +80,7 @@ class Appender:
         """Appends messages of one topic; returns (first sequence, first offset)."""
         size = sum(map(len, bodies)) + HEADER_SIZE * (len(bodies) - 1)
         if size > MAX_BODY:
-            check_size(size)
+            _check_size(size)
         with self.journal as journal:
             topic = self._topics.named.get(name)
             if topic is None or not journal.fits(size):
@@ -155,14 +155,14 @@ def flat(body: Any) -> bytes:
     Raises UsageError, or TypeError if it is not a flat buffer."""
     if type(body) is not bytes:
         view = memoryview(body).cast("B")
-        check_size(len(view))
+        _check_size(len(view))
         return bytes(view)
     if len(body) > MAX_BODY:
-        check_size(len(body))
+        _check_size(len(body))
     return body
 
 
-def check_size(size: int) -> None:
+def _check_size(size: int) -> None:
     """Raises UsageError if a body, or the bodies of one call, are too large."""
     if size > MAX_BODY:
         raise UsageError(f"a body of {size} bytes", hint="append a large payload as a blob")

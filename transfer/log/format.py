@@ -13,7 +13,7 @@ from transfer.log.private import open_file
 from transfer.transports.errors import LogDamaged, NotSupported
 
 #: version of the folder's format: which files it has, and what their bytes mean
-NUMBER = 1
+_NUMBER = 1
 NAME = "FORMAT"
 _WORDS = "transfer log, format "
 
@@ -30,11 +30,11 @@ def check(folder: Path) -> bool:
     number = text.removeprefix(_WORDS)
     if not text.startswith(_WORDS) or not number.isdecimal():
         raise LogDamaged(
-            f"{path} does not name the log's format", hint=f"its content should be: {_WORDS}{NUMBER}"
+            f"{path} does not name the log's format", hint=f"its content should be: {_WORDS}{_NUMBER}"
         )
-    if int(number) > NUMBER:
+    if int(number) > _NUMBER:
         raise NotSupported(
-            f"the log in {folder} has format {number}, and this version reads formats up to {NUMBER}",
+            f"the log in {folder} has format {number}, and this version reads formats up to {_NUMBER}",
             hint="use a newer version of tensor-transfer",
         )
     return True
@@ -50,7 +50,7 @@ def write(folder: Path) -> None:
         new.unlink(missing_ok=True)
         fd = open_file(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         try:
-            os.write(fd, f"{_WORDS}{NUMBER}\n".encode())
+            os.write(fd, f"{_WORDS}{_NUMBER}\n".encode())
             os.fsync(fd)
         finally:
             os.close(fd)

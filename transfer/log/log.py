@@ -153,7 +153,7 @@ class Log:
 
         Reserves room for the blob; the message gets its body and offset at `BlobWriter.commit`. Closing the
         log abandons an open writer. arriving: `nbytes` is only the maximum; room is reserved as bytes arrive,
-        some ahead of them.
+        as much again ahead of them, 64 MiB at most.
         """
         if nbytes < 0:
             raise UsageError(f"a blob of {nbytes} bytes")

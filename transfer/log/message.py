@@ -40,7 +40,7 @@ def messages_at(
     messages: list[LogMessage] = []
     size = 0
     for place in places:
-        message = message_at(topic, segments, place, verify)
+        message = _message_at(topic, segments, place, verify)
         if message is None:
             continue
         size += len(message.body) + (len(message.blob) if message.blob is not None else 0)
@@ -59,7 +59,7 @@ def record_at(place: tuple[memoryview, int, int]) -> Record:
     return record
 
 
-def message_at(
+def _message_at(
     topic: LogTopic, segments: Mapping[int, Segment], place: tuple[memoryview, int, int], verify: bool | int
 ) -> LogMessage | None:
     """Returns the message at a place: (memory, position, offset). None: the log was closed meanwhile.

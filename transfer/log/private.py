@@ -15,7 +15,7 @@ from transfer.transports.errors import SecurityError
 _log = logging.getLogger("transfer.log")
 
 #: modes of new files and folders
-FILE_MODE, FOLDER_MODE = 0o600, 0o700
+_FILE_MODE, FOLDER_MODE = 0o600, 0o700
 _OTHERS = 0o077
 #: paths with a logged warning
 _warned: set[Path] = set()
@@ -25,7 +25,7 @@ def open_file(path: Path, flags: int) -> int:
     """Opens a file, without following a link; only this user can access a new file.
     Raises SecurityError, OSError."""
     try:
-        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, FILE_MODE)
+        return os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW, _FILE_MODE)
     except PermissionError as error:
         raise SecurityError(
             f"{path} cannot be opened: {error.strerror}",

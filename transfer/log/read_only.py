@@ -57,11 +57,11 @@ class LogCopy(Log):
         self._lock_fd = lock_shared(folder)
         try:
             begun = check_format(folder)
-            found = recover(folder, begun=begun, serve=True, kind=SegmentCopy)
+            found = recover(folder, begun=begun, serve=True, kind=_SegmentCopy)
         except BaseException:
             self._unlock()
             raise
-        repairs = [text for one in found.segments if isinstance(one, SegmentCopy) for text in one.repairs]
+        repairs = [text for one in found.segments if isinstance(one, _SegmentCopy) for text in one.repairs]
         self.damage = (*found.all_damage, *map(Damage, repairs))
         self._topics = Topics(found)
         self._journal = self._topics.journal = _ReadOnlyJournal(found.segments, found.sequence)
@@ -110,7 +110,7 @@ class _ReadOnlyJournal(Journal):
             segment.close()
 
 
-class SegmentCopy(Segment):
+class _SegmentCopy(Segment):
     """A segment whose files stay unchanged: writes stay in memory. repairs: texts about bits they repair."""
 
     read_only = True

@@ -23,7 +23,7 @@ from transfer.transports.errors import LogFull
 #: positions have 32 bits
 LARGEST = (1 << 32) - 1
 #: blobs begin at multiples of this, so that numbers in them are aligned
-ALIGNMENT = 64
+_ALIGNMENT = 64
 #: most bytes that a blob file grows by beyond the needed ones
 _STEP = 64 << 20
 #: first reservation for a blob that arrives in pieces
@@ -407,7 +407,7 @@ class Segment:
 
 def aligned(position: int) -> int:
     """Returns where the next blob begins."""
-    return -(-position // ALIGNMENT) * ALIGNMENT
+    return -(-position // _ALIGNMENT) * _ALIGNMENT
 
 
 def _write(fd: int, position: int, data: memoryview) -> None:

@@ -11,7 +11,7 @@ from transfer.transports.errors import LogDamaged
 
 #: topics by number, offsets of groups by number and name, ends of ranges of offsets whose blobs were
 #: discarded by number and begin
-TOPIC, GROUP, DISCARDED = b"\0t", b"\0g", b"\0d"
+TOPIC, _GROUP, _DISCARDED = b"\0t", b"\0g", b"\0d"
 _REMOVED = int(RecordFlag.REMOVED)  # members of an enumeration are slow, and there may be millions of records
 #: the highest number of any topic, as of the last drop
 HIGHEST = b"\0n"
@@ -29,18 +29,18 @@ def topic_value(topic: LogTopic) -> bytes:
 
 def group_key(number: int, group: str) -> bytes:
     """Returns the key of a group's offset in a topic."""
-    return GROUP + number.to_bytes(4, "little") + group.encode()
+    return _GROUP + number.to_bytes(4, "little") + group.encode()
 
 
 def discarded_key(number: int, begin: int) -> bytes:
     """Returns the key of a range of a topic's discarded blobs; its value is the end of the range."""
-    return DISCARDED + number.to_bytes(4, "little") + begin.to_bytes(8, "little")
+    return _DISCARDED + number.to_bytes(4, "little") + begin.to_bytes(8, "little")
 
 
 def forget_topic(state: dict[bytes, bytes], number: int) -> None:
     """Removes the groups and discarded ranges of a dropped topic from the state, without further records."""
     number_bytes = number.to_bytes(4, "little")
-    for key in [key for key in state if key[:2] in (GROUP, DISCARDED) and key[2:6] == number_bytes]:
+    for key in [key for key in state if key[:2] in (_GROUP, _DISCARDED) and key[2:6] == number_bytes]:
         del state[key]
 
 
@@ -54,7 +54,7 @@ def discard_of(record: Record) -> tuple[int, int, int] | None:
     key, value = state_of(record.body)
     if record.flags & RecordFlag.REMOVED:
         return (number_of(key), 0, 1 << 64) if key.startswith(TOPIC) else None
-    if not key.startswith(DISCARDED):
+    if not key.startswith(_DISCARDED):
         return None
     return number_of(key), int.from_bytes(key[6:], "little"), int.from_bytes(value, "little")
 
@@ -78,7 +78,7 @@ def take_state(record: Record, state: dict[bytes, bytes], topics: dict[int, LogT
         state.pop(key, None)
     else:
         state[key] = value
-    if key.startswith(GROUP):
+    if key.startswith(_GROUP):
         group = key[6:].decode()
         groups = _topic_of(key, topics, f"group {group!r}").groups
         if removed:
@@ -99,7 +99,7 @@ def _topic_of(key: bytes, topics: dict[int, LogTopic], what: str) -> LogTopic:
 
 def take_discarded(state: dict[bytes, bytes], topics: dict[int, LogTopic]) -> None:
     """Merges the ranges of discarded blobs: a crash may have left ranges within others. Raises LogDamaged."""
-    ranges = {key: value for key, value in state.items() if key.startswith(DISCARDED)}
+    ranges = {key: value for key, value in state.items() if key.startswith(_DISCARDED)}
     for key, value in ranges.items():
         del state[key]
         topic = _topic_of(key, topics, "discarded blobs")

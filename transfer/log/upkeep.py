@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer.log")
 #: seconds between two rounds
-EVERY = 60.0
+_EVERY = 60.0
 #: seconds after a round for a full log that freed nothing
 _PAUSE = 2.0
 #: seconds that `close` waits for a round
@@ -31,7 +31,7 @@ class Upkeep:
     ends too early.
     """
 
-    def __init__(self, log: Log, name: str, start: Start, every: float = EVERY) -> None:
+    def __init__(self, log: Log, name: str, start: Start, every: float = _EVERY) -> None:
         self.removed = 0
         self._log = log
         self._every = every

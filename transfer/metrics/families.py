@@ -23,11 +23,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_bytes_received_total": Family("counter", "Payload bytes handed to callers.", ("socket",)),
     "transfer_drops_total": Family("counter", "Messages dropped.", ("socket", "reason")),
     "transfer_unconfirmed_total": Family(
-        "counter", "Messages whose peer disconnected before it confirmed them.", ("socket",)
+        "counter", "Messages written to a peer that ended before it confirmed them.", ("socket",)
     ),
     "transfer_resent_total": Family("counter", "Messages resent after their peer disconnected.", ("socket",)),
     "transfer_redistributed_total": Family(
-        "counter", "Queued messages given to another peer after their peer disconnected.", ("socket",)
+        "counter", "Unwritten messages given to another peer after their peer ended.", ("socket",)
     ),
     "transfer_connections_total": Family(
         "counter", "Connections made, accepted and connected ones.", ("socket",)
@@ -38,13 +38,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "counter", "Peers disconnected because they were silent.", ("socket",)
     ),
     "transfer_handshake_failures_total": Family(
-        "counter", "Handshakes refused by this side or by the peer.", ("reason",)
+        "counter", "Handshakes that failed, on either side.", ("reason",)
     ),
     "transfer_protocol_errors_total": Family(
         "counter", "Connections closed because of invalid bytes.", ("reason",)
     ),
     "transfer_spool_removals_total": Family(
-        "counter", "Objects that a spool removed because they were unused for too long.", ("reason",)
+        "counter",
+        "Runs, rows and groups that a spool removed because they were unused for too long.",
+        ("reason",),
     ),
     "transfer_spool_removed_bytes_total": Family(
         "counter",
@@ -52,11 +54,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ("reason",),
     ),
     "transfer_fallback_total": Family(
-        "counter", "Peers connected by another transport than the preferred one.", ("from", "to", "reason")
+        "counter", "Peers connected by a lesser transport than the requested one.", ("from", "to", "reason")
     ),
     "transfer_transport_unused_total": Family(
         "counter",
-        "Peers for which both sides have a better transport than the configured one.",
+        "Peers for which both sides have a better transport than the requested one.",
         ("transport",),
     ),
     "transfer_send_blocked_seconds_total": Family(
@@ -73,31 +75,33 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "transfer_peer_receive_wait_seconds_total": Family(
         "counter", "Time that receivers waited for data, by the peer that sent next.", ("socket", "peer")
     ),
-    "transfer_registration_seconds_total": Family("counter", "Time spent registering memory with a device."),
+    "transfer_registration_seconds_total": Family(
+        "counter", "Time spent registering memory with a device; rdma only."
+    ),
     "transfer_discovery_lookups_total": Family(
-        "counter", "Look-ups of endpoints with several members, by result.", ("result",)
+        "counter", "Look-ups of dns:// and registry:// endpoints, by result: done, or failed.", ("result",)
     ),
     "transfer_discovery_changes_total": Family(
-        "counter", "Members added, retired, restored, removed, or without an answer.", ("change",)
+        "counter",
+        "Members of dns:// and registry:// endpoints added, retired, restored, removed, or not answering.",
+        ("change",),
     ),
     "transfer_discovery_members": Family(
-        "gauge", "Listed members of endpoints with several members.", ("socket",)
+        "gauge", "Members of dns:// and registry:// endpoints.", ("socket",)
     ),
     "transfer_local_refused_total": Family(
-        "counter", "Large payloads that did not fit into shared memory.", ("socket", "reason")
+        "counter", "Large payloads for which shared memory had no room.", ("socket", "reason")
     ),
     "transfer_local_bytes": Family(
-        "gauge", "Bytes of shared memory, by use: copies, or tensors of empty().", ("kind",)
+        "gauge", "Bytes of shared memory, by kind: segments for copies, tensors of empty().", ("kind",)
     ),
     "transfer_sockets": Family("gauge", "Open sockets.", ("socket",)),
     "transfer_peers": Family("gauge", "Open connections.", ("socket", "peer", "transport")),
-    "transfer_queue_messages": Family("gauge", "Messages that are queued to be sent.", ("socket",)),
-    "transfer_queue_bytes": Family(
-        "gauge", "Payload bytes of the messages that are queued to be sent.", ("socket",)
-    ),
-    "transfer_in_flight_messages": Family("gauge", "Messages sent and not yet confirmed.", ("socket",)),
+    "transfer_queue_messages": Family("gauge", "Messages that wait for the kernel.", ("socket",)),
+    "transfer_queue_bytes": Family("gauge", "Payload bytes that wait for the kernel.", ("socket",)),
+    "transfer_in_flight_messages": Family("gauge", "Messages written and not yet confirmed.", ("socket",)),
     "transfer_pool_bytes": Family(
-        "gauge", "Bytes of receive buffers, by state: in use, or kept for reuse.", ("state",)
+        "gauge", "Bytes of receive buffers, by state: in_use, or cached for reuse.", ("state",)
     ),
     "transfer_core_info": Family(
         "gauge", "Contexts, by the implementation of their core.", ("implementation",)

@@ -59,14 +59,14 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
     calls `unregister`.
     """
     check_registering(context, registry)
-    if multi_process():
+    if _multi_process():
         _process_files.add(context)
         return
     registry = REGISTRY if registry is None else registry
     with undivided(), _lock:
         collector = _collectors.get(registry)
         if collector is None:
-            collector = ContextCollector()
+            collector = _ContextCollector()
             registry.register(collector)
             _collectors[registry] = collector
     collector.add(context)
@@ -75,7 +75,7 @@ def register(context: Context, registry: CollectorRegistry | None = None) -> Non
 def unregister(context: Context, registry: CollectorRegistry | None = None) -> None:
     """Removes a context's gauges, and keeps its totals. Idempotent."""
     check_registering(context, registry)
-    if multi_process():
+    if _multi_process():
         _process_files.remove(context)
         return
     with undivided(), _lock:
@@ -84,16 +84,16 @@ def unregister(context: Context, registry: CollectorRegistry | None = None) -> N
         collector.remove(context)
 
 
-def multi_process() -> bool:
+def _multi_process() -> bool:
     """Whether PROMETHEUS_MULTIPROC_DIR was set when prometheus_client was imported."""
     return values.ValueClass is not values.MutexValue
 
 
 _lock = threading.Lock()
-_collectors: weakref.WeakKeyDictionary[CollectorRegistry, ContextCollector] = weakref.WeakKeyDictionary()
+_collectors: weakref.WeakKeyDictionary[CollectorRegistry, _ContextCollector] = weakref.WeakKeyDictionary()
 
 
-class ContextCollector(Collector):
+class _ContextCollector(Collector):
     """Reads the numbers of its contexts at each scrape. Thread-safe."""
 
     def __init__(self) -> None:
@@ -188,7 +188,7 @@ def exposition(
     process, regardless of PROMETHEUS_MULTIPROC_DIR. Any thread.
     """
     registry = CollectorRegistry()
-    collector = ContextCollector()
+    collector = _ContextCollector()
     for context in contexts:
         collector.add(context)
     registry.register(collector)
@@ -282,7 +282,7 @@ class Server:
         try:
             self._http = MetricsServer(make_wsgi_app(registry), address, port, https)
         except OSError as error:
-            if not (multi_process() and error.errno == errno.EADDRINUSE):
+            if not (_multi_process() and error.errno == errno.EADDRINUSE):
                 raise _address_error(error, address, port) from error
         else:
             self._thread = self._http.start()
@@ -319,7 +319,7 @@ def serve(
     if registry is None:
         registry = CollectorRegistry()
     server = Server(context, registry)
-    if multi_process():
+    if _multi_process():
         registry.register(_AllProcesses())
     try:
         server.listen(address, int(digits), registry)
@@ -375,7 +375,7 @@ class _ProcessFiles:
         # After a fork the parent's lock may stay locked for ever in the child, and the parent's numbers are
         # in its own file.
         self._lock = threading.Lock()
-        self._collector = ContextCollector()
+        self._collector = _ContextCollector()
         self._values: dict[tuple[str, tuple[str, ...]], Any] = {}
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -18,7 +18,7 @@ Callback = Callable[[dict[str, Any]], object]
 BatchCallback = Callable[[list[dict[str, Any]]], object]
 
 #: seconds after which the waiting thread checks whether it should end
-TICK = 0.2
+_TICK = 0.2
 
 
 class MessageSource(Protocol):
@@ -122,7 +122,7 @@ class CallbackDispatcher:
         """Receives and calls, one call at a time."""
         while not stop.is_set():
             # Held while receiving, too: an earlier thread delivers first what it has received.
-            if not self._calling.acquire(timeout=TICK):
+            if not self._calling.acquire(timeout=_TICK):
                 continue
             try:
                 while not stop.is_set() and (messages := self._received(stop)) is not None:
@@ -134,7 +134,7 @@ class CallbackDispatcher:
     def _run_concurrently(self, stop: threading.Event) -> None:
         """Receives in one thread at a time, and calls while the next thread receives."""
         while not stop.is_set():
-            if not self._calling.acquire(timeout=5 * TICK):
+            if not self._calling.acquire(timeout=5 * _TICK):
                 continue
             try:
                 if stop.is_set() or (messages := self._received(stop)) is None:
@@ -148,8 +148,8 @@ class CallbackDispatcher:
         batch = self._batch
         try:
             if batch is None:
-                return [self._source.next_message(TICK)]
-            return self._source.next_messages(TICK, batch[1])
+                return [self._source.next_message(_TICK)]
+            return self._source.next_messages(_TICK, batch[1])
         except Again:
             return []
         except Closed:
@@ -158,7 +158,7 @@ class CallbackDispatcher:
             self._failed("%s: no message: %s", self._name, error)
         except TransferError as error:  # one bad message must not end the service
             self._failed("%s: cannot receive: %s", self._name, error)
-            stop.wait(TICK)
+            stop.wait(_TICK)
         return []
 
     def _deliver_all(self, messages: list[Message]) -> None:

@@ -133,7 +133,7 @@ class Lane:
         if not self._open:  # the next one may follow at once: only then the descriptor is released
             self._idle += 1
             if self._idle > 1:
-                self._let_go()
+                self._stop_watching()
 
     def _expire(self) -> None:
         """Ends requests that have expired or were cancelled."""
@@ -151,14 +151,14 @@ class Lane:
         if self._first < math.inf:
             self._timer = self.loop.call_later(max(_GRAIN, self._first - now), self._expire)
 
-    def _let_go(self) -> None:
+    def _stop_watching(self) -> None:
         if self._watched:
             self._watched = False
             self.loop.remove_reader(self._fd)
 
     def close(self) -> None:
         """Ends all calls: the socket is closed."""
-        self._let_go()
+        self._stop_watching()
         for timer in (self._timer, self._retry):
             if timer is not None:
                 timer.cancel()

@@ -132,28 +132,28 @@ def require_pickle() -> None:
 # --- receiving --------------------------------------------------------------------------------
 
 
-def as_data(message: IncomingMessage) -> dict[str, Any]:
+def _as_data(message: IncomingMessage) -> dict[str, Any]:
     return {"source": message.source, "data": message.data, "topic": message.topic}
 
 
-def as_string(message: IncomingMessage) -> dict[str, Any]:
+def _as_string(message: IncomingMessage) -> dict[str, Any]:
     return {"string": message.data.decode(), "topic": message.topic}
 
 
-def as_json(message: IncomingMessage) -> dict[str, Any]:
+def _as_json(message: IncomingMessage) -> dict[str, Any]:
     return {"obj": json.loads(message.data), "topic": message.topic}
 
 
-def as_pyobj(message: IncomingMessage) -> dict[str, Any]:
+def _as_pyobj(message: IncomingMessage) -> dict[str, Any]:
     require_pickle()
     return {"obj": pickle.loads(message.data), "topic": message.topic}
 
 
-def as_multipart(message: IncomingMessage) -> dict[str, Any]:
+def _as_multipart(message: IncomingMessage) -> dict[str, Any]:
     return {"frames": list(message.parts)}
 
 
-def as_tensor(message: IncomingMessage) -> dict[str, Any]:
+def _as_tensor(message: IncomingMessage) -> dict[str, Any]:
     if not message.is_tensor:
         raise NotATensor(
             f"a message of {len(message.data)} bytes arrived, which is no tensor",
@@ -162,13 +162,13 @@ def as_tensor(message: IncomingMessage) -> dict[str, Any]:
     return {"source": message.source, "tensor": message.tensor, "topic": message.topic}
 
 
-READERS: dict[Form, Callable[[IncomingMessage], dict[str, Any]]] = {
-    Form.DATA: as_data,
-    Form.STRING: as_string,
-    Form.JSON: as_json,
-    Form.PYOBJ: as_pyobj,
-    Form.MULTIPART: as_multipart,
-    Form.TENSOR: as_tensor,
+_READERS: dict[Form, Callable[[IncomingMessage], dict[str, Any]]] = {
+    Form.DATA: _as_data,
+    Form.STRING: _as_string,
+    Form.JSON: _as_json,
+    Form.PYOBJ: _as_pyobj,
+    Form.MULTIPART: _as_multipart,
+    Form.TENSOR: _as_tensor,
 }
 
 
@@ -179,7 +179,7 @@ def decoded(message: dict[str, Any], codec: CallbackCodec) -> dict[str, Any]:
 
 def plainly(message: IncomingMessage) -> dict[str, Any]:
     """Returns {source, data, topic}, or {source, tensor, topic} for a tensor."""
-    return as_tensor(message) if message.is_tensor else as_data(message)
+    return _as_tensor(message) if message.is_tensor else _as_data(message)
 
 
 def read(message: IncomingMessage, form: Form) -> dict[str, Any]:
@@ -193,7 +193,7 @@ def read(message: IncomingMessage, form: Form) -> dict[str, Any]:
         form = Form.TENSOR
     if message.is_tensor and form is not Form.TENSOR:
         raise UsageError("a tensor arrived", hint="receive it with recv_tensor; it is still unread")
-    got = READERS[form](message)
+    got = _READERS[form](message)
     if message.request:
         got["request"] = message.request
     return got

@@ -283,7 +283,7 @@ class PendingRequests:
     def _no_reply(self, seconds: float) -> Again:
         links = self._socket._links
         text = f"no reply within {seconds:g} s"
-        return links.no_peer.error(f"{text}: ") if links.no_peer.alone else Again(text)
+        return links.no_peer.error(f"{text}: ") if links.no_peer.has_no_peer else Again(text)
 
     def _until(self, ready: Callable[[], bool], deadline: float) -> bool:
         """Waits until it is ready, and reads for all if no other thread does. False: the time is over."""

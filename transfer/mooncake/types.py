@@ -83,13 +83,13 @@ class ZmqConfig:
 
         def __init__(self, **settings: Any) -> None:
             object.__setattr__(self, "_given", set())
-            self.__dict__.update({name: getattr(ZmqConfig, name) for name in SETTINGS})
+            self.__dict__.update({name: getattr(ZmqConfig, name) for name in _SETTINGS})
             for name, value in settings.items():
                 setattr(self, name, value)
 
         def __setattr__(self, name: str, value: Any) -> None:
-            if name not in SETTINGS:
-                raise OptionError(f"unknown setting {name!r}", hint="one of " + ", ".join(sorted(SETTINGS)))
+            if name not in _SETTINGS:
+                raise OptionError(f"unknown setting {name!r}", hint="one of " + ", ".join(sorted(_SETTINGS)))
             self._given.add(name)
             super().__setattr__(name, value)
 
@@ -107,7 +107,7 @@ class ZmqConfig:
         return f"ZmqConfig({', '.join(f'{name}={value!r}' for name, value in vars(self).items())})"
 
 
-SETTINGS = frozenset(name for name in ZmqConfig.__annotations__ if name[0] != "_")
+_SETTINGS = frozenset(name for name in ZmqConfig.__annotations__ if name[0] != "_")
 
 
 def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
@@ -118,11 +118,11 @@ def as_config(given: ZmqConfig | Mapping[str, Any] | None) -> ZmqConfig:
         return _checked(given)
     if not isinstance(given, Mapping):
         raise wrong("config", given, "a ZmqConfig, a dict of its settings, or None")
-    unknown = sorted(set(given) - SETTINGS, key=str)
+    unknown = sorted(set(given) - _SETTINGS, key=str)
     if unknown:
         raise OptionError(
             f"unknown setting {', '.join(map(repr, unknown))}",
-            hint="one of " + ", ".join(sorted(SETTINGS)),
+            hint="one of " + ", ".join(sorted(_SETTINGS)),
         )
     return _checked(ZmqConfig(**given))
 

@@ -426,7 +426,7 @@ def _set_hooks() -> None:
 
 def _at_exit() -> None:
     """Sends at interpreter exit what it can within a bounded time, and never hangs."""
-    threading.excepthook = _quiet(threading.excepthook)
+    threading.excepthook = _without_closed_errors(threading.excepthook)
     deadline = time.monotonic() + config.exit_linger()
     unclosed = []
     for context in list(_live):
@@ -443,7 +443,7 @@ def _at_exit() -> None:
         warnings.warn(text, ResourceWarning, stacklevel=1, source=socket)
 
 
-def _quiet(hook: Any) -> Any:
+def _without_closed_errors(hook: Any) -> Any:
     """A hook for threads without the traceback of daemons whose call ends because the interpreter exits."""
 
     def without_closed(args: threading.ExceptHookArgs) -> None:

@@ -1,4 +1,51 @@
-"""The options of a socket: attributes, and numbers for `setsockopt`. A change takes effect at once."""
+"""The options of a socket: attributes, and numbers for `setsockopt`. A change takes effect at once.
+
+Those marked with an asterisk are for connections made later. Times are milliseconds, -1: without limit.
+
+Attributes:
+    sndhwm: messages queued for each peer; 0: no limit
+    sndhwm_bytes: payload bytes queued for each peer; 0: no limit
+    adaptive_hwm: time that a message may wait in a peer's queue; 0: off. Adapts each queue's byte limit to
+        the peer's throughput: what the peer receives in that time, at least 1 MiB, at most `sndhwm_bytes`.
+        All queues of the socket use at most half of the free memory, also within a container's limit.
+        `peers()` shows `queue_limit`. PUB, and ROUTER without `router_mandatory`, drop earlier. Messages in
+        shared memory do not count
+    rcvhwm: kept, without effect
+    sndtimeo: time that a send may block
+    rcvtimeo: time that a receive may block. Of a REQ of `transfer`: 30,000
+    linger: time that `close` may take to send what is queued, and with `resend` to have it confirmed
+    immediate: messages wait for a connection (True), or queue for an endpoint
+    conflate: keep only the newest message
+    resend: send again what a dead peer had not confirmed
+    routing_id: this socket's identity at a ROUTER *
+    router_mandatory: an unknown identity raises `Unroutable`
+    router_handover: the newest connection takes an identity over
+    req_relaxed: a REQ may send again while its request is open, which replaces it
+    req_correlate: a ROUTER sees the request's number
+    maxmsgsize: bytes accepted in one message, all parts together; -1: 16 GiB
+    checksum: CRC-32 on every frame sent
+    balance: None: peers take turns. `"load"`: the PULL with the fewest unconfirmed messages (of a DEALER's
+        and REQ's peers only unwritten messages count). A dict of weights by connected endpoint
+        (`{"tcp://node7:5555": 3}`, 1 to 1000, others 1; spelt as in `connect`): turns by weight while all
+        have room. Costs some microseconds a message. `conflate` disables it
+    compression: `"lz4"`: compress when it pays
+    copy_threshold: bytes from which `send(data)` does not copy `bytes`
+    spin_us: microseconds of busy waiting before a receive sleeps
+    reconnect_ivl: range of the first pause before connecting again *
+    reconnect_ivl_max: the longest pause; 0: pauses do not grow *
+    connect_timeout: for one attempt to connect; 0: 30 s *
+    handshake_ivl: for the hello of a peer; 0: 30 s *
+    heartbeat_ivl: time without traffic after which a heartbeat is sent; 0: off
+    heartbeat_timeout: silence after which a peer that promised heartbeats is disconnected; -1: off
+    frame_timeout: time that a peer may be silent inside a message
+    backlog: connections that the kernel keeps for a listener *
+    sndbuf: bytes of the kernel's send buffer; -1: the kernel chooses
+    rcvbuf: bytes of the kernel's receive buffer; -1: the kernel chooses
+    tcp_keepalive: as in TCP; -1: the system's *
+    tcp_keepalive_idle: as in TCP; -1: the system's *
+    tcp_keepalive_intvl: as in TCP; -1: the system's *
+    tcp_keepalive_cnt: as in TCP; -1: the system's *
+"""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from transfer.transports.core.wire import SocketType
 from transfer.transports.errors import AddressError
 
 #: the least loaded first
-LOAD: Final = "load"
+_LOAD: Final = "load"
 _MOST = 1000
 
 
@@ -24,8 +24,8 @@ def checked(value: Any) -> BalanceOption:
     """Checks the option (None, "load", or weights by endpoint); returns the value. Raises ValueError."""
     if value is None:
         return None
-    if isinstance(value, str) and value == LOAD:
-        return LOAD
+    if isinstance(value, str) and value == _LOAD:
+        return _LOAD
     if not isinstance(value, Mapping) or not value:
         raise ValueError('None, "load", or weights by endpoint: {"tcp://node7:5555": 3}')
     weights = {}
@@ -87,7 +87,7 @@ class Weights(Balance):
         return self._weights.get(peer.endpoint, 1)
 
 
-class PeerLoad(Balance):
+class _PeerLoad(Balance):
     """Prefers the peers with the fewest unfinished messages; of several, the one that has waited longest.
 
     A PULL confirms what it has consumed. For other peers, only messages that are still queued here count.
@@ -96,7 +96,7 @@ class PeerLoad(Balance):
     def order(self, peers: Iterable[Peer]) -> list[Peer]:
         with self._lock:
             self._due = {peer: self._due.get(peer, 0.0) for peer in peers}
-            return sorted(self._due, key=lambda peer: (_in_hand(peer), self._due[peer]))
+            return sorted(self._due, key=lambda peer: (_unconsumed(peer), self._due[peer]))
 
     def took(self, peer: Peer, passed: Iterable[Peer]) -> None:
         with self._lock:
@@ -108,10 +108,10 @@ def made(chosen: BalanceOption) -> Balance | None:
     """Makes the Balance that the option's value names."""
     if chosen is None:
         return None
-    return PeerLoad() if isinstance(chosen, str) else Weights(chosen)
+    return _PeerLoad() if isinstance(chosen, str) else Weights(chosen)
 
 
-def _in_hand(peer: Peer) -> int:
+def _unconsumed(peer: Peer) -> int:
     stream = peer.stream
     if peer.socket_type is SocketType.PULL:
         return int(stream.sent - stream.confirmed)

@@ -67,7 +67,7 @@ class MessageSender:
         except Again as error:
             if self._links.state.fatal is not None:
                 raise self._links.state.fatal from None
-            raise (self._links.no_peer.error() if self._links.no_peer.alone else error) from None
+            raise (self._links.no_peer.error() if self._links.no_peer.has_no_peer else error) from None
         if taker is None:
             return _dropped(tracker)
         if tracker is not None and pattern.send_mode is SendMode.FANOUT:

@@ -20,7 +20,7 @@ from transfer.json_text import decoder
 from transfer.patterns import Publisher, Replier, Requester, Router, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
 from transfer.sockets import options, peer_preference
-from transfer.sockets.attributes import check_name, no_such
+from transfer.sockets.attributes import check_name
 from transfer.sockets.binding import Binding, endpoint_text
 from transfer.sockets.connections import Connections
 from transfer.sockets.directories import announce
@@ -145,11 +145,11 @@ class Socket(Base):
         self._inherited = False
         #: of each thread. `by`: the stream of its newest message, if that passed through `_recv_frames`;
         #: `given`: that message of the core, until its call ends; `rest`: the remaining parts of a message
-        self._came = threading.local()
+        self._thread_local = threading.local()
         self._frame: type[Frame] = context.core.Frame
         if self._requester is not None and defaults.reply_timeout >= 0:
             self.receive_timeout = defaults.reply_timeout
-        self._ways_changed()
+        self._update_fast_paths()
         context._add(self)
         self._complete = True
 
@@ -173,10 +173,10 @@ class Socket(Base):
     tcp_keepalive_intvl = options.Number(-1, options.whole(-1), 37)
     checksum = options.Switch(False, options.switch, 1002, effect="_limits_changed")
     compression = options.Option[str | None, str | None](
-        None, options.compression, 1003, effect="_ways_changed"
+        None, options.compression, 1003, effect="_update_fast_paths"
     )
     immediate = options.Switch(".immediate", options.switch, 39)
-    conflate = options.Switch(False, options.switch, 54, effect="_ways_changed")
+    conflate = options.Switch(False, options.switch, 54, effect="_update_fast_paths")
     router_mandatory = options.Switch(False, options.switch, 33, effect="_pattern_changed")
     router_handover = options.Switch(False, options.switch, 56)
     req_relaxed = options.Switch(False, options.switch, 53, effect="_pattern_changed")
@@ -186,7 +186,7 @@ class Socket(Base):
     frame_timeout = options.Number(60_000, options.MILLISECONDS, 1007, effect="_checks_changed")
     handshake_ivl = options.Number(".handshake_ivl", options.DURATION, 66)
     connect_timeout = options.Number(0, options.DURATION, 79)
-    resend = options.Switch(False, options.switch, 1005, effect="_ways_changed")
+    resend = options.Switch(False, options.switch, 1005, effect="_update_fast_paths")
     adaptive_hwm = options.Number(0, options.DURATION, 1009, effect="_checks_changed")
     balance = options.Option[options.BalanceOption, options.BalanceOption](
         None, peer_preference.checked, 1008, effect="_balance_changed"
@@ -234,11 +234,6 @@ class Socket(Base):
                 value = options.checked(name, value)
                 check_name(self, name)
             super().__setattr__(name, value)
-
-        def __getattr__(self, name: str) -> Any:
-            if name[:1] == "_":
-                raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            raise no_such(self, name)
 
     @property
     def last_endpoint(self) -> str:
@@ -291,7 +286,7 @@ class Socket(Base):
 
     def _balance_changed(self) -> None:
         self._sender.balance = peer_preference.made(self._values["balance"])
-        self._ways_changed()
+        self._update_fast_paths()
 
     def _checks_changed(self) -> None:
         if self._links.state.endpoints:
@@ -623,14 +618,14 @@ class Socket(Base):
         thread = threading.get_ident()
         if flags & SNDMORE:
             # The caller may change its memory after this returns, and nothing has been sent yet.
-            kept = frames if hold else [_kept(frame) for frame in frames]
+            kept = frames if hold else [_owned(frame) for frame in frames]
             self._check_usable()
             with self._deciding:  # else a thread with an older state would undo it
                 self._partial.setdefault(thread, []).extend(kept)
                 self._general_send = True
             return None
         parts = [*self._partial.pop(thread, ()), *frames]
-        self._ways_changed()
+        self._update_fast_paths()
         return self._send_message(parts, flags, hold, track)
 
     def _send_message(
@@ -679,17 +674,17 @@ class Socket(Base):
         """
         rest = self._rest
         if not rest:
-            return self._sound(self._recv_whole, flags, copy)
+            return self._receive_valid(self._recv_whole, flags, copy)
         self._check_open()
         parts = list(rest)
         try:
             rest.clear()
-            self._ways_changed()
+            self._update_fast_paths()
             return as_bytes(parts) if copy else as_frames(parts, self._frame)
         except BaseException:  # a signal handler raised: the parts are still unread
             if not rest:
                 rest.extend(parts)
-            self._ways_changed()
+            self._update_fast_paths()
             raise
 
     def _recv_whole(self, flags: int, copy: bool) -> list[Any]:
@@ -734,7 +729,7 @@ class Socket(Base):
             with self._deciding:
                 self._leave_rest([])
                 self._rest.appendleft(part)
-                self._ways_changed()
+                self._update_fast_paths()
             raise
 
     def recv_frames(self, flags: int = 0) -> list[Frame | bytes]:
@@ -743,7 +738,7 @@ class Socket(Base):
         Parts that the pattern adds (a ROUTER's identity) are bytes. `data` of a frame is bytes, or a lease
         whose memory belongs to the caller as long as it has a view of it. Raises as `recv`.
         """
-        frames: list[Frame | bytes] = self._sound(self._recv_frames, flags)
+        frames: list[Frame | bytes] = self._receive_valid(self._recv_frames, flags)
         return frames
 
     if not TYPE_CHECKING:  # copied, not inherited: one class less above every socket
@@ -762,19 +757,19 @@ class Socket(Base):
     @property
     def _newest_stream(self) -> Any:
         """The stream of the newest message that this thread received by `recv_frames`; None: of none."""
-        return getattr(self._came, "by", None)
+        return getattr(self._thread_local, "by", None)
 
     @property
     def _rest(self) -> UnreadParts:
         """The remaining parts of the message that this thread receives part by part."""
-        return getattr(self._came, "rest", _NONE_LEFT)
+        return getattr(self._thread_local, "rest", _NONE_LEFT)
 
     def _leave_rest(self, parts: list[Any]) -> None:
         """Keeps parts for the next calls of this thread; other threads receive other messages."""
         with self._deciding:
             rest = self._rest
             if rest is _NONE_LEFT:
-                rest = self._came.rest = UnreadParts()
+                rest = self._thread_local.rest = UnreadParts()
                 self._rests.add(rest)
             rest.extend(parts)
             self._general_recv = True
@@ -782,28 +777,28 @@ class Socket(Base):
     def _recv_general(self, flags: int = 0, copy: bool = True, track: bool = False) -> Any:
         rest = self._rest
         if not rest:
-            return self._sound(self._recv_first, flags, copy)
+            return self._receive_valid(self._recv_first, flags, copy)
         self._check_open()
         left, part = len(rest), rest[0]
         try:
             rest.popleft()
             if not rest:
-                self._ways_changed()
-            return self._one(part, copy)
+                self._update_fast_paths()
+            return self._as_result(part, copy)
         except BaseException:  # as in `recv_multipart`
             if len(rest) < left:
                 rest.appendleft(part)
-            self._ways_changed()
+            self._update_fast_paths()
             raise
 
     def _recv_first(self, flags: int, copy: bool) -> Any:
         frames = self._recv_frames(flags)
-        return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
+        return self._first_result(whole_parts(frames, self._frame, self.largest_message), copy)
 
     def _deliver(self, stream: Any, frames: Sequence[Any], flags: int, copy: bool) -> Any:
         self._links.log_reader.record(stream, frames)
         try:
-            return self._first(whole_parts(frames, self._frame, self.largest_message), copy)
+            return self._first_result(whole_parts(frames, self._frame, self.largest_message), copy)
         except ProtocolError as error:
             self._refuse(stream, error)
             return NotImplemented
@@ -815,22 +810,22 @@ class Socket(Base):
             self._replied(self._requester, stream)
         return admitted
 
-    def _sound(self, receive: Callable[..., T], *arguments: Any) -> T:
+    def _receive_valid(self, receive: Callable[..., T], *arguments: Any) -> T:
         """Returns the next valid message. An error found after reading (compressed data, dicts) ends the
         connection as an invalid frame does. If a signal handler raises, the next receive has the message."""
-        came = self._came
-        came.given = None
+        local = self._thread_local
+        local.given = None
         while True:
             try:
                 result = receive(*arguments)
             except ProtocolError as error:
-                stream = getattr(came, "by", None)
+                stream = getattr(local, "by", None)
                 if stream is None:
                     raise
                 self._refuse(stream, error)
                 continue
             except BaseException as error:  # of a signal's handler, if it is none of ours
-                given, came.given = [came.given], None
+                given, local.given = [local.given], None
                 for _ in _TRIES:  # more handlers may raise meanwhile
                     try:
                         if given == [None] or isinstance(error, TransferError):
@@ -842,7 +837,7 @@ class Socket(Base):
                             break
                 raise
             # No call from here to the return, so no signal handler runs.
-            came.given = None
+            local.given = None
             return result
 
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
@@ -850,9 +845,9 @@ class Socket(Base):
         reader = self._links.log_reader
         if isinstance(self._pattern, Subscriber):
             # A connection to a log that another thread begins meanwhile counts the message as received.
-            reader.receivers[threading.get_ident()] = self._came.__dict__
-        [self._came.given] = map(self._recv_message, (timeout,), (sink,))
-        message: tuple[Any, list[Any]] = self._came.given
+            reader.receivers[threading.get_ident()] = self._thread_local.__dict__
+        [self._thread_local.given] = map(self._recv_message, (timeout,), (sink,))
+        message: tuple[Any, list[Any]] = self._thread_local.given
         if reader.positions is not None:
             reader.record(*message)
         return message
@@ -870,12 +865,12 @@ class Socket(Base):
                 rest.clear()
                 self._give_again(stream, frames)
                 given.clear()
-                self._ways_changed()
+                self._update_fast_paths()
 
     def _refuse(self, stream: Any, error: ProtocolError) -> None:
         """Ends the connection that sent an invalid message. Raises the error for a REQ, which has no other
         reply to wait for."""
-        self._came.by = self._came.given = None
+        self._thread_local.by = self._thread_local.given = None
         self._links.loss.send_refusal(stream, error, taken=True)
         self._links.loss.lost(stream, error)
         if isinstance(self._pattern, Replier):
@@ -888,10 +883,10 @@ class Socket(Base):
         adds (ROUTER). LZ4 frames are still compressed. wait: ms, instead of receive_timeout."""
         waits = flags == 0 or not flags_of(flags) & DONTWAIT
         timeout = 0 if not waits else self.receive_timeout if wait is None else wait
-        came = self._came
-        came.by = None
+        local = self._thread_local
+        local.by = None
         if not self._general_recv:  # the core may do it alone, as it does a plain receive
-            came.by, frames = self._take(timeout, sink)
+            local.by, frames = self._take(timeout, sink)
             return frames
         self._check_open()
         pattern = self._pattern
@@ -901,7 +896,7 @@ class Socket(Base):
                 return again
         if not pattern.ordered:
             pattern.expect()
-            came.by, frames = self._take(timeout, sink)
+            local.by, frames = self._take(timeout, sink)
             return self._latest(frames) if self._values["conflate"] else frames
         if self._requester is not None:
             return self._recv_reply(self._requester, timeout, sink)
@@ -926,7 +921,7 @@ class Socket(Base):
             stream, frames = self._take(timeout, sink)
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                self._came.by = stream
+                self._thread_local.by = stream
                 return list(admitted)
             if timeout > 0:
                 timeout = max(0, int((deadline - time.monotonic()) * 1000))
@@ -944,13 +939,13 @@ class Socket(Base):
                 stream, frames, state = self._returned.popleft()
             except IndexError:
                 return None
-            self._ways_changed()
+            self._update_fast_paths()
             if not pattern.readmit(frames, state):
                 return None
         finally:
             if turn is not None:
                 turn.leave(RECEIVING)
-        self._came.by = stream
+        self._thread_local.by = stream
         return frames
 
     def _check_open(self) -> None:
@@ -965,9 +960,9 @@ class Socket(Base):
         pattern puts an envelope before a tensor.
         """
         kept = [owned_frame(frame, self.context) for frame in frames]
-        self._came.given = None
-        self._returned.append((self._came.by, kept, self._pattern.unadmit(frames)))
-        self._ways_changed()
+        self._thread_local.given = None
+        self._returned.append((self._thread_local.by, kept, self._pattern.unadmit(frames)))
+        self._update_fast_paths()
         self._notify()  # pollers check again
 
     def _recv_reply(self, pattern: Requester, timeout: int, sink: Sink | None) -> list[Any]:
@@ -995,7 +990,7 @@ class Socket(Base):
                 continue
             admitted = pattern.admit(stream, frames)
             if admitted is not None:
-                self._came.by = stream
+                self._thread_local.by = stream
                 self._replied(pattern, stream)
                 return list(admitted)
 
@@ -1005,25 +1000,25 @@ class Socket(Base):
         if peer is not None:
             peer.answered()
         if not self._lockstep:
-            self._ways_changed()
+            self._update_fast_paths()
         pattern.turn.answered(time.monotonic_ns())
 
     def _latest(self, frames: list[Any]) -> list[Any]:
         """Returns the newest available message (conflate); older ones are dropped and counted."""
         while True:
             try:
-                self._came.by, newer = self._take(0)
+                self._thread_local.by, newer = self._take(0)
             except Again:
                 return frames
             self._pattern.drop("conflated")
             frames = newer
 
-    def _first(self, parts: list[Any], copy: bool) -> Any:
+    def _first_result(self, parts: list[Any], copy: bool) -> Any:
         if len(parts) > 1:
             self._leave_rest(parts[1:])
-        return self._one(parts[0], copy)
+        return self._as_result(parts[0], copy)
 
-    def _one(self, part: Any, copy: bool) -> Any:
+    def _as_result(self, part: Any, copy: bool) -> Any:
         if copy:
             return part if type(part) is bytes else part.bytes
         if type(part) is bytes:
@@ -1081,11 +1076,11 @@ class Socket(Base):
             or pattern.failure is not None
         ):
             found = POLLIN
-        if bits & POLLOUT and pattern.may_send() and self._may_take():
+        if bits & POLLOUT and pattern.may_send() and self._can_send():
             found |= POLLOUT
         return found
 
-    def _may_take(self) -> bool:
+    def _can_send(self) -> bool:
         return True if self._pattern.send_mode is SendMode.NONE else self._writable()
 
     def _fd_signals(self, bits: int) -> bool:
@@ -1280,12 +1275,12 @@ class Socket(Base):
 
     # -- which calls the core may do alone -----------------------------------------------------------
 
-    def _ways_changed(self) -> None:
+    def _update_fast_paths(self) -> None:
         """Decides which calls the core may do alone."""
         with self._deciding:  # a thread with an older state must not undo a newer decision
-            self._decide()
+            self._choose_fast_paths()
 
-    def _decide(self) -> None:
+    def _choose_fast_paths(self) -> None:
         values = self._values
         pattern = self._pattern
         in_python = (
@@ -1329,7 +1324,7 @@ class Socket(Base):
         return self._links.no_peer.explained(Again("no message came in time"))
 
 
-def _kept(frame: OutFrame) -> OutFrame:
+def _owned(frame: OutFrame) -> OutFrame:
     data = frame[4]
     return frame if type(data) is bytes else (*frame[:4], bytes(data))
 

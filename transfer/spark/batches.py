@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from transfer.spool.format.rows import Array, Arrays
 
 #: values of a column in a batch, limited by Spark's offsets of 32 bits
-MAX_VALUES = (1 << 31) - 1
+_MAX_VALUES = (1 << 31) - 1
 
 #: numpy's type -> Spark's name of it, and Arrow's
 _WORDS = {dtype: word for word, dtype in NUMERIC.items()}
@@ -63,7 +63,7 @@ def check_fit(schema: StructType, layouts: Sequence[Layout]) -> None:
 
 
 def batches(
-    arrays: Arrays, layouts: Sequence[Layout], schema: StructType, rows: int, most: int = MAX_VALUES
+    arrays: Arrays, layouts: Sequence[Layout], schema: StructType, rows: int, most: int = _MAX_VALUES
 ) -> Iterator[RecordBatch]:
     """Yields these rows with the schema's columns, in batches of at most `most` values of a column."""
     import pyarrow as pa

@@ -15,11 +15,11 @@ from transfer.transports.errors import AddressError, OptionError
 
 #: schemes that another process can reach
 _SCHEMES = ("tcp", "ipc")
-DELIVERIES = ("committed", "partition", "eager")
+_DELIVERIES = ("committed", "partition", "eager")
 #: what a write to a complete run does; the first one is the default
-IF_COMPLETE = ("refuse", "skip")
+_IF_COMPLETE = ("refuse", "skip")
 #: where a stream begins; the first one is the default
-STARTS = ("earliest", "latest")
+_STARTS = ("earliest", "latest")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,24 +27,27 @@ class WriteOptions:
     """The options of a write. Field names are the option names; times are in seconds.
 
     Attributes:
-        endpoint: `run://host:port/NAME` of a spool. With `delivery=eager`, where trainers listen, separated
-            by commas: partition p goes to trainer p % n, completely, on every attempt.
-        columns: the columns to send: a comma-separated list, or a JSON list for names with commas; empty
-            sends all.
+        endpoint: `run://HOST:PORT/NAME` of a spool, or `.save("run://...")`. With `delivery=eager` where data
+            sets listen, separated by commas: partition p goes to endpoint p % n, on every attempt.
+        columns: the columns to send: `a,b`, or a JSON list for names with commas; empty sends all.
         run: the run's name, if the endpoint has none; by default a new one.
         delivery: `committed`, `partition` or `eager`.
-        ack_timeout: how long the receiver may take to store, or to consume, the rows of a task.
-        abort_timeout: how long a failed job tries to inform a spool that its rows are to be dropped.
-        frame_rows: rows in a frame, 0 for Arrow's batches.
-        checksum, compression: those of the socket.
+        ack_timeout: how long the receiver may take to keep, or consume, a task's rows, and to answer commits.
+        connect_timeout: how long until an endpoint without an answer is an error.
+        abort_timeout: how long a failed job tries to reach a spool to drop its rows, which else go by age.
+        frame_rows: rows in a frame; 0: Arrow's batches (`spark.sql.execution.arrow.maxRecordsPerBatch`).
+        checksum: a CRC-32 on every frame, besides that of the rows.
+        compression: `lz4` compresses frames when it pays.
         job: distinguishes this try of the run from others; for `transfer.spark.write` only.
-        ragged: array columns whose rows have different lengths, listed like `columns`; `*` means all arrays.
+        ragged: array columns whose rows differ in length, listed like `columns`; `*`: all arrays.
         nulls: `refuse`, `fill` or `mask`.
-        if_complete: if another job has completed the run: `refuse` is an error, `skip` succeeds and sends
-            nothing.
-        timestamps, dates, decimals: `refuse`, or the numbers to convert them to.
-        dense: binary columns whose rows have one length, each with the shape of a row:
-            `image=32x32x3,digest`.
+        if_complete: if another job has completed this run: `refuse` fails the write, `skip` succeeds and
+            sends nothing. For a spool.
+        timestamps: `micros` sends such columns as numbers, also inside arrays; `refuse` does not.
+        dates: `days` sends them as numbers.
+        decimals: `float64` or `int64` sends them as numbers.
+        dense: binary columns whose rows have one length, such as images, each with the shape of a row:
+            `image=32x32x3,digest`, or a JSON list.
     """
 
     endpoint: tuple[str, ...]
@@ -60,7 +63,7 @@ class WriteOptions:
     job: str = ""
     ragged: tuple[str, ...] = ()
     nulls: str = NULLS[0]
-    if_complete: str = IF_COMPLETE[0]
+    if_complete: str = _IF_COMPLETE[0]
     timestamps: str = TIMESTAMPS[0]
     dates: str = DATES[0]
     decimals: str = DECIMALS[0]
@@ -84,14 +87,17 @@ class ReadOptions:
     """The options of a read. Spark's camel case works, too: `maxRowsPerTrigger`.
 
     Attributes:
-        endpoint: `run://host:port/NAME`.
+        endpoint: `run://HOST:PORT/NAME`, or `.load("run://...")`.
         run: the run's name, if the endpoint has none.
-        partitions: tasks of a read, or of each batch of a stream; 0: one for about every 64 MiB.
-        open: reads the visible rows of a run that is not sealed.
+        partitions: tasks of the read, or of each batch of a stream, with equal numbers of rows; 0: about
+            64 MiB each.
+        open: reads what is visible of a run that is not sealed.
         connect_timeout: seconds after which the planner, or a task, gives up a spool that does not answer.
-        group: for streams; the spool keeps rows until this group has processed them.
-        starting_offset: for streams; `earliest` or `latest`.
-        max_rows_per_trigger: for streams; rows in a batch, 0 without limit.
+        group: for streams, and required there: the group for which the spool keeps rows until they are
+            processed; a separate name for each query.
+        starting_offset: for streams: a new query begins with the first row that is kept (`earliest`), or
+            after the last one (`latest`).
+        max_rows_per_trigger: for streams: rows in a batch, 0 without limit (PySpark 4.2 and newer).
     """
 
     endpoint: str
@@ -100,7 +106,7 @@ class ReadOptions:
     open: bool = False
     connect_timeout: float = 30.0
     group: str = ""
-    starting_offset: str = STARTS[0]
+    starting_offset: str = _STARTS[0]
     max_rows_per_trigger: int = 0
 
 
@@ -111,15 +117,15 @@ def parse_options(options: Mapping[str, str]) -> WriteOptions:
     """
     found = _known(options, [f.name for f in fields(WriteOptions)], _ALIASES)
     delivery = found.get("delivery", "committed").lower()
-    if delivery not in DELIVERIES:
-        raise OptionError(f"delivery is one of {', '.join(DELIVERIES)}, not {delivery!r}")
+    if delivery not in _DELIVERIES:
+        raise OptionError(f"delivery is one of {', '.join(_DELIVERIES)}, not {delivery!r}")
     endpoint = _endpoints(found.get("endpoint", ""), delivery)
     run = _name("run", found.get("run", ""))
     if delivery != "eager":
         run = _run_of(endpoint[0], run)
-    if_complete = found.get("if_complete", IF_COMPLETE[0]).lower()
-    if if_complete not in IF_COMPLETE:
-        raise OptionError(f"if_complete is one of {', '.join(IF_COMPLETE)}, not {if_complete!r}")
+    if_complete = found.get("if_complete", _IF_COMPLETE[0]).lower()
+    if if_complete not in _IF_COMPLETE:
+        raise OptionError(f"if_complete is one of {', '.join(_IF_COMPLETE)}, not {if_complete!r}")
     if if_complete == "skip" and delivery == "eager":
         raise OptionError("if_complete=skip needs a spool: delivery=eager keeps no record of runs")
     compression = found.get("compression", "").lower()
@@ -160,9 +166,9 @@ def parse_read_options(options: Mapping[str, str]) -> ReadOptions:
     run = _run_of(endpoint, _name("run", found.get("run", "")))
     if not run:
         raise OptionError(f"{endpoint!r} names no run", hint="run://HOST:PORT/NAME, or the option 'run'")
-    start = found.get("starting_offset", STARTS[0]).lower()
-    if start not in STARTS:
-        raise OptionError(f"starting_offset is one of {', '.join(STARTS)}, not {start!r}")
+    start = found.get("starting_offset", _STARTS[0]).lower()
+    if start not in _STARTS:
+        raise OptionError(f"starting_offset is one of {', '.join(_STARTS)}, not {start!r}")
     return ReadOptions(
         endpoint=parse(endpoint).endpoint,
         run=run,

@@ -110,7 +110,7 @@ class SocketSender:
             ) from error
 
 
-class TaskDelivery:
+class _TaskDelivery:
     """Messages to one receiver, each tracked until the receiver has consumed it.
 
     `timeout`: seconds that the receiver may be behind, for each call. Unconsumed messages have at most
@@ -135,7 +135,7 @@ class TaskDelivery:
                 continue
             self._check_alive()
             if time.monotonic() >= deadline:
-                raise self._behind("the rows of a task")
+                raise self._not_consumed("the rows of a task")
         while True:
             try:
                 tracker = self._sender.send(arrays, to_meta(message))
@@ -157,9 +157,9 @@ class TaskDelivery:
             # A message that the kernel never had waits for another peer, so its tracker reports nothing.
             self._check_alive()
             if time.monotonic() >= deadline:
-                raise self._behind(what)
+                raise self._not_consumed(what)
 
-    def _behind(self, what: str) -> Again:
+    def _not_consumed(self, what: str) -> Again:
         return Again(
             f"{what}: the receiver did not consume all of it within {self._timeout:g} s",
             hint="A trainer that takes long steps, or a spool whose disk is full, needs a longer option "
@@ -213,7 +213,7 @@ class TaskAttempt:
         timeout: float = 600.0,
     ) -> None:
         self._key = (run, job, partition, attempt)
-        self._delivery = TaskDelivery(sender, timeout)
+        self._delivery = _TaskDelivery(sender, timeout)
         self._transport = sender.transport
         self._frames = self._rows = self._bytes = self._crc = 0
         self._began = time.monotonic()
@@ -258,6 +258,6 @@ def send_commit(sender: Sender, message: Commit, winners: list[Winner], timeout:
     import numpy as np
 
     table = {name: np.array(column, dtype=np.int64) for name, column in to_table(winners).items()}
-    delivery = TaskDelivery(sender, timeout)
+    delivery = _TaskDelivery(sender, timeout)
     delivery.send(table, message)
     delivery.wait(f"the commit of run {message.run}")

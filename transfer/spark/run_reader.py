@@ -131,10 +131,10 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Returns the start of a new query; its group keeps rows from there on. Raises UsageError: in use."""
         self._join()
         while True:
-            answer = self._look()
+            answer = self._visible_end()
             row: int = answer["first"] if self._options.starting_offset == "earliest" else answer["visible"]
             self._acknowledge(row)
-            if self._look()["first"] <= row:  # else an existing group released rows in between
+            if self._visible_end()["first"] <= row:  # else an existing group released rows in between
                 return self._offset(row)
 
     def latestOffset(self, start: Any = None, limit: Any = None) -> dict[str, Any]:  # noqa: N802
@@ -194,7 +194,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._link = _link(self._options)
         return self._link.ask(request)[1]
 
-    def _look(self) -> dict[str, Any]:
+    def _visible_end(self) -> dict[str, Any]:
         """Returns the visible end of the run. It is called often, so nothing is counted for it. Raises
         Broken: the name belongs to another run now."""
         answer = self._ask(Read(run=self._options.run, run_id=self._run_id, begin=0, end=0))
@@ -214,7 +214,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return row
 
     def _visible(self, begin: int) -> int:
-        visible: int = self._look()["visible"]
+        visible: int = self._visible_end()["visible"]
         if visible < begin:
             raise self._other(begin)
         return visible
@@ -235,7 +235,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if self._member:
             return
         run, group = self._options.run, self._options.group
-        self._look()
+        self._visible_end()
         assert self._link is not None
         if group not in inspect(self._link, run).groups:
             if row:
@@ -260,7 +260,7 @@ class RunStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _acknowledge(self, row: int) -> None:
         if not self._run_id:
-            self._look()
+            self._visible_end()
         self._ask(
             Acknowledge(
                 run=self._options.run,

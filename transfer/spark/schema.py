@@ -16,7 +16,7 @@ Source = Literal["", "timestamp", "date", "decimal"]
 #: policies for nulls; the first one is the default
 NULLS = ("refuse", "fill", "mask")
 #: means all array columns in the option `ragged`
-ALL = "*"
+_ALL = "*"
 
 #: Spark's type name -> numpy's
 NUMERIC = {
@@ -77,7 +77,7 @@ class Conversions:
 
 
 #: no conversions
-PLAIN = Conversions()
+_PLAIN = Conversions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def check_schema(
     *,
     ragged: Sequence[str] = (),
     nulls: str = NULLS[0],
-    conversions: Conversions = PLAIN,
+    conversions: Conversions = _PLAIN,
 ) -> tuple[Column, ...]:
     """Returns the columns to send, in the order of `wanted` (empty: all).
 
@@ -151,7 +151,7 @@ def check_schema(
 
 def _check_ragged(schema: Any, places: dict[str, int], ragged: Sequence[str]) -> None:
     for name in ragged:
-        if name == ALL:
+        if name == _ALL:
             continue
         if name not in places:
             raise OptionError(
@@ -190,7 +190,7 @@ def _column(field: Any, index: int, ragged: frozenset[str], nulls: str, conversi
     word = "vector" if _is_vector(inner) else inner.typeName()
     found: tuple[Source, str] | None = ("", NUMERIC[word]) if word in NUMERIC else conversions.number(word)
     if found is not None:
-        kind: Kind = "ragged" if depth and (name in ragged or ALL in ragged) else "dense"
+        kind: Kind = "ragged" if depth and (name in ragged or _ALL in ragged) else "dense"
         return Column(name, index, found[1], depth, kind, nulls, found[0])
     shape = dict(conversions.dense).get(name)
     if shape is not None:

@@ -20,7 +20,7 @@ from transfer.transports.errors import NotSupported
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MIN_JAVA = 17
+_MIN_JAVA = 17
 _INSTALL = (
     "Install Java 17 or newer, for instance: apt install openjdk-17-jre-headless "
     "(conda: openjdk=17), or set JAVA_HOME to one."
@@ -49,8 +49,8 @@ def parse_java_version(text: str) -> int:
     if found is None:
         raise NotSupported(f"Java did not report its version: {text.strip()[:200]!r}", hint=_INSTALL)
     major = int(found[1])
-    if major < MIN_JAVA:
-        raise NotSupported(f"Spark needs Java {MIN_JAVA}, and this one is {major}", hint=_INSTALL)
+    if major < _MIN_JAVA:
+        raise NotSupported(f"Spark needs Java {_MIN_JAVA}, and this one is {major}", hint=_INSTALL)
     return major
 
 
@@ -86,7 +86,7 @@ def local_session(
     }
     for key, value in (settings | (conf or {})).items():
         builder = builder.config(key, value)
-    with _whole_start():
+    with _complete_start():
         return builder.getOrCreate()
 
 
@@ -109,7 +109,7 @@ def running_session(
 
 
 @contextmanager
-def _whole_start() -> Iterator[None]:
+def _complete_start() -> Iterator[None]:
     """Starts Spark completely or not at all, and keeps the program's Ctrl-C handler.
 
     Spark's handler talks to Java in the middle of whatever the main thread is doing.

@@ -121,7 +121,7 @@ class TransferDataSource(DataSource):
                 "a stream of rows has no past to overwrite",
                 hint='Write with .mode("append").',
             )
-        return TransferWriter(plan_of(parse_options(self.options), schema))
+        return TransferWriter(_plan_of(parse_options(self.options), schema))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> TransferStreamWriter:  # noqa: N802 - Spark's name
         """As `writer`, for `df.writeStream`, which needs a spool and a name for its run."""
@@ -141,7 +141,7 @@ class TransferDataSource(DataSource):
         return TransferStreamWriter(SpoolWrite(options, columns, options.run, "", "stream"))
 
 
-def plan_of(options: WriteOptions, schema: Any) -> Write:
+def _plan_of(options: WriteOptions, schema: Any) -> Write:
     """Plans a write after all checks that the driver can do. Raises as `check_schema` and `Write.check`."""
     columns = options.columns_of(schema)
     job = options.job or uuid.uuid4().hex

@@ -34,7 +34,7 @@ _RECEIPT = ", ".join(f"{name} long" for name in _NUMBERS) + (
 _REFUSAL = re.compile(r"^transfer\.transports\.errors\.NotATensor: (.*)(?:\n  hint: (.*))?", re.MULTILINE)
 
 
-def has_data_sources() -> bool:
+def _has_data_sources() -> bool:
     """Whether this PySpark has Arrow writers of data sources in Python: 4.1 and newer."""
     if importlib.util.find_spec("pyspark.sql.datasource") is None:
         return False
@@ -56,7 +56,7 @@ def register(spark: SparkSession) -> None:
     Raises:
         NotSupported: this PySpark has no such data sources.
     """
-    if not has_data_sources():
+    if not _has_data_sources():
         raise NotSupported(
             'this PySpark has no format("transfer")', hint="use transfer.spark.write, or PySpark 4.1 to 4.3"
         )
@@ -131,12 +131,12 @@ def write(
         declared = True
         if columns is not None:
             df = df.select(*(f"`{name.replace('`', '``')}`" for name in columns))
-        if has_data_sources():
+        if _has_data_sources():
             register(df.sparkSession)
             df.write.format("transfer").mode("append").options(**given).save()
         else:
             chosen = parsed.columns_of(df.schema)
-            write_by_map(df, dataclasses.replace(plan, columns=chosen))
+            _write_by_map(df, dataclasses.replace(plan, columns=chosen))
     except BaseException as error:
         # Spark informs the receivers only of jobs that reached a writer. Without this a trainer would wait
         # for its timeout. A second time does no harm.
@@ -148,7 +148,7 @@ def write(
     return parsed.run
 
 
-def write_by_map(df: DataFrame, plan: Write) -> None:
+def _write_by_map(df: DataFrame, plan: Write) -> None:
     """Writes without data sources: `mapInArrow` sends each partition and yields its receipt.
 
     A retried task yields the receipt of the successful attempt, as a data source's task does.

@@ -74,13 +74,13 @@ def recipe_for(meta: bytes) -> Recipe:
 # --- builders ---------------------------------------------------------------------------------
 
 
-class NumpyBuilder:
+class _NumpyBuilder:
     """Builds numpy arrays. One instance, `NUMPY`, is enough."""
 
     def check(self, recipe: Recipe) -> None:
         """Checks the header before the payload is read. Raises ProtocolError("dtype"), NotSupported."""
         if recipe.make_array is None:
-            numpy = import_numpy()
+            numpy = _import_numpy()
             spec = recipe.spec
             recipe.numpy_dtype = dtypes.numpy_dtype(spec.code, spec.text, spec.itemsize)
             recipe.make_array = numpy.ndarray
@@ -104,7 +104,7 @@ class TorchBuilder:
 
     def load(self) -> None:
         """Imports torch, for a caller that named it. Raises NotSupported."""
-        import_numpy()
+        _import_numpy()
         try:
             with undivided():
                 import torch
@@ -119,7 +119,7 @@ class TorchBuilder:
         if recipe.torch_dtype is None:
             dtype = dtypes.torch_dtype(recipe.spec.code)
             if dtype is None:
-                name = type_name(recipe)
+                name = _type_name(recipe)
                 raise TensorMismatch(f"torch has no {name}", hint="receive it as a numpy array")
             if recipe.numpy_view is not None:
                 recipe.torch_view = dtypes.TORCH_VIEWS[recipe.spec.itemsize]
@@ -146,7 +146,7 @@ class TorchBuilder:
         return self._from_numpy(array).view(recipe.torch_dtype)
 
 
-class ArrayApiBuilder:
+class _ArrayApiBuilder:
     """Builds tensors of any library that follows the array API, through its `from_dlpack`."""
 
     def __init__(self, namespace: Any) -> None:
@@ -155,14 +155,14 @@ class ArrayApiBuilder:
     def check(self, recipe: Recipe) -> None:
         NUMPY.check(recipe)
         if recipe.spec.text or not dtypes.BY_CODE[recipe.spec.code].numpy:
-            raise TensorMismatch(f"DLPack has no {type_name(recipe)}", hint="receive it as a numpy array")
+            raise TensorMismatch(f"DLPack has no {_type_name(recipe)}", hint="receive it as a numpy array")
 
     def build(self, recipe: Recipe, data: Any, offset: int = 0) -> Any:
         return self.namespace.from_dlpack(NUMPY.build(recipe, data, offset))
 
 
-Builder = NumpyBuilder | TorchBuilder | ArrayApiBuilder
-NUMPY: Final = NumpyBuilder()
+Builder = _NumpyBuilder | TorchBuilder | _ArrayApiBuilder
+NUMPY: Final = _NumpyBuilder()
 #: for tensors in host memory
 TORCH: Final = TorchBuilder()
 
@@ -184,10 +184,10 @@ def builder_for(like: Any) -> Builder:
         if isinstance(like, torch.Tensor):
             return TORCH if like.device.type == "cpu" else TorchBuilder(like.device)
     if isinstance(like, ModuleType) and hasattr(like, "from_dlpack"):
-        return ArrayApiBuilder(like)
+        return _ArrayApiBuilder(like)
     namespace = getattr(like, "__array_namespace__", None)
     if namespace is not None and not isinstance(like, type):
-        return ArrayApiBuilder(namespace())
+        return _ArrayApiBuilder(namespace())
     raise NotATensor(f"like={like!r:.80}", hint='give a tensor, numpy, torch, "numpy" or "torch"')
 
 
@@ -206,12 +206,12 @@ def check_length(recipe: Recipe, nbytes: int) -> None:
         raise ProtocolError("shape", f"{nbytes} bytes for a tensor of {recipe.nbytes} bytes")
 
 
-def type_name(recipe: Recipe) -> str:
+def _type_name(recipe: Recipe) -> str:
     row = dtypes.BY_CODE.get(recipe.spec.code)
     return row.name if row is not None else recipe.spec.text[:80]
 
 
-def import_numpy() -> ModuleType:
+def _import_numpy() -> ModuleType:
     try:
         with undivided():
             import numpy

@@ -67,7 +67,7 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
     return host
 
 
-def to_device(device: GpuDevice, source: Any, flat: Any) -> None:
+def _to_device(device: GpuDevice, source: Any, flat: Any) -> None:
     """Copies host memory (a numpy array of uint8) into a tensor. `source` has been read when it returns."""
     running: deque[tuple[Slab, Any]] = deque()
     for number, (start, length) in enumerate(_pieces(source.nbytes)):
@@ -107,7 +107,7 @@ class Landing:
         if self._slab is not None and self.holds(data):
             self._device.copy_in(self._slab, flat, 0, flat.nbytes)
         else:
-            to_device(self._device, numpy.frombuffer(data, "u1"), flat)
+            _to_device(self._device, numpy.frombuffer(data, "u1"), flat)
 
 
 def settle(device: GpuDevice) -> None:
@@ -252,5 +252,5 @@ def moved(tensor: Any, device: Any) -> Any:
     torch = sys.modules["torch"]
     copy = torch.empty_like(tensor, device=device)
     bytes_of = tensor.reshape(-1).view(torch.uint8).numpy()
-    to_device(TorchDevice(copy.device), bytes_of, copy.reshape(-1).view(torch.uint8))
+    _to_device(TorchDevice(copy.device), bytes_of, copy.reshape(-1).view(torch.uint8))
     return copy

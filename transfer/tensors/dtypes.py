@@ -17,7 +17,7 @@ TEXT: Final = 0
 #: a longer description is refused; it would not fit into an extended header anyway
 MAX_TEXT: Final = 3072
 #: nesting depth of structured types; limits the recursion that a hostile description can cause
-MAX_NESTING: Final = 8
+_MAX_NESTING: Final = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ LAST_SEED_CODE: Final = 9
 
 BY_CODE: Final = {row.code: row for row in TABLE}
 BY_NAME: Final = {row.name: row for row in TABLE}
-BY_NUMPY: Final = {row.numpy: row for row in TABLE if row.numpy}
+_BY_NUMPY: Final = {row.numpy: row for row in TABLE if row.numpy}
 BY_SAFETENSORS: Final = {row.safetensors: row for row in TABLE if row.safetensors}
 
 
@@ -83,7 +83,7 @@ def describe_numpy(dtype: Any) -> tuple[int, str, int]:
         )
     if dtype.itemsize == 0:
         raise NotATensor(f"elements of {dtype} have no bytes")
-    row = BY_NUMPY.get(dtype.str) if dtype.names is None and dtype.subdtype is None else None
+    row = _BY_NUMPY.get(dtype.str) if dtype.names is None and dtype.subdtype is None else None
     if dtype.type.__module__ == "ml_dtypes":
         row = BY_NAME.get(dtype.name)
         if row is None:
@@ -150,7 +150,7 @@ def _checked(described: Any, depth: int) -> Any:
         if len(described) < 3 or described[0] not in "<>|" or described[1] not in "biufcmMSUV":
             raise ValueError("no plain type string")
         return described
-    if depth >= MAX_NESTING or not isinstance(described, list):
+    if depth >= _MAX_NESTING or not isinstance(described, list):
         raise ValueError("no description of fields")
     if len(described) == 2 and isinstance(described[1], list) and _all_ints(described[1]):
         return _checked(described[0], depth + 1), tuple(described[1])

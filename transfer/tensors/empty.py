@@ -11,14 +11,16 @@ from transfer.tensors.header import EXTENDED_FLAGS, TensorSpec
 from transfer.transports.arguments import wrong
 from transfer.transports.errors import ArgumentError, UsageError
 
-MAX_DIMENSIONS = 32
+_MAX_DIMENSIONS = 32
 
 
 def empty(allocate: Callable[[int], Any], shape: int | Sequence[int], dtype: Any, like: Any) -> Any:
     """Makes an uninitialized C-contiguous tensor over `allocate(nbytes)`. Raises UsageError, NotATensor."""
     sizes = (shape,) if isinstance(shape, int) else tuple(shape) if isinstance(shape, Iterable) else (-1,)
-    if len(sizes) > MAX_DIMENSIONS or any(type(size) is not int or not 0 <= size < 1 << 63 for size in sizes):
-        raise UsageError(f"{shape!r} is no shape", hint=f"up to {MAX_DIMENSIONS} numbers from 0 on")
+    if len(sizes) > _MAX_DIMENSIONS or any(
+        type(size) is not int or not 0 <= size < 1 << 63 for size in sizes
+    ):
+        raise UsageError(f"{shape!r} is no shape", hint=f"up to {_MAX_DIMENSIONS} numbers from 0 on")
     code, text, itemsize = _described(dtype)
     spec = TensorSpec(code, sizes, itemsize, text=text)
     return builder_for(like).build(Recipe(spec, EXTENDED_FLAGS), allocate(spec.nbytes))

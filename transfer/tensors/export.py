@@ -17,7 +17,7 @@ from transfer.transports.errors import NotATensor, NotSupported
 
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
-Exporter = Callable[[Any], Exported]
+_Exporter = Callable[[Any], Exported]
 _Flat = tuple[int, bytes, Any]
 
 #: headers, which repeat from message to message. The key is (dtype, shape), and the axes if not in C order;
@@ -27,7 +27,7 @@ _CACHE_LIMIT: Final = 4096
 _numpy_entries: dict[tuple[Any, ...], _Entry] = {}
 _torch_entries: dict[tuple[Any, ...], _Entry] = {}
 
-_exporters: dict[type, Exporter] = {}
+_exporters: dict[type, _Exporter] = {}
 
 #: how an array is converted before it is exported, if needed
 _BYTES: Final = "|u1"
@@ -47,7 +47,7 @@ def export(tensor: Any) -> Exported:
     return exporter(tensor) if exporter is not None else _exporter_for(tensor)(tensor)
 
 
-def _exporter_for(tensor: Any) -> Exporter:
+def _exporter_for(tensor: Any) -> _Exporter:
     """Finds the exporter of an object, and caches it for frequent types."""
     if device.is_cupy(tensor):
         return export_staged
@@ -91,7 +91,7 @@ def _export_numpy(array: Any) -> Exported:
 
 def _export_ordered(array: Any) -> Exported:
     """Exports dense memory in another order of axes without a copy; memory with gaps is copied."""
-    axes = dense_axes(array.shape, array.strides)
+    axes = _dense_axes(array.shape, array.strides)
     ordered = array.transpose(axes) if axes is not None else None
     if axes is None or ordered is None or not ordered.flags.c_contiguous:
         import numpy
@@ -125,7 +125,7 @@ def _export_scalar(scalar: Any) -> Exported:
     return _export_numpy(numpy.asarray(scalar))
 
 
-def dense_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
+def _dense_axes(shape: tuple[int, ...], strides: tuple[int, ...]) -> tuple[int, ...] | None:
     """Returns the axes from the slowest to the fastest, if that order could make the memory contiguous.
 
     None for too many dimensions and for negative strides. The caller must check the transposed tensor for
@@ -189,7 +189,7 @@ def _dense(tensor: Any) -> tuple[Any, Any]:
     """Returns (a torch tensor without gaps, the order of its axes; None: C order). Copies if needed."""
     if tensor.is_contiguous():
         return tensor, None
-    axes = dense_axes(tuple(tensor.shape), tensor.stride())
+    axes = _dense_axes(tuple(tensor.shape), tensor.stride())
     if axes is None or not tensor.permute(axes).is_contiguous():
         return tensor.contiguous(), None
     return tensor, axes
@@ -240,7 +240,7 @@ def _flat_cupy(array: Any) -> _Flat:
     kind, index = (int(number) for number in array.__dlpack_device__())
     axes = None
     if not array.flags.c_contiguous:
-        axes = dense_axes(array.shape, array.strides)
+        axes = _dense_axes(array.shape, array.strides)
         if axes is None or not array.transpose(axes).flags.c_contiguous:
             with array.device:
                 axes, array = None, array.copy(order="C")

@@ -22,7 +22,7 @@ from transfer.transports.errors import NotATensor, ProtocolError, UsageError
 
 _LENGTH: Final = struct.Struct("<Q")
 #: the limit of the safetensors library
-MAX_HEADER: Final = 100_000_000
+_MAX_HEADER: Final = 100_000_000
 _METADATA: Final = "__metadata__"
 
 
@@ -78,7 +78,7 @@ _Rows = dict[str, tuple[TensorSpec, int]]
 def _read_header(mapped: mmap.mmap, name: str) -> tuple[_Rows, dict[str, str], int]:
     (length,) = _LENGTH.unpack_from(mapped)
     start = _LENGTH.size + length
-    if length > MAX_HEADER or start > len(mapped):
+    if length > _MAX_HEADER or start > len(mapped):
         raise ProtocolError("truncated", f"{name} has a header of {length} bytes in {len(mapped)}")
     try:
         described = json.loads(mapped[_LENGTH.size : start].decode())

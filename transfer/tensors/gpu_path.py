@@ -46,7 +46,7 @@ def send_from_device(
         except (TypeError, BufferError, RegistrationError) as error:
             # A peer with another transport has connected, the core does not support device memory, or the
             # card refuses this memory.
-            warn(f"a tensor on a GPU is copied through the host after all: {error}")
+            _warn(f"a tensor on a GPU is copied through the host after all: {error}")
     bits, header, buffer = export_staged(tensor)
     # Nobody else has this memory, so it is referenced until it is sent, and never copied again.
     tracker: Tracker | None = socket._send_outframes([(bits, 0, topic, header, buffer)], flags, track, False)
@@ -66,13 +66,13 @@ def way_of(tensor: Any, can: Capabilities) -> gpu.Way:
     driver = cuda.load() if memory.kind == gpu.CUDA else None
     if driver is not None:
         memory = replace(memory, virtual=gpu.is_virtual(driver.attributes(memory.pointer)))
-    way = gpu.decide(memory, can, machine(driver, memory.index) if can.registers_memory else machine())
+    way = gpu.decide(memory, can, _machine(driver, memory.index) if can.registers_memory else _machine())
     if way.warning:
-        warn(way.warning)
+        _warn(way.warning)
     return way
 
 
-def machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
+def _machine(driver: cuda.Cuda | None = None, device: int = 0) -> gpu.Machine:
     """Collects the facts of this process; dma-buf and peermem with the driver of the tensor's device."""
     expandable = gpu.expandable_segments(config.torch_allocator())
     if driver is None:
@@ -90,7 +90,7 @@ def registrable(flat: Any) -> gpu.Exportable:
     return gpu.Exportable(flat, partial(driver.export, pointer, int(flat.nbytes)))
 
 
-def warn(text: str) -> None:
+def _warn(text: str) -> None:
     """Logs a warning, once for each text."""
     if text not in _warned:
         _warned.add(text)

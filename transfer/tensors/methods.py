@@ -60,15 +60,15 @@ class FrameReceiver(Protocol):
 
     `_unreceive`: makes the next call receive the last message of `_recv_frames` again.
 
-    `_sound`: returns `receive(*arguments)`. If it raises ProtocolError, for an error found after reading, the
-    connection ends as above, and the next message is tried.
+    `_receive_valid`: returns `receive(*arguments)`. If it raises ProtocolError, for an error found after
+    reading, the connection ends as above, and the next message is tried.
     """
 
     def _recv_frames(self, flags: int, sink: Sink | None) -> list[Any]: ...
 
     def _unreceive(self, frames: list[Any]) -> None: ...
 
-    def _sound(self, receive: Callable[..., T], *arguments: Any) -> T: ...
+    def _receive_valid(self, receive: Callable[..., T], *arguments: Any) -> T: ...
 
 
 class TensorMethods:
@@ -173,8 +173,8 @@ class TensorMethods:
         If the connection breaks in the middle, `out` may be partly overwritten.
         """
         if out is not None:
-            return self._sound(receive_into, self, flags, target_for(out))
-        return self._sound(receive_one, self, flags, builder_for(like))
+            return self._receive_valid(receive_into, self, flags, target_for(out))
+        return self._receive_valid(receive_one, self, flags, builder_for(like))
 
     @overload
     def send_tensors(
@@ -248,7 +248,7 @@ class TensorMethods:
         if not (out is None or isinstance(out, Mapping)):
             raise wrong("out", out, "a dict of memory by name, as send_tensors() takes")
         targets = None if out is None else {name: target_for(memory) for name, memory in out.items()}
-        return self._sound(receive_bundle, self, flags, builder_for(like), targets)
+        return self._receive_valid(receive_bundle, self, flags, builder_for(like), targets)
 
     @overload
     def send_tensors_to(
@@ -306,7 +306,7 @@ class TensorMethods:
 
         Raises as `recv_tensors`.
         """
-        return self._sound(receive_bundle_from, self, flags, builder_for(like))
+        return self._receive_valid(receive_bundle_from, self, flags, builder_for(like))
 
 
 def _topic(topic: bytes | str) -> bytes:

@@ -16,7 +16,7 @@ from transfer.transports.errors import NotATensor, TensorMismatch
 _BYTES = "|u1"
 
 
-class NumpyTarget:
+class _NumpyTarget:
     """An array, in any order of axes, possibly with gaps."""
 
     __slots__ = ("out",)
@@ -138,7 +138,7 @@ class CupyTarget:
         return self.out if recipe.spec.axes is None else self.out.transpose(recipe.spec.axes)
 
 
-class MemoryTarget:
+class _MemoryTarget:
     """Plain writable memory (bytearray, memoryview ...), for any tensor with the same number of bytes."""
 
     __slots__ = ("_view", "out")
@@ -172,7 +172,7 @@ class MemoryTarget:
             self._view[:] = _part(recipe, data, offset)
 
 
-Target = NumpyTarget | TorchTarget | CupyTarget | MemoryTarget
+Target = _NumpyTarget | TorchTarget | CupyTarget | _MemoryTarget
 
 
 def target_for(out: Any) -> Target:
@@ -181,11 +181,11 @@ def target_for(out: Any) -> Target:
         return CupyTarget(out)
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(out, numpy.ndarray):
-        return NumpyTarget(out)
+        return _NumpyTarget(out)
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(out, torch.Tensor):
         return TorchTarget(torch, out)
-    return MemoryTarget(out)
+    return _MemoryTarget(out)
 
 
 def _part(recipe: Recipe, data: Any, offset: int) -> memoryview:

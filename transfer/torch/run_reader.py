@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _log = logging.getLogger("transfer.torch")
 
 #: names of past runs that are remembered, so that their late messages are dropped
-REMEMBERED_RUNS = 10_000
+_REMEMBERED_RUNS = 10_000
 
 
 class MessageSource(Protocol):
@@ -242,7 +242,7 @@ class RunReader:
             return
         over = self.ledger.run, "" if committed else self.ledger.job
         self._over[over] = self.ledger.ends if committed else None
-        while len(self._over) > REMEMBERED_RUNS:
+        while len(self._over) > _REMEMBERED_RUNS:
             self._over.popitem(last=False)
         if not committed:
             self.ledger = None

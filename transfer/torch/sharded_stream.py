@@ -15,7 +15,7 @@ with comes_with("torch", __name__):
     import torch.distributed as dist
 
 #: the default dimension of a mesh along which ranks have different rows
-DATA = "dp"
+_DATA = "dp"
 
 
 class ShardedStream(StreamDataset[BatchT]):
@@ -82,7 +82,7 @@ class ShardedStream(StreamDataset[BatchT]):
             index, size, seat = rank, world_size, (rank, world_size)
         else:
             seat = _current_rank()
-            index, size = seat if mesh is None else share_of(mesh, mesh_dim)
+            index, size = seat if mesh is None else _share_of(mesh, mesh_dim)
         super().__init__(url, batch_size, rank=index, world_size=size, seat=seat, **options)
         #: this rank's share of the rows: (index, number of shares)
         self.share = (index, size)
@@ -97,7 +97,7 @@ def _current_rank() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def share_of(mesh: Any, names: str | Sequence[str] | None) -> tuple[int, int]:
+def _share_of(mesh: Any, names: str | Sequence[str] | None) -> tuple[int, int]:
     """Returns (index, number) of this rank along dimensions of a DeviceMesh, the last one counting fastest.
 
     Raises OptionError for an unknown dimension, UsageError when this rank is not in the mesh.
@@ -109,7 +109,7 @@ def share_of(mesh: Any, names: str | Sequence[str] | None) -> tuple[int, int]:
     if names is None and len(coordinates) == 1:
         dimensions = [0]
     else:
-        wanted = (DATA,) if names is None else (names,) if isinstance(names, str) else tuple(names)
+        wanted = (_DATA,) if names is None else (names,) if isinstance(names, str) else tuple(names)
         unknown = [name for name in wanted if name not in known]
         if unknown or not wanted:
             raise OptionError(

@@ -16,21 +16,21 @@ import time
 import weakref
 from typing import Any
 
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.monitor import EventKind
 from transfer.transports.connect.connector import SocketConnector
 
 logger = logging.getLogger("transfer")
 
 #: seconds between two checks where no descriptor signals: a foreign stream's room, a kernel's queue
-_LOOK = 0.02
+_CHECK_INTERVAL = 0.02
 #: seconds of the last step, in which the peer's kernel receives the data of ours
 _FINISH = 5.0
 #: ms for the last credit and the end of the connection, when the peer's kernel has all messages
 _CLOSE = 100.0
 #: seconds between two attempts to connect, at most: of the socket that tries for its group (no call waits for
 #: it), and of the others, in case their connections succeed where its own fail
-_PAUSE, _RARELY = 1.0, 600.0
+_PAUSE, _LONG_PAUSE = 1.0, 600.0
 _PEER_EVENTS = (EventKind.CONNECTED, EventKind.DISCONNECTED)
 
 
@@ -42,7 +42,7 @@ def has_unsent(sock: Any) -> bool:
 def _waiting(links: Any) -> bool:
     with links.state.lock:
         return bool(links.orphans.messages) or any(
-            draining.unsent(peer.stream) for peer in links.state.peers.values()
+            drain.unsent(peer.stream) for peer in links.state.peers.values()
         )
 
 
@@ -62,7 +62,7 @@ def hand_over(sock: Any, make: Any) -> None:
     make.close(sock, 0)  # it has no connections any more
     for stream in streams:
         successor._attach(stream, links.state.sends, links.state.receives)
-    successor._ways_changed()
+    successor._update_fast_paths()
     context._lingering.take(successor)
 
 
@@ -71,76 +71,76 @@ class Linger:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._all: set[Debt] = set()
-        self._touched: set[Debt] = set()
+        self._all: set[PendingClose] = set()
+        self._touched: set[PendingClose] = set()
         self._thread: threading.Thread | None = None
         self._settled = threading.Condition(self._lock)
         self._wake = -1
 
     def take(self, successor: Any) -> None:
-        debt = Debt(successor, self)
-        successor._links.state.monitors.append(debt)
+        item = PendingClose(successor, self)
+        successor._links.state.monitors.append(item)
         with self._lock:
             known = {end for other in self._all for end in other.ends}
-            if debt.ends and known.issuperset(debt.ends):
-                debt.leave_it_to_others()
+            if item.ends and known.issuperset(item.ends):
+                item.wait_for_group()
             else:
-                debt.try_again()
-            self._all.add(debt)
+                item.connect_again()
+            self._all.add(item)
             if self._thread is None:
                 self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
                 self._thread = threading.Thread(target=self._run, name="zmq-linger", daemon=True)
                 self._thread.start()
-        self.touch(debt)
+        self.touch(item)
 
-    def touch(self, debt: Debt) -> None:
+    def touch(self, item: PendingClose) -> None:
         """Marks a socket for a check after an event."""
         with self._lock:
-            if debt in self._all:
-                self._touched.add(debt)
+            if item in self._all:
+                self._touched.add(item)
                 os.eventfd_write(self._wake, 1)
 
     def settle(self, linger: float | None) -> None:
         """Waits until all are closed; `linger` (ms) replaces their remaining time."""
         with self._lock:
             left, thread = list(self._all), self._thread
-        for debt in left:
+        for item in left:
             if linger is not None:
-                debt.successor._values["linger"] = int(linger)  # another thread may be closing it
-            self.touch(debt)
+                item.successor._values["linger"] = int(linger)  # another thread may be closing it
+            self.touch(item)
         if thread is None:
             return
         # Not by `join`: CPython 3.11 regards a thread as ended when Ctrl-C ends the wait for it.
         with self._lock:
             while self._thread is thread:
-                self._settled.wait(_RARELY)
+                self._settled.wait(_LONG_PAUSE)
         thread.join(_FINISH)
 
     def _run(self) -> None:
-        while (debts := self._next()) is not None:
-            for debt in debts:
+        while (items := self._next()) is not None:
+            for item in items:
                 try:
-                    settled = debt.look()
+                    settled = item.check()
                 except Exception:  # an error of one socket must not affect the others
                     logger.exception("a closed socket cannot send its queued messages")
-                    debt.successor.close(0)
+                    item.successor.close(0)
                     settled = True
                 if settled:
                     with self._lock:
-                        self._all.discard(debt)
-                        self._touched.discard(debt)
-                if debt.tries and (settled or debt.reached):
-                    self._pass_on(debt)
+                        self._all.discard(item)
+                        self._touched.discard(item)
+                if item.tries and (settled or item.reached):
+                    self._hand_on(item)
 
-    def _pass_on(self, debt: Debt) -> None:
+    def _hand_on(self, item: PendingClose) -> None:
         """Lets the rest of the group connect, too, or another member if this one has given up."""
-        debt.tries = False
+        item.tries = False
         with self._lock:
-            others = [o for o in self._all if not o.tries and not debt.ends.isdisjoint(o.ends)]
-        for other in others if debt.reached else others[:1]:
-            other.try_again()
+            others = [o for o in self._all if not o.tries and not item.ends.isdisjoint(o.ends)]
+        for other in others if item.reached else others[:1]:
+            other.connect_again()
 
-    def _next(self) -> list[Debt] | None:
+    def _next(self) -> list[PendingClose] | None:
         """Waits for an event; returns the sockets with work. None: none is left, and the thread ends."""
         with self._lock:
             if not self._all:
@@ -151,10 +151,10 @@ class Linger:
             known = list(self._all)
         poll = select.poll()
         poll.register(self._wake, select.POLLIN)
-        by_fd = {fd: debt for debt in known for fd in debt.fds}
+        by_fd = {fd: item for item in known for fd in item.fds}
         for fd in by_fd:
             poll.register(fd, select.POLLOUT)
-        due = min(debt.due for debt in known)
+        due = min(item.due for item in known)
         # A socket without a deadline still ends by an event. The day bounds the argument of `poll`.
         ready = poll.poll(min(86_400.0, max(0.0, due - time.monotonic())) * 1000.0 + 1.0)
         now = time.monotonic()
@@ -163,11 +163,11 @@ class Linger:
             if any(fd == self._wake for fd, _ in ready):
                 os.eventfd_read(self._wake)
         found.update(by_fd[fd] for fd, _ in ready if fd in by_fd)
-        found.update(debt for debt in known if debt.due <= now)
+        found.update(item for item in known if item.due <= now)
         return list(found)
 
 
-class Debt:
+class PendingClose:
     """One successor: its deadline, and what signals that it can continue.
 
     ends: its endpoints and type; sockets with the same ones form a group. tries: it tries to connect often,
@@ -189,17 +189,17 @@ class Debt:
         self._finishing = 0.0
         self._left = -1
 
-    def leave_it_to_others(self) -> None:
+    def wait_for_group(self) -> None:
         """Tries seldom and logs no warning: a thousand sockets that try often would keep a core busy."""
         self.tries = False
         self.successor._links.no_peer.warned.waits = True
         for connector in self._connectors:
-            connector.rarely(_RARELY)
+            connector.slow_down(_LONG_PAUSE)
 
-    def try_again(self) -> None:
+    def connect_again(self) -> None:
         self.tries = True
         for connector in self._connectors:
-            connector.hurry(_PAUSE)
+            connector.retry_now(_PAUSE)
 
     def _put(self, event: Any) -> None:
         """Handles an event, as a monitor of the successor: a new or lost peer changes what can be sent."""
@@ -207,14 +207,14 @@ class Debt:
             self.reached = True
             self._lingering.touch(self)
 
-    def look(self) -> bool:
+    def check(self) -> bool:
         """Continues as far as possible. Returns True when the socket is closed."""
         linger, now = self.successor.linger, time.monotonic()  # Context.destroy(linger) may shorten it
         end = math.inf if linger < 0 else self._started + linger / 1000.0
         links = self.successor._links
         with links.state.lock:
             peers = [peer for peer in links.state.peers.values() if not peer.pending]
-        draining.flush([peer.stream for peer in peers], 0.0)
+        drain.flush([peer.stream for peer in peers], 0.0)
         if now < end and _waiting(links):
             self._finishing = 0.0
             self._wait_for(peers, end, now)
@@ -222,18 +222,18 @@ class Debt:
         if not self._finishing:
             self._finishing = now + _FINISH
         end = min(end, self._finishing)
-        if now < end and any(draining.unacknowledged(peer.fd) for peer in peers):
-            self.fds, self.due = [], min(end, now + _LOOK)
+        if now < end and any(drain.unacknowledged(peer.fd) for peer in peers):
+            self.fds, self.due = [], min(end, now + _CHECK_INTERVAL)
             return False
         self.successor.close(min(_CLOSE, max(0.0, end - now) * 1000.0))
         return True
 
     def _wait_for(self, peers: list[Any], end: float, now: float) -> None:
-        full = [peer for peer in peers if draining.unsent(peer.stream)]
+        full = [peer for peer in peers if drain.unsent(peer.stream)]
         left = sum(peer.stream.queued_bytes for peer in full)
         # A descriptor may have room although nothing can be written (the connection is lost): check it later.
         signalled = left != self._left and all(peer.fd >= 0 and not peer.foreign for peer in full)
         self._left = left if signalled else -1
         self.fds = [peer.fd for peer in full] if signalled else []
         idle = not peers or (signalled and full)
-        self.due = end if idle else min(end, now + _LOOK)
+        self.due = end if idle else min(end, now + _CHECK_INTERVAL)

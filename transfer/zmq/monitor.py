@@ -28,7 +28,7 @@ _EVENTS = {
 _PATIENCE = 1000
 
 
-def translate(event: OurEvent, bound: bool) -> list[Event]:
+def _translate(event: OurEvent, bound: bool) -> list[Event]:
     """Returns the events of libzmq for one of `transfer`. `bound`: its endpoint is a bound one.
 
     CONNECTED here means that the handshake is complete; libzmq reports two events then.
@@ -66,7 +66,7 @@ class MonitorPump:
         try:
             for event in self._monitor:
                 bound = self._is_bound(event.endpoint)
-                for bit in translate(event, bound):
+                for bit in _translate(event, bound):
                     self._carry(bit, event.endpoint)
             self._carry(Event.MONITOR_STOPPED, "")
         except Closed:

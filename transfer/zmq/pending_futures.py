@@ -115,7 +115,7 @@ class Watch:
 
     # -- checks --------------------------------------------------------------------------------
 
-    def _look(self) -> None:
+    def _serve_waiters(self) -> None:
         _serve(self.receivers)
         _serve(self.senders)
         self.pollers = deque(waiter for waiter in self.pollers if not waiter.try_once())
@@ -123,7 +123,7 @@ class Watch:
 
     def _on_timer(self) -> None:
         self._timer = None
-        self._look()
+        self._serve_waiters()
 
     def _arm(self) -> None:
         """Registers with the loop for exactly the events that the waiters need."""
@@ -132,7 +132,7 @@ class Watch:
         reads = any(not w.future.done() for w in (*self.receivers, *self.pollers))
         if reads and self._fd < 0:
             self._fd = self._sync.fileno()
-            loop.add_reader(self._fd, self._look)
+            loop.add_reader(self._fd, self._serve_waiters)
         elif not reads:
             self._stop_reading()
         # The descriptor does not signal room to send, nor a REQ whose peer is lost.

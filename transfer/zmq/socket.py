@@ -68,7 +68,7 @@ _send: Any = Base.send
 _recv: Any = Base.recv
 
 
-class SocketMeta(type):
+class _SocketMeta(type):
     """Makes `Socket(other)` return the same socket, and asyncio sockets count as sockets."""
 
     if not TYPE_CHECKING:  # a type checker would not know what it returns
@@ -83,7 +83,7 @@ class SocketMeta(type):
         return super().__instancecheck__(instance) or (cls is Socket and hasattr(instance, "_sync_socket"))
 
 
-class Socket(Base, Generic[Kind], metaclass=SocketMeta):
+class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     """A socket with pyzmq's API, and with the other methods of `transfer.Socket`.
 
     May be used from any thread. Options are attributes in lower or upper case.

@@ -10,7 +10,7 @@ from transfer.zmq.constants import SocketOption, SocketType
 from transfer.zmq.error import ZMQError
 
 
-class OptionAttribute:
+class _OptionAttribute:
     """An option as an attribute. A descriptor, since `__getattr__` would disable the interpreter's fast path
     of `sock.send`."""
 
@@ -34,7 +34,7 @@ def add_attributes(cls: type) -> None:
     for name, option in SocketOption.__members__.items():
         for spelling in (name, name.lower()):
             if not hasattr(cls, spelling):
-                setattr(cls, spelling, OptionAttribute(option))
+                setattr(cls, spelling, _OptionAttribute(option))
 
 
 def our_type(socket_type: int | str | Enum) -> SocketType:

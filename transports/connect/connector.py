@@ -75,12 +75,12 @@ class SocketConnector:
         """For logs: waiting, connecting, shaking hands, connected, ended."""
         return self._state.value
 
-    def rarely(self, seconds: float) -> None:
-        """From now on pauses last up to `seconds`: another connector may succeed instead, until `hurry`."""
+    def slow_down(self, seconds: float) -> None:
+        """From now on pauses last up to `seconds`, until `retry_now`: another one may succeed instead."""
         with self._lock:
             self._backoff = Backoff(seconds, seconds)
 
-    def hurry(self, limit: float = 0.0) -> None:
+    def retry_now(self, limit: float = 0.0) -> None:
         """Tries at once, and then in short pauses, which grow to at least `limit` seconds."""
         with self._lock:
             longest = max(limit, self._options.reconnect_limit)

@@ -31,7 +31,7 @@ _KNOWN = (
 )
 
 
-def stranger(begin: bytes) -> HandshakeError:
+def foreign_protocol_error(begin: bytes) -> HandshakeError:
     """The error for a peer whose first bytes, as far as they have arrived, do not begin a frame."""
     for first, who, hint in _KNOWN:
         if begin.startswith(first) or first.startswith(begin):  # some may be missing

@@ -34,7 +34,7 @@ from transfer.transports.core.wire import (
 from transfer.transports.errors import HandshakeError, without_frames
 from transfer.transports.handshake.choice import Choice, strictness
 from transfer.transports.handshake.compatibility import talks_to
-from transfer.transports.handshake.foreign_protocols import stranger
+from transfer.transports.handshake.foreign_protocols import foreign_protocol_error
 from transfer.transports.handshake.hello import (
     MAX_HELLO,
     Agreement,
@@ -132,7 +132,7 @@ class Handshake:
         taken, or the header is that of a hello, which is read with the rest.
         """
         if not _MAGIC.startswith(header[:4]) and not header.startswith(_MAGIC):
-            self._fail(stranger(header), send=False)
+            self._fail(foreign_protocol_error(header), send=False)
             return True
         if len(header) < HEADER_SIZE:
             return False
@@ -158,7 +158,7 @@ class Handshake:
         if self._socket_type is None and not self._input.startswith(_MAGIC[: len(self._input)]):
             # Before the header is complete: a peer of another protocol waits for our greeting, and sends no
             # more.
-            self._fail(stranger(bytes(self._input)), send=False)
+            self._fail(foreign_protocol_error(bytes(self._input)), send=False)
         if self.wants or self.outcome is not None:
             return
         try:

@@ -168,16 +168,16 @@ def negotiate(local: Hello, remote: Hello, *, policy: str | None = None, base: s
         choice = Choice(base, "the peer speaks plain version 1, without hello")
     else:
         mine, theirs = local.offer, remote.offer
-        apart = _apart(local, remote)
+        apart = _why_not_one_host(local, remote)
         if apart is not None:
-            mine, theirs = _elsewhere(mine), _elsewhere(theirs)
+            mine, theirs = _without_shared_memory(mine), _without_shared_memory(theirs)
         choice = choose(mine, theirs, policy, base)
         if apart:
             choice = replace(choice, reason=f"{choice.reason}; not local: {apart}")
     return Agreement(version, local.features & remote.features, remote, choice, remote.plain)
 
 
-def _apart(local: Hello, remote: Hello) -> str | None:
+def _why_not_one_host(local: Hello, remote: Hello) -> str | None:
     """None: on one host. Else why not, if it is one machine and both would have used it; else ""."""
     if local.host_id and local.host_id == remote.host_id:
         return None
@@ -193,7 +193,7 @@ def _apart(local: Hello, remote: Hello) -> str | None:
     )
 
 
-def _elsewhere(offer: Offer) -> Offer:
+def _without_shared_memory(offer: Offer) -> Offer:
     """The part of an offer for a peer on another host, or in another network namespace."""
     return replace(offer, transports=tuple(name for name in offer.transports if name != LOCAL))
 

@@ -13,18 +13,18 @@ from typing import Any
 
 from transfer.transports.errors import DeviceError, OptionError
 from transfer.transports.probe import Probe
-from transfer.transports.rdma import device_selection as choosing, failures
+from transfer.transports.rdma import device_selection, failures
 from transfer.transports.rdma.driver import load
 
 #: with less locked memory the first large payload would end its connection, in bytes
 NEEDED = 64 << 20
 
 
-def probe(system: Path = choosing.SYSTEM) -> Probe:
+def probe(system: Path = device_selection.SYSTEM) -> Probe:
     """Opens the selected device once and closes it again."""
-    details: dict[str, Any] = {"devices": [device.name for device in choosing.look(system)]}
+    details: dict[str, Any] = {"devices": [device.name for device in device_selection.look(system)]}
     try:
-        route = choosing.choose_route(system=system)
+        route = device_selection.choose_route(system=system)
         details["route"], details["why"] = str(route), route.why
         details["gid_index"], details["port"] = route.gid_index, route.port
         limit = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]

@@ -207,13 +207,13 @@ class VerbsStream(Subscribable, RdmaOutgoing, RdmaIncoming):
 
     def _watch(self) -> None:
         if self._watching is None:
-            self._watching = self._later(self.rendezvous_timeout / 2, self._look_after)
+            self._watching = self._call_later(self.rendezvous_timeout / 2, self._look_after)
 
     def _report_soon(self) -> None:
         if self._report_timer is None:
-            self._report_timer = self._later(_REPORT_INTERVAL, self._report_late)
+            self._report_timer = self._call_later(_REPORT_INTERVAL, self._report_late)
 
-    def _later(self, delay: float, callback: Callable[[], None]) -> Any:
+    def _call_later(self, delay: float, callback: Callable[[], None]) -> Any:
         try:
             return self._reactor.call_later(delay, callback)
         except Closed:

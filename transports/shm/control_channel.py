@@ -22,7 +22,7 @@ from typing import NamedTuple
 from transfer.transports.descriptors import descriptor_hint
 from transfer.transports.errors import OutOfDescriptors, ProtocolError
 from transfer.transports.reactor import READABLE, Reactor
-from transfer.transports.shm import fd_passing as passing
+from transfer.transports.shm import fd_passing
 from transfer.transports.shm.fd_passing import Passed
 
 _LAYOUT = struct.Struct("<BxxxIQQ")
@@ -142,7 +142,7 @@ class ControlChannel:
         if connection is None:
             return False
         try:
-            passing.send(connection, _LAYOUT.pack(kind, number, size, slot), [fd])
+            fd_passing.send(connection, _LAYOUT.pack(kind, number, size, slot), [fd])
         except OSError:
             return False
         return True
@@ -173,9 +173,9 @@ class ControlChannel:
             return None
         try:
             # The kernel drops a descriptor that has no room here, so this checks for room first.
-            seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
+            seen = fd_passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
             if seen.lost and self._spare.give():
-                seen = passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
+                seen = fd_passing.receive(connection, _LAYOUT.size + 1, 4, peek=True)
             connection.recv(_LAYOUT.size + 1)
             return seen
         except (BlockingIOError, InterruptedError):

@@ -16,7 +16,7 @@ from transfer.transports.errors import InternalError, TransferError
 from transfer.transports.handshake.upgrade import Declined
 from transfer.transports.peercred import same_user
 from transfer.transports.reactor import READABLE, Reactor
-from transfer.transports.shm import fd_passing as passing
+from transfer.transports.shm import fd_passing
 
 TOKEN_SIZE = 16
 #: the names of these sockets
@@ -144,7 +144,7 @@ def connect(name: str, token: bytes) -> Pair:
         connection.setblocking(False)
         if not same_user(connection):
             raise Declined("other_user", "the Unix socket belongs to another user")
-        passing.send(connection, token, [theirs.fileno()])
+        fd_passing.send(connection, token, [theirs.fileno()])
     except BaseException as error:
         for each in made:
             each.close()
@@ -161,7 +161,7 @@ def _greeting(connection: socket.socket) -> tuple[bytes, socket.socket] | None:
     descriptors: list[int] = []
     try:
         connection.setblocking(False)
-        token, descriptors, _ = passing.receive(connection, TOKEN_SIZE, 1)
+        token, descriptors, _ = fd_passing.receive(connection, TOKEN_SIZE, 1)
         if len(token) != TOKEN_SIZE or len(descriptors) != 1 or not _is_seqpacket(descriptors[0]):
             return None
         control = socket.socket(fileno=descriptors.pop())

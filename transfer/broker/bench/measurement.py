@@ -17,8 +17,8 @@ from transfer.broker.bench.roles import (
     Publishing,
     ReceivedCount,
     ReceivingTask,
-    consume_own,
-    publish_own,
+    consume_native,
+    publish_native,
     publish_ttp,
     subscribe_ttp,
 )
@@ -104,14 +104,14 @@ def _cast(crew: Processes, plan: Plan, target: BenchTarget) -> tuple[list[BenchM
         if role.by_ttp:
             receivers.append(crew.add(subscribe_ttp, receiving, target.ttp))
         else:
-            receivers.append(crew.add(consume_own, receiving, target.requests))
+            receivers.append(crew.add(consume_native, receiving, target.requests))
     for number, pace in enumerate(paces):
         topics = plan.topics() if plan.mode is Mode.MIXED else [plan.topics()[number]]
         publishing = Publishing(plan, run, number, topics, pace)
         if plan.mode is Mode.FANOUT:
             publishers.append(crew.add(publish_ttp, publishing, target.ttp))
         else:
-            publishers.append(crew.add(publish_own, publishing, target.requests))
+            publishers.append(crew.add(publish_native, publishing, target.requests))
     crew.started()
     return receivers, publishers
 

@@ -68,7 +68,7 @@ class ReceivingTask:
     every: int
 
 
-def publish_own(stage: Stage, task: Publishing, endpoint: str) -> tuple[int, float]:
+def publish_native(stage: Stage, task: Publishing, endpoint: str) -> tuple[int, float]:
     """Publishes by transfer's own sockets until the time is over and all messages are kept."""
     with BrokerClient(endpoint, timeout=PATIENCE) as client:
 
@@ -106,7 +106,7 @@ def _publish(stage: Stage, task: Publishing, publish: Callable[[str, bytes, int]
     return count, begun
 
 
-def consume_own(stage: Stage, task: ReceivingTask, endpoint: str) -> ReceivedCount:
+def consume_native(stage: Stage, task: ReceivingTask, endpoint: str) -> ReceivedCount:
     """Consumes topics as one of a group, and acknowledges, until the message OVER."""
     with BrokerClient(endpoint, timeout=PATIENCE) as client:
         window = min(_MOST_WINDOW, 2 * task.plan.in_flight)

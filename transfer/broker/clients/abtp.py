@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("transfer")
 #: bytes of an envelope that a client takes, decompressed
-MAX_ENVELOPE = 64 << 20
+_MAX_ENVELOPE = 64 << 20
 #: answers after which a client may retry
 _LATER = frozenset({Code.THROTTLED, Code.DROPPED, Code.UNAVAILABLE})
 
@@ -191,7 +191,7 @@ class AbtpConsumer(AbtpConnection):
         self._answers: list[dict[str, Any]] = []
         self._reading = threading.Lock()
         self._ended = threading.Event()
-        self._beats = threading.Thread(target=self._beat, args=(heartbeat,), daemon=True)
+        self._beats = threading.Thread(target=self._send_heartbeats, args=(heartbeat,), daemon=True)
         try:
             self._request(encode_register(self._register), "consumer.registered", "", timeout)
         except BaseException:
@@ -311,7 +311,7 @@ class AbtpConsumer(AbtpConnection):
     def _take_message(self, envelope: bytes) -> None:
         """Queues a message. It refuses an unreadable one without an error for waiting calls."""
         try:
-            found = read_delivered(envelope, MAX_ENVELOPE)
+            found = read_delivered(envelope, _MAX_ENVELOPE)
         except ProtocolError as error:
             self.refused += 1
             _log.warning("a delivery that is no envelope: %s", error)
@@ -324,7 +324,7 @@ class AbtpConsumer(AbtpConnection):
         request = Nack(found.message_id, self.consumer_id, True, found.fault, *ids)
         self._send_control(encode_control(request, _now_ms()))
 
-    def _beat(self, seconds: float) -> None:
+    def _send_heartbeats(self, seconds: float) -> None:
         while not self._ended.wait(seconds):
             request = encode_control(Heartbeat(self.consumer_id, self.session_id), _now_ms())
             try:
@@ -374,7 +374,7 @@ class AbtpSubscriber(AbtpConnection):
 
         Raises Again if none arrives in time, ProtocolError if it is unreadable.
         """
-        found = read_delivered(self._frames(self._deadline(timeout))[-1], MAX_ENVELOPE)
+        found = read_delivered(self._frames(self._deadline(timeout))[-1], _MAX_ENVELOPE)
         if found.fault:
             raise ProtocolError(Code.MALFORMED_ENVELOPE, f"message {found.message_id}: {found.fault}")
         return found

@@ -77,7 +77,7 @@ class AbtpConnection:
                 self._send_now(frames, sign)
                 return
             if time.monotonic() > deadline:
-                raise Again(f"the broker took nothing in {self._timeout} s", hint=self._why)
+                raise Again(f"the broker took nothing in {self._timeout} s", hint=self._known_reason)
             time.sleep(POLL_INTERVAL)
 
     def _frames(self, deadline: float) -> list[bytes]:
@@ -93,11 +93,11 @@ class AbtpConnection:
                 waiter.register(self._socket.fileno(), zmq.POLLIN)
             left = deadline - time.monotonic()
             if left <= 0:
-                raise Again("nothing came in time", hint=self._why)
+                raise Again("nothing came in time", hint=self._known_reason)
             waiter.poll(max(1, int(min(left, POLL_INTERVAL) * 1000)))
 
     @property
-    def _why(self) -> str:
+    def _known_reason(self) -> str:
         """The known reason of a failure, or ""."""
         return self._tunnel.failure if self._tunnel is not None else ""
 

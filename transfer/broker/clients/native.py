@@ -26,7 +26,7 @@ from transfer.transports.errors import Again, Broken, Closed, TransferError, Usa
 __all__ = ["BrokerClient", "Consumer", "Received"]
 
 #: seconds that a call waits for the broker's answer
-TIMEOUT = 30.0
+_TIMEOUT = 30.0
 #: seconds of silence after which the client checks whether the connection exists
 _CHECK_INTERVAL = 0.2
 
@@ -51,7 +51,7 @@ class BrokerClient:
         endpoint: str,
         *,
         context: transfer.Context | None = None,
-        timeout: float = TIMEOUT,
+        timeout: float = _TIMEOUT,
         reconnect: bool = False,
     ) -> None:
         self._endpoint = endpoint

@@ -53,7 +53,7 @@ logger = logging.getLogger("transfer")
 #: seconds for which an endpoint stays registered without a renewal
 LEASE = 5.0
 #: seconds between two look-ups of a watcher, in case that it has missed a change
-LOOK_UP_INTERVAL = 5.0
+_LOOK_UP_INTERVAL = 5.0
 #: the number of all requests: a connection has only one registration or look-up
 _NUMBER = 1
 _WILDCARDS = ("*", "0.0.0.0", "::")
@@ -274,7 +274,7 @@ class RegistryDirectory(Directory):
                 link = self._link
                 if link is None:
                     link = self._connect()
-                left = self._looked_up + LOOK_UP_INTERVAL - time.monotonic()
+                left = self._looked_up + _LOOK_UP_INTERVAL - time.monotonic()
                 message = link.receive(left) if left > 0 else self._request(link)
                 listing = self._process(message) if message is not None else None
                 if listing is not None:

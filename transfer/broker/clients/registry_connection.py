@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from transfer.sockets.context import Context
 
 #: seconds in which the broker has to answer
-ANSWER = 3.0
+_ANSWER = 3.0
 #: seconds of silence after which it checks whether the connection exists
 _CHECK_INTERVAL = 0.25
 #: milliseconds between two tries to connect, the first and the longest
@@ -43,7 +43,7 @@ class RegistryConnection:
     def open(self) -> None:
         """Connects. Raises Again if the broker is not there, Closed if another thread closes it."""
         self._socket.connect(str(self._broker))
-        self._socket.wait_for_peers(1, ANSWER)
+        self._socket.wait_for_peers(1, _ANSWER)
         # The socket must not reconnect: requests of the lost connection would be lost without an error.
         for record in self._socket._links.state.endpoints:
             record.connector.close()
@@ -79,7 +79,7 @@ class RegistryConnection:
 
         Raises as `receive`, and Broken if it does not come in time.
         """
-        deadline = time.monotonic() + ANSWER
+        deadline = time.monotonic() + _ANSWER
         while (left := deadline - time.monotonic()) > 0:
             message = self.receive(left)
             if message is not None and message[0].op is op:

@@ -103,7 +103,7 @@ class TtpClientConnection:
         if timeout <= 0 and not self._inbox and self.usable:
             self._read()
         while not self._inbox:
-            self._beat()
+            self._send_due_heartbeat()
             self._wait(deadline, select.POLLIN)
         return self._inbox.popleft()
 
@@ -111,7 +111,7 @@ class TtpClientConnection:
         """Waits for the broker's answer. Raises its refusal."""
         deadline = time.monotonic() + self.timeout
         while (answer := self._awaited[number]) is None:
-            self._beat()
+            self._send_due_heartbeat()
             self._wait_for_broker(deadline, select.POLLIN)
         del self._awaited[number]
         if answer.kind == TtpKind.ERROR:
@@ -174,7 +174,7 @@ class TtpClientConnection:
         """Whether TLS has encrypted bytes that the kernel has not taken."""
         return self._channel is not None and self._channel.unsent > 0
 
-    def _beat(self) -> None:
+    def _send_due_heartbeat(self) -> None:
         """Sends a heartbeat if one is due or requested. Raises Broken if several stay unanswered."""
         now = time.monotonic()
         if self._is_late(now):

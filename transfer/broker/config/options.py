@@ -18,7 +18,8 @@ class BrokerOption(NamedTuple):
     """One option.
 
     name: `section.key`. path: of its field in Settings; empty: it is the data folder. flag: of `transfer
-    broker`, with metavar and help. variable: another name, of other brokers.
+    broker`, with metavar. help: for the flag and docs/reference/broker-options.md, with the default in
+    brackets at its end. variable: another name, of other brokers.
     """
 
     name: str
@@ -30,9 +31,9 @@ class BrokerOption(NamedTuple):
     variable: str = ""
 
 
-def _part(section: str, part: str, read: Reader, *keys: str) -> list[BrokerOption]:
+def _part(section: str, part: str, read: Reader, **helps: str) -> list[BrokerOption]:
     """Options of a section whose keys are the names of fields of one part of Settings."""
-    return [BrokerOption(f"{section}.{key}", (part, key), read) for key in keys]
+    return [BrokerOption(f"{section}.{key}", (part, key), read, help=text) for key, text in helps.items()]
 
 
 #: the option that is no setting: the data folder
@@ -40,14 +41,27 @@ DATA = "broker.data"
 _PORT, _ENDPOINT = "PORT|off", "ENDPOINT|off"
 _COUNT = number(1, 1 << 40)
 _AGE = or_none(seconds)
-_AGES = ("retention", "staged", "failed", "group", "unread")
+_SPOOL_AGES = {
+    "retention": "Age at which the spool (docs/spool.md) removes a run that all its groups have read.",
+    "staged": "Age at which the spool removes the rows of a job that sends nothing. [86400]",
+    "failed": "Age at which the spool removes a failed run. [604800]",
+    "group": "Age at which a group that neither reads nor acknowledges no longer holds rows. [2592000]",
+    "unread": "Age at which the spool removes a run or rows that no group reads. [7776000]",
+}
+_DIRECT = {
+    "max_inflight_per_consumer": "Sent and unacknowledged messages of a consumer. [1024]",
+    "max_per_topic_queue": "Messages of a topic that wait for one destination. [256]",
+    "max_queued_direct": "Messages of direct delivery that wait, at most half of them delayed ones. [4096]",
+    "max_global_ingress": "Accepted and unfinished messages of direct delivery. [8192]",
+}
 
 # fmt: off
 OPTIONS = (
     BrokerOption(DATA, (), values.text, "data", "DIR",
-        "Folder for all data; it is created if it is missing.", "WAL_PATH"),
+        "Folder for all data, one broker per folder; it is created if it is missing. It must belong to the "
+        "broker's user, and be on a local disk or a volume that supports flock.", "WAL_PATH"),
     BrokerOption("broker.host", ("host",), values.text, "host", "HOST",
-        "Address that plain TCP and HTTP listen on. [127.0.0.1]"),
+        "Address of TTP, PyBroker, rqueue and HTTP. [127.0.0.1]"),
     BrokerOption("ttp.port", ("ttp",), values.port, "ttp", _PORT, "TTP v2. [59321]"),
     BrokerOption("pybroker.port", ("pybroker",), values.port, "pybroker", _PORT, "PyBroker. [9099]"),
     BrokerOption("rqueue.port", ("rqueue",), values.port, "rqueue", _PORT, "rqueue. [6567]"),
@@ -56,7 +70,7 @@ OPTIONS = (
     BrokerOption("own.requests", ("own", "requests"), values.endpoint_or_off, "requests", _ENDPOINT,
         "transfer's DEALER and REQ. [tcp://127.0.0.1:5580]"),
     BrokerOption("own.pushes", ("own", "pushes"), values.endpoint_or_off, "pushes", _ENDPOINT,
-        "transfer's PUSH. [tcp://127.0.0.1:5581]"),
+        "transfer's PUSH and PUB. [tcp://127.0.0.1:5581]"),
     BrokerOption("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "subscriptions",
         _ENDPOINT, "transfer's SUB. [tcp://127.0.0.1:5582]"),
     BrokerOption("abtp.router", ("abtp", "router"), values.endpoint_or_off, "abtp", _ENDPOINT,
@@ -66,60 +80,114 @@ OPTIONS = (
     BrokerOption("spool.endpoint", ("spool",), or_none(values.endpoint), "spool", _ENDPOINT,
         "Spark's rows. [tcp://127.0.0.1:5570]"),
     BrokerOption("retention.bytes", ("retention_bytes",), or_none(values.size_or_share), "retention-bytes",
-        "SIZE|SHARE%|off", "Size of the log, 1 MiB at least. [80% of the free space]"),
+        "SIZE|SHARE%|off", "Size of the log, 1 MiB at least, or a share of the volume's free space plus the "
+        "log; off: no limit. The log frees space in steps of a 16th, at most 64 MiB. [80%]"),
     BrokerOption("retention.age", ("retention_age",), _AGE, "retention-age", "TIME",
-        "Remove older messages that all groups have acknowledged."),
+        "Remove older messages that all groups have finished."),
     BrokerOption("large.threads", ("fast_path", "threads"), number(1, 64), "threads", "NUMBER",
-        "Threads that decode and compress large messages of abtp. [1]"),
+        "Threads that decode and compress large messages of abtp, each for one peer at a time. Most of their "
+        "work holds no interpreter lock. [1]"),
     BrokerOption("broker.drain", ("drain",), seconds, "drain", "TIME",
         "Time that a clean stop gives to begun work. [10]"),
-    *_part("own", "own", values.endpoints, "queues"),
-    *_part("own", "own", size, "largest", "largest_in_pieces"),
-    *_part("own", "own", seconds, "stalled"),
+    *_part("own", "own", values.endpoints,
+        queues="Endpoints for PULL, one per topic: orders=tcp://127.0.0.1:5583."),
+    *_part("own", "own", size,
+        largest="Largest message that a program of transfer sends whole, at least 2 MiB. [4GiB]",
+        largest_in_pieces="Largest message that a program of transfer sends in pieces. [64GiB]"),
+    *_part("own", "own", seconds,
+        stalled="Seconds that a program of transfer may pause within a message in pieces. [30]"),
     *_part("ttp", "ttp_limits", size,
-        "most_meta", "most_data", "most_gathered", "most_gathered_together"),
-    *_part("ttp", "ttp_limits", number(1), "most_streams", "most_subscriptions"),
-    *_part("ttp", "ttp_limits", number(0), "most_shapes", "most_shapes_together"),
-    *_part("ttp", "ttp_limits", seconds, "idle"),
-    *_part("pybroker", "pybroker_limits", size, "largest", "answers"),
-    *_part("pybroker", "pybroker_limits", seconds, "stalled"),
-    *_part("rqueue", "rqueue_limits", size, "largest", "limit"),
-    *_part("rqueue", "rqueue_limits", seconds, "stalled"),
-    *_part("rqueue", "rqueue_limits", values.overflow, "overflow"),
-    *_part("rqueue", "rqueue_limits", number(1), "subscriptions"),
-    *_part("abtp", "abtp", values.flag, "signed"),
-    *(BrokerOption(f"spool.{age}_age", ("spool_ages", age), _AGE) for age in _AGES),
-    BrokerOption("http.host", ("http_host",), or_none(values.text)),
-    BrokerOption("http.token", ("token",), or_none(values.text), variable="ADMIN_TOKEN"),
-    BrokerOption("security.cert", ("security", "certificate"), values.text),
-    BrokerOption("security.ca", ("security", "authority"), values.text),
-    *_part("security", "security", values.text, "key", "server_name", "token_file"),
-    *_part("security", "security", values.word("", *CLIENTS), "clients"),
-    *_part("security", "security", values.word(*ENCRYPT), "encrypt"),
-    *_part("security", "security", values.allowed, "unauthenticated", "tokenless"),
-    *_part("security", "security", number(1), "connections", "unfinished"),
-    BrokerOption("security.handshake", ("handshake",), seconds),
-    BrokerOption("topics.keep", ("keep",), values.flag, variable="WAL_ENABLED"),
-    BrokerOption("topics.transient", ("transient",), values.patterns),
-    BrokerOption("topics.most", ("most_topics",), number(1)),
-    BrokerOption("publish.announced_per_connection", ("announced", "per_connection"), size),
-    BrokerOption("publish.announced_total", ("announced", "total"), size),
-    BrokerOption("groups.expire", ("group_expire",), _AGE),
-    BrokerOption("groups.most", ("most_groups",), number(1)),
-    BrokerOption("delivery.attempts", ("attempts",), number(1, 1000)),
-    BrokerOption("delivery.first_delay", ("first_delay",), values.up_to(30)),
-    BrokerOption("delivery.patience", ("patience",), seconds),
-    BrokerOption("direct.ack_timeout", ("ack_timeout",), seconds, variable="DELIVERY_TIMEOUT_MS"),
-    BrokerOption("direct.route_grace", ("route_grace",), seconds),
-    *(BrokerOption(f"direct.{key}", ("direct", key), _COUNT, variable=key.upper()) for key in (
-        "max_inflight_per_consumer", "max_per_topic_queue", "max_queued_direct", "max_global_ingress")),
-    *_part("direct", "direct", _COUNT, "tenant_quota"),
-    *_part("direct", "direct", seconds, "longest_delay"),
-    *_part("direct", "direct", values.quotas, "tenant_quotas"),
-    BrokerOption("routes.catalog", ("catalog",), values.text, variable="ROUTE_CATALOG_PATH"),
-    BrokerOption("large.cutover", ("fast_path", "cutover"), size, variable="FASTPATH_CUTOVER_BYTES"),
+        most_meta="Largest metadata of a frame of TTP. [64KiB]",
+        most_data="Largest data of a frame of TTP, and largest kept stream. [64GiB]",
+        most_gathered="Memory of one stream of TTP; of a kept topic, memory for its list of chunks. [64MiB]",
+        most_gathered_together="Memory of all streams of TTP, and 2 KiB for each open one. [1GiB]"),
+    *_part("ttp", "ttp_limits", number(1),
+        most_streams="Open streams of a connection of TTP. [256]",
+        most_subscriptions="Subscriptions of a connection of TTP. [1000000]"),
+    *_part("ttp", "ttp_limits", number(0),
+        most_shapes="Shapes of wildcard patterns (docs/protocols/ttp.md) of a connection. [128]",
+        most_shapes_together="Shapes of wildcard patterns of all connections of TTP. [1024]"),
+    *_part("ttp", "ttp_limits", seconds,
+        idle="Seconds of silence after which a connection of TTP is closed. [60]"),
+    *_part("pybroker", "pybroker_limits", size,
+        largest="Largest payload of PyBroker. [4294967295]",
+        answers="Bytes of answers that may wait for a peer of PyBroker. [4MiB]"),
+    *_part("pybroker", "pybroker_limits", seconds,
+        stalled="Seconds that a peer of PyBroker may pause within a message. [30]"),
+    *_part("rqueue", "rqueue_limits", size,
+        largest="Largest payload of rqueue. [4294967295]",
+        limit="Bytes that may wait for a subscriber of rqueue. [64MiB]"),
+    *_part("rqueue", "rqueue_limits", seconds,
+        stalled="Seconds that a peer of rqueue may pause within a message. [30]"),
+    *_part("rqueue", "rqueue_limits", values.overflow,
+        overflow="What happens above rqueue.limit: spill (it reads on from the log), drop or close. [spill]"),
+    *_part("rqueue", "rqueue_limits", number(1),
+        subscriptions="Subscriptions of a connection of rqueue. [1000000]"),
+    *_part("abtp", "abtp", values.flag,
+        signed="Consumers of abtp must sign control messages (docs/protocols/abtp.md). [false]"),
+    *(BrokerOption(f"spool.{age}_age", ("spool_ages", age), _AGE, help=text)
+        for age, text in _SPOOL_AGES.items()),
+    BrokerOption("http.host", ("http_host",), or_none(values.text),
+        help="Address of HTTP, if it is not broker.host."),
+    BrokerOption("http.token", ("token",), or_none(values.text), variable="ADMIN_TOKEN",
+        help="Token for operator calls; set it in a file, since all users see command lines."),
+    BrokerOption("security.cert", ("security", "certificate"), values.text,
+        help="As TRANSFER_TLS_CERT (docs/security.md): PEM file of the broker's certificate."),
+    BrokerOption("security.ca", ("security", "authority"), values.text,
+        help="As TRANSFER_TLS_CA: PEM file of the trusted authorities."),
+    *_part("security", "security", values.text,
+        key="As TRANSFER_TLS_KEY: PEM file of the certificate's key.",
+        server_name="As TRANSFER_TLS_SERVER_NAME: the name in a server's certificate.",
+        token_file="As TRANSFER_TOKEN_FILE: file of the token that both sides prove to know."),
+    *_part("security", "security", values.word("", *CLIENTS),
+        clients="As TRANSFER_TLS_CLIENTS: certificate or token, what clients must show."),
+    *_part("security", "security", values.word(*ENCRYPT),
+        encrypt="As TRANSFER_ENCRYPT: all excludes rdma and ucx. [tcp]"),
+    *_part("security", "security", values.allowed,
+        unauthenticated="As TRANSFER_UNAUTHENTICATED: allow accepts connections without authentication.",
+        tokenless="As TRANSFER_TOKENLESS: allow lets protocols without a token listen on this machine."),
+    *_part("security", "security", number(1),
+        connections="Connections of one port. [100000]",
+        unfinished="Unauthenticated connections of one port; one more closes the oldest. [4096]"),
+    BrokerOption("security.handshake", ("handshake",), seconds, help="Seconds for authentication. [10]"),
+    BrokerOption("topics.keep", ("keep",), values.flag, variable="WAL_ENABLED",
+        help="Topics keep their messages. [true]"),
+    BrokerOption("topics.transient", ("transient",), values.patterns, help="Topics that keep nothing."),
+    BrokerOption("topics.most", ("most_topics",), number(1),
+        help="Known topics. A kept one takes 1.6 KB of memory and 250 bytes of each log file. [100000]"),
+    BrokerOption("publish.announced_per_connection", ("announced", "per_connection"), size,
+        help="Announced and unsent bytes of kept payloads, of one connection or own program. [64GiB]"),
+    BrokerOption("publish.announced_total", ("announced", "total"), size,
+        help="Announced and unsent bytes of kept payloads, of all. [256GiB]"),
+    BrokerOption("groups.expire", ("group_expire",), _AGE,
+        help="Time without a consumer after which a group is removed."),
+    BrokerOption("groups.most", ("most_groups",), number(1),
+        help="Groups; one more is refused (UsageError). [10000]"),
+    BrokerOption("delivery.attempts", ("attempts",), number(1, 1000),
+        help="Attempts before a message becomes a dead letter. [3]"),
+    BrokerOption("delivery.first_delay", ("first_delay",), values.up_to(30),
+        help="Seconds before the second attempt. [0.1]"),
+    BrokerOption("delivery.patience", ("patience",), seconds,
+        help="Seconds after which a peer that blocks others in a large message is disconnected: a receiver "
+        "that takes nothing, a publisher below 64 KiB a second. [10]"),
+    BrokerOption("direct.ack_timeout", ("ack_timeout",), seconds, variable="DELIVERY_TIMEOUT_MS",
+        help="Seconds that a consumer of direct delivery has for its ACK. [30]"),
+    BrokerOption("direct.route_grace", ("route_grace",), seconds,
+        help="Seconds that a message without a route waits for a consumer that just left; 0: none. [5]"),
+    *(BrokerOption(f"direct.{key}", ("direct", key), _COUNT, variable=key.upper(), help=text)
+        for key, text in _DIRECT.items()),
+    *_part("direct", "direct", _COUNT,
+        tenant_quota="Accepted and unfinished messages of one tenant. [8192]"),
+    *_part("direct", "direct", seconds,
+        longest_delay="Longest delay of a message; a longer one is refused (dropped). [30d]"),
+    *_part("direct", "direct", values.quotas, tenant_quotas="The quotas of single tenants."),
+    BrokerOption("routes.catalog", ("catalog",), values.text, variable="ROUTE_CATALOG_PATH",
+        help="File of routes for direct delivery, read at each start."),
+    BrokerOption("large.cutover", ("fast_path", "cutover"), size, variable="FASTPATH_CUTOVER_BYTES",
+        help="Size from which a thread, not the loop, decodes and compresses abtp messages. [256KiB]"),
     BrokerOption("large.in_place", ("fast_path", "in_place"), values.flag,
-        variable="FASTPATH_FALLBACK_TO_GO"),
+        variable="FASTPATH_FALLBACK_TO_GO",
+        help="If that thread fails, the loop processes the message; false: the message is refused. [true]"),
 )
 # fmt: on
 BY_NAME = {option.name: option for option in OPTIONS}

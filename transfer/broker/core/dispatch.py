@@ -102,7 +102,7 @@ class DispatchSteps:
             left -= 1
             self._ready[key] = self._ready.pop(key)  # other consumers get their turn
             if self._is_expired(queued, now):
-                self._bury(queued, "expired")
+                self._dead_letter(queued, "expired")
             else:
                 self._dispatch(queued, session, now)
 
@@ -156,7 +156,7 @@ class DispatchSteps:
         self._ready[queued.key] = None
         return True
 
-    def _rehome(self, key: ConsumerKey, now: Now) -> None:
+    def _reassign_waiting(self, key: ConsumerKey, now: Now) -> None:
         """Moves messages that wait for a disconnected consumer to a connected one, if a route leads to it."""
         if self.sessions.live(key) is not None:
             return
@@ -187,10 +187,10 @@ class DispatchSteps:
         queued.failed_ms = queued.failed_ms or now.unix_ms
         if counted and self.rules.retry.exhausted(delivery.attempt):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(queued, "exhausted", error)
+            self._dead_letter(queued, "exhausted", error)
         elif self._is_expired(queued, now):
             delivery.move(Status.DEAD_LETTERED)
-            self._bury(queued, "expired", error)
+            self._dead_letter(queued, "expired", error)
         else:
             delivery.move(Status.RETRY_SCHEDULED)
             self._write(Returned(queued.number, delivery.attempt - (not counted), error))
@@ -212,11 +212,11 @@ class DispatchSteps:
             found = self.inflight.get(number)
             if found is not None:
                 self._return(found[0], Status.EXPIRED, error, now)
-        self._rehome(session.key, now)
+        self._reassign_waiting(session.key, now)
 
     # -- finishing -----------------------------------------------------------------------------------------
 
-    def _bury(self, queued: QueuedMessage, reason: str, error: str = "") -> None:
+    def _dead_letter(self, queued: QueuedMessage, reason: str, error: str = "") -> None:
         """Makes a dead letter, which is kept before the message is finished: a crash in between keeps it
         twice rather than not at all."""
         letter = KeepDeadLetter(queued.number, queued, reason, queued.attempt, error or queued.error)

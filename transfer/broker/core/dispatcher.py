@@ -99,7 +99,7 @@ class Dispatcher(DispatchSteps):
         self.counts["routed"] += 1
         queued = self.state.messages[number]
         if self._is_expired(queued, now):
-            self._bury(queued, "expired")
+            self._dead_letter(queued, "expired")
         elif self._wait(queued, now):
             self._give(now)
             if number in self.waiting:
@@ -144,7 +144,7 @@ class Dispatcher(DispatchSteps):
             self._ready[found[1].key] = None
         self.waiting.discard(queued)
         if reason:
-            self._bury(queued, reason)
+            self._dead_letter(queued, reason)
         else:
             self._finish(queued, End.PURGED)
         return self._done()
@@ -186,7 +186,7 @@ class Dispatcher(DispatchSteps):
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.EXPIRED, "no ACK came in time", now, delay=delay)
         for queued in self.waiting.expired(now, batch):
-            self._bury(queued, "expired")
+            self._dead_letter(queued, "expired")
         for queued in self.waiting.due(now, batch):
             self._wait(queued, now)
         return self._done(now)
@@ -208,7 +208,7 @@ class Dispatcher(DispatchSteps):
         for queued in list(state.messages.values()):
             self.admission.began(queued.facts.tenant, again=True)
             if queued.session_id and self.rules.retry.exhausted(queued.attempt):
-                self._bury(queued, "exhausted", "the broker ended while it was in flight")
+                self._dead_letter(queued, "exhausted", "the broker ended while it was in flight")
                 continue
             if queued.session_id:
                 self._write(
@@ -250,7 +250,7 @@ class Dispatcher(DispatchSteps):
         self._actions.append(Answer(peer, Registered(ask.consumer_id, session.session_id, status)))
         self._ready[session.key] = None
         for key in self.waiting.keys(ask.tenant):
-            self._rehome(key, now)
+            self._reassign_waiting(key, now)
 
     def _heartbeat(self, peer: bytes, ask: Heartbeat, now: Now) -> None:
         session = self.sessions.heartbeat(peer, ask.consumer_id, ask.session_id, now.seconds)
@@ -296,7 +296,7 @@ class Dispatcher(DispatchSteps):
             delivery.move(Status.NACKED)
             delivery.move(Status.DEAD_LETTERED)
             self.inflight.end(delivery)
-            self._bury(self.state.messages[number], "terminal", ask.reason)
+            self._dead_letter(self.state.messages[number], "terminal", ask.reason)
         else:
             delay = self.rules.retry.delay(delivery.attempt, self._random)
             self._return(delivery, Status.NACKED, ask.reason, now, delay=delay)

@@ -213,7 +213,7 @@ class Group:
         """Returns deliveries that were not sent; they are due again then, and their attempts do not count."""
         for _, offset, attempt in deliveries:
             if self._is_held(offset, attempt):
-                self._let_go(offset)
+                self._release(offset)
                 self._attempts[offset] = attempt - 1
                 _add(self.changes, GroupEventKind.SENT, offset, offset + 1, attempt - 1)
                 heapq.heappush(self._again, (due, offset))
@@ -227,7 +227,7 @@ class Group:
             if held is None or held.attempt != attempt or held.consumer != consumer:
                 self._finish(begin, end)  # this offset may be one of them
                 begin = end
-                if self._whose(consumer, offset, attempt) is DeliveryOutcome.STALE:
+                if self._check_holder(consumer, offset, attempt) is DeliveryOutcome.STALE:
                     stale.append((offset, attempt))
                 continue
             del self._held[offset]
@@ -241,9 +241,9 @@ class Group:
 
     def ack(self, consumer: object, offset: int, attempt: int) -> DeliveryOutcome:
         """Acknowledges a delivery."""
-        outcome = self._whose(consumer, offset, attempt)
+        outcome = self._check_holder(consumer, offset, attempt)
         if outcome is DeliveryOutcome.DONE:
-            self._let_go(offset)
+            self._release(offset)
             self._finish(offset, offset + 1)
         return outcome
 
@@ -251,20 +251,20 @@ class Group:
         self, consumer: object, offset: int, attempt: int, now: float, *, retry: bool = True
     ) -> DeliveryOutcome:
         """Refuses a delivery that the consumer could not process. retry: another attempt may succeed. DEAD:
-        the caller takes over the message, makes a dead letter of it, then calls `bury`."""
-        outcome = self._whose(consumer, offset, attempt)
+        the caller takes over the message, makes a dead letter of it, then calls `mark_dead_lettered`."""
+        outcome = self._check_holder(consumer, offset, attempt)
         if outcome is not DeliveryOutcome.DONE:
             return outcome
-        self._let_go(offset)
-        return self._later(offset, attempt, now, retry=retry)
+        self._release(offset)
+        return self._schedule_retry(offset, attempt, now, retry=retry)
 
     def give_back(self, consumer: object, offset: int, attempt: int, now: float) -> DeliveryOutcome:
         """Returns a delivery that never reached the consumer; it is delivered again at once. DEAD as in
         `leave`."""
-        outcome = self._whose(consumer, offset, attempt)
+        outcome = self._check_holder(consumer, offset, attempt)
         if outcome is not DeliveryOutcome.DONE:
             return outcome
-        self._let_go(offset)
+        self._release(offset)
         self._failed.setdefault(offset, now)
         if attempt >= MOST_LOST:
             return DeliveryOutcome.DEAD
@@ -280,15 +280,15 @@ class Group:
             if not self._is_limited(due, offset, attempt):
                 continue
             consumer = self._held[offset].consumer
-            self._let_go(offset)
-            late.append((Delivery(consumer, offset, attempt), self._later(offset, attempt, now)))
+            self._release(offset)
+            late.append((Delivery(consumer, offset, attempt), self._schedule_retry(offset, attempt, now)))
         return late
 
     def failed_first(self, offset: int) -> float | None:
         """Returns when this message failed first, since the start."""
         return self._failed.get(offset)
 
-    def bury(self, offset: int) -> None:
+    def mark_dead_lettered(self, offset: int) -> None:
         """Marks a message as done: it is a dead letter, or for other groups only. Idempotent."""
         if offset >= self.cursor and offset not in self._done:
             self._finish(offset, offset + 1)
@@ -345,18 +345,20 @@ class Group:
         sent."""
         return self._is_held(offset, attempt) and self._held[offset].deadline == due
 
-    def _whose(self, consumer: object, offset: int, attempt: int) -> DeliveryOutcome:
+    def _check_holder(self, consumer: object, offset: int, attempt: int) -> DeliveryOutcome:
         held = self._held.get(offset)
         if held is not None and held.consumer == consumer and held.attempt == attempt:
             return DeliveryOutcome.DONE
         done = offset < self.cursor or offset in self._done
         return DeliveryOutcome.REPEATED if done else DeliveryOutcome.STALE
 
-    def _let_go(self, offset: int) -> None:
+    def _release(self, offset: int) -> None:
         held = self._held.pop(offset)
         self._consumers[held.consumer].held.discard(offset)
 
-    def _later(self, offset: int, attempt: int, now: float, *, retry: bool = True) -> DeliveryOutcome:
+    def _schedule_retry(
+        self, offset: int, attempt: int, now: float, *, retry: bool = True
+    ) -> DeliveryOutcome:
         self._failed.setdefault(offset, now)
         delay = self._delay(attempt) if retry else None
         if delay is None:
@@ -367,9 +369,9 @@ class Group:
     def _finish(self, begin: int, end: int) -> None:
         if begin < end:
             _add(self.changes, GroupEventKind.DONE, begin, end)
-            self._book_done(begin, end)
+            self._mark_done(begin, end)
 
-    def _book_done(self, begin: int, end: int) -> None:
+    def _mark_done(self, begin: int, end: int) -> None:
         for offset in range(begin, end):
             self._attempts.pop(offset, None)
         if self._failed:
@@ -392,7 +394,7 @@ class Group:
             if offset < self.cursor or offset in self._done:
                 continue
             if change.kind is GroupEventKind.DONE:
-                self._book_done(offset, offset + 1)
+                self._mark_done(offset, offset + 1)
             else:
                 self._attempts[offset] = change.attempt
 

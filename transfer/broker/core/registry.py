@@ -190,7 +190,7 @@ class Registry:
         name = self._watched.pop(key, None)
         if name is not None:
             self._names[name].watchers.pop(key, None)
-            self._let_go(key, name)
+            self._forget_if_unused(key, name)
 
     def news(self, now: float) -> list[Notice]:
         """Returns the notices for watchers since the last call. A program that looked up in between may get
@@ -220,7 +220,7 @@ class Registry:
         del self._entries[entry.key], name.entries[entry.member.endpoint]
         if notify:
             self._note(entry.name, entry.member.endpoint)
-        self._let_go(entry.key, entry.name)
+        self._forget_if_unused(entry.key, entry.name)
 
     def _note(self, text: str, endpoint: str) -> None:
         self._revision += 1
@@ -228,7 +228,7 @@ class Registry:
         self._names[text].news[endpoint] = None
         self._changed[text] = None
 
-    def _let_go(self, key: Key, name: str) -> None:
+    def _forget_if_unused(self, key: Key, name: str) -> None:
         """Forgets the program and the name if they have nothing left."""
         if key not in self._entries and key not in self._watched:
             keys = self._of_program[key[0]]

@@ -48,7 +48,7 @@ class Route:
 
 
 #: the routes of one pattern: a single one stands for itself, several are sorted
-_Shelf = Route | list[Route]
+_PatternRoutes = Route | list[Route]
 
 
 class RouteTable:
@@ -63,7 +63,7 @@ class RouteTable:
         # By id, in the order in which routes were added. Apart from the routes, not in them: a lookup among a
         # million waits mostly for memory, and needs these only where several routes match.
         self._numbers: dict[str, int] = {}
-        self._maps: dict[str, PatternMap[_Shelf]] = {}
+        self._maps: dict[str, PatternMap[_PatternRoutes]] = {}
         self._sessions: dict[str, dict[str, None]] = {}
         self._next = 0
         self.version = 0
@@ -85,7 +85,7 @@ class RouteTable:
         self._routes[route.id] = route
         if route.session:
             self._sessions.setdefault(route.session, {})[route.id] = None
-        self._shelve(route)
+        self._add_to_patterns(route)
         self.version += 1
 
     def remove(self, id: str) -> Route | None:
@@ -106,13 +106,13 @@ class RouteTable:
         patterns = self._maps.get(tenant)
         if patterns is None:
             return []
-        ones: list[_Shelf] = []
-        rests: list[_Shelf] = []
+        ones: list[_PatternRoutes] = []
+        rests: list[_PatternRoutes] = []
         patterns.wild(topic, ones, rests)
         found: list[Route] = []
-        for shelves in (patterns.exact(topic), ones, rests):
-            routes = [route for shelf in shelves for route in _all(shelf)]
-            if len(shelves) > 1:
+        for entries in (patterns.exact(topic), ones, rests):
+            routes = [route for entry in entries for route in _all(entry)]
+            if len(entries) > 1:
                 routes.sort(key=self._order)
             found += routes
         return found
@@ -138,31 +138,31 @@ class RouteTable:
             del bound[id]
             if not bound:
                 del self._sessions[route.session]
-        self._unshelve(route)
+        self._remove_from_patterns(route)
         return route
 
-    def _shelve(self, route: Route) -> None:
+    def _add_to_patterns(self, route: Route) -> None:
         patterns = self._maps.get(route.tenant)
         if patterns is None:
             patterns = self._maps[route.tenant] = PatternMap()
-        shelf = patterns.get(route.pattern)
-        if shelf is None:
+        present = patterns.get(route.pattern)
+        if present is None:
             patterns.put(route.pattern, route)
-        elif isinstance(shelf, Route):
-            patterns.put(route.pattern, sorted((shelf, route), key=self._order))
+        elif isinstance(present, Route):
+            patterns.put(route.pattern, sorted((present, route), key=self._order))
         else:
-            insort(shelf, route, key=self._order)
+            insort(present, route, key=self._order)
 
-    def _unshelve(self, route: Route) -> None:
+    def _remove_from_patterns(self, route: Route) -> None:
         patterns = self._maps[route.tenant]
-        shelf = patterns.get(route.pattern)
-        if isinstance(shelf, list) and len(shelf) > 1:
-            del shelf[bisect_left(shelf, self._order(route), key=self._order)]
+        present = patterns.get(route.pattern)
+        if isinstance(present, list) and len(present) > 1:
+            del present[bisect_left(present, self._order(route), key=self._order)]
             return
         patterns.remove(route.pattern)
         if not len(patterns):
             del self._maps[route.tenant]
 
 
-def _all(shelf: _Shelf) -> Sequence[Route]:
-    return (shelf,) if isinstance(shelf, Route) else shelf
+def _all(present: _PatternRoutes) -> Sequence[Route]:
+    return (present,) if isinstance(present, Route) else present

@@ -114,7 +114,7 @@ class SessionTable:
         earlier one. resume: the session that it had."""
         before = self._sessions.get(key)
         if before is not None and resume == before.session_id:
-            self._seat(before, peer)
+            self._bind_peer(before, peer)
             before.subscriptions, before.capabilities = subscriptions, capabilities
             self._deadlines.set(before.session_id, now + self._timeout)
             return SessionRegistration(before, None, True)
@@ -122,14 +122,14 @@ class SessionTable:
             self.end(before)
         session = Session(*key, self._new_id(), None, subscriptions, capabilities)
         self._add(session, now)
-        self._seat(session, peer)
+        self._bind_peer(session, peer)
         return SessionRegistration(session, before, False)
 
     def heartbeat(self, peer: bytes, consumer_id: str, session_id: str, now: float) -> Session | None:
         """Extends the session, at this peer from now on. None: it has ended; the consumer must register."""
         session = self.of(peer, consumer_id, session_id)
         if session is not None:
-            self._seat(session, peer)
+            self._bind_peer(session, peer)
             self._deadlines.set(session_id, now + self._timeout)
         return session
 
@@ -139,7 +139,7 @@ class SessionTable:
             return
         self._deadlines.cancel(session.session_id)
         del self._sessions[session.key]
-        self._unseat(session)
+        self._unbind_peer(session)
 
     def missed(self, now: float, most: int) -> list[Session]:
         """Returns sessions without a heartbeat for too long, at most `most`. The caller ends each of them."""
@@ -161,13 +161,13 @@ class SessionTable:
         self._by_id[session.session_id] = session
         self._deadlines.set(session.session_id, now + self._timeout)
 
-    def _seat(self, session: Session, peer: bytes) -> None:
+    def _bind_peer(self, session: Session, peer: bytes) -> None:
         if session.peer != peer:
-            self._unseat(session)
+            self._unbind_peer(session)
             session.peer = peer
             self._by_peer.setdefault(peer, {})[session.key] = session
 
-    def _unseat(self, session: Session) -> None:
+    def _unbind_peer(self, session: Session) -> None:
         if session.peer is None:
             return
         there = self._by_peer[session.peer]

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.groups import Delivery
-from transfer.broker.delivery.group_contract import Bury, Dead, Served
+from transfer.broker.delivery.group_contract import Dead, Served, StoreDeadLetter
 from transfer.broker.delivery.group_reader import UNREADABLE, GroupReader
 from transfer.transports.errors import TransferError
 
@@ -35,7 +35,7 @@ class DeadLetterRouter:
         loop: asyncio.AbstractEventLoop,
         reading: GroupReader,
         counts: Counter[str],
-        store: Bury,
+        store: StoreDeadLetter,
         write_progress: Callable[[Served, OnComplete | None], None],
     ) -> None:
         self.pending = 0
@@ -84,5 +84,5 @@ class DeadLetterRouter:
             return
         self.pending -= 1
         self._counts["dead_lettered"] += 1
-        served.group.bury(dead.offset)
+        served.group.mark_dead_lettered(dead.offset)
         self._write_progress(served, None)

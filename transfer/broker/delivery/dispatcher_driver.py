@@ -163,7 +163,7 @@ class DispatcherDriver:
 
         nbytes: size of a payload that came in pieces: the driver reads it from the log later.
         """
-        if not self.leads_somewhere(topic.name):
+        if not self.has_route(topic.name):
             return
         headers = message.headers or {}
         name = str(headers.get("message_id") or f"{topic.name}/{message.offset}")
@@ -176,7 +176,7 @@ class DispatcherDriver:
         elif not isinstance(verdict, NoRoute):
             self._hub.counts["direct_refused"] += 1
 
-    def leads_somewhere(self, topic: str) -> bool:
+    def has_route(self, topic: str) -> bool:
         """Returns whether a direct route takes messages of this topic."""
         version, leads = self._leads.get(topic, (-1, False))
         if version != self.table.version:
@@ -324,7 +324,7 @@ class DispatcherDriver:
             case Answer():
                 self._answer(action)
             case KeepDeadLetter():
-                self._bury(action)
+                self._write_dead_letter(action)
             case KeepSession(session):
                 self._session_writer.keep(session)
             case DropSession(session):
@@ -334,7 +334,7 @@ class DispatcherDriver:
 
     def _persist(self, event: Event) -> None:
         if isinstance(event, Finished) and event.number in self._withheld:
-            return  # `_bury` writes it when the letter is kept
+            return  # `_write_dead_letter` writes it when the letter is kept
         self._events.append(event)
         if isinstance(event, Accepted):
             number = event.number
@@ -379,7 +379,7 @@ class DispatcherDriver:
         else:
             sink.answer(action.peer, action.reply)
 
-    def _bury(self, action: KeepDeadLetter) -> None:
+    def _write_dead_letter(self, action: KeepDeadLetter) -> None:
         """Keeps the dead letter before it finishes the message. After a crash in between, the letter's name
         prevents a second one."""
         queued = action.queued
@@ -390,9 +390,9 @@ class DispatcherDriver:
         large = large_of(message, self._hub.store.log, *queued.ref, held=held)
 
         def try_it() -> None:
-            self._thread.do(lambda: keep_letter(self._letters, letter, large), buried)
+            self._thread.do(lambda: keep_letter(self._letters, letter, large), written)
 
-        def buried(error: TransferError | None) -> None:
+        def written(error: TransferError | None) -> None:
             if error is not None:
                 _log.error("a dead letter could not be kept; the broker retries: %s", error)
                 self._loop.call_later(_PAUSE, try_it)

@@ -73,7 +73,7 @@ class FrameStream(StreamingPublish):
         """Forwards a whole frame."""
         for receiver in tuple(self._receivers):  # `offer` may disconnect one
             receiver.offer(frame)
-        self._look()
+        self._update_pause()
 
     def begin_frame(self, frame: StreamFrame, nbytes: int) -> None:
         """Begins a frame whose data come by `piece` or `piece_spliced`; `end_frame` ends it."""
@@ -87,7 +87,7 @@ class FrameStream(StreamingPublish):
         self._in_frame = False
         for receiver in tuple(self._receivers):
             receiver.finish()
-        self._look()
+        self._update_pause()
 
     def finish(self) -> None:
         """Ends the stream: all frames were given."""
@@ -97,7 +97,7 @@ class FrameStream(StreamingPublish):
         """See StreamingPublish. A frame reports the reason to receivers; in the middle of a frame they are
         disconnected."""
         if not self.ended and not self._in_frame:
-            for receiver in self._let_go():
+            for receiver in self._remove_receivers():
                 receiver.offer(self._broken_off(reason))
         super().abandon(reason)
 

@@ -72,7 +72,7 @@ class FrameStreams:
         topic = self._store.topic(name)
         wanted = any(not one.takes_frames and not one.idle for one in self._fanout.listeners(topic))
         direct = self._direct()
-        return topic.durable or wanted or (direct is not None and direct.leads_somewhere(name))
+        return topic.durable or wanted or (direct is not None and direct.has_route(name))
 
     def write(
         self, upload: FrameStream, publisher: UploadPublisher, most: int, message: Callable[[], Message]

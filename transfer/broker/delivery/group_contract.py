@@ -53,6 +53,6 @@ class Served(NamedTuple):
 
 
 #: keeps a dead letter, then calls back with None or the error; on the loop
-Bury = Callable[[Dead, "Message | None", "OnComplete"], None]
+StoreDeadLetter = Callable[[Dead, "Message | None", "OnComplete"], None]
 #: whether a message of a topic and group has a dead letter; called at the start, and may block
-IsBuried = Callable[[str, str, int], bool]
+IsDeadLettered = Callable[[str, str, int], bool]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from transfer.broker.core.groups import Change, Delay, Delivery, DeliveryOutcome, Group
 from transfer.broker.delivery.dead_letter_router import DeadLetterRouter
 from transfer.broker.delivery.group_activity import GroupActivity
-from transfer.broker.delivery.group_contract import Bury, GroupConsumer, IsBuried, Served
+from transfer.broker.delivery.group_contract import GroupConsumer, IsDeadLettered, Served, StoreDeadLetter
 from transfer.broker.delivery.group_reader import GroupReader
 from transfer.broker.storage.durability import complete
 from transfer.broker.storage.group_journal import GroupIdentity, GroupJournal
@@ -43,9 +43,9 @@ MOST_GROUPS = 10_000
 class Groups:
     """All groups of the broker, on its loop.
 
-    delay: before the next attempt, see `core.groups.Delay`. bury, is_buried: keep dead letters. expire:
-    seconds without a consumer after which a group is removed; None: never. most: limit on the number of
-    groups.
+    delay: before the next attempt, see `core.groups.Delay`. store_dead_letter, is_dead_lettered: keep dead
+    letters. expire: seconds without a consumer after which a group is removed; None: never. most: limit on
+    the number of groups.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Groups:
         durability: Durability,
         counts: Counter[str],
         delay: Delay,
-        bury: Bury,
-        is_buried: IsBuried,
+        store_dead_letter: StoreDeadLetter,
+        is_dead_lettered: IsDeadLettered,
         expire: float | None = None,
         most: int = MOST_GROUPS,
     ) -> None:
@@ -65,7 +65,7 @@ class Groups:
         self._durability = durability
         self._counts = counts
         self._delay = delay
-        self._is_buried = is_buried
+        self._is_dead_lettered = is_dead_lettered
         self._most = most
         self._recent = Recent()
         self._reading = GroupReader(store, counts)
@@ -82,7 +82,7 @@ class Groups:
         self.on_expired: Callable[[str, str, float], None] | None = None
         self._alarm: asyncio.TimerHandle | None = None
         self._closed = False
-        self.dead_letters = DeadLetterRouter(loop, self._reading, counts, bury, self._note)
+        self.dead_letters = DeadLetterRouter(loop, self._reading, counts, store_dead_letter, self._note)
         #: called with (topic, group, consumer, offsets) when acknowledgements were refused
         self.on_stale: Callable[[str, str, str, Sequence[int]], None] | None = None
         self._restore()
@@ -123,7 +123,7 @@ class Groups:
         self._durability.appended(topic, message, sequence, on_complete, message.nbytes)
         for other in self._by_topic.get(topic, ()):
             if other is not served:
-                other.group.bury(message.offset)
+                other.group.mark_dead_lettered(message.offset)
                 self._note(other, None)
 
     # -- consumers ---------------------------------------------------------------------------------------
@@ -431,7 +431,7 @@ class Groups:
                 groups[number].apply(change)
         for served in self._groups.values():
             for offset in served.group.unfinished:
-                if self._is_buried(*served.named[1:3], offset):
-                    served.group.bury(offset)
+                if self._is_dead_lettered(*served.named[1:3], offset):
+                    served.group.mark_dead_lettered(offset)
             served.group.ready(self._loop.time())
             self._note(served, None)

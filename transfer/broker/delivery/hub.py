@@ -12,7 +12,7 @@ from transfer.broker.core.message import Front
 from transfer.broker.delivery.announced import UNCOUNTED, Announced, AnnouncedLimits, Announcement
 from transfer.broker.delivery.fanout import Fanout
 from transfer.broker.delivery.frame_streams import FrameStreams
-from transfer.broker.delivery.group_contract import Bury, IsBuried
+from transfer.broker.delivery.group_contract import IsDeadLettered, StoreDeadLetter
 from transfer.broker.delivery.groups import MOST_GROUPS, Groups
 from transfer.broker.delivery.streaming_publish import StreamingPublish, UploadPublisher, takes
 from transfer.broker.delivery.streaming_publishes import StreamingPublishes
@@ -61,9 +61,9 @@ class Hub:
         loop: asyncio.AbstractEventLoop,
         store: Store,
         delay: Delay,
-        bury: Bury,
+        store_dead_letter: StoreDeadLetter,
         *,
-        is_buried: IsBuried = lambda topic, group, offset: False,
+        is_dead_lettered: IsDeadLettered = lambda topic, group, offset: False,
         patience: float = PATIENCE,
         expire: float | None = None,
         most_groups: int = MOST_GROUPS,
@@ -79,7 +79,15 @@ class Hub:
         self.fanout = Fanout(store, self.counts, loop.call_soon)
         self.durability = Durability(loop, store, self._appended, self._kept, self._remember)
         self.groups = Groups(
-            loop, store, self.durability, self.counts, delay, bury, is_buried, expire, most_groups
+            loop,
+            store,
+            self.durability,
+            self.counts,
+            delay,
+            store_dead_letter,
+            is_dead_lettered,
+            expire,
+            most_groups,
         )
         #: direct delivery, if a front has consumers for it
         self.direct: DispatcherDriver | None = None
@@ -338,7 +346,7 @@ class Hub:
         if topic.recent is not None:
             topic.recent.add(messages, nbytes)
         self.fanout.deliver(topic, messages, nbytes)
-        if self.direct is not None and self.direct.leads_somewhere(topic.name):
+        if self.direct is not None and self.direct.has_route(topic.name):
             for message in messages:
                 if message.front not in _ROUTED:
                     self.direct.offer(topic, message)
@@ -456,7 +464,7 @@ class Hub:
                     upload, "its bytes came too slowly, and its receivers had to wait for other messages"
                 )
         for upload in self._uploads.held_up():
-            for receiver in upload.look_again(now, self._patience):
+            for receiver in upload.recheck(now, self._patience):
                 self.counts["closed_slow"] += 1
                 receiver.close(f"the subscriber read nothing for {self._patience:g} s and blocked others")
         self.groups.tick(full=self.is_full)

@@ -127,7 +127,7 @@ class StreamingPublish:
             self._gathered.append(bytes(data))
         if self.writing is not None:
             self.writing.write(data)
-        self._look()
+        self._update_pause()
 
     @property
     def accepts_spliced(self) -> bool:
@@ -142,7 +142,7 @@ class StreamingPublish:
             receiver.piece_spliced(data)
         if self.writing is not None:
             self.writing.write(data.memory())
-        self._look()
+        self._update_pause()
 
     def finish(self) -> None:
         """Ends the payload: all bytes were given. Raises UsageError if some are missing."""
@@ -159,7 +159,7 @@ class StreamingPublish:
         if self.ended or self.broken:
             return
         self.broken = True
-        for receiver in self._let_go():
+        for receiver in self._remove_receivers():
             receiver.close(f"the publisher broke off a message of topic {self.topic.name!r}: {reason}")
         self._end()
         if self.writing is not None:
@@ -169,19 +169,19 @@ class StreamingPublish:
         """Removes a receiver that has disconnected."""
         if receiver in self._receivers:
             self._leave(receiver)
-            self._look()
+            self._update_pause()
 
     def on_drained(self, receiver: BrokerSubscriber) -> None:
         """Resumes the publisher if it can go on: a receiver has written its queue."""
         if self._slow and receiver in self._receivers:
-            self._look()
+            self._update_pause()
 
     @property
     def receivers(self) -> Collection[BrokerSubscriber]:
         """The subscribers that receive it in pieces."""
         return self._receivers
 
-    def look_again(self, now: float, patience: float) -> list[BrokerSubscriber]:
+    def recheck(self, now: float, patience: float) -> list[BrokerSubscriber]:
         """Resumes the publisher if it can go on. Returns the receivers that read nothing for `patience`
         seconds."""
         late = []
@@ -194,7 +194,7 @@ class StreamingPublish:
                 self._since[receiver] = (now, receiver.queued)
             elif now - since >= patience:
                 late.append(receiver)
-        self._look()
+        self._update_pause()
         return late
 
     def is_slow(self, now: float) -> bool:
@@ -219,7 +219,7 @@ class StreamingPublish:
         if self._announcement is not None:
             self._announcement.arrived(nbytes)
 
-    def _look(self) -> None:
+    def _update_pause(self) -> None:
         slow = not self.ended and any(one.queued > one.limit for one in self._receivers)
         if slow != self._slow:
             self._slow = slow
@@ -235,7 +235,7 @@ class StreamingPublish:
         self.ended = True
         if self._announcement is not None:
             self._announcement.end()
-        self._look()
+        self._update_pause()
         self._uploads.ended(self)
         self._on_end(self)
 
@@ -244,7 +244,7 @@ class StreamingPublish:
         self._since.pop(receiver, None)
         self._uploads.let_go(receiver, self)
 
-    def _let_go(self) -> list[BrokerSubscriber]:
+    def _remove_receivers(self) -> list[BrokerSubscriber]:
         """Removes all receivers, and returns them."""
         receivers = list(self._receivers)
         for receiver in receivers:

@@ -96,7 +96,7 @@ class AbtpFront:
         self._outgoing = AbtpOutgoing(self._send, pool)
         grace, most = self.settings.route_grace, self.settings.awaiting
         of_topic = self.settings.awaiting_of_topic
-        self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._give_again)
+        self._awaiting = AwaitingRoute(loop, grace, most, of_topic, self._publish_waiting)
         self._faults = PeerFaults(_log)
         self.connections = 0
         self._context = zmq.Context()
@@ -263,20 +263,22 @@ class AbtpFront:
         )
         on_complete = self._completion(peer, envelope.message_id, message.nbytes, answer)
         try:
-            if envelope.delivery_mode == "fanout" or not self._gave(peer, envelope, message, on_complete):
+            if envelope.delivery_mode == "fanout" or not self._publish_direct(
+                peer, envelope, message, on_complete
+            ):
                 self._fan_out(envelope, message, on_complete)
         except Exception as error:  # noqa: BLE001 - of this message only, of which nothing was taken; its peer gets the refusal
             on_complete(self._faults.refusal("a message", error, peer))
 
-    def _give_again(self, one: Awaiting) -> None:
+    def _publish_waiting(self, one: Awaiting) -> None:
         """Publishes a message that waited for a route."""
         try:
-            if not self._gave(one.peer, one.envelope, one.message, one.on_complete, one.until):
+            if not self._publish_direct(one.peer, one.envelope, one.message, one.on_complete, one.until):
                 self._fan_out(one.envelope, one.message, one.on_complete)
         except Exception as error:  # noqa: BLE001 - of this message only, of which nothing was taken
             one.on_complete(self._faults.refusal("a message that waited", error, one.peer))
 
-    def _gave(
+    def _publish_direct(
         self,
         peer: bytes,
         envelope: Envelope,

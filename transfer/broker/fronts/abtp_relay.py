@@ -119,7 +119,7 @@ class Relay:
         unread = self.published_bytes - slowest.published_before
         if unread > max(_SLOW_SUBSCRIBER_BYTES, available_memory() // 2):
             why = f"a slow subscriber: {unread:,} bytes were published since it stopped reading"
-            self._throttled.say(logging.WARNING, "unread", "abtp disconnects %s: %s", slowest.peer, why)
+            self._throttled.log(logging.WARNING, "unread", "abtp disconnects %s: %s", slowest.peer, why)
             slowest.other.close(why)
 
     def connected(self, connection: socket.socket, peer: str) -> Connection:
@@ -135,7 +135,7 @@ class Relay:
 
     def refused(self, peer: str, error: ProtocolError) -> None:
         """Logs a refused connection, at a bounded rate."""
-        self._throttled.say(logging.WARNING, error.reason, "abtp refuses %s: %s", peer, error)
+        self._throttled.log(logging.WARNING, error.reason, "abtp refuses %s: %s", peer, error)
 
     def disconnect(self, outer: Outer, why: str) -> None:
         """Disconnects a peer, and logs the reason."""
@@ -182,7 +182,7 @@ class _End(Connection):
         super().__init__(lines, connection, peer)
         relay.ends.add(self)
 
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """See Connection."""
         other = self.other
         if other is None:
@@ -193,7 +193,7 @@ class _End(Connection):
             self.pause()
         return len(data)
 
-    def relieved(self) -> None:
+    def on_drained(self) -> None:
         """See Connection."""
         if self._last:
             self.end()
@@ -239,12 +239,12 @@ class _Inner(_End):
         relay.unanswered += 1
         super().__init__(relay, lines, connection, peer)
 
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """See Connection. libzmq's greeting comes at once."""
         self._accepted()
         if isinstance(self.other, Outer):
             self.other.count_forwarded(len(data))
-        return super().cut(data)
+        return super().take_frames(data)
 
     def _accepted(self) -> None:
         self._relay.unanswered -= not self._answered
@@ -276,13 +276,13 @@ class Outer(_End):
         self._named: NamedConnection[Outer] | None = None
         super().__init__(relay, lines, connection, peer)
 
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """See Connection."""
         if not self._begun:
             return self._begin(data)
         limits = self._relay.subscription_limits
         if limits is None:
-            return super().cut(data)
+            return super().take_frames(data)
         data = data[:_SUBSCRIPTION_BYTES]
         pause = limits.feed(self, data, self._loop.time())
         if self.closed:
@@ -292,7 +292,7 @@ class Outer(_End):
             self._loop.call_later(pause, self.resume)
         elif monotonic() >= self.turn_ends:
             self.give_way()
-        return super().cut(data)
+        return super().take_frames(data)
 
     def _begin(self, data: memoryview) -> int:
         missing = GREETING - len(self._greeting)
@@ -300,7 +300,7 @@ class Outer(_End):
             came = bytes(data[:missing])
             self._greeting += came
             check_greeting(self._greeting)
-            return super().cut(memoryview(came)) if self._reached() else 0
+            return super().take_frames(memoryview(came)) if self._reached() else 0
         ready = read_ready(data)
         if ready is None:
             return 0
@@ -312,7 +312,7 @@ class Outer(_End):
             if before is not None:
                 before.close("another connection has its identity")
         self._begun = True
-        super().cut(memoryview(write_ready(properties)))
+        super().take_frames(memoryview(write_ready(properties)))
         return size
 
     def count_forwarded(self, nbytes: int) -> None:
@@ -325,7 +325,7 @@ class Outer(_End):
             self._relay.reach(self)
         return not self.closed
 
-    def has_begun(self, cut: int) -> bool:
+    def has_begun(self, take_frames: int) -> bool:
         """See Connection. libzmq has a timeout for the rest of the handshake."""
         return self._begun
 

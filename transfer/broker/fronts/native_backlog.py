@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
-from transfer.broker import turns as in_turns
+from transfer.broker import turns
 from transfer.broker.turns import call_after_turns
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Backlog:
         identity = next(iter(self._waiting))
         waiting = self._waiting.pop(identity)
         self._waiting[identity] = waiting  # the last one now
-        ends = monotonic() + in_turns.TURN_SECONDS
+        ends = monotonic() + turns.TURN_SECONDS
         while waiting:
             call, nbytes = waiting.popleft()
             self._nbytes -= nbytes

@@ -357,7 +357,7 @@ class CatchUpSubscribers(CatchUpSource):
             if number is None or number < reported[-1].number:
                 text = "%s has message %d of topic %r, which is not in this log: was a backup restored?"
                 where = subscriber.peer.address, reported[-1].number, topic.name
-                self._throttled.say(logging.WARNING, "log", text, *where)
+                self._throttled.log(logging.WARNING, "log", text, *where)
         if number is None or number > end:
             number = low if old else end
             if not old and subscriber.offline_since is not None:

@@ -91,7 +91,7 @@ class Program:
 
     def _pause_for_now(self) -> None:
         self._pause(True)
-        self._look_again(_FIRST_PAUSE)
+        self._schedule_check(_FIRST_PAUSE)
 
     def _pause(self, paused: bool) -> None:
         self._paused = self.allowance.paused = paused
@@ -101,10 +101,10 @@ class Program:
                 return
             self._hub.groups.pause(consumer, consumer.served, paused)
 
-    def _look_again(self, pause: float) -> None:
-        self._requests.later(pause, self._look, pause)
+    def _schedule_check(self, pause: float) -> None:
+        self._requests.later(pause, self._check_resume, pause)
 
-    def _look(self, pause: float) -> None:
+    def _check_resume(self, pause: float) -> None:
         """Resumes the consumers if the program has read and dead letters are kept. No event reports this; the
         pauses between checks double."""
         if self._gone:
@@ -114,7 +114,7 @@ class Program:
         if waiting is not None and waiting <= MOST_WAITING // 2 and pending <= MAX_PENDING_DEAD_LETTERS // 2:
             self._pause(False)
         else:
-            self._look_again(min(2 * pause, _LONGEST_PAUSE))
+            self._schedule_check(min(2 * pause, _LONGEST_PAUSE))
 
     def leave(self) -> Iterable[NativeConsumer]:
         """Ends the program, which has disconnected. Returns its consumers, which have to leave."""

@@ -28,7 +28,7 @@ _WINDOW = 1000
 #: their bytes, beyond which no more are sent until half of them are taken
 MOST_WAITING = 256 << 20
 #: seconds between two checks of what was consumed: receivers report it every 20 ms
-_LOOK = 0.02
+_CHECK_INTERVAL = 0.02
 
 
 class NativeQueue:
@@ -61,7 +61,7 @@ class NativeQueue:
         self.socket.sndhwm = self.socket.sndhwm_bytes = 0  # the window and MOST_WAITING bound it
         self.socket.bind(endpoint)
         self.endpoint: str = self.socket.last_endpoint
-        self._look()
+        self._check_clients()
 
     def __str__(self) -> str:
         return f"PULL of {self._topic}"
@@ -108,9 +108,9 @@ class NativeQueue:
             self._hub.groups.leave(self, self._served)
         self.socket.close(0)
 
-    def _look(self) -> None:
+    def _check_clients(self) -> None:
         """Checks which clients are connected, and what was taken."""
-        self._due = self._loop.call_later(_LOOK, self._look)
+        self._due = self._loop.call_later(_CHECK_INTERVAL, self._check_clients)
         there = self.socket.has_peers
         self._behind = not there
         self._take_stock()

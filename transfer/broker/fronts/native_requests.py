@@ -10,7 +10,7 @@ from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import transfer
-from transfer.broker import turns as in_turns
+from transfer.broker import turns
 from transfer.broker.core.topic_names import read_topic
 from transfer.broker.fronts.native_backlog import Backlog
 from transfer.broker.fronts.native_consumers import NativeConsumer, Program
@@ -111,7 +111,7 @@ class NativeRequests(LoopSocket):
     def _take_words(self, identity: bytes, words: Sequence[tuple[Head, list[Frame]]], begin: int = 0) -> None:
         """Handles commands. Publishes may wait for the disk; other commands do not wait for it. If they take
         long, it continues in later turns of the loop."""
-        ends = monotonic() + in_turns.TURN_SECONDS
+        ends = monotonic() + turns.TURN_SECONDS
         while begin < len(words):
             end, left = begin, _AT_ONCE
             while end < len(words) and left > 0 and self._may_wait(identity, words[end][0]):

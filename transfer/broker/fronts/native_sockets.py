@@ -129,7 +129,7 @@ class LoopSocket(ABC):
 
     def _refused(self, error: ProtocolError) -> None:
         self._counters["refused"] += 1
-        self._throttled.say(logging.WARNING, "refused", "a message was refused: %s", error)
+        self._throttled.log(logging.WARNING, "refused", "a message was refused: %s", error)
 
     @abstractmethod
     def take(self, frames: list[Any]) -> None:

@@ -69,7 +69,7 @@ class WaitingPublishes:
         self._waiting.append((identity, words, nbytes))
         self._nbytes[identity] += nbytes
         self._all += nbytes
-        self._hold_up(identity)
+        self._report_once(identity)
 
     def holds(self, identity: bytes) -> bool:
         """Returns whether publishes of this program wait."""
@@ -84,7 +84,7 @@ class WaitingPublishes:
     def pause(self) -> None:
         """See streaming_publish.Publisher."""
         self._paused += 1
-        self._hold_up(self._publishing)
+        self._report_once(self._publishing)
 
     def resume(self) -> None:
         """See `pause`."""
@@ -139,7 +139,7 @@ class WaitingPublishes:
         return (bool(mine) and mine + nbytes > _EACH) or (bool(self._all) and self._all + nbytes > _ALL)
 
     def _refuse_all(self, identity: bytes, words: Words) -> None:
-        error = LogFull(f"too many publishes wait already: {self._why()}")
+        error = LogFull(f"too many publishes wait already: {self._reason()}")
         for head, _ in words:
             count = head.amount if head.op is Op.PUBLISH_MANY else 1
             for number in range(head.number, head.number + count):
@@ -164,17 +164,17 @@ class WaitingPublishes:
 
     # -- reports to programs that wait -------------------------------------------------------------------
 
-    def _hold_up(self, identity: bytes) -> None:
+    def _report_once(self, identity: bytes) -> None:
         if identity not in self._held_up:
             self._held_up.add(identity)
             self._report(identity)
 
     def _report(self, identity: bytes) -> None:
         if self._hub.is_full:
-            self._refuse(identity, HELD_UP, LogFull(self._why()))
+            self._refuse(identity, HELD_UP, LogFull(self._reason()))
         else:
-            self._refuse(identity, HELD_UP, Again(self._why()))
+            self._refuse(identity, HELD_UP, Again(self._reason()))
 
-    def _why(self) -> str:
+    def _reason(self) -> str:
         full = self._hub.full.replace("\n  hint: ", ": ")
         return f"the log is full: {full}" if full else "the broker's disk is behind"

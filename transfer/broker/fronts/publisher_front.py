@@ -74,7 +74,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
     def take(self, data: memoryview, position: int) -> int:
         """Handles the frame that begins there. Returns its bytes, or 0 if it is not whole."""
 
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """See Connection."""
         position, end = 0, len(data)
         while position < end and self._upload is None and not self.closed and not self.paused:
@@ -129,7 +129,7 @@ class PublishingConnection(Connection, Generic[_Settings]):
 
     def refuse(self, error: ProtocolError) -> None:
         """See Connection."""
-        self._shared.throttled.say(
+        self._shared.throttled.log(
             logging.INFO, "refused", "the broker refuses a request of %s: %s", self.peer, error
         )
         self._shared.counters["refused"] += 1

@@ -105,7 +105,7 @@ class PyBrokerConnection(PublishingConnection[PyBrokerSettings]):
         self._fetches.add(self, request)
         return request.size
 
-    def relieved(self) -> None:
+    def on_drained(self) -> None:
         """See Connection."""
         if self._waits:
             self._waits = False

@@ -142,7 +142,7 @@ class RqueueConnection(PublishingConnection[RqueueSettings], BrokerSubscriber):
         for data in behind:
             self.write(data)
 
-    def relieved(self) -> None:
+    def on_drained(self) -> None:
         """See Connection."""
         self._shared.hub.on_drained(self)
 

@@ -8,7 +8,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from transfer.broker.core.message import Buffer, Front, Message
-from transfer.broker.core.topic_patterns import Kind as Grammar, pattern
+from transfer.broker.core.topic_patterns import Kind, pattern
 from transfer.broker.fronts.ttp_frames import (
     WORDS,
     Meta,
@@ -82,7 +82,7 @@ class TtpConnection(TtpOutgoing):
 
     # -- frames of the peer ------------------------------------------------------------------------------
 
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """See Connection."""
         at, end = 0, len(data)
         while end - at >= HEADER_SIZE and not self.closed:
@@ -241,7 +241,7 @@ class TtpConnection(TtpOutgoing):
         self._answer(encode_head(TtpKind.ACK, b"", encode_meta(limits), 0, 0, header.stream_id))
 
     def _subscribe(self, header: Header, topic: bytes, meta: bytes) -> None:
-        wanted = pattern(Grammar.PATHS, decode_topic(topic))
+        wanted = pattern(Kind.PATHS, decode_topic(topic))
         if (decode_meta(meta) or {}).get("unsubscribe") is True:
             self._hub.unsubscribe(self, wanted)
         else:
@@ -252,7 +252,7 @@ class TtpConnection(TtpOutgoing):
             self._acknowledge((header.stream_id,), None)
 
     def _publish(self, header: Header, topic: bytes, meta: bytes) -> StreamSink:
-        """Handles a large PUBLISH; `cut` handles small ones."""
+        """Handles a large PUBLISH; `take_frames` handles small ones."""
         name = self._front.topics.get(topic) or self._front.topic(topic)
         receipt = self._receipt(header.stream_id) if header.flags & WANTED else None
         message = Message(
@@ -324,9 +324,9 @@ class TtpConnection(TtpOutgoing):
     def refuse(self, error: ProtocolError) -> None:
         """See Connection: bytes after the error cannot be parsed."""
         self._front.counters["broken"] += 1
-        self._farewell(error.reason, str(error))
+        self._close_with_error(error.reason, str(error))
 
-    def _farewell(self, code: str, message: str) -> None:
+    def _close_with_error(self, code: str, message: str) -> None:
         if not self.in_payload:
             self.write(encode_error(0, code, message))
         self.close(message)
@@ -336,7 +336,7 @@ class TtpConnection(TtpOutgoing):
         if self.queued > _ANSWERS + self.limit * self._subscribes:
             self.close("the peer does not read its answers")
 
-    def relieved(self) -> None:
+    def on_drained(self) -> None:
         """See Connection."""
         if self._subscribes:
             self._hub.on_drained(self)
@@ -358,7 +358,7 @@ class TtpConnection(TtpOutgoing):
         silent = now - self.last_read
         if silent >= idle:
             self._front.counters["idle"] += 1
-            self._farewell("idle", f"nothing came for {idle:g} s")
+            self._close_with_error("idle", f"nothing came for {idle:g} s")
         elif self._subscribes and silent >= idle / _ASKED and now - self._asked >= idle / _ASKED:
             self._asked = now
             self._answer(encode_head(TtpKind.HEARTBEAT, flags=WANTED))

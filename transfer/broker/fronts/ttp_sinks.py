@@ -59,18 +59,18 @@ class StreamReceipt:
     def __call__(self, error: TransferError | None) -> None:
         """Takes the hub's result."""
         self._kept = True
-        self._look(error)
+        self._answer_when_complete(error)
 
     def whole(self) -> None:
         """Notes that the last byte came."""
         self._whole = True
-        self._look(None)
+        self._answer_when_complete(None)
 
     def cancel(self) -> None:
         """Cancels the report: the publisher knows the result already."""
         self._answer = None
 
-    def _look(self, error: TransferError | None) -> None:
+    def _answer_when_complete(self, error: TransferError | None) -> None:
         if self._answer is not None and (error is not None or (self._kept and self._whole)):
             answer, self._answer = self._answer, None
             answer(error)

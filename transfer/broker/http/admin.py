@@ -31,7 +31,7 @@ _LINES = 256
 
 
 class AdminRoutes:
-    """Handlers. The executor runs whatever waits for a disk."""
+    """Handlers; docs/reference/http.md prints their docstrings. The executor runs what waits for a disk."""
 
     def __init__(self, operator: Operator, executor: Executor) -> None:
         self._operator = operator
@@ -56,7 +56,8 @@ class AdminRoutes:
     # -- dead letters ------------------------------------------------------------------------------------
 
     async def list_letters(self, request: web.Request) -> web.Response:
-        """Query: tenant, consumer, topic, id, reason, state, after, limit (100)."""
+        """Lists dead letters. Query: `tenant`, `consumer`, `topic`, `id`, `reason`, `state`, `after`,
+        `limit`."""
         params = RequestParams(request.query)
         wanted = Filter(
             tenant=params.text("tenant"),
@@ -72,7 +73,7 @@ class AdminRoutes:
         return web.json_response({"letters": [_letter(one) for one in letters], "next": following})
 
     async def inspect(self, request: web.Request) -> web.Response:
-        """Query: id, tenant."""
+        """Shows a dead letter, with the first 64 KiB of its payload. Query: `id` (needed), `tenant`."""
         params = RequestParams(request.query)
         id, tenant = params.needed("id"), params.text("tenant")
         params.end()
@@ -87,7 +88,8 @@ class AdminRoutes:
         return web.json_response({"letters": [_whole(*one) for one in letters]})
 
     async def replay(self, request: web.Request) -> web.Response:
-        """Body: ids, target_consumer, target_topic, actor, reason, confirm, tenant, again."""
+        """Replays dead letters. Body: `confirm` (REPLAY), `ids` (1 to 1000), `target_consumer`,
+        `target_topic` (those of the dead letters); optional `tenant`, `again` (also letters in doubt)."""
         params = await body_of(request)
         ids, consumer, topic = (
             params.texts("ids"),
@@ -105,7 +107,7 @@ class AdminRoutes:
         return web.json_response(_outcome(outcome, "replayed"))
 
     async def purge(self, request: web.Request) -> web.Response:
-        """Body: ids, actor, reason, confirm, tenant."""
+        """Removes dead letters. Body: `confirm` (PURGE), `ids` (1 to 1000); optional `tenant`."""
         params = await body_of(request)
         ids, actor, reason = params.texts("ids"), params.needed("actor"), params.needed("reason")
         confirm, tenant = params.needed("confirm"), params.text("tenant")
@@ -116,7 +118,8 @@ class AdminRoutes:
         return web.json_response(_outcome(outcome, "purged"))
 
     async def dead_letter(self, request: web.Request) -> web.Response:
-        """Body: id, consumer, topic, payload or payload_base64, actor, reason, tenant, headers."""
+        """Makes a dead letter, without `confirm`. Body: `id`, `consumer`, `topic`, `payload` or
+        `payload_base64`; optional `tenant`, `headers` (an object)."""
         params = await body_of(request)
         id, consumer, topic = params.needed("id"), params.needed("consumer"), params.needed("topic")
         actor, reason = params.needed("actor"), params.needed("reason")
@@ -133,7 +136,7 @@ class AdminRoutes:
     # -- the audit ---------------------------------------------------------------------------------------
 
     async def events(self, request: web.Request) -> web.Response:
-        """Query: id, actor, operation, start, end, after, limit (100)."""
+        """Lists the audit. Query: `id`, `actor`, `operation`, `start`, `end`, `after`, `limit`."""
         params = RequestParams(request.query)
         start, end = _span(params)
         window = AuditWindow(
@@ -155,16 +158,14 @@ class AdminRoutes:
         return web.json_response(page)
 
     async def verify(self, request: web.Request) -> web.Response:
-        """Reads the whole audit."""
+        """Reads the whole audit, and reports its damage."""
         RequestParams(request.query).end()
         verdict = await self._run(self._operator.audit.verify)
         return web.json_response(verdict.as_json())
 
     async def export(self, request: web.Request) -> web.StreamResponse:
-        """Query: start, end.
-
-        Sends lines of JSON; an export without the last line (`export_end`) is cut off.
-        """
+        """Exports the audit as lines of JSON; without a last `export_end` it is cut off. Query: `start`,
+        `end`."""
         params = RequestParams(request.query)
         start, end = _span(params)
         params.end()

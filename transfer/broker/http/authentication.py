@@ -72,7 +72,7 @@ class Authentication:
         """Logs a warning if a peer guesses tokens."""
         if _token_of(request) is not None:
             text = "%s sent a wrong token over HTTP"
-            self._throttled.say(logging.WARNING, "token", text, request.remote or "a peer", most=1)
+            self._throttled.log(logging.WARNING, "token", text, request.remote or "a peer", most=1)
 
     def _check(self, request: web.Request) -> web.Response | None:
         path = request.path

@@ -74,7 +74,7 @@ class _StatusHandlers:
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
         self._names = FrontNames()
-        self._thread = ThreadPoolExecutor(1, "transfer-looks", broker.threads.add_current)
+        self._thread = ThreadPoolExecutor(1, "transfer-status", broker.threads.add_current)
 
     async def end(self, _: web.Application) -> None:
         self._thread.shutdown()

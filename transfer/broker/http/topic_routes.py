@@ -17,7 +17,7 @@ from transfer.transports.errors import UsageError
 
 
 class TopicRoutes:
-    """Handlers. Each body has topic, actor, reason and confirm; those of groups have group, too."""
+    """Handlers; docs/reference/http.md prints their docstrings. Each body has actor and reason, too."""
 
     def __init__(self, admin: TopicAdmin, executor: Executor) -> None:
         self._admin = admin
@@ -33,26 +33,27 @@ class TopicRoutes:
         ]
 
     async def remove_group(self, request: web.Request) -> web.Response:
-        """Body: force, too."""
+        """Removes a group. Body: `confirm` (REMOVE), `topic`, `group`; optional `force`."""
         params = await body_of(request)
         named = params.needed("topic"), params.needed("group")
         call = partial(self._admin.remove_group, *named, force=params.flag("force"))
         return await self._answer(call, params, REMOVE)
 
     async def seek_group(self, request: web.Request) -> web.Response:
-        """Body: to (begin, end, an offset, a time) and force, too."""
+        """Moves a group. Body: `confirm` (SEEK), `topic`, `group`, `to` (`begin`, `end`, an offset, a time);
+        optional `force`."""
         params = await body_of(request)
         named = params.needed("topic"), params.needed("group"), params.needed("to")
         call = partial(self._admin.seek_group, *named, force=params.flag("force"))
         return await self._answer(call, params, SEEK)
 
     async def purge_topic(self, request: web.Request) -> web.Response:
-        """Body: see the class."""
+        """Removes all messages of a topic. Body: `confirm` (PURGE), `topic`."""
         params = await body_of(request)
         return await self._answer(partial(self._admin.purge_topic, params.needed("topic")), params, PURGE)
 
     async def remove_topic(self, request: web.Request) -> web.Response:
-        """Body: force, too."""
+        """Removes a topic. Body: `confirm` (REMOVE), `topic`; optional `force`."""
         params = await body_of(request)
         call = partial(self._admin.remove_topic, params.needed("topic"), force=params.flag("force"))
         return await self._answer(call, params, REMOVE)

@@ -52,7 +52,7 @@ class Connection(ABC):
 
     peer: "host:port". queued: bytes that wait to be written, including encrypted ones. closed: whether the
     connection has ended. last_read: when it last read, on the monotonic clock, which is the loop's.
-    turn_ends: when its turn ends: then `cut` gives way to other connections.
+    turn_ends: when its turn ends: then `take_frames` gives way to other connections.
     """
 
     def __init__(self, group: ConnectionGroup, connection: socket.socket, peer: str) -> None:
@@ -81,7 +81,7 @@ class Connection(ABC):
     # -- for the protocol's subclass ---------------------------------------------------------------------
 
     @abstractmethod
-    def cut(self, data: memoryview) -> int:
+    def take_frames(self, data: memoryview) -> int:
         """Takes the whole frames from the beginning of `data`, and returns their number of bytes.
 
         The rest is passed again together with the next bytes; more than LARGEST_FRAME is refused. If a
@@ -111,12 +111,12 @@ class Connection(ABC):
     def lost(self, reason: str) -> None:
         """Called once when the connection has ended, by either side."""
 
-    def relieved(self) -> None:
+    def on_drained(self) -> None:
         """Called when all queued bytes are written."""
 
-    def has_begun(self, cut: int) -> bool:
-        """Whether the peer has sent a whole frame, given the bytes that `cut` took."""
-        return cut > 0
+    def has_begun(self, take_frames: int) -> bool:
+        """Whether the peer has sent a whole frame, given the bytes that `take_frames` took."""
+        return take_frames > 0
 
     # -- before the first frame --------------------------------------------------------------------------
 
@@ -240,7 +240,7 @@ class Connection(ABC):
             self._take(memoryview(rest))
 
     def _take(self, data: memoryview) -> None:
-        """Passes received bytes to the current payload, and to `cut`."""
+        """Passes received bytes to the current payload, and to `take_frames`."""
         try:
             while data and not self.closed:
                 if self._body:
@@ -250,11 +250,11 @@ class Connection(ABC):
                     break
                 if self._rest:
                     data, self._rest = memoryview(self._rest + data), b""
-                cut = self.cut(data)
-                data = data[cut:]
-                if self._pending is not None and self.has_begun(cut):
+                take_frames = self.take_frames(data)
+                data = data[take_frames:]
+                if self._pending is not None and self.has_begun(take_frames):
                     self._leave_pending()
-                if not self._body and (not cut or self._paused):
+                if not self._body and (not take_frames or self._paused):
                     break
             if data and not self.closed:
                 if not self._paused and len(data) > LARGEST_FRAME:
@@ -346,7 +346,7 @@ class Connection(ABC):
             self._group.blocked.discard(self)
             self._loop.remove_writer(self._socket.fileno())
         if not self.closed:
-            self.relieved()
+            self.on_drained()
 
     def _writable(self) -> None:
         try:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from time import monotonic
 from typing import TYPE_CHECKING, TypeVar
 
-from transfer.broker import turns as in_turns
+from transfer.broker import turns
 from transfer.broker.net.splice import pipes_of
 from transfer.broker.turns import call_after_turns
 from transfer.transports.core import Lease
@@ -99,7 +99,7 @@ class ConnectionGroup:
     def _has_time(self) -> bool:
         now = monotonic()
         if not self._reading_ends:
-            self._reading_ends = now + in_turns.TURN_SECONDS
+            self._reading_ends = now + turns.TURN_SECONDS
             if not self._ends:
                 self._ends = True
                 self.loop.call_soon(self._end_turn)
@@ -139,7 +139,7 @@ class ConnectionGroup:
 
     def _flush(self) -> None:
         self._writes_later = True
-        ends = monotonic() + in_turns.TURN_SECONDS
+        ends = monotonic() + turns.TURN_SECONDS
         while self._dirty:
             connection = self._dirty.popleft()
             try:

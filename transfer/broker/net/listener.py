@@ -97,7 +97,7 @@ class LoopListener:
                 unpace(connection)
             self._accepted(connection, peer)
         except TransferError as error:
-            self._throttled.say(
+            self._throttled.log(
                 logging.WARNING, "refused", "the connection of %s is refused: %s", peer, error
             )
             connection.close()
@@ -109,7 +109,7 @@ class LoopListener:
         """Pauses, since the socket stays readable: without a pause the loop would only fail again."""
         text = "%s: a connection is not accepted: %s; %s"
         where = f"port {self.port}" if self.port else self.host
-        self._throttled.say(logging.WARNING, "accept", text, where, why, descriptor_hint())
+        self._throttled.log(logging.WARNING, "accept", text, where, why, descriptor_hint())
         self._loop.remove_reader(self._socket.fileno())
         self._loop.call_later(_PAUSE, self._resume)
 

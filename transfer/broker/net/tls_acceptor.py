@@ -138,11 +138,11 @@ class TlsAcceptor:
             self._loop.remove_writer(pending.connection.fileno())
 
     def _refuse(self, peer: str, error: TransferError) -> None:
-        self._throttled.say(logging.WARNING, "refused", "the connection of %s is refused: %s", peer, error)
+        self._throttled.log(logging.WARNING, "refused", "the connection of %s is refused: %s", peer, error)
 
     def _fail(self, pending: _Pending, error: str) -> None:
         reason = word_of(error)
-        self._throttled.say(logging.INFO, reason, "the TLS handshake of %s failed: %s", pending.peer, error)
+        self._throttled.log(logging.INFO, reason, "the TLS handshake of %s failed: %s", pending.peer, error)
         self._evict(pending, reason)
 
     def _evict(self, pending: _Pending, reason: str) -> None:

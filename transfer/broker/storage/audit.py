@@ -86,7 +86,7 @@ class Audit:
         with self._lock:
             if self._fd < 0:
                 raise Closed("the audit was closed")
-            if not self._is_as_left():
+            if not self._is_unchanged():
                 self.found = self._settle(now_ms)
             return self._write(action, now_ms)
 
@@ -110,7 +110,7 @@ class Audit:
         self._head, self._time = new, time
         return event
 
-    def _is_as_left(self) -> bool:
+    def _is_unchanged(self) -> bool:
         """Whether the file is the same one, with the same length, as after the last event."""
         mine = os.fstat(self._fd)
         try:

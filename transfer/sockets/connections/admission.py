@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import PATTERNS, Pair, Subscriber
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections.control import REPLACED, TAKEN
 from transfer.sockets.connections.state import control
 from transfer.sockets.connections.topic_positions import BEGIN, LogId, encode_offline, log_of
@@ -72,12 +72,12 @@ class ConnectionAdmission:
         if queue is not None:
             socket._detach(queue.stream)
         if record.address.begin:  # the publisher needs the position of the previous one
-            self._end_those(lambda other: not other.pending and other.source is record, _CAME_BACK)
+            self._end_connections(lambda other: not other.pending and other.source is record, _CAME_BACK)
         try:
             peer, replaced, refused = self._admit(socket, record, made, queue)
         except (HandshakeError, OSError) as error:
             if isinstance(error, HandshakeError):
-                self._turn_away(record, made, error)
+                self._refuse_peer(record, made, error)
             else:
                 self._drop(record, made, HandshakeError("tls", error.strerror or str(error)))
             if queue is not None:
@@ -117,7 +117,7 @@ class ConnectionAdmission:
                 return  # `close` knows the peer already and ends it
             if queue is not None and moves:
                 self._loss.hand_over(queue)
-        self._settled(socket, peer)
+        self._complete_admission(socket, peer)
         if record.follower is not None:
             record.follower.connected(record, peer)
 
@@ -128,11 +128,11 @@ class ConnectionAdmission:
         def is_earlier(other: Peer) -> bool:
             if other is peer or other.pending or other.source is not peer.source:
                 return False
-            return peer.source.outgoing or _are_same(other, peer)
+            return peer.source.outgoing or _share_endpoint(other, peer)
 
-        self._end_those(is_earlier, _CAME_BACK)
+        self._end_connections(is_earlier, _CAME_BACK)
 
-    def _end_those(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
+    def _end_connections(self, is_earlier: Callable[[Peer], bool], reason: str) -> None:
         with self._lock:
             earlier = [other.stream for other in self._state.peers.values() if is_earlier(other)]
         for stream in earlier:
@@ -145,16 +145,16 @@ class ConnectionAdmission:
     def prepare_subscribe(self, prefix: bytes) -> None:
         """Ends the connections whose messages for a new subscription may have been dropped. Their publishers
         count these as received; the next connection begins at the position."""
-        self._end_those(lambda peer: self._dropped_some(peer, prefix), "this SUB subscribes again")
+        self._end_connections(lambda peer: self._has_unsubscribed(peer, prefix), "this SUB subscribes again")
 
-    def _dropped_some(self, peer: Peer, prefix: bytes) -> bool:
+    def _has_unsubscribed(self, peer: Peer, prefix: bytes) -> bool:
         if not isinstance(self._pattern, Subscriber) or not peer.unsubscribed:
             return False
         return prefix not in self._pattern.subscriptions and any(
             one.startswith(prefix) or prefix.startswith(one) for one in peer.unsubscribed
         )
 
-    def _settled(self, socket: Socket, peer: Peer) -> None:
+    def _complete_admission(self, socket: Socket, peer: Peer) -> None:
         """Completes the admission: messages can reach the peer. Wakes the threads that wait for that."""
         peer.attached = True
         if peer.foreign and not self._state.receives:
@@ -165,7 +165,7 @@ class ConnectionAdmission:
         self._state.count("connected")
         self._explain_choice(peer)
         self._orphans.give()
-        socket._ways_changed()
+        socket._update_fast_paths()
         with self._lock:
             self._state.changed.notify_all()
         socket._notify()
@@ -295,7 +295,7 @@ class ConnectionAdmission:
             if peer.source is record or not (record.address.begin or peer.source.address.begin):
                 continue
             its = log_of(peer.agreement.remote) if peer.agreement is not None else None
-            if its is not None and its.name == log.name and not draining.has_ended(peer.fd):
+            if its is not None and its.name == log.name and not drain.has_ended(peer.fd):
                 raise HandshakeError(
                     "duplicate_log",
                     f"this socket receives the same log from {peer.endpoint} already",
@@ -307,7 +307,7 @@ class ConnectionAdmission:
         there = self._state.peers.get(self._pattern.holder(remote.routing_id))
         if there is None or there.agreement is None or is_same(there.agreement.remote, remote):
             return
-        if not draining.has_ended(there.fd):
+        if not drain.has_ended(there.fd):
             raise HandshakeError(
                 TAKEN,
                 f"another peer has the identity {remote.routing_id!r}",
@@ -351,7 +351,7 @@ class ConnectionAdmission:
             self._state.fatal = error
             socket = self._state.socket()
             if socket is not None:
-                socket._ways_changed()
+                socket._update_fast_paths()
                 socket._notify()
         if isinstance(error, (HandshakeError, Fatal)):
             reason = getattr(error, "reason", "policy")
@@ -365,7 +365,7 @@ class ConnectionAdmission:
         with self._lock:
             self._state.changed.notify_all()
 
-    def _turn_away(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
+    def _refuse_peer(self, record: Endpoint, made: Connected, error: HandshakeError) -> None:
         """Refuses a peer after its hello was valid, and sends it the reason."""
         if record.outgoing and error.reason not in PLACE_TAKEN:
             self.failed(record, error)
@@ -442,7 +442,7 @@ class ConnectionAdmission:
             self._context.log_once(f"fell back to {choice.transport}: {choice.reason}")
 
 
-def _are_same(one: Peer, other: Peer) -> bool:
+def _share_endpoint(one: Peer, other: Peer) -> bool:
     """Both connections are of one connecting endpoint."""
     if one.agreement is None or other.agreement is None:
         return False

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from transfer.patterns import Requester
 from transfer.patterns.base import SendMode
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections import refusal
 from transfer.sockets.connections.orphans import Orphan, Orphans
 from transfer.sockets.connections.unread_messages import UnreadMessages
@@ -103,7 +103,7 @@ class ConnectionLoss:
             peer.source.follower.ended(peer.source)
         self._orphans.give()
         if socket is not None:
-            socket._ways_changed()
+            socket._update_fast_paths()
         with self._lock:
             self._state.changed.notify_all()
         if socket is not None and not socket.closed:
@@ -126,15 +126,15 @@ class ConnectionLoss:
         stream = peer.stream
         if socket is not None:
             socket._detach(stream)
-        remnant = self._left_by(peer, lambda: self._rescue(peer, error))
+        remnant = self._take_from_lost(peer, lambda: self._rescue(peer, error))
         with self._lock:
-            if remnant is not None and self._matters(remnant):
+            if remnant is not None and self._holds_reply(remnant):
                 self._pattern.inherit(remnant, stream)
             self._pattern.detach(stream)
         if remnant is not None and socket is not None:
             self._state.attach(socket, remnant, sends=False)
 
-    def _left_by(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
+    def _take_from_lost(self, peer: Peer, take: Callable[[], _Left]) -> _Left | None:
         """Takes what a lost peer left. None: that failed, and the connection ends all the same."""
         # Another thread may have read a credit and not counted it yet: its messages would seem lost.
         [held] = map(peer.reading.acquire, (True,), (_READING,))  # no signal handler runs before `try`
@@ -181,7 +181,7 @@ class ConnectionLoss:
         stream = peer.stream
         if not peer.confirms or stream.sent == stream.confirmed:
             return False
-        if stream.broken is None and not draining.has_ended(peer.fd):
+        if stream.broken is None and not drain.has_ended(peer.fd):
             return False
         peer.ended = True
         if self._context.reactor.in_loop():  # the socket may have been dropped during a read of this thread
@@ -190,7 +190,7 @@ class ConnectionLoss:
             with suppress(Broken, ProtocolError):
                 for frame in stream.control_ready():
                     self._credits.credited(peer, frame)
-        self._left_by(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
+        self._take_from_lost(peer, lambda: self._rescue(peer, Closed("the socket is closed")))
         return True
 
     def count_unconfirmed(self, peer: Peer, unsent: int) -> int:
@@ -200,7 +200,7 @@ class ConnectionLoss:
             self._state.emit(EventKind.UNCONFIRMED, peer.endpoint, peer.address, count=count)
         return count
 
-    def _matters(self, remnant: UnreadMessages) -> bool:
+    def _holds_reply(self, remnant: UnreadMessages) -> bool:
         """Whether a REQ finds its reply in the unread messages; if not, its request has failed."""
         pattern = self._pattern
         return not isinstance(pattern, Requester) or remnant.holds(pattern.waiting)
@@ -289,7 +289,7 @@ class ConnectionLoss:
             return error
         found.__cause__ = error
         text = str(found).replace("\n  hint:", ";")
-        self._state.throttled.say(logging.WARNING, "refused", "%s: %s", peer.endpoint, text)
+        self._state.throttled.log(logging.WARNING, "refused", "%s: %s", peer.endpoint, text)
         return found
 
     def _announce(self, peer: Peer, error: BaseException, unconfirmed: int, unsent: int) -> None:
@@ -297,7 +297,7 @@ class ConnectionLoss:
         if isinstance(error, ProtocolError):
             text = "the connection to %s was ended: %s"
             said = str(error).replace("\n  hint:", ";")
-            self._state.throttled.say(
+            self._state.throttled.log(
                 logging.WARNING, error.reason, text, peer.address or peer.endpoint, said
             )
             self._state.count(f"protocol:{error.reason}")
@@ -316,7 +316,7 @@ class ConnectionLoss:
             return [], stream.drop_unsent()
         for _, tracker in list(peer.trackers):  # `_settle` decides about them
             tracker._rescue()
-        unsent = self._left_by(peer, stream.take_unsent)
+        unsent = self._take_from_lost(peer, stream.take_unsent)
         return ([], stream.drop_unsent()) if unsent is None else (unsent, len(unsent))
 
     # -- queues of endpoints without a connection ---------------------------------------------------
@@ -345,7 +345,7 @@ class ConnectionLoss:
         self._state.attach(socket, stream)
         self._no_peer.watch_queue(record, socket._long_wait / 1000)
         self._orphans.give()
-        socket._ways_changed()
+        socket._update_fast_paths()
 
     def take_queue(self, record: Endpoint) -> None:
         """Moves the queue of an endpoint that stands for many to its connected members."""
@@ -361,7 +361,7 @@ class ConnectionLoss:
             self.hand_over(queue)
             self._orphans.give()
             if socket is not None:
-                socket._ways_changed()
+                socket._update_fast_paths()
 
     def hand_over(self, queue: Peer) -> None:
         """Moves the queue to a connection that brought its own stream (inproc)."""

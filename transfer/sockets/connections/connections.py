@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Requester
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections.admission import ConnectionAdmission
 from transfer.sockets.connections.connection_loss import ConnectionLoss
 from transfer.sockets.connections.control import Controls
@@ -143,7 +143,7 @@ class Connections:
             with self._lock:
                 self._check_once(address)
                 self.log_reader.positions = self.log_reader.positions or TopicPositions()
-            socket._ways_changed()
+            socket._update_fast_paths()
         directory = open_directory(address, self._context) if address.is_directory else None
         with self._lock:
             self.state.owner()
@@ -240,7 +240,7 @@ class Connections:
             ended = [record, *members]
             peers = [p for one in ended for p in (one.peer, one.queue) if p is not None]
         deadline = time.monotonic() + linger
-        draining.flush([p.stream for p in peers if not p.pending], deadline)
+        drain.flush([p.stream for p in peers if not p.pending], deadline)
         for peer in peers:
             self.loss.lost(peer.stream, Closed(f"{record.address} was disconnected"))
 
@@ -287,13 +287,13 @@ class Connections:
             here = f"listening on {record.address}, {where} was refused"
             if not self.no_peer.warn_of(here, error, outgoing=False):
                 text = str(error).partition("\n")[0]
-                self.state.throttled.say(logging.INFO, reason, "%s: %s", here, text)
+                self.state.throttled.log(logging.INFO, reason, "%s: %s", here, text)
             self.state.count(f"handshake:{reason}")
             self.state.emit(EventKind.HANDSHAKE_FAILED, str(record.address), where, reason, error=error)
         else:
             reason = str(error).replace("\n  hint:", ";")
             text = "%s: a connection is not accepted: %s"
-            self.state.throttled.say(logging.WARNING, "accept", text, record.address, reason, most=1)
+            self.state.throttled.log(logging.WARNING, "accept", text, record.address, reason, most=1)
             self.state.count("accept_failed")
             self.state.emit(EventKind.ACCEPT_FAILED, str(record.address), where, error=error)
 
@@ -309,15 +309,15 @@ class Connections:
             if time.monotonic() >= due:
                 self.no_peer.long_wait()
             for peer in list(self.state.peers.values()):
-                if peer.retained and draining.has_ended(peer.fd):
+                if peer.retained and drain.has_ended(peer.fd):
                     self.loss.lost(peer.stream, Broken("the peer closed the connection"))
             with self._lock:
                 streams = [peer.stream for peer in self.state.peers.values()]
                 left_over = self.orphans.waiting
-                waiting = left_over or any(map(draining.unsent, streams))
+                waiting = left_over or any(map(drain.unsent, streams))
             if not waiting and not self._awaits_confirmation():
                 return
-            draining.flush(streams, min(deadline, time.monotonic() + 0.05))
+            drain.flush(streams, min(deadline, time.monotonic() + 0.05))
             if time.monotonic() >= deadline:
                 return
             if left_over or not waiting:
@@ -339,7 +339,7 @@ class Connections:
         """From now on nothing is added. No message of a lost connection is between two lists then."""
         while True:
             settled = self.orphans.wait_for_moves()
-            with self.orphans.none_gives(), self._lock:
+            with self.orphans.offers_blocked(), self._lock:
                 if settled and self.orphans.moving:
                     continue  # another connection was lost meanwhile
                 self.state.closing = True
@@ -379,11 +379,11 @@ class Connections:
                     peer.stream.send(control(last), force=True)
                 except Broken:
                     continue
-        draining.flush([peer.stream for peer in peers if not peer.pending], deadline)
+        drain.flush([peer.stream for peer in peers if not peer.pending], deadline)
         # Counted before `finish`, which breaks a stream that is still writing; its message would not count
         # as lost afterwards.
-        queued = {peer.stream: draining.unsent(peer.stream) for peer in peers}
-        draining.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
+        queued = {peer.stream: drain.unsent(peer.stream) for peer in peers}
+        drain.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
         closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.connections import refusal
 from transfer.sockets.peer import Peer
 from transfer.transports.core.wire import CREDIT, Control
@@ -33,9 +33,9 @@ class Credits:
         """Starts to look for credits: a sent message is kept, or has a tracker, until it is confirmed."""
         if self._state.receives and "credits" not in self._state.timers:
             self._pause = _FIRST
-            self._state.later("credits", _FIRST, self._look_for_credits)
+            self._state.later("credits", _FIRST, self._poll_credits)
 
-    def _look_for_credits(self) -> None:
+    def _poll_credits(self) -> None:
         self.read_credits()
         peers = list(self._state.peers.values())
         if not any(peer.trackers or peer.retained for peer in peers):
@@ -43,7 +43,7 @@ class Credits:
         confirmed = sum(peer.stream.confirmed for peer in peers)
         self._pause = _FIRST if confirmed != self._confirmed else min(2 * self._pause, _LONGEST)
         self._confirmed = confirmed
-        self._state.later("credits", self._pause, self._look_for_credits)
+        self._state.later("credits", self._pause, self._poll_credits)
 
     def credited(self, peer: Peer, frame: Any) -> None:
         if frame.data[:1] == bytes([Control.CREDIT]):
@@ -70,6 +70,6 @@ class Credits:
         if socket is None or not self._state.receives or self._state.closing:
             return
         peers = [peer for peer in list(self._state.peers.values()) if peer.confirms]
-        if any(peer.fd < 0 or 0 < draining.unread(peer.fd) <= _LITTLE for peer in peers):
+        if any(peer.fd < 0 or 0 < drain.unread(peer.fd) <= _LITTLE for peer in peers):
             with suppress(Again, Broken, Closed):
                 socket._readable()

@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("transfer")
 
-#: seconds between two checks of the members' connections, for up to FEW members
-PULSE, FEW = 0.25, 256
+#: seconds between two checks of the members' connections, for up to _FEW members
+PULSE, _FEW = 0.25, 256
 #: seconds without progress after which the queue of a retired peer goes to other peers
-STUCK = 5.0
+_STUCK = 5.0
 #: seconds without a message either way, for a retired peer that may still reply
 QUIET = 5.0
 #: seconds that a retired peer of a DEALER or PAIR stays at most, since it cannot be kept from new work
-LONGEST_LEAVE = 30.0
+_LONGEST_LEAVE = 30.0
 
 
 @dataclass(slots=True)
@@ -182,14 +182,14 @@ class DirectoryConnector:
             self._members[address] = _Member(record)
 
     def _retire(self, member: _Member) -> None:
-        """Gives the member no new work; the connection stays until `_look` finds that it is done or dead."""
+        """Gives the member no new work; the connection stays until `_check_members` finds it done or dead."""
         if member.record.peer is None:
             self._remove(member.record.address)
             return
         member.retired = time.monotonic()
         member.moved = ((-1, -1, -1), member.retired)
         self._mute(member, True)
-        self._look_later()
+        self._schedule_check()
 
     def _remove(self, address: Address) -> None:
         member = self._members.pop(address)
@@ -204,7 +204,7 @@ class DirectoryConnector:
             with suppress(OSError):  # the connection is ending
                 liveness.probe(peer.fd)
         self._links.loss.take_queue(self.record)
-        self._look_later()
+        self._schedule_check()
 
     def ended(self, record: Endpoint) -> None:
         """Handles the end of a member's connection. Any thread."""
@@ -249,14 +249,14 @@ class DirectoryConnector:
 
     # -- connected members, checked periodically ----------------------------------------------------
 
-    def _look_later(self) -> None:
+    def _schedule_check(self) -> None:
         if self._timer is None and not self._stop.is_set():
-            pause = PULSE * (1 + len(self._members) // FEW)
-            self._timer = self._links.state.context.reactor.call_later(pause, self._look)
+            pause = PULSE * (1 + len(self._members) // _FEW)
+            self._timer = self._links.state.context.reactor.call_later(pause, self._check_members)
             if self._stop.is_set():  # another thread closed this and may not have seen the timer
                 self._timer.cancel()
 
-    def _look(self) -> None:
+    def _check_members(self) -> None:
         self._timer = None
         if self._stop.is_set() or self._links.state.closing:
             return
@@ -278,7 +278,7 @@ class DirectoryConnector:
             elif state is MemberState.RETIRED and self._is_done(member, peer, now):
                 self._links.loss.lost(peer.stream, Closed(f"{address} is not listed any more"))
         if any(member.record.peer is not None for member in self._members.values()):
-            self._look_later()
+            self._schedule_check()
 
     def _log_doubt(self, address: Address, alive: bool) -> None:
         if self._links.state.receives:  # such a socket mutes no peer
@@ -298,14 +298,14 @@ class DirectoryConnector:
             member.moved = (moved, now)
         stuck = now - member.moved[1]
         if moved[0]:
-            return stuck > STUCK
+            return stuck > _STUCK
         if links.state.pattern.socket_type is SocketType.REQ:
             return not links.state.pattern.has_open(stream)
         if links.state.receives:
             socket = links.state.socket()
             with suppress(Closed):  # its confirmations may be unread
                 _ = socket is not None and socket._readable()
-            return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > LONGEST_LEAVE
+            return (not peer.unconfirmed and stuck > QUIET) or now - member.retired > _LONGEST_LEAVE
         # A subscriber confirms nothing: its kernel gets a second to deliver the rest.
         return not peer.unconfirmed and (peer.confirms or stuck > 1.0)
 

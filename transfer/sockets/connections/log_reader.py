@@ -50,7 +50,7 @@ class LogReader:
                 return  # another receiving thread was faster
             text = "%s: %d messages of topic %r were removed from the log before they could be received"
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
-            self._state.throttled.say(logging.WARNING, "missed", text, where, missed, topic)
+            self._state.throttled.log(logging.WARNING, "missed", text, where, missed, topic)
 
     def record_given(self, socket: Socket | None) -> None:
         """Records what the program receives before anything else: messages that its threads have taken from
@@ -79,7 +79,7 @@ class LogReader:
             self._state.count("missed")
             text = "%s: a message of topic %r has %d bytes, more than maxmsgsize: raise it to receive such"
             name = topic.decode(errors="replace")
-            self._state.throttled.say(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
+            self._state.throttled.log(logging.WARNING, "skipped", text, peer.endpoint, name, nbytes)
 
     def read_late(self, peer: Peer, frames: Sequence[Any]) -> None:
         """Handles messages and control frames that a connection received before its end, in order."""

@@ -53,7 +53,7 @@ class NoPeer:
         self.warned = Warned()
 
     @property
-    def alone(self) -> bool:
+    def has_no_peer(self) -> bool:
         """Whether no peer is connected."""
         return all(peer.pending for peer in list(self._state.peers.values()))
 
@@ -64,7 +64,7 @@ class NoPeer:
 
     def explained(self, error: Again) -> Again:
         """Returns the error of a call after its timeout, or a description of the missing peer instead."""
-        return self.error() if self.alone or self.lacks_subscriptions else error
+        return self.error() if self.has_no_peer or self.lacks_subscriptions else error
 
     def error(self, before: str = "") -> Again:
         """Makes the error of a socket without peers: the problem, a hint, and the failure behind it as its
@@ -76,7 +76,7 @@ class NoPeer:
             return Again(
                 f"{before}this socket is neither bound nor connected", hint="call bind() or connect() first"
             )
-        if not self.alone:
+        if not self.has_no_peer:
             return self._too_few(before)
         if not tried:
             names = ", ".join(str(e.address) for e in endpoints)
@@ -87,7 +87,7 @@ class NoPeer:
 
     def no_reply(self, stream: Any, timeout: int) -> Again:
         """Makes the error of a REQ whose reply did not come in time. stream: that of its request, or None."""
-        if self.alone:
+        if self.has_no_peer:
             return self.error(f"no reply within {timeout} ms: ")
         peer = self._state.peers.get(stream)
         where = "no peer has taken the request" if peer is None else f"{peer.address or peer.endpoint} has it"
@@ -123,7 +123,7 @@ class NoPeer:
         listens = all(e.connector is None for e in list(self._state.endpoints)) and bool(
             self._state.endpoints
         )
-        matters = not listens if self.alone else self.lacks_subscriptions
+        matters = not listens if self.has_no_peer else self.lacks_subscriptions
         if self.warned.waits or self._state.closing or not matters:
             return
         self.warned.waits = True
@@ -196,11 +196,11 @@ class LongWait:
     def __init__(self, loop: asyncio.AbstractEventLoop, socket: Socket) -> None:
         self._loop = loop
         self._socket = socket
-        self._handle = loop.call_later(socket._long_wait / 1000, self._look)
+        self._handle = loop.call_later(socket._long_wait / 1000, self._check)
 
-    def _look(self) -> None:
+    def _check(self) -> None:
         self._socket._on_long_wait()
-        self._handle = self._loop.call_later(self._socket._long_wait / 1000, self._look)
+        self._handle = self._loop.call_later(self._socket._long_wait / 1000, self._check)
 
     def close(self) -> None:
         """Ends the checks with the call."""

@@ -72,14 +72,14 @@ class Orphans:
         """Makes new messages wait while the body moves messages from one stream to another."""
         with self._lock:
             self._moves += 1
-        self.look_behind()
+        self.update_order()
         try:
             yield
         finally:
             with self._lock:
                 self._moves -= 1
                 self._state.changed.notify_all()
-            self.look_behind()
+            self.update_order()
 
     @property
     def moving(self) -> bool:
@@ -93,7 +93,7 @@ class Orphans:
             return False
         return self._state.changed.wait_for(lambda: not self._moves, _GIVING)
 
-    def look_behind(self) -> None:
+    def update_order(self) -> None:
         """Makes the core's distributor wait while older messages are left. Call it when that may change."""
         socket = self._state.socket()
         if socket is None or self._pattern.send_mode is not SendMode.ROUND_ROBIN:
@@ -106,7 +106,7 @@ class Orphans:
             socket._notify()
 
     @contextmanager
-    def none_gives(self) -> Iterator[None]:
+    def offers_blocked(self) -> Iterator[None]:
         """Keeps other threads from offering orphans. It never blocks inside."""
         held = self._giving.acquire(timeout=_GIVING)
         try:
@@ -129,7 +129,7 @@ class Orphans:
                 pass
         finally:
             self._giving.release()
-        self.look_behind()
+        self.update_order()
 
     def _give_oldest(self, socket: Socket) -> bool:
         """Offers the oldest orphan. False: there is none, or no peer has room for it."""
@@ -168,7 +168,7 @@ class Orphans:
         """
         socket = self._state.socket()
         assert socket is not None
-        with self.none_gives():
+        with self.offers_blocked():
             with self._lock:
                 self._pattern.drop("conflated", len(self.messages))
                 self.messages.clear()

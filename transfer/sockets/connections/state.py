@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from transfer.patterns import Publisher, Subscriber
 from transfer.patterns.base import Pattern, ReceiveMode, SendMode
-from transfer.sockets import drain as draining
+from transfer.sockets import drain
 from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.sockets.peer import Endpoint, Peer
 from transfer.throttled_log import ThrottledLog
@@ -123,7 +123,7 @@ class ConnectionState:
         """Resizes the kernel buffers of existing connections."""
         for peer in list(self.peers.values()):
             if peer.fd >= 0:
-                draining.resize(peer.fd, send, receive)
+                drain.resize(peer.fd, send, receive)
 
     def unwatch(self, peer: Peer) -> None:
         if peer.fd >= 0:

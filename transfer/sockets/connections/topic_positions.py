@@ -26,9 +26,9 @@ BEGIN = "begin"
 #: in the hello of a PUB: the name of its log, and the number of the epoch in which it writes
 LOG, EPOCH = "log", "epoch"
 #: bytes of a topic in a log
-MAX_LOG_TOPIC = 255
+_MAX_LOG_TOPIC = 255
 #: characters of a log's name
-MAX_LOG_NAME = 64
+_MAX_LOG_NAME = 64
 #: topics of one log, and logs, whose positions are kept; the least recently used is forgotten first
 _MAX_TOPICS, _MAX_LOGS = 100_000, 64
 #: bytes of topics whose positions a publisher receives: a broker accepts 16 MiB, subscriptions included
@@ -60,7 +60,7 @@ class TopicPosition(NamedTuple):
 def log_of(remote: Hello) -> LogId | None:
     """Returns the log of the publisher with this hello, or None."""
     name, epoch = remote.extra.get(LOG), remote.extra.get(EPOCH)
-    if not isinstance(name, str) or not 0 < len(name) <= MAX_LOG_NAME or not isinstance(epoch, int):
+    if not isinstance(name, str) or not 0 < len(name) <= _MAX_LOG_NAME or not isinstance(epoch, int):
         return None
     return LogId(name, epoch) if 0 <= epoch < 1 << 64 else None
 
@@ -130,10 +130,10 @@ def check_log_prefix(prefix: bytes) -> None:
         text = prefix.decode()
     except UnicodeDecodeError:
         text = "\0"
-    if len(prefix) > MAX_LOG_TOPIC or "\0" in text:
+    if len(prefix) > _MAX_LOG_TOPIC or "\0" in text:
         raise UsageError(
             f"a subscription to {prefix!r:.80}, together with ?begin= in an endpoint",
-            hint=f"topics of a log are UTF-8 of at most {MAX_LOG_TOPIC} bytes, without NUL",
+            hint=f"topics of a log are UTF-8 of at most {_MAX_LOG_TOPIC} bytes, without NUL",
         )
 
 

@@ -139,11 +139,11 @@ class ReconnectingClient:
         while True:
             try:
                 found, meta = self._ask_once(request, arrays or {}, deadline, resume)
-                if not is_sound(found, meta):
+                if not is_intact(found, meta):
                     if doubted:
                         raise changed()
                     doubted = True
-                    self.hang_up()
+                    self.disconnect()
                     continue
             except (Broken, Again) as error:
                 if self._line is not None and isinstance(error, Again):
@@ -151,7 +151,7 @@ class ReconnectingClient:
                     raise Again(
                         f"the spool at {self.endpoint} did not answer within {seconds:g} s"
                     ) from error
-                self.hang_up()
+                self.disconnect()
                 if time.monotonic() + pause >= deadline:
                     raise refused(
                         f"no spool answers at {self.endpoint}; waited {seconds:g} s",
@@ -188,7 +188,7 @@ class ReconnectingClient:
         """Whether there is a connection, as far as is known."""
         return self._line is not None
 
-    def hang_up(self) -> None:
+    def disconnect(self) -> None:
         """Closes the current connection; the next request makes a new one."""
         with self._lock:
             line, self._line = self._line, None
@@ -198,7 +198,7 @@ class ReconnectingClient:
     def close(self) -> None:
         """Closes the client. Idempotent; any thread: a call in another thread raises Closed."""
         self._closing.set()
-        self.hang_up()
+        self.disconnect()
 
     def _ask_once(
         self, request: Ask, arrays: Mapping[str, Array], deadline: float, resume: bool
@@ -216,7 +216,7 @@ class ReconnectingClient:
                 return found, meta
 
 
-def is_sound(arrays: Arrays, meta: dict[str, Any]) -> bool:
+def is_intact(arrays: Arrays, meta: dict[str, Any]) -> bool:
     """Whether the rows of an answer match the spool's checksum."""
     crc = meta.get("crc")
     return not arrays if crc is None else type(crc) is int and fits(arrays, crc)

@@ -36,7 +36,7 @@ _END = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Over:
+class RunEnd:
     """Reported once, between batches: the run is over and has so many rows."""
 
     total: int
@@ -68,7 +68,7 @@ class Prefetcher:
         self._visible = visible
         self._failed = False
         if state != OPEN:
-            self._learn(state, visible)
+            self._record_end(state, visible)
         self._place = plan.settled(place)
         self._limit = limit
         self._name = name
@@ -76,7 +76,7 @@ class Prefetcher:
         self._asks: deque[RowRequest] = deque()
         self._lock = threading.RLock()
         self._changed = Waiters(self._lock)
-        self._ready: deque[tuple[Arrays | Over, int]] = deque()
+        self._ready: deque[tuple[Arrays | RunEnd, int]] = deque()
         self._held = 0  # bytes of chunks with a batch that was not taken yet
         self._error: BaseException | None = None
         self._closed = False
@@ -85,14 +85,14 @@ class Prefetcher:
         #: (epoch, row): the training loop has taken all rows of this reader before it
         self.used: tuple[int, int] | None = None
 
-    def take(self, timeout: float | None) -> Arrays | Over:
-        """Returns the next batch, or an Over when the run is over.
+    def take(self, timeout: float | None) -> Arrays | RunEnd:
+        """Returns the next batch, or a RunEnd when the run is over.
 
         Raises Again after so many seconds, Closed, and the source's error after all batches before it.
         """
         with self._lock:
             self._start()
-        if not self._changed.wait_for(self._something, timeout):
+        if not self._changed.wait_for(self._has_outcome, timeout):
             raise Again(
                 f"no rows of run {self._name!r} arrived for {timeout:g} s",
                 hint="Does Spark still write it? A longer `timeout` waits longer; nothing is lost.",
@@ -122,7 +122,7 @@ class Prefetcher:
             thread.join(_END)
         self._ready.clear()
 
-    def _something(self) -> bool:
+    def _has_outcome(self) -> bool:
         return bool(self._ready or self._error or self._closed)
 
     def _start(self) -> None:
@@ -157,7 +157,7 @@ class Prefetcher:
                 answer = self._source.collect(_SLICE)
             except Again:
                 return True
-            self._take_in(self._asks.popleft(), answer)
+            self._process_answer(self._asks.popleft(), answer)
         elif not self._plan.ended(self._place):
             self._changed.wait_for(lambda: self._closed or self._has_room(), _END)
         elif self._failed:
@@ -194,21 +194,21 @@ class Prefetcher:
     def _step_bytes(self) -> float:
         return self._plan.batch * (self._row_bytes or 0.0) + BATCH_BYTES
 
-    def _learn(self, state: str, visible: int) -> None:
+    def _record_end(self, state: str, visible: int) -> None:
         """Records that the run is over. A failed one has no shorter last step, and no further epoch."""
         self._plan.total = visible
         if state == FAILED:
             self._failed = True
             self._plan.drop_last, self._plan.epochs = True, self._place.epoch + 1
 
-    def _take_in(self, ask: RowRequest, answer: Rows) -> None:
+    def _process_answer(self, ask: RowRequest, answer: Rows) -> None:
         self._visible = max(self._visible, answer.visible)
-        items: list[tuple[Arrays | Over, int]] = []
+        items: list[tuple[Arrays | RunEnd, int]] = []
         if self._plan.total is None and answer.state != OPEN:
-            self._learn(answer.state, answer.visible)
-            self._go_back([ask, *self._asks])
+            self._record_end(answer.state, answer.visible)
+            self._rewind([ask, *self._asks])
             if not self._failed:
-                items.append((Over(answer.visible), 0))
+                items.append((RunEnd(answer.visible), 0))
         complete = self._plan.complete(ask)
         rows, expected = ask.fetch.rows, complete * ask.fetch.rows
         if answer.count < expected or (complete == ask.times and answer.count != expected):
@@ -226,7 +226,7 @@ class Prefetcher:
             self._ready.extend(items)
             self._changed.notify_all()
 
-    def _go_back(self, asks: Sequence[RowRequest]) -> None:
+    def _rewind(self, asks: Sequence[RowRequest]) -> None:
         """Continues after the last full step that was requested before the run's end was known."""
         for ask in asks:
             complete = self._plan.complete(ask)

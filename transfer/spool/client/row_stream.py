@@ -21,7 +21,7 @@ from transfer.spool.client.open import (
     whole,
 )
 from transfer.spool.client.plan import StreamPlace, StreamPlan
-from transfer.spool.client.prefetcher import Over, Prefetcher
+from transfer.spool.client.prefetcher import Prefetcher, RunEnd
 from transfer.spool.client.stream_state import STATE_VERSION, check_run, check_state
 from transfer.spool.format.row_source import SEALED, RowSource, RunInfo
 from transfer.spool.format.rows import OFFSETS, VALID, column_names
@@ -51,11 +51,15 @@ class RowStream:
 
     Args:
         url_or_source: "run://host:port/NAME", or a source.
-        batch_size: rows of a rank in a step; None: about 4 MiB of rows, the same number on all ranks.
-        group: the group whose position the spool keeps.
-        epochs: None reads without end.
-        shuffle: the seed of the order, which differs in each epoch; the run must be sealed.
-        columns: the columns of a batch; None: all.
+        batch_size: rows of a rank in a step; None: about 4 MiB of rows, all columns counted, the same number
+            on all ranks. A batch of more than 1 GiB is joined of several answers, in twice its memory.
+        group: the group whose position the spool keeps. Groups read a run independently.
+        epochs: None reads without end. One iteration goes through all that are left.
+        shuffle: the seed of the order, which differs in each epoch; the run must be sealed. None: the order
+            in which rows became visible.
+        columns: the columns of a batch, which alone the spool sends; None: all.
+        drop_last: drops the rest of an epoch that does not fill a step.
+        rank, world_size: of this reader among those that divide each step.
         worker, workers: of a rank, for processes that share its steps in turn.
         lease: (shard, shards) of the group, by default one for each rank and worker.
         prefetch_bytes: the most that is fetched ahead; one request may be larger.
@@ -137,7 +141,7 @@ class RowStream:
         self.waited_seconds = 0.0
         self.lineage = Lineage()
         self._begin(*(self.info.acknowledged or (0, 0)))
-        self._warn_of_nothing(group)
+        self._warn_if_no_rows(group)
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +160,7 @@ class RowStream:
 
         Raises UsageError if an iteration has seen the end before.
         """
-        self._refuse_anew()
+        self._check_not_finished()
         while not self._at_end():
             batch = self._next()
             if batch is not None:
@@ -167,7 +171,7 @@ class RowStream:
 
         epoch: yields only the rest of this one. Raises UsageError after the last epoch.
         """
-        self._refuse_anew()
+        self._check_not_finished()
         epoch = self._place.epoch if epoch is None else whole("epoch", epoch)
         while not self._at_end() and self._place.epoch == epoch:
             batch = self._next()
@@ -193,7 +197,7 @@ class RowStream:
         """Whether the remaining steps, of all workers, begin in this epoch."""
         return self._marked.epoch <= epoch <= self._place.epoch
 
-    def _refuse_anew(self) -> None:
+    def _check_not_finished(self) -> None:
         if self.finished:
             raise UsageError(
                 f"all epochs of this stream were read ({self._plan.epochs})",
@@ -220,13 +224,13 @@ class RowStream:
             item = prefetcher.take(self._timeout)
         finally:
             self.waited_seconds += time.monotonic() - began
-        if isinstance(item, Over):
+        if isinstance(item, RunEnd):
             self._plan.total = item.total
             self._place = self._settle(self._place)
             self._marked = self._plan.settled(self._marked)
             return None
         batch = self._pick(item)
-        self._mark(self._place.number)
+        self._record_lineage(self._place.number)
         self._epoch = self._place.epoch
         begin, end = self._plan.rows_of(self._place)
         first, last = ((self._plan.rank + n) * (end - begin) // self._plan.world for n in (0, 1))
@@ -252,7 +256,7 @@ class RowStream:
             self.dropped_rows += self._plan.dropped(base)  # no epoch has a step: count those of the first one
         return settled
 
-    def _mark(self, number: int) -> None:
+    def _record_lineage(self, number: int) -> None:
         """Records the steps up to this one in the lineage, including those of other workers."""
         while self._marked.number <= number:
             begin, end = self._plan.rows_of(self._marked)
@@ -285,7 +289,7 @@ class RowStream:
         start = StreamPlace(epoch, row, 0, number)
         self._go_to(replace(start, index=self._worker, number=number + self._worker), start)
 
-    def _warn_of_nothing(self, group: str) -> None:
+    def _warn_if_no_rows(self, group: str) -> None:
         """Logs why a training gets no rows."""
         total = self._plan.total
         if total and not self._plan.steps(0):

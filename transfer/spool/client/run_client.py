@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from transfer.spool.client.connection import ReconnectingClient, changed, check, is_sound
+from transfer.spool.client.connection import ReconnectingClient, changed, check, is_intact
 from transfer.spool.format import rows as row_layouts
 from transfer.spool.format.address import parse_run
 from transfer.spool.format.protocol import Acknowledge, AnswerTooLarge, Fetch, OpenRun, Release
@@ -58,10 +58,10 @@ class RunClient:
         self._came: dict[int, tuple[Arrays, dict[str, Any]]] = {}
         #: of the oldest request, if it is too large for one answer: received parts, and how many are due
         self._parts: list[Rows] = []
-        self._doubted: set[Any] = set()  # numbers of requests whose answers were corrupted
+        self._corrupted: set[Any] = set()  # numbers of requests whose answers were corrupted
         self._due = 0
         self._number = 1 << 32  # distinct from the numbers of the link's requests
-        self._away: float | None = None  # when the run ceased to be open: no spool, or no answer yet
+        self._lost_since: float | None = None  # when the run ceased to be open: no spool, or no answer yet
         self._closed = threading.Event()
 
     def open(
@@ -123,11 +123,11 @@ class RunClient:
             if self._is_open():
                 self._link.line(self._timeout).send(fetch, {})
         except Broken:
-            self._link.hang_up()  # `collect` asks again
+            self._link.disconnect()  # `collect` asks again
 
     def _is_open(self) -> bool:
         """Whether there is a connection on which the run is open."""
-        return self._link.connected and self._away is None
+        return self._link.connected and self._lost_since is None
 
     def _split(self, most: int) -> None:
         """Splits the oldest request into requests of at most so many rows."""
@@ -149,7 +149,7 @@ class RunClient:
             if self._closed.is_set():
                 raise Closed("the reader was closed")
             if not self._is_open():
-                self._come_back(deadline)
+                self._reconnect(deadline)
             try:
                 line = self._link.line(self._timeout)
                 arrays, meta = line.receive(
@@ -158,13 +158,13 @@ class RunClient:
             except (Broken, Again) as error:
                 if isinstance(error, Again) and deadline is not None and time.monotonic() >= deadline:
                     raise
-                self._link.hang_up()
+                self._link.disconnect()
                 continue
-            if not is_sound(arrays, meta):
-                self._doubt(meta.get("id"))
+            if not is_intact(arrays, meta):
+                self._retry_corrupted(meta.get("id"))
                 continue
             self._came[meta.get("id", 0)] = arrays, meta
-        self._doubted.discard(number)
+        self._corrupted.discard(number)
         arrays, meta = self._came.pop(number)
         try:
             check(meta)
@@ -179,16 +179,16 @@ class RunClient:
             self._wanted = msgspec.structs.replace(self._wanted, delivered=fetch.next)
         return Rows(arrays, meta["count"], meta["visible"], meta["state"])
 
-    def _doubt(self, number: Any) -> None:
+    def _retry_corrupted(self, number: Any) -> None:
         """Handles a corrupted answer: requests it again, once, on a new connection."""
-        self._link.hang_up()
-        if number in self._doubted:
-            self._doubted.clear()
+        self._link.disconnect()
+        if number in self._corrupted:
+            self._corrupted.clear()
             self._came.clear()
             self._waiting.clear()
             self._parts, self._due = [], 0
             raise changed()
-        self._doubted.add(number)
+        self._corrupted.add(number)
 
     def _drop_oldest(self) -> None:
         """Removes the oldest request with all its parts."""
@@ -221,14 +221,14 @@ class RunClient:
         self._link.close()
         self._beside.close()
 
-    def _come_back(self, deadline: float | None) -> None:
+    def _reconnect(self, deadline: float | None) -> None:
         """Makes a new connection and repeats all open requests on it.
 
         Raises Again (not by the deadline), Broken (the timeout is over).
         """
         if self._closed.is_set():
             raise Closed("the reader was closed")
-        self._away = since = self._away or time.monotonic()
+        self._lost_since = since = self._lost_since or time.monotonic()
         until = since + self._timeout
         try:
             self._open(since, until if deadline is None else min(deadline, until))
@@ -239,7 +239,7 @@ class RunClient:
                 f"the spool at {self._link.endpoint} is gone, and was not back within {self._timeout:g} s",
                 hint="start it again on its folder, and the training from its last checkpoint",
             ) from error
-        self._away = None
+        self._lost_since = None
         line = self._link.line(self._timeout)
         for fetch in self._waiting:
             if fetch.id not in self._came:

@@ -150,11 +150,11 @@ class Order:
 
         if not len(self._blocks):
             return np.zeros(0, np.int64)
-        _, _, lengths = self._lie(self._blocks)
+        _, _, lengths = self._locate_blocks(self._blocks)
         ends: Array = np.cumsum(np.add.reduceat(lengths, self._cuts[:-1]))
         return ends
 
-    def _lie(self, blocks: Array) -> tuple[Array, Array, Array]:
+    def _locate_blocks(self, blocks: Array) -> tuple[Array, Array, Array]:
         """Returns the frames of these blocks, their first rows in them, and how many rows they have."""
         import numpy as np
 
@@ -169,7 +169,9 @@ class Order:
 
         known = self._windows.get(number)
         if known is None:
-            frames, first, lengths = self._lie(self._blocks[self._cuts[number] : self._cuts[number + 1]])
+            frames, first, lengths = self._locate_blocks(
+                self._blocks[self._cuts[number] : self._cuts[number + 1]]
+            )
             ends = np.cumsum(lengths)
             known = _Window(
                 permutation(_key(*self._identity, number + 1), int(ends[-1])),

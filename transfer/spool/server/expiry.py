@@ -32,7 +32,7 @@ class Expiry:
         self._started = self._due = store.now()
         self._removals = 0
 
-    def look(self, reading: Collection[tuple[int, str]]) -> int | None:
+    def check(self, reading: Collection[tuple[int, str]]) -> int | None:
         """Returns the sequence to wait for before the removals are final; None: nothing was removed.
 
         reading: numbers of runs with the groups for which they are being read.
@@ -46,16 +46,16 @@ class Expiry:
             for entry in [*self._store.entries.values()]:
                 if entry.damage:
                     continue  # an operator decides about it
-                self._look_at(entry, {group for number, group in reading if number == entry.number}, now)
+                self._check_run(entry, {group for number, group in reading if number == entry.number}, now)
         return self._store.mark() if self._removals > before else None
 
-    def _look_at(self, entry: RunRecord, reading: set[str], now: float) -> None:
+    def _check_run(self, entry: RunRecord, reading: set[str], now: float) -> None:
         if reading:
             entry.touched = now
         for name, group in entry.groups.items():
             if name in reading:
                 group.used = now
-            self._look_at_group(entry, name, group, now)
+            self._check_group(entry, name, group, now)
         for job, last in [*entry.active.items()]:
             found, age = entry.run.jobs.get(job), self._ages.staged
             if age is not None and found is not None and found.attempts and self._is_over(age, last, now):
@@ -73,7 +73,7 @@ class Expiry:
             self._release(entry, now)
         self._store.note_activity(entry, self._ages.coarse)
 
-    def _look_at_group(self, entry: RunRecord, name: str, group: ReaderGroup, now: float) -> None:
+    def _check_group(self, entry: RunRecord, name: str, group: ReaderGroup, now: float) -> None:
         if group.given_up or not self._is_over(self._ages.group, group.used, now):
             return
         group.given_up = True

@@ -23,7 +23,7 @@ class MessageReceiver:
     def next(self, flags: int = 0) -> tuple[Any, ...] | None:
         """Returns a message; None: it was no dict of tensors that numpy supports. Raises Again, Closed."""
         try:
-            found: tuple[Any, ...] = self._socket._sound(self._take, self._socket, flags, NUMPY)
+            found: tuple[Any, ...] = self._socket._receive_valid(self._take, self._socket, flags, NUMPY)
             return found
         except (Again, Closed):
             raise

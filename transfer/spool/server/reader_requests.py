@@ -37,7 +37,7 @@ class ReaderRequests:
         #: why a connected reader has lost its lease
         self._ended: dict[bytes, str] = {}
         #: groups by (number of the run, name), whose positions are to be stored
-        self._unnoted: dict[tuple[int, str], RunRecord] = {}
+        self._unstored: dict[tuple[int, str], RunRecord] = {}
         self._rows = RowRequests(store, answers, answer, faults, self._delivered)
 
     @property
@@ -57,7 +57,7 @@ class ReaderRequests:
         entry.check_whole()
         run, state = entry.run, entry.state
         check_opening(run.name, state, run.layouts or (), request.columns, shuffled=request.shuffled)
-        busy, alone = self._look_at_others(identity, request, entry)
+        busy, alone = self._check_other_readers(identity, request, entry)
         if busy:
             return {"busy": busy}
         group = self._store.group(entry, request.group)
@@ -148,7 +148,7 @@ class ReaderRequests:
 
     def tick(self, connected: set[bytes]) -> None:
         """Ends the leases of readers whose connection is lost."""
-        self.note_all()
+        self.store_positions()
         for identity in [identity for identity in self._readers if identity not in connected]:
             reader = self._readers.pop(identity)
             _log.info("a reader of run %s, group %s disconnected", reader.run, reader.group)
@@ -157,14 +157,14 @@ class ReaderRequests:
             del self._ended[identity]
         self._rows.tick(connected)
 
-    def note_all(self) -> None:
+    def store_positions(self) -> None:
         """Stores the positions of groups that are not stored yet; also when the spool closes."""
-        unnoted, self._unnoted = self._unnoted, {}
-        for (_, group), entry in unnoted.items():
+        unstored, self._unstored = self._unstored, {}
+        for (_, group), entry in unstored.items():
             if self._store.entries.get(entry.run.name) is entry and group in entry.groups:
                 self._store.note(entry, group)
 
-    def _look_at_others(self, identity: bytes, request: OpenRun, entry: RunRecord) -> tuple[str, bool]:
+    def _check_other_readers(self, identity: bytes, request: OpenRun, entry: RunRecord) -> tuple[str, bool]:
         """Returns (why the shard cannot be leased, or ""; whether no other reader of the group exists)."""
         wanted, alone = (request.shards, request.shard), True
         for other, reader in [*self._readers.items()]:
@@ -186,7 +186,7 @@ class ReaderRequests:
         entry = reader.entry
         group = entry.groups[reader.group]
         if group.deliver(reader.shard, request, seen.rows, over=seen.state != OPEN):
-            self._unnoted[entry.number, reader.group] = entry
+            self._unstored[entry.number, reader.group] = entry
         end = min(request.begin + (request.times - 1) * request.stride + request.rows, entry.rows)
         position = request.epoch, end
         if group.delivered is None or group.delivered < position:
@@ -200,7 +200,7 @@ class ReaderRequests:
         group.used = self._store.now()
         group.settled = False  # the next reader learns which rows this one was sent
         group.leave(reader.shard, used)
-        self._unnoted[reader.entry.number, reader.group] = reader.entry
+        self._unstored[reader.entry.number, reader.group] = reader.entry
 
 
 def _check_kept(entry: RunRecord, name: str, group: ReaderGroup) -> None:

@@ -82,7 +82,7 @@ class RequestHandler:
         self.writers.tick(connected)
         if not self.writers.full:  # else attempts may still arrive when there is room
             self.attempts.refuse_missing()
-        removed = self._expiry.look({(reader.entry.number, reader.group) for reader in self.readers.leases})
+        removed = self._expiry.check({(reader.entry.number, reader.group) for reader in self.readers.leases})
         if removed is not None:  # readers see it, and its space is free, only then
             self._committer.when_committed(removed, lambda: None)
 

@@ -192,7 +192,7 @@ class Spool:
                 _log.critical("the thread %s has not ended in %g s", thread.name, _END)
         if hasattr(self, "_handler"):
             with suppress(TransferError):  # the log has failed: it stays as it was
-                self._handler.readers.note_all()
+                self._handler.readers.store_positions()
         if hasattr(self, "_committer"):
             self._committer.close()
         if hasattr(self, "_upkeep"):

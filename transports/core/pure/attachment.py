@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Found = tuple[Any, "list[Frame]", set[int]]
 
 
-class Kept:
+class _Kept:
     """Messages of a receiver. Written without a call, unlike attributes of a socket, so that no signal
     handler runs in between."""
 
@@ -78,7 +78,7 @@ class Attachments:
         # -- for receivers
         self._receiving = threading.Lock()
         self._turns: deque[Any] = deque()  # streams that may have a decoded message
-        self._kept = Kept()
+        self._kept = _Kept()
         self._again: deque[Found] = deque()  # messages whose receive was interrupted
         self._wake = Wake()
         try:

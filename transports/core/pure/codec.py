@@ -34,7 +34,7 @@ _NOT_PLAIN = TENSOR | TOPIC | CONTROL | MORE | EXTENDED | LZ4
 _LAST_TYPE = max(SocketType)
 #: payloads up to this size are copied behind their header when they are sent: cheaper than an iovec. For
 #: larger ones that are incomplete a sink is called before the rest is read
-SMALL = 4 * 1024
+_SMALL = 4 * 1024
 
 
 # --- out --------------------------------------------------------------------------------------
@@ -71,7 +71,7 @@ def encode(
         flags = int(flags) | (more if left else 0) | (CRC if checksum else 0)
         kind = socket_type | (REFERENCE_BIT if flags & BY_REFERENCE else 0)
         head = encode_head(kind, flags, own_sequence or sequence, topic, meta, data, len(data))
-        if len(data) <= SMALL:
+        if len(data) <= _SMALL:
             chunks.append(head + data)
         else:
             chunks.append(head)
@@ -82,7 +82,7 @@ def encode(
 # --- in ---------------------------------------------------------------------------------------
 
 
-class Head(frames.Head):
+class _Head(frames.Head):
     """A frame of this core that has not arrived entirely."""
 
     __slots__ = ()
@@ -101,7 +101,7 @@ class Decoder:
         self.max_message = max_message
         self.carrier: Carrier | None = None
         self.messages: deque[list[Frame]] = deque()
-        self.head: Head | None = None
+        self.head: _Head | None = None
         #: indices of frames of the newest message whose data a sink of this call placed
         self.placed: set[int] = set()
         self._pool = pool
@@ -146,7 +146,7 @@ class Decoder:
             plain = not flags & _NOT_PLAIN and kind < REFERENCE_BIT and not self._parts
             if plain and start + length <= end and length < LARGE:
                 # The fast path of the common case: one small plain frame that is complete.
-                head = Head(flags, sequence, kind, length, checksum, None, None)
+                head = _Head(flags, sequence, kind, length, checksum, None, None)
                 self.messages.append([head.frame(data[start : start + length])])
                 position = start + length
                 continue
@@ -157,11 +157,11 @@ class Decoder:
             start += meta_size
             topic = data[start : start + topic_length] if flags & TOPIC else None
             start += topic_length
-            if end - start < length < SMALL:
+            if end - start < length < _SMALL:
                 break
             if not kind & REFERENCE_BIT:
                 self._size.add(flags, meta_size + topic_length + length, self.max_message)
-            head = Head(flags, sequence, kind, length, checksum, meta, topic)
+            head = _Head(flags, sequence, kind, length, checksum, meta, topic)
             if length >= LARGE or end - start < length:
                 self.head = head
                 self._rest = data[start:]
@@ -173,15 +173,15 @@ class Decoder:
             position = start + length
         self._rest = data[position:]
 
-    def _small(self, head: Head, data: bytes) -> bytes | Lease:
+    def _small(self, head: _Head, data: bytes) -> bytes | Lease:
         if not head.flags & TENSOR:
             return data
         # Received tensors are writable and own their memory.
-        lease = room_for(len(data), self._pool)
+        lease = _room_for(len(data), self._pool)
         memoryview(lease)[:] = data
         return lease
 
-    def _referred(self, head: Head, reference: bytes) -> Frame:
+    def _referred(self, head: _Head, reference: bytes) -> Frame:
         """A frame whose payload travels apart from the connection. The checksum is that of the reference."""
         head.socket_type &= ~REFERENCE_BIT
         frame: Frame = head.frame(reference)
@@ -221,14 +221,14 @@ class Decoder:
                 if self._body is not None:
                     self.placed.add(len(self._parts))
             if self._body is None:
-                self._body = room_for(head.length, self._pool)
+                self._body = _room_for(head.length, self._pool)
             self._view = flat_view(self._body)
             known, self._rest = self._rest[: head.length], self._rest[head.length :]
             self._view[: len(known)] = known
             self._got = len(known)
         return self._view[self._got :]
 
-    def _ask(self, sink: Sink, head: Head) -> Any:
+    def _ask(self, sink: Sink, head: _Head) -> Any:
         try:
             return None if self._refused else chosen(sink, head.meta, head.topic, head.length)
         except ProtocolError:
@@ -275,7 +275,7 @@ class Decoder:
         frames = self.messages[0] if self.messages else self._parts
         if self._view is not None and frames is self._parts and len(frames) in placed:
             assert self.head is not None
-            lease = room_for(self.head.length, self._pool)
+            lease = _room_for(self.head.length, self._pool)
             view = memoryview(lease)
             copy_into(view[: self._got], self._view[: self._got])
             self._body, self._view = lease, view
@@ -284,7 +284,7 @@ class Decoder:
                 frame.data = copied(frame.data, self._pool)
 
 
-def room_for(nbytes: int, pool: Pool) -> Lease:
+def _room_for(nbytes: int, pool: Pool) -> Lease:
     """Memory for a payload. Raises ProtocolError: without any, the connection ends."""
     try:
         return pool.lease(nbytes)
@@ -294,9 +294,9 @@ def room_for(nbytes: int, pool: Pool) -> Lease:
 
 
 def copied(data: Any, pool: Pool) -> Lease:
-    """The same bytes in a lease of the pool. Raises ProtocolError as `room_for` does."""
+    """The same bytes in a lease of the pool. Raises ProtocolError as `_room_for` does."""
     view = flat_view(data)
-    lease = room_for(view.nbytes, pool)
+    lease = _room_for(view.nbytes, pool)
     copy_into(memoryview(lease), view)
     return lease
 

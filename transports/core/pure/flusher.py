@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 Released = Callable[[BaseException | None], None]
 
 #: how long a message may wait to be gathered with others, seconds
-GATHER = 100e-6
+_GATHER = 100e-6
 #: the least time between two credits of a stream, seconds
-CREDIT_INTERVAL = 0.020
+_CREDIT_INTERVAL = 0.020
 
 
 class Flusher:
@@ -126,7 +126,7 @@ class Flusher:
         """Reports the consumed messages to the peer of this stream, within 20 ms."""
         with self._lock:
             if not self._credits:
-                self._credit_due = time.monotonic() + CREDIT_INTERVAL
+                self._credit_due = time.monotonic() + _CREDIT_INTERVAL
                 self._credits[stream] = None
                 self._start()
             else:
@@ -161,7 +161,7 @@ class Flusher:
                 timeout = max(0.0, self._credit_due - time.monotonic())
             ready = [key.data for key, _ in selector.select(timeout) if key.data is not None]
             if self._pending:
-                time.sleep(GATHER)
+                time.sleep(_GATHER)
             with self._lock:
                 self._wake.clear()
                 pending, self._pending = self._pending, []
@@ -176,7 +176,7 @@ class Flusher:
     def _send_credits(self) -> None:
         with self._lock:
             due, self._credits = self._credits, {}
-            self._credit_due = time.monotonic() + CREDIT_INTERVAL
+            self._credit_due = time.monotonic() + _CREDIT_INTERVAL
         for stream in due:
             if not stream._send_credit():
                 # Output is queued: a credit behind it would only be late.

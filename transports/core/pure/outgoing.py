@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 #: bytes from which output does not wait: a burst is gathered up to here
 COALESCE = 64 * 1024
 #: a message after a pause of so many ns is not part of a burst
-PAUSE_NS = 60_000
+_PAUSE_NS = 60_000
 #: buffers in one write; the system allows 1024
-MAX_IOV = 512
+_MAX_IOV = 512
 #: bytes of one system call, and of one round of them: other threads wait for the lock, or for the flusher
-SLICE, ROUND = 1 << 20, 4 << 20
+SLICE, _ROUND = 1 << 20, 4 << 20
 _NOSIGNAL = getattr(socket, "MSG_NOSIGNAL", 0)
 
 
-class Owner(Protocol):
+class _Owner(Protocol):
     """The socket that uses a stream, as the stream sees it. Called with no lock of the stream held."""
 
     def _opened(self, stream: Outgoing) -> None: ...
@@ -62,7 +62,7 @@ class Outgoing:
         self._flusher = flusher
         self._socket: socket.socket | None = None
         self._channel: TlsChannel | None = None  # TLS between the queue and the socket, or None
-        self._owner_ref: Callable[[], Owner | None] = nothing  # a weak reference
+        self._owner_ref: Callable[[], _Owner | None] = nothing  # a weak reference
         self._lock = threading.Lock()
         self._queue: deque[Message] = deque()
         self._pending_bytes = 0  # of frames, headers included
@@ -195,7 +195,7 @@ class Outgoing:
     def _write_or_gather(self, message: Message) -> None:
         # The first message after a pause is written at once. So is an answer: the peer waits for it.
         alone = len(self._queue) == 1
-        paused = alone and (self._turn or time.monotonic_ns() - self.last_sent_ns > PAUSE_NS)
+        paused = alone and (self._turn or time.monotonic_ns() - self.last_sent_ns > _PAUSE_NS)
         if paused or message.control or self._pending_bytes >= COALESCE:
             self._write()
         elif not self._armed:
@@ -209,7 +209,7 @@ class Outgoing:
         done = 0
         while self._has_output and sock is not None and self.broken is None:
             try:
-                if done >= ROUND:
+                if done >= _ROUND:
                     raise BlockingIOError  # as if it were full: the flusher continues
                 if not self._queue:
                     self._push_sealed()
@@ -248,10 +248,10 @@ class Outgoing:
             return [memoryview(first.chunks[0])[:SLICE]]
         chunks: list[bytes | memoryview] = []
         size = 0
-        for message in islice(self._queue, MAX_IOV):
+        for message in islice(self._queue, _MAX_IOV):
             for chunk in message.chunks:
                 size += len(chunk)
-                if chunks and (size > SLICE or len(chunks) >= MAX_IOV):
+                if chunks and (size > SLICE or len(chunks) >= _MAX_IOV):
                     return chunks
                 chunks.append(chunk)
         return chunks

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import OutFrame
 
 #: called with the stream that took a message, and its number there
-Taken = Callable[[Any, int], None]
+_Taken = Callable[[Any, int], None]
 
 NONE, ROUND_ROBIN, FANOUT = 0, 1, 2
 #: seconds that a large write waits for the kernel before the rest is copied
-PATIENCE = 0.020
+_PATIENCE = 0.020
 
 
 class Sending(Attachments):
@@ -48,7 +48,7 @@ class Sending(Attachments):
         topic: bytes | None = None,
         hold: bool = False,
         released: Released | None = None,
-        taken: Taken | None = None,
+        taken: _Taken | None = None,
         first: bool = False,
         again: bool = False,
     ) -> Any:
@@ -63,7 +63,7 @@ class Sending(Attachments):
         topic: bytes | None,
         hold: bool,
         released: Released | None,
-        taken: Taken | None = None,
+        taken: _Taken | None = None,
         first: bool = False,
         again: bool = False,
     ) -> Any:
@@ -102,7 +102,7 @@ class Sending(Attachments):
         stream: Any,
         hold: bool,
         released: Released | None,
-        taken: Taken | None,
+        taken: _Taken | None,
         first: bool,
     ) -> Any:
         """The stream that took the message, or None: no room, or a stream was lost, and its messages go
@@ -139,7 +139,7 @@ class Sending(Attachments):
         frames: list[OutFrame],
         hold: bool,
         released: Released | None,
-        taken: Taken | None = None,
+        taken: _Taken | None = None,
     ) -> bool:
         if not isinstance(stream, Stream):
             before = self._room_count
@@ -160,7 +160,7 @@ class Sending(Attachments):
             taken(stream, message.number)
         if message.borrowed and not hold:
             if message.size >= self.copy_threshold and self._send_mode != FANOUT:
-                stream._push_through(message, PATIENCE)
+                stream._push_through(message, _PATIENCE)
             else:
                 stream._own(message)
         stream._settle(message)

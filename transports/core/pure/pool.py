@@ -14,9 +14,9 @@ from transfer.transports.core.buffers import flat_view, size_class
 from transfer.transports.errors import InternalError
 from transfer.transports.sizes import LARGE
 
-ALIGNMENT = 64
+_ALIGNMENT = 64
 #: from this size on a block is a separate mapping: page aligned, and untouched pages cost nothing
-MAPPED = 16 * 1024
+_MAPPED = 16 * 1024
 HUGE = 2 << 20
 #: bytes of a copy that holds the GIL
 PIECE = 1 << 20
@@ -197,12 +197,12 @@ class Pool:
 
     @staticmethod
     def _allocate(size: int) -> mmap.mmap | bytearray:
-        if size < MAPPED:
-            return bytearray(size + ALIGNMENT)
+        if size < _MAPPED:
+            return bytearray(size + _ALIGNMENT)
         return mapping(size)
 
     def _take_back(self, block: mmap.mmap | bytearray) -> None:
-        size = len(block) if isinstance(block, mmap.mmap) else len(block) - ALIGNMENT
+        size = len(block) if isinstance(block, mmap.mmap) else len(block) - _ALIGNMENT
         with self._lock:
             self.in_use -= size
             if self.cached + size <= self._limit:
@@ -233,7 +233,7 @@ def mapping(size: int) -> mmap.mmap:
 def _offset(block: mmap.mmap | bytearray) -> int:
     if isinstance(block, mmap.mmap):
         return 0
-    return -ctypes.addressof(ctypes.c_char.from_buffer(block)) % ALIGNMENT
+    return -ctypes.addressof(ctypes.c_char.from_buffer(block)) % _ALIGNMENT
 
 
 class HeldBuffer:

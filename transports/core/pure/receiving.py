@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from transfer.transports.core.contract import Sink
     from transfer.transports.core.pure.frame import Frame
 
-FAIR, FILTERED = 1, 2
+FAIR, _FILTERED = 1, 2
 #: after so many decoded messages the descriptors are polled again, so that no stream starves
-TURNS = 64
+_TURNS = 64
 #: frames that the program does not get, after which a receive checks its time-out
 MOST_UNWANTED = 256
 
@@ -117,7 +117,7 @@ class Receiving(Attachments):
 
     def _pass_turn(self) -> None:
         """See the contract: here each message is a turn, and other streams come before the next one."""
-        self._since_poll = TURNS
+        self._since_poll = _TURNS
 
     def _receive(self, deadline: float, timeout: int, sink: Sink | None) -> Found:
         """The next message, counted. It is the unread one until no step is left that a signal could
@@ -232,7 +232,7 @@ class Receiving(Attachments):
                 self._kept.unread = None
                 self._on_control(found[0], first)
                 self._check()
-            elif self._receive_mode == FILTERED and not self._admits(first):
+            elif self._receive_mode == _FILTERED and not self._admits(first):
                 self._kept.unread = None
                 self.filtered += 1
             else:
@@ -244,7 +244,7 @@ class Receiving(Attachments):
         """A decoded message of the stream whose turn it is."""
         turns = self._turns
         self._since_poll += 1
-        if self._since_poll >= TURNS and turns and len(self._attached) > 1:
+        if self._since_poll >= _TURNS and turns and len(self._attached) > 1:
             self._poll(0, None)
         while turns:
             try:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 #: bytes of one read
 READ_AHEAD = 64 * 1024
 #: bytes that are read behind the data of a large frame: they have to be copied
-READ_BEHIND = 4 * 1024
+_READ_BEHIND = 4 * 1024
 #: bytes of one system call: so that a check for signs of life sees progress
 SLICE = 1 << 20
 
@@ -62,7 +62,7 @@ class Stream(Subscribable, Outgoing):
         self._prefixes = Prefixes()
         self._reading = threading.Lock()
         self._decoder = Decoder(pool, max_message)
-        self._behind = bytearray(READ_BEHIND)
+        self._behind = bytearray(_READ_BEHIND)
         self._failure: BaseException | None = None
         if fd >= 0:
             self.open(fd, channel)

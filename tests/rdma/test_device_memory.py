@@ -1,0 +1,185 @@
+"""Memory of a GPU over rdma, on stand-ins: a memfd is the dma-buf, host memory what peermem registers.
+
+No test here ran on a GPU. What the seam's stand-in does with a dma-buf is what pyverbs does: a
+region's addresses are those of the dma-buf.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from types import SimpleNamespace
+
+import pytest
+
+import transfer
+from tests.rdma.ends import meet
+from transfer.sockets import registration
+from transfer.tensors import gpu_path
+from transfer.transports import cuda, gpu
+from transfer.transports.base import Capabilities
+from transfer.transports.errors import RegistrationError
+from transfer.transports.rdma.domain import Domains
+from transfer.transports.rdma.memory import RegisteredDeviceMemory
+from transfer.transports.testing.ends import receive, until
+
+SIZE = (2 << 20) + 12_345
+BYTES = bytes(range(256)) * (SIZE // 256 + 1)
+
+
+class Flat:
+    """A flat tensor of a device, as its library describes it."""
+
+    def __init__(self, pointer: int, nbytes: int = SIZE) -> None:
+        self.nbytes = nbytes
+        self.__cuda_array_interface__ = {"shape": (nbytes,), "typestr": "|u1", "data": (pointer, False)}
+
+
+class Driver:
+    """The CUDA driver: memory at 0x7f0000000000 lies in a memfd."""
+
+    BASE = 0x7F00_0000_0000
+    CUdevice_attribute = CUpointer_attribute = CUmemRangeHandleType = int
+
+    def __init__(self, *, refuses: bool = False, virtual: bool = False) -> None:
+        self.refuses, self.virtual = refuses, virtual
+        self.memory = os.memfd_create("device")
+        os.write(self.memory, bytes(8192) + BYTES)
+        self.asked: list[tuple[int, int]] = []
+
+    def cuDeviceGet(self, ordinal: int) -> tuple[int, int]:
+        return 0, ordinal
+
+    def cuDeviceGetAttribute(self, number: int, device: int) -> tuple[int, int]:
+        assert number == gpu.DMA_BUF_SUPPORTED
+        return 0, 1
+
+    def cuPointerGetAttribute(self, number: int, pointer: int) -> tuple[int, int]:
+        return 0, int(number == gpu.IS_LEGACY_IPC_CAPABLE and not self.virtual)
+
+    def cuMemGetHandleForAddressRange(self, begin: int, size: int, kind: int, flags: int) -> tuple[int, int]:
+        assert begin % 4096 == size % 4096 == 0 and (kind, flags) == (1, 0)
+        self.asked.append((begin, size))
+        if self.refuses:
+            return 801, -1
+        whole = os.memfd_create("range")
+        os.write(whole, os.pread(self.memory, size, begin - self.BASE))
+        return 0, whole
+
+
+@pytest.fixture
+def driver(monkeypatch):
+    made = Driver()
+    monkeypatch.setattr(cuda, "load", lambda: cuda.Cuda(made))
+    yield made
+    os.close(made.memory)
+
+
+def frame(data):
+    return [(0, 0, None, None, data)]
+
+
+@pytest.mark.parametrize("offset", [0, 8192, 8192 + 100], ids=["begin", "page", "inside"])
+def test_as_a_dma_buf(fake, driver, offset):
+    expected = (bytes(8192) + BYTES)[offset : offset + SIZE]
+    with meet(fake) as ends:
+        descriptors = len(os.listdir("/proc/self/fd"))
+        released: list[object] = []
+        payload = gpu_path.registrable(Flat(driver.BASE + offset))
+        assert ends.connecting.send(frame(payload), hold=True, released=released.append)
+        assert receive(ends.accepting)[0].bytes == expected
+        until(ends.connecting.flush, "the peer's word that it has READ all")
+        assert released == [None]
+        until(lambda: len(os.listdir("/proc/self/fd")) == descriptors, "the dma-buf to be closed")
+    [(begin, size)] = driver.asked
+    assert begin <= driver.BASE + offset and begin + size >= driver.BASE + offset + SIZE
+
+
+def test_by_its_address(fake):
+    memory = ctypes.create_string_buffer(BYTES, len(BYTES))
+    with meet(fake) as ends:
+        before = len(fake.driver.regions)
+        assert ends.connecting.send(frame(Flat(ctypes.addressof(memory) + 5)), hold=True)
+        assert len(fake.driver.regions) == before + 1
+        assert receive(ends.accepting)[0].bytes == BYTES[5 : 5 + SIZE]
+        until(ends.connecting.flush, "the peer's word that it has READ all")
+
+
+def test_a_refusal_takes_nothing(fake, driver):
+    driver.refuses = True
+    with meet(fake) as ends:
+        regions = len(fake.driver.regions)
+        with pytest.raises(RegistrationError, match="exports no dma-buf") as refused:
+            ends.connecting.send(frame(gpu_path.registrable(Flat(driver.BASE))), hold=True)
+        assert refused.value.reason == "dmabuf"
+        assert len(fake.driver.regions) == regions and not ends.connecting.queued
+        ends.connecting.send(frame(b"next"))
+        assert receive(ends.accepting)[0].bytes == b"next"
+
+
+def test_checksums_and_device_memory_exclude_each_other(fake):
+    with meet(fake) as ends:
+        assert ends.connecting.registers_device_memory
+        ends.connecting.checksum = True
+        assert not ends.connecting.registers_device_memory
+
+
+def test_a_region_of_the_users_is_found_again(fake, driver):
+    domains: Domains = fake.context()["rdma.domains"]
+    domain = domains.get()
+    payload = gpu_path.registrable(Flat(driver.BASE + 8192))
+    handle = domain.regions.add(payload)
+    flat = RegisteredDeviceMemory.of(gpu_path.registrable(Flat(driver.BASE + 8192 + 1000, 5000)))
+    part = domain.sources.place(flat, kept=True)
+    region = fake.driver.regions[part.rkey]
+    assert os.pread(region.dmabuf, 5000, part.address) == BYTES[1000:6000]
+    assert domain.sources.registrations == 0
+    part.release()
+    handle.close()
+
+
+# --- what decides ------------------------------------------------------------------------------
+
+
+RDMA = Capabilities(registers_memory=True)
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    """/proc/modules of a machine with peermem."""
+    path = tmp_path / "modules"
+    path.write_text("nvidia_peermem 16384 0 - Live 0x0\n")
+    monkeypatch.setattr(gpu_path, "_MODULES", path)
+    return path
+
+
+def test_dma_buf_first_then_peermem_then_the_host(driver, module, monkeypatch):
+    tensor = Flat(driver.BASE)
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0-13-amd64"))
+    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.DMABUF
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="5.4.0"))
+    assert gpu_path.way_of(tensor, RDMA).route is gpu.GpuRoute.PEERMEM
+    module.write_text("")
+    found = gpu_path.way_of(tensor, RDMA)
+    assert found.route is gpu.GpuRoute.STAGING and "5.12" in found.reason and "modprobe" in found.reason
+
+
+def test_memory_that_is_mapped_piece_by_piece_is_staged(driver, monkeypatch, caplog):
+    driver.virtual = True
+    monkeypatch.setattr(gpu_path, "_warned", set())
+    monkeypatch.setattr(gpu_path.os, "uname", lambda: SimpleNamespace(release="6.1.0"))
+    assert gpu_path.way_of(Flat(driver.BASE), RDMA).route is gpu.GpuRoute.STAGING
+    assert caplog.text.count("expandable segments") == 1
+
+
+def test_whole_pages_are_exported():
+    assert cuda.pages(4096, 4096) == (4096, 8192)
+    assert cuda.pages(4097, 4096) == (4096, 12288)
+    assert cuda.pages(100, 1) == (0, 4096)
+
+
+def test_registering_says_why_it_is_staged(monkeypatch):
+    monkeypatch.setattr(gpu_path, "_MODULES", gpu_path.Path("/nowhere"))
+    with transfer.Context() as context, registration.register(context, Flat(Driver.BASE)) as made:
+        assert not made.transports and "copied through the host" in made.reason
+        assert "/nowhere" in made.reason
