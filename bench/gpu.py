@@ -164,6 +164,8 @@ def staged_sends(torch: Any, raw: dict[str, float]) -> Any:
 
 def pairs(torch: Any, raw: dict[str, float]) -> Any:
     """Device to device between two processes."""
+    from transfer.tensors.pinned import POOL
+
     for transport in ("tcp", "local"):
         for nbytes in (64 * MIB, GIB):
             limits = {
@@ -172,6 +174,7 @@ def pairs(torch: Any, raw: dict[str, float]) -> Any:
                 transport: raw[f"raw host → {transport} → host {nbytes}"],
             }
             limit = min(limits, key=lambda name: limits[name])
+            POOL.give_back()  # so that the first is one
             first, later = between(transport, nbytes, device=True)
             row = _row(f"device → {transport} → device", nbytes, later, limit, limits[limit])
             yield row | {"first_s": first}
@@ -181,8 +184,10 @@ def pauses(torch: Any, raw: dict[str, float]) -> Any:
     """The longest time for which a ticking thread stood still while tensors are staged: 8 GiB through slabs,
     and 2 GiB to memory that is pinned for it."""
     from transfer.tensors.export import export
+    from transfer.tensors.pinned import POOL
 
     for nbytes in (8 * GIB, 2 * GIB):
+        POOL.give_back()
         tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
         taken, longest = _ticking(lambda tensor=tensor: export(tensor))
         yield _row(

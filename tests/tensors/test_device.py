@@ -191,10 +191,9 @@ def test_a_message_larger_than_the_pool_passes_through_slabs(pool):
     assert {slab.view.nbytes for slab in made.made} == {64}
 
 
+@pytest.mark.parametrize("pool", ["in slabs"], indirect=True)
 def test_other_pieces_are_copied_while_one_is_waited_for(pool):
     """Both ways: the slabs of all threads and one more are on their way at once."""
-    if pool._limit:
-        pytest.skip("through slabs")
     made, flat = FakeDevice(), pattern(1280)
     here = threading.Barrier(devices.THREADS, timeout=20)
     waited = Event.synchronize
@@ -327,13 +326,12 @@ def test_a_cupy_array_there_and_back(cupy, order):
     assert (place.ctypes.data in cupy.live) is False
 
 
+@pytest.mark.parametrize("pool", ["pooled"], indirect=True)
 @pytest.mark.parametrize("nbytes", [500, 5000])
 def test_memory_of_cupy_is_kept_until_its_copy_has_run(cupy, pool, nbytes):
     out = on_gpu(np.zeros(nbytes, "u1"))
     landing = devices.Landing(CupyDevice(3))
     place = landing.buffer(nbytes)
-    if place is None:
-        pytest.skip("through slabs")
     place[:] = 7
     landing.fill(out, place)
     address, gone = place.ctypes.data, weakref.ref(landing._slab.view)
@@ -422,9 +420,8 @@ def test_a_torch_tensor_there_and_back(cuda, pool, dtype, permuted, size):
     assert torch.equal(out.as_subclass(torch.Tensor), plain)
 
 
+@pytest.mark.parametrize("pool", ["pooled"], indirect=True)
 def test_memory_that_torch_still_reads_is_lent_to_nobody(cuda, pool):
-    if not pool._limit:
-        pytest.skip("through slabs")
     cuda.now.eager = False
     device = TorchDevice(FakeCudaTensor.device)
     landing = devices.Landing(device)

@@ -22,7 +22,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
-from transfer.tensors.pinned import POOL, PinnedMemory, pages
+from transfer.tensors.pinned import POOL, pages
 from transfer.transports.errors import InternalError
 
 #: bytes of a message whose host memory is of the library's allocator
@@ -74,7 +74,7 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
     import numpy
 
     nbytes = int(flat.nbytes)
-    slab = whole(device, nbytes)
+    slab = _whole(device, nbytes)
     if slab is not None:
         device.copy_out(flat, 0, slab, nbytes).synchronize()
         return slab.view
@@ -82,7 +82,11 @@ def to_host(device: GpuDevice, flat: Any) -> Any:
     running: deque[Future[Slab]] = deque()
     with _threads() as threads:
         for number, (start, length) in enumerate(_pieces(nbytes)):
-            slab = pinned(device, SLAB) if number < SLABS else running.popleft().result()
+            if number < SLABS:
+                slab = pinned(device, SLAB)
+            else:
+                future = running.popleft()
+                slab = future.result()
             event = device.copy_out(flat, start, slab, length)
             running.append(threads.submit(_take_off, event, slab, host[start : start + length]))
         for future in running:
@@ -125,7 +129,7 @@ class Landing:
 
     def buffer(self, nbytes: int) -> Any:
         """Returns memory to read the payload into, or None. Raises InternalError."""
-        self._slab = whole(self._device, nbytes) if nbytes else None
+        self._slab = _whole(self._device, nbytes) if nbytes else None
         return None if self._slab is None else self._slab.view
 
     def holds(self, data: Any) -> bool:
@@ -147,13 +151,13 @@ def settle(device: GpuDevice) -> None:
     device.record().synchronize()
 
 
-def whole(device: GpuDevice, nbytes: int) -> Slab | None:
+def _whole(device: GpuDevice, nbytes: int) -> Slab | None:
     """Returns pinned memory for a whole message, or None: there is no room for it. Raises InternalError."""
     import numpy
 
     if nbytes <= LIBRARY_MOST:
         return pinned(device, nbytes)
-    region = POOL.take(nbytes, lambda size: PinnedMemory(size, partial(_pin, device)))
+    region = POOL.take(nbytes, partial(_pin, device))
     return None if region is None else device.slab(numpy.frombuffer(region, "u1"))
 
 

@@ -2,7 +2,7 @@
 
 Pinning takes longer than the copy that it is for: the system has to fault in, clear and lock each page. So a
 message takes memory that an earlier one has returned. One limit holds for all of it together, in use or not.
-What no message has used for REST seconds goes back to the system.
+What no message has used for some time goes back to the system.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from typing import Any, Final
@@ -28,9 +29,9 @@ from transfer.units import show_size
 #: bytes of all pinned memory of a process, unless TRANSFER_GPU_PINNED says otherwise
 LIMIT: Final = 4 << 30
 #: where that is more than this part of the memory that is available, the part is the limit
-PART: Final = 4
+_PART: Final = 4
 #: seconds; giving back takes up to twice as long
-REST: Final = 30.0
+_REST: Final = 30.0
 #: sizes are multiples of this, so that messages of similar sizes share memory
 STEP: Final = 32 << 20
 #: of madvise; Python's mmap does not name it
@@ -54,14 +55,16 @@ def pages(nbytes: int) -> mmap.mmap:
     return made
 
 
-class PinnedMemory:
-    """`nbytes` of the system's memory, pinned by a GPU's library.
+#: pins the pages that it is given, and returns what unpins them
+Pin = Callable[[mmap.mmap], Callable[[], object]]
+#: memory that a library still takes for pinned: nothing else may be mapped there
+_lost: Final[list[mmap.mmap]] = []
 
-    pin: pins the pages that it is given, and returns what unpins them. Raises InternalError, and what `pin`
-    raises.
-    """
 
-    def __init__(self, nbytes: int, pin: Callable[[mmap.mmap], Callable[[], object]]) -> None:
+class _PinnedMemory:
+    """`nbytes` of the system's memory, for a GPU's library to pin. Raises InternalError, OSError."""
+
+    def __init__(self, nbytes: int) -> None:
         self._unpin: Callable[[], object] | None = None
         self._pid = os.getpid()
         self.nbytes = nbytes
@@ -70,12 +73,18 @@ class PinnedMemory:
         self.pages = pages(nbytes)
         # A fork copies pinned pages at once. The child needs none of them, and finds zeros there.
         self.pages.madvise(_WIPE_ON_FORK)
+
+    def pin(self, pin: Pin) -> None:
         self._unpin = pin(self.pages)
 
     def __del__(self) -> None:
-        # Before the pages are unmapped: else the library takes whatever is mapped there next for pinned.
-        if self._unpin is not None and self._pid == os.getpid() and not sys.is_finalizing():
+        if self._unpin is None or self._pid != os.getpid() or sys.is_finalizing():
+            return
+        try:
             self._unpin()
+        except (InternalError, RuntimeError) as error:
+            _lost.append(self.pages)
+            logger.warning("%s of pinned memory are lost: %s", show_size(self.nbytes), str(error))
 
 
 class PinnedPool:
@@ -84,30 +93,35 @@ class PinnedPool:
     limit: bytes; None: what the environment says, or LIMIT. rest: seconds.
     """
 
-    def __init__(self, limit: int | None = None, rest: float = REST) -> None:
-        #: bytes of its memory, lent or not
-        self.total = 0
+    def __init__(self, limit: int | None = None, rest: float = _REST) -> None:
         self._limit = limit
         self._rest = rest
         # Reentrant: a signal handler may send a tensor, too.
         self._lock = threading.RLock()
+        #: lent or not, until it is unpinned
+        self._all: weakref.WeakSet[_PinnedMemory] = weakref.WeakSet()
         #: the least recently used first
-        self._idle: list[PinnedMemory] = []
+        self._idle: list[_PinnedMemory] = []
         #: from finalizers, which run in any statement of any thread and so take no lock
-        self._returned: deque[PinnedMemory] = deque()
+        self._returned: deque[_PinnedMemory] = deque()
         #: memory that a device still reads, and whether it has done so
         self._copying: list[tuple[Any, Callable[[], bool]]] = []
         self._watched = False
         self._empty = threading.Event()
         self._warned = False
 
-    def take(self, nbytes: int, make: Callable[[int], PinnedMemory]) -> Any:
+    @property
+    def total(self) -> int:
+        """Bytes of its memory, lent or not."""
+        return sum(memory.nbytes for memory in self._all)
+
+    def take(self, nbytes: int, pin: Pin) -> Any:
         """Returns a region of `nbytes`, whose memory comes back when its last view is deleted.
 
-        make: pins as many bytes as it is told. None: there is no room for that, which is logged once.
+        None: there is no room for that, or it cannot be pinned, which is logged once.
         """
         size = -(-nbytes // STEP) * STEP
-        memory = self._kept(size) or self._made(size, make)
+        memory = self._kept(size) or self._made(size, pin)
         if memory is None:
             return None
         view = memoryview(memory.pages)[:nbytes]
@@ -127,7 +141,7 @@ class PinnedPool:
                 memory.returned = time.monotonic()
                 self._idle.append(memory)
 
-    def _kept(self, size: int) -> PinnedMemory | None:
+    def _kept(self, size: int) -> _PinnedMemory | None:
         """Returns the smallest that is large enough, and the last used of these: the others may go."""
         with self._lock:
             self.collect()
@@ -137,38 +151,34 @@ class PinnedPool:
                 self._idle.remove(found)
             return found
 
-    def _made(self, size: int, make: Callable[[int], PinnedMemory]) -> PinnedMemory | None:
+    def _made(self, size: int, pin: Pin) -> _PinnedMemory | None:
         """Pins memory, in place of kept memory if the limit requires that."""
         unused = []
-        with self._lock:
-            limit = self._allowed()
-            if self.total - sum(memory.nbytes for memory in self._idle) + size > limit:
-                if limit:
-                    self._warn(f"no room in {show_size(limit)} (TRANSFER_GPU_PINNED)")
-                return None
-            while self.total + size > limit:
-                unused.append(self._idle.pop(0))
-                self.total -= unused[-1].nbytes
-            self.total += size
-        del unused  # not under the lock: it waits for the device
-        made = None
         try:
-            made = make(size)
+            with self._lock:
+                limit, total = self._allowed(), self.total
+                if total - sum(memory.nbytes for memory in self._idle) + size > limit:
+                    if limit:
+                        self._warn(f"no room in {show_size(limit)} (TRANSFER_GPU_PINNED)")
+                    return None
+                while total + size > limit:
+                    unused.append(self._idle.pop(0))
+                    total -= unused[-1].nbytes
+                memory = _PinnedMemory(size)
+                self._all.add(memory)  # others count it
+            del unused  # not under the lock: it waits for the device
+            memory.pin(pin)
         except (InternalError, OSError, RuntimeError) as error:  # the libraries' errors are of the last kind
             self._warn(str(error).partition("\n")[0])
             return None
-        finally:
-            if made is None:
-                with self._lock:
-                    self.total -= size
         self._watch()
-        return made
+        return memory
 
     def _allowed(self) -> int:
         if self._limit is None:
             self._limit = config.pinned_limit()
         if self._limit is None:
-            self._limit = min(LIMIT, available_memory() // PART)
+            self._limit = min(LIMIT, available_memory() // _PART)
         return self._limit
 
     def _warn(self, reason: str) -> None:
@@ -183,11 +193,11 @@ class PinnedPool:
             before = time.monotonic() - unused_for
             unused = [memory for memory in self._idle if memory.returned <= before]
             self._idle = [memory for memory in self._idle if memory not in unused]
-            self.total -= sum(memory.nbytes for memory in unused)
+        del unused  # not under the lock: it waits for the device
+        with self._lock:
             if not self.total:
                 self._watched = False
                 self._empty.set()
-        del unused  # not under the lock: it waits for the device
 
     def _watch(self) -> None:
         """Starts the thread that gives memory back, unless it runs."""
@@ -203,7 +213,8 @@ class PinnedPool:
 
     def _give_back_in_time(self) -> None:
         while not self._empty.wait(self._rest):
-            self.give_back(self._rest)
+            with contextlib.suppress(RuntimeError):  # of a query of the device
+                self.give_back(self._rest)
 
 
 #: of this process
