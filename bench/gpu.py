@@ -72,18 +72,21 @@ def _line(row: dict[str, Any]) -> str:
     if "gb_s" not in row:
         return f"{row['case']:<48} {row['value']}"
     ratio = f"{row['ratio']} of {row['limit']}" if row["ratio"] is not None else ""
-    return f"{row['case']:<48} {row['bytes'] / MIB:>7.0f} MiB {row['gb_s']:>9.2f} GB/s  {ratio}"
+    first = f"  first {row['first_s']} s" if "first_s" in row else ""
+    return f"{row['case']:<48} {row['bytes'] / MIB:>7.0f} MiB {row['gb_s']:>9.2f} GB/s  {ratio}{first}"
 
 
 def table(report: dict[str, Any]) -> str:
     """The rows as Markdown."""
-    lines = ["| case | size | result | of its slowest raw stage |", "|---|---|---|---|"]
+    lines = ["| case | size | result | of its slowest raw stage | the first |", "|---|---|---|---|---|"]
     for row in report["rows"]:
         if "gb_s" in row:
             ratio = f"{row['ratio']} of {row['limit']}" if row["ratio"] is not None else ""
-            lines.append(f"| {row['case']} | {row['bytes'] // MIB} MiB | {row['gb_s']} GB/s | {ratio} |")
+            first = f"{row['first_s']} s" if "first_s" in row else ""
+            rate = f"{row['gb_s']} GB/s"
+            lines.append(f"| {row['case']} | {row['bytes'] // MIB} MiB | {rate} | {ratio} | {first} |")
         else:
-            lines.append(f"| {row['case']} | | {row['value']} | |")
+            lines.append(f"| {row['case']} | | {row['value']} | | |")
     return "\n".join(lines) + "\n"
 
 
@@ -136,9 +139,10 @@ def raw_streams(torch: Any, raw: dict[str, float]) -> Any:
     for transport in ("tcp", "local"):
         for nbytes in (64 * MIB, GIB):
             name = f"raw host → {transport} → host"
-            row = _row(name, nbytes, between(transport, nbytes, device=False))
+            first, later = between(transport, nbytes, device=False)
+            row = _row(name, nbytes, later)
             raw[f"{name} {nbytes}"] = row["gb_s"]
-            yield row
+            yield row | {"first_s": first}
 
 
 # --- ours ---------------------------------------------------------------------------------------
@@ -150,12 +154,18 @@ def staged_sends(torch: Any, raw: dict[str, float]) -> Any:
 
     for nbytes in (64 * 1024, MIB, 64 * MIB, GIB):
         tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        start = time.perf_counter()
+        export(tensor)
+        first = round(time.perf_counter() - start, 3)
         seconds = timed(lambda tensor=tensor: export(tensor))
-        yield _row("device → host, send side", nbytes, seconds, "D2H pinned", raw["raw D2H pinned"])
+        row = _row("device → host, send side", nbytes, seconds, "D2H pinned", raw["raw D2H pinned"])
+        yield row | {"first_s": first}
 
 
 def pairs(torch: Any, raw: dict[str, float]) -> Any:
     """Device to device between two processes."""
+    from transfer.tensors.pinned import POOL
+
     for transport in ("tcp", "local"):
         for nbytes in (64 * MIB, GIB):
             limits = {
@@ -164,15 +174,30 @@ def pairs(torch: Any, raw: dict[str, float]) -> Any:
                 transport: raw[f"raw host → {transport} → host {nbytes}"],
             }
             limit = min(limits, key=lambda name: limits[name])
-            seconds = between(transport, nbytes, device=True)
-            yield _row(f"device → {transport} → device", nbytes, seconds, limit, limits[limit])
+            POOL.give_back()  # so that the first is one
+            first, later = between(transport, nbytes, device=True)
+            row = _row(f"device → {transport} → device", nbytes, later, limit, limits[limit])
+            yield row | {"first_s": first}
 
 
 def pauses(torch: Any, raw: dict[str, float]) -> Any:
-    """The longest time for which a ticking thread stood still while 8 GiB are staged."""
+    """The longest time for which a ticking thread stood still while tensors are staged: 8 GiB through slabs,
+    and 2 GiB to memory that is pinned for it."""
     from transfer.tensors.export import export
+    from transfer.tensors.pinned import POOL
 
-    tensor = torch.zeros(8 * GIB, dtype=torch.uint8, device="cuda")
+    for nbytes in (8 * GIB, 2 * GIB):
+        POOL.give_back()
+        tensor = torch.zeros(nbytes, dtype=torch.uint8, device="cuda")
+        taken, longest = _ticking(lambda tensor=tensor: export(tensor))
+        yield _row(
+            f"{nbytes // GIB} GiB staged, the first", nbytes, taken, "D2H pinned", raw["raw D2H pinned"]
+        )
+        yield {"case": "longest pause of a thread meanwhile", "value": f"{longest * 1000:.1f} ms"}
+
+
+def _ticking(work: Callable[[], object]) -> tuple[float, float]:
+    """Seconds of some work, and the longest pause of another thread meanwhile."""
     stop = threading.Event()
     longest = 0.0
 
@@ -188,20 +213,23 @@ def pauses(torch: Any, raw: dict[str, float]) -> Any:
     thread = threading.Thread(target=tick)
     thread.start()
     start = time.perf_counter()
-    export(tensor)
+    work()
     taken = time.perf_counter() - start
     stop.set()
     thread.join()
-    yield _row("8 GiB staged", 8 * GIB, taken, "D2H pinned", raw["raw D2H pinned"])
-    yield {"case": "longest pause of a thread meanwhile", "value": f"{longest * 1000:.1f} ms"}
+    return taken, longest
 
 
 # --- two processes ------------------------------------------------------------------------------
 
 
-def between(transport: str, nbytes: int, *, device: bool) -> float:
-    """Seconds for a tensor from one process to another, the median of several in a row."""
-    count = max(4, min(20, 2 * GIB // nbytes))
+#: messages that do not count: as many as are on their way at once take memory for the first time
+WARM = 4
+
+
+def between(transport: str, nbytes: int, *, device: bool) -> tuple[float, float]:
+    """Seconds for a tensor from one process to another: of the first, and of each of several in a row."""
+    count = max(8, min(20, 2 * GIB // nbytes))
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
     child = context.Process(target=_receive, args=(theirs, transport, nbytes, count, device))
@@ -213,11 +241,12 @@ def between(transport: str, nbytes: int, *, device: bool) -> float:
             push.wait_for_peers(1)
             assert push.peers()[0].transport == transport
             tensor = _tensor(nbytes, device)
-            for _ in range(count):
+            start = time.perf_counter()
+            for _ in range(WARM + count):
                 push.send_tensor(tensor)
-            seconds = ours.recv()
+            marks = ours.recv()
         child.join(30)
-        return float(seconds)
+        return round(marks[0] - start, 3), (marks[-1] - marks[WARM - 1]) / count
     finally:
         child.kill()
         child.join()
@@ -235,11 +264,11 @@ def _receive(pipe: Any, transport: str, nbytes: int, count: int, device: bool) -
         settle()
         pipe.send(pull.last_endpoint)
         marks = []
-        for _ in range(count):
+        for _ in range(WARM + count):
             pull.recv_tensor(out=out)
             settle()
-            marks.append(time.perf_counter())
-        pipe.send((marks[-1] - marks[0]) / (count - 1))
+            marks.append(time.perf_counter())  # a clock that both processes have
+        pipe.send(marks)
 
 
 def _context(transport: str) -> Any:

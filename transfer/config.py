@@ -2,6 +2,8 @@
 
 Variables:
     TRANSFER_EXIT_LINGER: seconds that interpreter exit waits at most for unsent messages (default 2)
+    TRANSFER_GPU_PINNED: bytes of pinned memory that a process keeps for GPU tensors above 256 MiB, such as
+        `8GiB`, or `off` (default 4 GiB, or a quarter of the available memory if that is less)
     TRANSFER_LOG: `debug`, `info`, `warning`, `error`: what the library logs goes to standard error
     MOONCAKE_ALLOW_PICKLE: 1: `send_pyobj` and `recv_pyobj` work (by default they refuse)
     TRANSFER_BROKER__SECTION__KEY: the option `section.key` of a broker
@@ -25,6 +27,7 @@ import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from transfer import units
 from transfer.transports.errors import OptionError
 
 #: the values of TRANSFER_LOG
@@ -44,6 +47,16 @@ def exit_linger(environ: Mapping[str, str] | None = None) -> float:
     if not 0 <= seconds < 3600:
         raise OptionError(f"TRANSFER_EXIT_LINGER is {text!r}", hint="a number of seconds, 0 to 3600")
     return seconds
+
+
+def pinned_limit(environ: Mapping[str, str] | None = None) -> int | None:
+    """Returns the bytes of TRANSFER_GPU_PINNED, 0 for `off`; None without it. Raises OptionError."""
+    environ = os.environ if environ is None else environ
+    text = environ.get("TRANSFER_GPU_PINNED", "").strip()
+    try:
+        return (0 if units.is_off(text) else units.size(text)) if text else None
+    except ValueError:
+        raise OptionError(f"TRANSFER_GPU_PINNED is {text!r}", hint="a size, such as 8GiB, or off") from None
 
 
 def log_level(environ: Mapping[str, str] | None = None) -> str:

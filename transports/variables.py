@@ -18,6 +18,7 @@ _OURS, _MOONCAKE = "TRANSFER_", "MC_"
 OURS = frozenset(
     {"ADMIN_URL", "ADVERTISE", "BROKER_CONFIG", "CORE", "DNS", "DNS_FAMILY", "ENCRYPT", "EXIT_LINGER"}
     | {
+        "GPU_PINNED",
         "LIBSSL",
         "LOCAL",
         "LOG",

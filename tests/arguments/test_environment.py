@@ -20,6 +20,7 @@ WRONG: dict[str, tuple[tuple[str, ...], str]] = {
     "TRANSFER_DNS_FAMILY": (("ipv5",), "auto, ipv4, ipv6, both"),
     "TRANSFER_ENCRYPT": (("yes", "all"), "TRANSFER_TLS_CA|tcp, all"),
     "TRANSFER_EXIT_LINGER": (("soon", "-1", "nan", "7200"), "0 to 3600"),
+    "TRANSFER_GPU_PINNED": (("much", "-1", "4 parts"), "a size, such as 8GiB, or off"),
     "TRANSFER_LIBSSL": ((ABSENT,), "the path of an OpenSSL 3"),
     "TRANSFER_LOG": (("loud", "10"), "debug, info, warning, error"),
     "TRANSFER_LOCAL": (("of", "0", "true"), "on, off"),

@@ -13,13 +13,15 @@ torch = pytest.importorskip("torch")
 #: device cycles; some 5 ms
 SLEEP = 10_000_000
 ROUNDS = 100
+#: bytes of a message whose pinned memory is not of the library's allocator
+LARGE = 300_000_000
 
 
-@pytest.mark.parametrize("size", [1000, 300_000, 20_000_000])
+@pytest.mark.parametrize("size", [1000, 300_000, 20_000_000, LARGE])
 def test_a_tensor_whose_kernel_still_runs_and_which_is_overwritten_after(sockets, size):
     stream = torch.cuda.Stream()
     tensor = torch.zeros(size, dtype=torch.uint8, device="cuda")
-    for step in range(ROUNDS if size < 1_000_000 else 20):
+    for step in range(ROUNDS if size < 1_000_000 else 20 if size < LARGE else 4):
         with torch.cuda.stream(stream):
             torch.cuda._sleep(SLEEP)
             tensor.fill_(step % 251)
@@ -29,11 +31,12 @@ def test_a_tensor_whose_kernel_still_runs_and_which_is_overwritten_after(sockets
         assert (arrived == step % 251).all()
 
 
-def test_an_out_that_a_kernel_still_reads(sockets):
+@pytest.mark.parametrize("size", [6_000_000, LARGE])
+def test_an_out_that_a_kernel_still_reads(sockets, size):
     stream = torch.cuda.Stream()
-    out = torch.zeros(6_000_000, dtype=torch.uint8, device="cuda")
-    for step in range(1, ROUNDS):
-        sockets.push.send_tensor(torch.full((6_000_000,), step % 251, dtype=torch.uint8))
+    out = torch.zeros(size, dtype=torch.uint8, device="cuda")
+    for step in range(1, ROUNDS if size < LARGE else 5):
+        sockets.push.send_tensor(torch.full((size,), step % 251, dtype=torch.uint8))
         with torch.cuda.stream(stream):
             torch.cuda._sleep(SLEEP)
             old = out.clone()
@@ -54,16 +57,17 @@ def test_an_out_that_is_freed_at_once(sockets):
         assert bool((other == 7).all()), step
 
 
-def test_cupys_own_stream(sockets):
+@pytest.mark.parametrize("size", [5_000_000, LARGE])
+def test_cupys_own_stream(sockets, size):
     cupy = pytest.importorskip("cupy")
     stream = cupy.cuda.Stream(non_blocking=True)
     sleep = cupy.RawKernel(
         'extern "C" __global__ void nap(long long n) { long long t = clock64(); while (clock64() - t < n); }',
         "nap",
     )
-    array = cupy.zeros(5_000_000, "u1")
-    out = cupy.zeros(5_000_000, "u1")
-    for step in range(ROUNDS):
+    array = cupy.zeros(size, "u1")
+    out = cupy.zeros(size, "u1")
+    for step in range(ROUNDS if size < LARGE else 4):
         with stream:
             sleep((1,), (1,), (SLEEP,))
             array.fill(step % 251)

@@ -11,6 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from transfer.tensors import device
+from transfer.tensors.pinned import POOL, PinnedPool
+
 torch = pytest.importorskip("torch")
 
 
@@ -62,13 +65,45 @@ def test_a_thousand_sends_keep_nothing(tcp):
     assert resident_after - resident < 32 << 20
 
 
+def test_large_messages_keep_what_they_may_until_it_is_given_back(tcp):
+    POOL.give_back()  # what other tests had
+    tensor = torch.zeros(320 << 20, dtype=torch.uint8, device="cuda")
+    out = torch.zeros_like(tensor)
+
+    def locked() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+    for _ in range(8):
+        sender = threading.Thread(target=tcp.push.send_tensor, args=(tensor,))
+        sender.start()
+        tcp.pull.recv_tensor(out=out)
+        sender.join()
+        torch.cuda.synchronize()
+    kept, resident = POOL.total, locked()
+    assert 320 << 20 <= kept <= 4 * (320 << 20), "in turn, not one for each"
+    POOL.give_back()
+    assert POOL.total < kept and locked() <= resident - (kept - POOL.total) * 0.9
+
+
+def test_a_message_beyond_the_limit_is_slower_not_wrong(tcp, monkeypatch):
+    monkeypatch.setattr(device, "POOL", PinnedPool(0))
+    tensor = torch.randint(0, 255, (300_000_001,), dtype=torch.uint8, device="cuda")
+    out = torch.zeros_like(tensor)
+    sender = threading.Thread(target=tcp.push.send_tensor, args=(tensor,))
+    sender.start()
+    tcp.pull.recv_tensor(out=out)
+    sender.join()
+    assert torch.equal(tensor, out)
+
+
 FORKED = """
 import os, torch, transfer
+SIZE = %d
 with transfer.Context() as context:
     with context.socket(transfer.PUSH) as push, context.socket(transfer.PULL) as pull:
         pull.bind("tcp://127.0.0.1:0")
         push.connect(pull.last_endpoint)
-        push.send_tensor(torch.ones(1_000_000, device="cuda"))
+        push.send_tensor(torch.ones(SIZE, dtype=torch.uint8, device="cuda"))
         pull.recv_tensor()
         child = os.fork()
         if not child:
@@ -83,14 +118,15 @@ with transfer.Context() as context:
                         os._exit(0 if float(b.recv_tensor().sum()) == 1000 else 5)
             os._exit(6)
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        push.send_tensor(torch.ones(1_000_000, device="cuda"))
+        push.send_tensor(torch.ones(SIZE, dtype=torch.uint8, device="cuda"))
         print(int(pull.recv_tensor().sum()))
 """
 
 
-def test_a_child_forked_after_cuda_began():
+@pytest.mark.parametrize("size", [4_000_000, 300_000_000])
+def test_a_child_forked_after_cuda_began(size):
     """It has no CUDA, by NVIDIA's rules; host tensors work, and its parent goes on."""
-    assert run(FORKED).split() == ["0", "1000000"]
+    assert run(FORKED % size).split() == ["0", str(size)]
 
 
 def test_staging_lets_other_threads_run(tcp):

@@ -63,6 +63,10 @@ ALLOWED = {
         "transfer/mooncake/replies.py",
         "self._changed.wait_for(self._has_room, timeout if timeout >= 0 else None)",
     ): _WISH,
+    (
+        "transfer/tensors/device.py",
+        "future.result()",
+    ): "a copy by a GPU, whose events have no time-out either",
     ("transfer/log/journal.py", "self.lock.acquire()"): _LOCK,
     ("transfer/spark/source.py", "TaskContext.get()"): _NO_WAIT,
     ("transfer/spark/writer.py", "TaskContext.get()"): _NO_WAIT,

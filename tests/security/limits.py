@@ -35,6 +35,7 @@ from transfer.sockets.defaults import TRANSFER
 from transfer.sockets.socket import SocketMethods
 from transfer.spool.format import protocol
 from transfer.spool.server import group, reader, row_requests
+from transfer.tensors import pinned
 from transfer.transports import descriptors
 from transfer.transports.connect import pending
 from transfer.transports.core import python_tls as tls
@@ -348,6 +349,15 @@ LIMITS = {
     ): (
         size(MOST_GATHERED),
         "broker/test_ttp_routing.py::test_large_payloads_of_two_publishers_arrive_where_nothing_is_kept",
+    ),
+    (
+        "tensors on a GPU",
+        "pinned memory of a process for tensors above 256 MiB; time until unused memory is given back",
+    ): (
+        f"{size(pinned.LIMIT)}, or a quarter of what is available; {seconds(2 * pinned._REST)}",
+        "tensors/test_pinned.py::test_no_more_is_pinned_than_the_limit",
+        "tensors/test_pinned.py::test_the_limit_is_of_the_environment_or_of_the_machine",
+        "tensors/test_pinned.py::test_what_is_not_used_goes_back_to_the_system",
     ),
 }
 #: options of the broker that are limits, and the tests that reach them

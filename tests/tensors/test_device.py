@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
+import weakref
 from types import ModuleType, SimpleNamespace
 
 import numpy as np
 import pytest
 
-from transfer.tensors import device as devices
+from transfer.tensors import device as devices, pinned
 from transfer.tensors.build import recipe_for
-from transfer.tensors.device import CupyDevice, Slab
+from transfer.tensors.device import CupyDevice, Slab, TorchDevice
 from transfer.tensors.export import export
+from transfer.tensors.pinned import PinnedPool
 from transfer.tensors.target import CupyTarget, TorchTarget, target_for
 from transfer.transports.errors import InternalError, TensorMismatch
 
@@ -28,6 +31,7 @@ class Stream:
         self.todo: list = []
         self.done = 0
         self.eager = eager
+        self._lock = threading.Lock()
 
     def enqueue(self, what) -> None:
         self.todo.append(what)
@@ -35,10 +39,11 @@ class Stream:
             self.run(len(self.todo))
 
     def run(self, until: int) -> None:
-        while self.done < until:
-            what = self.todo[self.done]
-            self.done += 1
-            what()
+        with self._lock:  # several threads wait for events
+            while self.done < until:
+                what, self.todo[self.done] = self.todo[self.done], None
+                what()
+                self.done += 1
 
 
 class Event:
@@ -54,6 +59,9 @@ class Event:
     def record(self, stream):
         self.at = stream, len(stream.todo)
 
+    def query(self):
+        return self.done
+
     def synchronize(self):
         self.at[0].run(self.at[1])
 
@@ -64,6 +72,8 @@ class FakeDevice:
     def __init__(self, eager: bool = False, forget: bool = False) -> None:
         self.now = Stream(eager)
         self.made: list[Slab] = []
+        #: bytes of other memory that is pinned, by address
+        self.live: dict[int, int] = {}
         self._forget = forget
 
     def record(self):
@@ -84,12 +94,31 @@ class FakeDevice:
         self.now.enqueue(lambda: flat.__setitem__(slice(start, start + nbytes), slab.view[:nbytes]))
         return self.record()
 
+    def pin(self, memory):
+        address = memory.ctypes.data
+        self.live[address] = memory.nbytes
+        return lambda: self.live.pop(address)
+
+    def slab(self, view):
+        return Slab(view, view, pooled=True)
+
 
 @pytest.fixture(autouse=True)
 def small_slabs(monkeypatch):
     """What takes gigabytes on a GPU takes kilobytes here."""
     monkeypatch.setattr(devices, "SLAB", 64)
-    monkeypatch.setattr(devices, "PINNED_MOST", 1000)
+    monkeypatch.setattr(devices, "LIBRARY_MOST", 1000)
+    monkeypatch.setattr(pinned, "STEP", 4096)
+
+
+@pytest.fixture(autouse=True, params=["pooled", "in slabs"])
+def pool(request, monkeypatch):
+    """The memory of what is larger than the library's, or none."""
+    pool = PinnedPool(128 * 4096 if request.param == "pooled" else 0)
+    monkeypatch.setattr(devices, "POOL", pool)
+    yield pool
+    pool.give_back()
+    assert not pool.total
 
 
 def pattern(nbytes):
@@ -142,31 +171,42 @@ def test_the_stand_in_notices_a_wait_that_is_missing():
     assert not receive(FakeDevice(forget=True), 4096)
 
 
-def test_a_large_message_pins_no_more_than_its_slabs():
+def test_a_large_message_has_memory_of_the_pool_or_passes_through_slabs(pool):
     made = FakeDevice()
-    assert send(made, 10_000) and receive(made, 10_000)
-    assert [slab.view.nbytes for slab in made.made] == [64] * 2 * devices.SLABS
-    assert devices.Landing(made).buffer(1001) is None, "it is read into the pool, and passes through slabs"
+    for _ in range(3):
+        assert send(made, 10_000) and receive(made, 10_000, landed=True)
+    place = devices.Landing(made).buffer(10_000)
+    if pool.total:
+        assert not made.made and list(made.live.values()) == [12_288], "one, which all have in turn"
+        assert place.ctypes.data in made.live and place.nbytes == 10_000
+    else:
+        assert not made.live and place is None, "the core reads it to memory of its own"
+        assert [slab.view.nbytes for slab in made.made] == [64] * 6 * devices.SLABS
 
 
-def test_the_next_chunk_is_on_its_way_while_one_is_taken_off():
-    made, running = FakeDevice(), []
-    flat = pattern(1280)
-    started, waited = made.copy_out, Event.synchronize
+def test_a_message_larger_than_the_pool_passes_through_slabs(pool):
+    made = FakeDevice()
+    assert send(made, 600_000) and receive(made, 600_000, landed=True)
+    assert not made.live and not pool.total
+    assert {slab.view.nbytes for slab in made.made} == {64}
 
-    def out(flat, start, slab, nbytes):
-        running.append("out")
-        return started(flat, start, slab, nbytes)
+
+@pytest.mark.parametrize("pool", ["in slabs"], indirect=True)
+def test_other_pieces_are_copied_while_one_is_waited_for(pool):
+    """Both ways: the slabs of all threads and one more are on their way at once."""
+    made, flat = FakeDevice(), pattern(1280)
+    here = threading.Barrier(devices.THREADS, timeout=20)
+    waited = Event.synchronize
 
     def wait(event):
-        running.append("wait")
+        if not here.broken:
+            here.wait()
         waited(event)
 
-    made.copy_out = out
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Event, "synchronize", wait)
-        assert devices.to_host(made, flat).tobytes() == flat.tobytes()
-    assert running[:5] == ["out", "out", "out", "wait", "out"]
+        assert devices.THREADS < 20 and devices.to_host(made, flat).tobytes() == flat.tobytes()
+    assert len(made.made) == devices.SLABS
 
 
 def test_pinned_memory_that_is_used_up_is_a_clear_error():
@@ -248,13 +288,19 @@ def cupy(monkeypatch):
         Event=Event,
         get_current_stream=of_device,
         alloc_pinned_memory=Pinned,
-        runtime=SimpleNamespace(memcpyAsync=copy, memcpyDeviceToHost=2, memcpyHostToDevice=1),
+        runtime=SimpleNamespace(
+            memcpyAsync=copy,
+            memcpyDeviceToHost=2,
+            memcpyHostToDevice=1,
+            hostRegister=lambda address, nbytes, flags: module.live.add(address),
+            hostUnregister=lambda address: module.live.remove(address),
+        ),
     )
     monkeypatch.setitem(sys.modules, "cupy", module)
     module.now = current
+    module.live = set()
     yield module
     current.run(len(current.todo))
-    devices._in_use.clear()
 
 
 def on_gpu(array):
@@ -277,19 +323,26 @@ def test_a_cupy_array_there_and_back(cupy, order):
             target.fill(recipe, place)
         cupy.now.run(len(cupy.now.todo))
         assert np.array_equal(np.asarray(out), array) is landed
-    assert all(event.done for _, event in devices._in_use) and devices._in_use
+    assert (place.ctypes.data in cupy.live) is False
 
 
-def test_pinned_memory_of_cupy_is_kept_until_its_copy_has_run(cupy):
-    out = on_gpu(np.zeros(500, "u1"))
+@pytest.mark.parametrize("pool", ["pooled"], indirect=True)
+@pytest.mark.parametrize("nbytes", [500, 5000])
+def test_memory_of_cupy_is_kept_until_its_copy_has_run(cupy, pool, nbytes):
+    out = on_gpu(np.zeros(nbytes, "u1"))
     landing = devices.Landing(CupyDevice(3))
-    landing.buffer(500)[:] = 7
-    landing.fill(out, landing._slab.view)
-    [(memory, event)] = devices._in_use
-    assert memory is landing._slab.memory and not event.done
+    place = landing.buffer(nbytes)
+    place[:] = 7
+    landing.fill(out, place)
+    address, gone = place.ctypes.data, weakref.ref(landing._slab.view)
+    del place, landing
+    pool.collect()
+    assert gone() is not None
+    if nbytes == 5000:
+        assert devices.Landing(CupyDevice(3)).buffer(nbytes).ctypes.data != address
     cupy.now.run(len(cupy.now.todo))
     CupyDevice(3).pinned(10)
-    assert not devices._in_use and (np.asarray(out) == 7).all()
+    assert gone() is None and (np.asarray(out) == 7).all()
 
 
 def test_a_cupy_array_with_gaps_is_made_dense_first(cupy):
@@ -329,12 +382,23 @@ def cuda(monkeypatch):
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
     monkeypatch.setattr(torch.cuda, "device", Nothing)
+    registered = set()
+
+    def register(address, nbytes, flags):
+        return registered.add(address) or 0
+
+    def unregister(address):
+        return registered.remove(address) or 0
+
+    runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=unregister)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: runtime)
+    return SimpleNamespace(registered=registered, runtime=runtime, now=current)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "complex64", "bool"])
 @pytest.mark.parametrize("permuted", [False, True])
 @pytest.mark.parametrize("size", [10, 2400])
-def test_a_torch_tensor_there_and_back(cuda, dtype, permuted, size):
+def test_a_torch_tensor_there_and_back(cuda, pool, dtype, permuted, size):
     plain = (torch.arange(10 * size) % 7).reshape(10, size).to(getattr(torch, dtype))
     if permuted:
         plain = plain.t().contiguous().t()
@@ -346,8 +410,37 @@ def test_a_torch_tensor_there_and_back(cuda, dtype, permuted, size):
     assert isinstance(target, TorchTarget) and not target.direct
     target.check(recipe)
     place = target.buffer_for(recipe)
-    assert (place is None) is (recipe.nbytes > devices.PINNED_MOST)
+    large = recipe.nbytes > devices.LIBRARY_MOST
+    assert (place is None) is (large and not pool._limit) and bool(cuda.registered) is (
+        large and place is not None
+    )
     if place is not None:
         place[:] = buffer
     target.fill(recipe, bytes(buffer) if place is None else place)
     assert torch.equal(out.as_subclass(torch.Tensor), plain)
+
+
+@pytest.mark.parametrize("pool", ["pooled"], indirect=True)
+def test_memory_that_torch_still_reads_is_lent_to_nobody(cuda, pool):
+    cuda.now.eager = False
+    device = TorchDevice(FakeCudaTensor.device)
+    landing = devices.Landing(device)
+    place = landing.buffer(5000)
+    landing.fill(torch.zeros(5000, dtype=torch.uint8), place)
+    address = place.ctypes.data
+    cuda.now.enqueue(lambda: None)
+    pool._copying[0][1].__self__.record(cuda.now)
+    del place, landing
+    assert devices.Landing(device).buffer(5000).ctypes.data != address
+    cuda.now.run(1)
+    assert devices.Landing(device).buffer(5000).ctypes.data == address
+
+
+def test_a_message_goes_on_where_torch_cannot_pin(cuda, pool, caplog, monkeypatch):
+    cuda.runtime.cudaHostRegister = lambda *_: 2
+    monkeypatch.setattr(torch, "zeros", lambda *_, device: None)
+    tensor = torch.arange(5000, dtype=torch.uint8).as_subclass(FakeCudaTensor)
+    for _ in range(2):
+        assert bytes(export(tensor)[2]) == bytes(export(tensor.as_subclass(torch.Tensor))[2])
+    assert len(caplog.records) == bool(pool._limit) and not cuda.registered
+    assert not pool._limit or "cudaHostRegister returns 2" in caplog.text

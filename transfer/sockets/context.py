@@ -106,6 +106,7 @@ class Context:
         self.transport_config = load(protocol=protocol, policy=policy)
         log_output.apply_environment()
         config.exit_linger()  # a wrong value raises here and not at exit
+        config.pinned_limit()
         self.credentials = Credentials(read_security() if security is None else security, core)
         self._offer: Offer | None = None
         #: what transports keep for all sockets of this context, by name; the context closes it

@@ -4,33 +4,45 @@ A send copies on the current stream, after its work of that moment, and waits fo
 received tensor is usable on the current stream as soon as the call returns; the host does not wait. Torch and
 CuPy are used if the caller has imported them.
 
-Up to PINNED_MOST bytes the host memory of a message is pinned: the copy runs at the speed of the bus, and the
-library keeps the memory for later ones. A larger message passes through slabs, so that no more stays pinned.
+The host memory of a message is pinned: the copy runs at the speed of the bus. Up to LIBRARY_MOST bytes the
+library's allocator has it, and keeps it; above pinned.py, within a limit. Beyond that limit a message passes
+through slabs, from or to memory that is not pinned.
 """
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+import os
 import sys
-import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from types import SimpleNamespace
 from typing import Any, Final, NamedTuple, Protocol
 
+from transfer.tensors.pinned import POOL, pages
 from transfer.transports.errors import InternalError
 
-#: bytes of a message whose host memory is pinned as a whole
-PINNED_MOST: Final = 256 << 20
-#: bytes of one pinned slab, and how many take turns
+#: bytes of a message whose host memory is of the library's allocator
+LIBRARY_MOST: Final = 256 << 20
+#: bytes of one slab, and threads that copy from and to slabs: one alone waits for page faults
 SLAB: Final = 32 << 20
-SLABS: Final = 3
+THREADS: Final = min(4, os.cpu_count() or 1)
+#: one more than can be copied at once is on its way from or to the device
+SLABS: Final = THREADS + 1
+#: of cudaHostRegister: for every device
+_PORTABLE: Final = 1
 
 
 class Slab(NamedTuple):
-    """memory: pinned, as its library has it; view: the same bytes, as a numpy array of uint8."""
+    """memory: pinned, as its library has it; view: the same bytes, as a numpy array of uint8; pooled: not of
+    the library's allocator, which knows which copies still run."""
 
     memory: Any
     view: Any
+    pooled: bool = False
 
 
 class GpuDevice(Protocol):
@@ -49,39 +61,65 @@ class GpuDevice(Protocol):
     def record(self) -> Any:
         """Records an event on the current stream."""
 
+    def pin(self, memory: Any) -> Callable[[], object]:
+        """Pins memory (a numpy array of uint8) that is not the library's. Returns what unpins it, from any
+        thread. Raises RuntimeError, InternalError."""
+
+    def slab(self, view: Any) -> Slab:
+        """Returns memory of the pool (a numpy array of uint8) as a slab."""
+
 
 def to_host(device: GpuDevice, flat: Any) -> Any:
     """Returns a tensor's bytes in memory of their own. The GIL is free during copies and waits."""
+    import numpy
+
     nbytes = int(flat.nbytes)
-    if nbytes <= PINNED_MOST:
-        slab = pinned(device, nbytes)
+    slab = _whole(device, nbytes)
+    if slab is not None:
         device.copy_out(flat, 0, slab, nbytes).synchronize()
         return slab.view
-    host = _pages(nbytes)
-    running: deque[tuple[int, int, Slab, Any]] = deque()
-    for number, (start, length) in enumerate(_pieces(nbytes)):
-        slab = pinned(device, SLAB) if number < SLABS else _take_off(running, host)
-        running.append((start, length, slab, device.copy_out(flat, start, slab, length)))
-    while running:
-        _take_off(running, host)
+    host = numpy.frombuffer(pages(nbytes), "u1")
+    running: deque[Future[Slab]] = deque()
+    with _threads() as threads:
+        for number, (start, length) in enumerate(_pieces(nbytes)):
+            if number < SLABS:
+                slab = pinned(device, SLAB)
+            else:
+                future = running.popleft()
+                slab = future.result()
+            event = device.copy_out(flat, start, slab, length)
+            running.append(threads.submit(_take_off, event, slab, host[start : start + length]))
+        for future in running:
+            future.result()
     return host
 
 
 def _to_device(device: GpuDevice, source: Any, flat: Any) -> None:
     """Copies host memory (a numpy array of uint8) into a tensor. `source` has been read when it returns."""
-    running: deque[tuple[Slab, Any]] = deque()
-    for number, (start, length) in enumerate(_pieces(source.nbytes)):
-        if number < SLABS:
-            slab = pinned(device, min(SLAB, source.nbytes))
-        else:
-            slab, event = running.popleft()
-            event.synchronize()
-        slab.view[:length] = source[start : start + length]
-        running.append((slab, device.copy_in(slab, flat, start, length)))
+    if source.nbytes <= SLAB:
+        device.copy_in(_put_on(None, pinned(device, source.nbytes), source), flat, 0, source.nbytes)
+        return
+    filling: deque[tuple[int, int, Future[Slab]]] = deque()
+    copying: deque[tuple[Any, Slab]] = deque()
+
+    def copy() -> None:
+        start, length, future = filling.popleft()
+        slab = future.result()
+        copying.append((device.copy_in(slab, flat, start, length), slab))
+
+    with _threads() as threads:
+        for number, (start, length) in enumerate(_pieces(source.nbytes)):
+            event, slab = (None, pinned(device, SLAB)) if number < SLABS else copying.popleft()
+            filled = threads.submit(_put_on, event, slab, source[start : start + length])
+            filling.append((start, length, filled))
+            if len(filling) == THREADS:
+                copy()
+        while filling:
+            copy()
 
 
 class Landing:
-    """Where a payload for a tensor on a GPU is read to: pinned memory, unless it is too large for that."""
+    """Where a payload for a tensor on a GPU is read to: pinned memory, as long as there is room."""
 
     __slots__ = ("_device", "_slab")
 
@@ -91,10 +129,8 @@ class Landing:
 
     def buffer(self, nbytes: int) -> Any:
         """Returns memory to read the payload into, or None. Raises InternalError."""
-        if not 0 < nbytes <= PINNED_MOST:
-            return None
-        self._slab = pinned(self._device, nbytes)
-        return self._slab.view
+        self._slab = _whole(self._device, nbytes) if nbytes else None
+        return None if self._slab is None else self._slab.view
 
     def holds(self, data: Any) -> bool:
         """Whether this is the memory of `buffer`."""
@@ -115,34 +151,53 @@ def settle(device: GpuDevice) -> None:
     device.record().synchronize()
 
 
+def _whole(device: GpuDevice, nbytes: int) -> Slab | None:
+    """Returns pinned memory for a whole message, or None: there is no room for it. Raises InternalError."""
+    import numpy
+
+    if nbytes <= LIBRARY_MOST:
+        return pinned(device, nbytes)
+    region = POOL.take(nbytes, partial(_pin, device))
+    return None if region is None else device.slab(numpy.frombuffer(region, "u1"))
+
+
+def _pin(device: GpuDevice, memory: mmap.mmap) -> Callable[[], object]:
+    import numpy
+
+    view = numpy.frombuffer(memory, "u1")
+
+    def fault_in(piece: tuple[int, int]) -> None:
+        start, length = piece
+        view[start : start + length : mmap.PAGESIZE] = 0
+
+    with _threads() as threads:  # else the driver would do it in one thread
+        list(threads.map(fault_in, _pieces(view.nbytes)))
+    return device.pin(view)
+
+
+def _threads() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(THREADS, "transfer-gpu")
+
+
 def _pieces(nbytes: int) -> Iterator[tuple[int, int]]:
     """(first byte, length) of each slab's part."""
     for start in range(0, nbytes, SLAB):
         yield start, min(SLAB, nbytes - start)
 
 
-def _take_off(running: deque[tuple[int, int, Slab, Any]], host: Any) -> Slab:
-    """Copies what the oldest slab has received to its place. Returns the slab."""
-    start, length, slab, event = running.popleft()
+def _take_off(event: Any, slab: Slab, target: Any) -> Slab:
+    """Copies what a slab has received from the device."""
     event.synchronize()
-    host[start : start + length] = slab.view[:length]
+    target[:] = slab.view[: target.nbytes]
     return slab
 
 
-def _pages(nbytes: int) -> Any:
-    """Memory that is neither zeroed nor faulted in under the GIL, in huge pages: fewer faults to wait for.
-
-    Raises InternalError.
-    """
-    import numpy
-
-    try:
-        pages = mmap.mmap(-1, nbytes, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise InternalError(f"no memory for {nbytes} bytes from a GPU: {error.strerror}") from error
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return numpy.frombuffer(pages, "u1")
+def _put_on(event: Any, slab: Slab, source: Any) -> Slab:
+    """Copies to a slab, after its last copy to the device."""
+    if event is not None:
+        event.synchronize()
+    slab.view[: source.nbytes] = source
+    return slab
 
 
 def pinned(device: GpuDevice, nbytes: int) -> Slab:
@@ -172,6 +227,25 @@ class TorchDevice:
         event.record(self._torch.cuda.current_stream(self._device))
         return event
 
+    def pin(self, memory: Any) -> Callable[[], object]:
+        address = int(memory.ctypes.data)
+        self._runtime("cudaHostRegister", address, memory.nbytes, _PORTABLE)
+        return partial(self._runtime, "cudaHostUnregister", address)
+
+    def _runtime(self, call: str, *arguments: int) -> None:
+        """Calls CUDA's runtime (ROCm's under the same name), without the GIL. Raises InternalError."""
+        torch = self._torch
+        with torch.cuda.device(self._device):
+            code = int(getattr(torch.cuda.cudart(), call)(*arguments))
+            if code:
+                # The runtime remembers it, and torch would report it after the caller's next kernel.
+                with contextlib.suppress(RuntimeError):
+                    torch.zeros(1, device=self._device)
+                raise InternalError(f"{call} returns {code}")
+
+    def slab(self, view: Any) -> Slab:
+        return Slab(self._torch.from_numpy(view), view, pooled=True)
+
     def pinned(self, nbytes: int) -> Slab:
         with self._torch.cuda.device(self._device):  # else it opens the thread's current device
             memory = self._torch.empty(nbytes, dtype=self._torch.uint8, pin_memory=True)
@@ -183,13 +257,10 @@ class TorchDevice:
 
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int) -> Any:
         flat[start : start + nbytes].copy_(slab.memory[:nbytes], non_blocking=True)
-        return self.record()
-
-
-#: pinned memory of CuPy and the event after its last copy: its pool would give it away before that
-_in_use: Final[deque[tuple[Any, Any]]] = deque()
-#: without it two threads would look at one entry and remove two
-_ending: Final = threading.Lock()
+        event = self.record()
+        if slab.pooled:
+            POOL.hold(slab.view, event.query)
+        return event
 
 
 class CupyDevice:
@@ -205,12 +276,23 @@ class CupyDevice:
             event.record(self._stream())
         return event
 
+    def pin(self, memory: Any) -> Callable[[], object]:
+        address = int(memory.ctypes.data)
+        with self._cuda.Device(self._index):
+            self._cuda.runtime.hostRegister(address, memory.nbytes, _PORTABLE)
+        return partial(self._unpin, address)
+
+    def _unpin(self, address: int) -> None:
+        with self._cuda.Device(self._index):
+            self._cuda.runtime.hostUnregister(address)
+
+    def slab(self, view: Any) -> Slab:
+        return Slab(SimpleNamespace(ptr=int(view.ctypes.data)), view, pooled=True)
+
     def pinned(self, nbytes: int) -> Slab:
         import numpy
 
-        with _ending:
-            while _in_use and _in_use[0][1].done:
-                _in_use.popleft()
+        POOL.collect()
         with self._cuda.Device(self._index):
             memory = self._cuda.alloc_pinned_memory(nbytes)
         return Slab(memory, numpy.frombuffer(memory, "u1", nbytes))
@@ -220,7 +302,8 @@ class CupyDevice:
 
     def copy_in(self, slab: Slab, flat: Any, start: int, nbytes: int) -> Any:
         event = self._copy(flat.data.ptr + start, slab.memory.ptr, nbytes, "memcpyHostToDevice")
-        _in_use.append((slab.memory, event))
+        # CuPy's allocator would give it to the next who asks, before the copy has run.
+        POOL.hold(slab.view, lambda: bool(event.done))
         return event
 
     def _copy(self, target: int, source: int, nbytes: int, kind: str) -> Any:
