@@ -828,9 +828,9 @@ class SocketMethods(SocketBase):
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
         """Takes the core's next message. `map` stores it before a signal handler can run."""
         reader = self._links.log_reader
-        if isinstance(self._pattern, Subscriber):
+        if isinstance(self._pattern, Subscriber) and not reader.knows(self._came.__dict__):
             # A connection to a log that another thread begins meanwhile counts the message as received.
-            reader.receivers[threading.get_ident()] = self._came.__dict__
+            reader.add_receiver(self._came.__dict__)
         [self._came.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._came.given
         if reader.positions is not None:
