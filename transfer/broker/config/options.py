@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from transfer.broker.config import values
-from transfer.broker.config.values import Reader, number, or_none, seconds, size
+from transfer.broker.config.values import Reader, age, number, seconds, size
 from transfer.transports.security.settings import CLIENTS, ENCRYPT
+from transfer.units import or_off
 
 
 class BrokerOption(NamedTuple):
@@ -39,40 +40,43 @@ def _part(section: str, part: str, read: Reader, *keys: str) -> list[BrokerOptio
 DATA = "broker.data"
 _PORT, _ENDPOINT = "PORT|off", "ENDPOINT|off"
 _COUNT = number(1, 1 << 40)
-_AGE = or_none(seconds)
+_AGE = or_off(age)
 _AGES = ("retention", "staged", "failed", "group", "unread")
 
 # fmt: off
 OPTIONS = (
     BrokerOption(DATA, (), values.text, "data", "DIR",
-        "Folder for all data; it is created if it is missing.", "WAL_PATH"),
+        "Folder for all data; it is created if it is missing. [required, here or in the file]", "WAL_PATH"),
     BrokerOption("broker.host", ("host",), values.text, "host", "HOST",
-        "Address that plain TCP and HTTP listen on. [127.0.0.1]"),
-    BrokerOption("ttp.port", ("ttp",), values.port, "ttp", _PORT, "TTP v2. [59321]"),
-    BrokerOption("pybroker.port", ("pybroker",), values.port, "pybroker", _PORT, "PyBroker. [9099]"),
-    BrokerOption("rqueue.port", ("rqueue",), values.port, "rqueue", _PORT, "rqueue. [6567]"),
+        "Address of TTP, PyBroker, rqueue and HTTP. [default: 127.0.0.1]"),
+    BrokerOption("ttp.port", ("ttp",), values.port, "ttp", _PORT, "Port of TTP v2. [default: 59321]"),
+    BrokerOption("pybroker.port", ("pybroker",), values.port, "pybroker", _PORT,
+        "Port of PyBroker's protocol. [default: 9099]"),
+    BrokerOption("rqueue.port", ("rqueue",), values.port, "rqueue", _PORT,
+        "Port of rqueue's protocol. [default: 6567]"),
     BrokerOption("http.port", ("http",), values.port, "http", _PORT,
-        "Health, metrics, the console, operators. [9180]"),
+        "Port of health, metrics, the console and operators' calls. [default: 9180]"),
     BrokerOption("own.requests", ("own", "requests"), values.endpoint_or_off, "requests", _ENDPOINT,
-        "transfer's DEALER and REQ. [tcp://127.0.0.1:5580]"),
+        "Endpoint for transfer's DEALER and REQ. [default: tcp://127.0.0.1:5580]"),
     BrokerOption("own.pushes", ("own", "pushes"), values.endpoint_or_off, "pushes", _ENDPOINT,
-        "transfer's PUSH. [tcp://127.0.0.1:5581]"),
+        "Endpoint for transfer's PUSH and PUB. [default: tcp://127.0.0.1:5581]"),
     BrokerOption("own.subscriptions", ("own", "subscriptions"), values.endpoint_or_off, "subscriptions",
-        _ENDPOINT, "transfer's SUB. [tcp://127.0.0.1:5582]"),
+        _ENDPOINT, "Endpoint for transfer's SUB. [default: tcp://127.0.0.1:5582]"),
     BrokerOption("abtp.router", ("abtp", "router"), values.endpoint_or_off, "abtp", _ENDPOINT,
-        "abtp's ROUTER. [tcp://127.0.0.1:5555]"),
+        "Endpoint for abtp's DEALER and REQ; off: no abtp. [default: tcp://127.0.0.1:5555]"),
     BrokerOption("abtp.pub", ("abtp", "pub"), values.endpoint, "abtp-pub", "ENDPOINT",
-        "abtp's PUB. [tcp://127.0.0.1:5556]"),
-    BrokerOption("spool.endpoint", ("spool",), or_none(values.endpoint), "spool", _ENDPOINT,
-        "Spark's rows. [tcp://127.0.0.1:5570]"),
-    BrokerOption("retention.bytes", ("retention_bytes",), or_none(values.size_or_share), "retention-bytes",
-        "SIZE|SHARE%|off", "Size of the log, 1 MiB at least. [80% of the free space]"),
-    BrokerOption("retention.age", ("retention_age",), _AGE, "retention-age", "TIME",
-        "Remove older messages that all groups have acknowledged."),
-    BrokerOption("large.threads", ("fast_path", "threads"), number(1, 64), "threads", "NUMBER",
-        "Threads that decode and compress large messages of abtp. [1]"),
+        "Endpoint for abtp's SUB. [default: tcp://127.0.0.1:5556]"),
+    BrokerOption("spool.endpoint", ("spool",), or_off(values.endpoint), "spool", _ENDPOINT,
+        "Endpoint of the spool for Spark and PyTorch. [default: tcp://127.0.0.1:5570]"),
+    BrokerOption("retention.bytes", ("retention_bytes",), or_off(values.log_limit), "retention-bytes",
+        "SIZE|SHARE%|off", "Most bytes of the log (at least 1 MiB), or a share of the volume's free space "
+        "plus the log; off: no limit. [default: 80%]"),
+    BrokerOption("retention.age", ("retention_age",), _AGE, "retention-age", "TIME|off",
+        "Age at which messages are removed that no group needs; off: never. [default: off]"),
+    BrokerOption("large.threads", ("fast_path", "threads"), number(1, 64), "threads", "N",
+        "Threads that decode and compress large messages of abtp. [default: 1]"),
     BrokerOption("broker.drain", ("drain",), seconds, "drain", "TIME",
-        "Time that a clean stop gives to begun work. [10]"),
+        "Time that a clean stop waits for unfinished work. [default: 10s]"),
     *_part("own", "own", values.endpoints, "queues"),
     *_part("own", "own", size, "largest", "largest_in_pieces"),
     *_part("own", "own", seconds, "stalled"),
@@ -89,8 +93,8 @@ OPTIONS = (
     *_part("rqueue", "rqueue_limits", number(1), "subscriptions"),
     *_part("abtp", "abtp", values.flag, "signed"),
     *(BrokerOption(f"spool.{age}_age", ("spool_ages", age), _AGE) for age in _AGES),
-    BrokerOption("http.host", ("http_host",), or_none(values.text)),
-    BrokerOption("http.token", ("token",), or_none(values.text), variable="ADMIN_TOKEN"),
+    BrokerOption("http.host", ("http_host",), or_off(values.text)),
+    BrokerOption("http.token", ("token",), or_off(values.text), variable="ADMIN_TOKEN"),
     BrokerOption("security.cert", ("security", "certificate"), values.text),
     BrokerOption("security.ca", ("security", "authority"), values.text),
     *_part("security", "security", values.text, "key", "server_name", "token_file"),
