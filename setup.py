@@ -36,8 +36,8 @@ def give_up(reason: str) -> None:
         raise SystemExit(f"the compiled core cannot be built: {reason}")
     print(
         f"WARNING: tensor-transfer is built without its compiled core ({reason}). "
-        "It works, several times slower. Install gcc and python3-dev, then run `make build` "
-        "(or `pip install --force-reinstall tensor-transfer`).",
+        "It works, several times slower. Install gcc and python3-dev, then run `make build`, "
+        "or install it again.",
         file=sys.stderr,
     )
 

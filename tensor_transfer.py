@@ -24,7 +24,7 @@ def main() -> None:
         sys.exit(1)
     from transfer.cli import main as run
 
-    run()
+    run(name=_NAME if sys.argv[0].endswith(_NAME) else "transfer")
 
 
 def list_others() -> list[str]:
@@ -41,7 +41,22 @@ def remedy() -> str:
     """The commands that leave only our distribution."""
     names = [other.partition(" ")[0] for other in list_others()]
     removal = f"pip uninstall -y {' '.join(names)} && " if names else ""
-    return f"{removal}pip install --force-reinstall --no-deps {_NAME}"
+    return f"{removal}pip install --force-reinstall --no-deps {_source()}"
+
+
+def _source() -> str:
+    """Where pip gets our distribution again: what it was installed from, if not from an index."""
+    import json
+    from shlex import quote
+    from urllib.parse import unquote, urlsplit
+
+    try:
+        record = json.loads(metadata.distribution(_NAME).read_text("direct_url.json") or "{}")
+    except metadata.PackageNotFoundError:
+        return _NAME
+    editable = "-e " if record.get("dir_info", {}).get("editable") else ""
+    url = record.get("url", _NAME)
+    return editable + quote(unquote(urlsplit(url).path) if url.startswith("file:") else url)
 
 
 def _is_ours() -> bool:

@@ -59,5 +59,23 @@ def dumps(value: Any) -> bytes:
     return text
 
 
+def check_plain(value: Any) -> None:
+    """Refuses what an encoder of JSON would make text of without a word: keys that are numbers, bytes, times.
+
+    Raises TypeError, RecursionError.
+    """
+    if isinstance(value, dict):
+        for key in value:
+            if not isinstance(key, str):
+                raise TypeError(f"the key {key!r:.40} is {type(key).__name__}, not str")
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        if not isinstance(value, str | int | float | None):
+            raise TypeError(f"{value!r:.40} is {type(value).__name__}, which JSON does not have")
+        return
+    for member in value:
+        check_plain(member)
+
+
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is no number of JSON")

@@ -9,7 +9,7 @@ import struct
 from types import ModuleType
 from typing import Any, Final
 
-from transfer.transports.errors import NotSupported, ProtocolError
+from transfer.transports.errors import NotSupported, ProtocolError, missing_library
 from transfer.transports.forking import undivided
 
 #: smaller frames are not worth the call
@@ -31,7 +31,7 @@ def _lz4() -> ModuleType:
         with undivided():
             import lz4.frame
     except ImportError as error:
-        raise NotSupported("compression needs the library lz4", hint="pip install lz4") from error
+        raise missing_library("compression", error, "lz4") from error
     return lz4.frame  # type: ignore[no-any-return]
 
 

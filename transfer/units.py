@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Callable
+from typing import TypeVar
+
+T = TypeVar("T")
 
 _BYTES = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "t": 1000**4}
 _BYTES |= {"ki": 1 << 10, "mi": 1 << 20, "gi": 1 << 30, "ti": 1 << 40}
@@ -11,20 +16,47 @@ _SECONDS = {"ms": 0.001, "": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 OFF = ("off", "none", "no", "false")
 
 
-def size(given: object, least: int = 0) -> int:
-    """Parses bytes: 65536, `64KiB`, `1.5M`, `1TB`. Ki, Mi, Gi, Ti are powers of 1024. Raises ValueError."""
+def size(given: object, least: int = 1) -> int:
+    """Parses bytes: 65536, `64KiB`, `1.5M`, `1TB`. Ki, Mi, Gi, Ti are powers of 1024.
+
+    least: the smallest size, in bytes. Raises ValueError, whose text says what is allowed.
+    """
     nbytes = _with_unit(given, _BYTES, "[kmgt]i?", "b?")
     if nbytes is None or nbytes < least:
-        raise ValueError("a size, such as 65536, 64KiB or 1.5M")
+        smallest = f"{least >> 20} MiB" if least >= _BYTES["mi"] else f"{least} B"
+        raise ValueError(f"a size from {smallest} on, such as 1500000, 64MiB or 1.5G")
     return int(nbytes)
 
 
-def seconds(given: object) -> float:
-    """Parses seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`. Raises ValueError."""
+def seconds(given: object, least: float = 0.0, most: float = math.inf) -> float:
+    """Parses seconds: 90, 0.5, `200ms`, `15m`, `12h`, `7d`.
+
+    least, most: the limits, in seconds. Raises ValueError, as `size`.
+    """
     found = _with_unit(given, _SECONDS, "ms|[smhd]", "")
-    if found is None:
-        raise ValueError("a time, such as 90, 200ms, 15m or 7d")
+    if found is None or not least <= found <= most:
+        if most < math.inf:
+            raise ValueError(f"a time from {least:g} to {most:g} s")
+        limit = f" from {least:g} s on" if least else ""
+        raise ValueError(f"a time{limit}, such as 90 (seconds), 200ms, 15m or 7d")
     return found
+
+
+def age(given: object) -> float:
+    """Parses seconds as `seconds` does, but not 0, which would end everything at once."""
+    return seconds(given, least=0.001)
+
+
+def or_off(read: Callable[[object], T]) -> Callable[[object], T | None]:
+    """Returns a parser that also accepts `off`, `none` or another word for no value, as None."""
+
+    def parse(given: object) -> T | None:
+        try:
+            return None if is_off(given) else read(given)
+        except ValueError as error:
+            raise ValueError(f"{error}; off or none for no value") from error
+
+    return parse
 
 
 def is_off(given: object) -> bool:

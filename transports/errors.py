@@ -110,7 +110,7 @@ PLAIN_HINT = "it takes one part: bytes, or a tensor of the nine basic types with
 
 
 class MissingLibrary(NotSupported, ImportError):
-    """A library that this call needs is not installed; the hint names the extra that installs it."""
+    """A library that this call needs is not installed; the hint is the command that installs the extra."""
 
 
 class NoSuchAttribute(NotSupported, AttributeError):
@@ -178,34 +178,53 @@ class PickleRefused(UsageError):
     """Pickle is off unless MOONCAKE_ALLOW_PICKLE=1."""
 
 
-def missing_library(what: str, error: ImportError, extra: str) -> MissingLibrary:
-    """The error where a library of one of our extras is missing."""
+def install_hint(extra: str) -> str:
+    """The command that installs an extra. pip takes the distribution that is installed, from no index; where
+    none is, as in a checkout on `PYTHONPATH`, it needs the folder."""
+    from importlib import metadata
+
+    what = "tensor-transfer"
+    try:
+        metadata.version(what)
+    except metadata.PackageNotFoundError:
+        folder = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+        what = folder if os.path.exists(os.path.join(folder, "pyproject.toml")) else what
+    return f"pip install '{what}[{extra}]'"
+
+
+def missing_library(what: str, error: ImportError, extra: str, otherwise: str = "") -> MissingLibrary:
+    """The error where a library of one of our extras is missing. otherwise: what to do without it."""
     library = (error.name or "a library").partition(".")[0]
-    made = MissingLibrary(f"{what} needs {library}", hint=f"pip install 'tensor-transfer[{extra}]'")
+    named = {"dns": "dnspython", "zmq": "pyzmq"}.get(library, library)
+    hint = install_hint(extra) + (f", or {otherwise}" if otherwise else "")
+    made = MissingLibrary(f"{what} needs {named}", hint=hint)
     made.name = library
     return made
 
 
 @contextmanager
-def comes_with(extra: str, what: str) -> Iterator[None]:
-    """Around the imports of `what`, a module, that the extra `extra` installs. Raises MissingLibrary."""
+def comes_with(extra: str, what: str, otherwise: str = "") -> Iterator[None]:
+    """Around the imports of `what` that the extra `extra` installs. otherwise: what to do without them.
+    Raises MissingLibrary."""
     try:
         yield
     except ModuleNotFoundError as error:
-        raise missing_library(what, error, extra) from error
+        if error.name is not None and error.name.partition(".")[0] == "transfer":
+            raise
+        raise missing_library(what, error, extra, otherwise) from error
 
 
 def not_a_buffer(given: object) -> ArgumentError:
     """The error of a send for an object that is not bytes-like."""
     hint = "give bytes, or anything with a buffer (bytearray, memoryview, a numpy array)"
     if isinstance(given, str):
-        hint = "send_string() encodes text"
+        hint = "encode it: text.encode(); a socket's send_string() does so"
     elif isinstance(given, (list, tuple)):
-        hint = "send_multipart() sends parts, send_json() lists of JSON"
+        hint = "each part is bytes; a socket's send_multipart() sends parts, its send_json() lists of JSON"
     elif isinstance(given, (dict, int, float)) or given is None:
-        hint = "send_json() sends what JSON can encode, send_tensors() a dict of tensors"
+        hint = "a socket's send_json() sends what JSON can encode, its send_tensors() a dict of tensors"
     elif hasattr(given, "__dlpack__"):
-        hint = "send_tensor() sends tensors"
+        hint = "send_tensor() of a socket and publish_tensor() of a broker's client send tensors"
     return ArgumentError(f"a message is bytes, not {type(given).__name__}", hint=hint)
 
 

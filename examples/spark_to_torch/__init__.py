@@ -16,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import TransferError, install_hint
 
 __all__ = ["main"]
 
@@ -31,7 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ImportError as error:
         if error.name and error.name.partition(".")[0] == "transfer":
             raise
-        return _complain(f"{error.name} is missing\n  hint: pip install 'tensor-transfer[demo]'", 1)
+        return _complain(f"{error.name} is missing\n  hint: {install_hint('demo')}", 1)
     except TransferError as error:
         return _complain(str(error), 1)
 

@@ -3,6 +3,8 @@ taken in silence, hangs, or raises an error without what to do."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
+
 import pytest
 
 import transfer
@@ -16,10 +18,11 @@ from transfer.broker.clients.registry import RegisteredName, look_up
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.clients.ttp import TtpClient
 from transfer.broker.config.settings import AbtpEndpoints
+from transfer.broker.protocols.native_pieces import LARGE_FROM
 from transfer.certificates import Authority
 from transfer.metrics.prometheus import register, serve, unregister
 from transfer.mooncake import ZmqInterface
-from transfer.transports.errors import Closed
+from transfer.transports.errors import ArgumentError, Closed, UsageError
 
 ENDLESS = ("timeout: huge",)
 TAKEN = ("security: None", "context: None")
@@ -93,6 +96,95 @@ def test_calls_of_other_clients(broker):
             Case("queue.remove", queue.remove, {"topic": "t"}, NAMES),
             Case("abtp.publish", abtp.publish, good, (*NAMES, *some)),
         )
+
+
+TOPICS = {"empty": "", "too long": "t" * 256, "with a NUL": "a\0b", "no UTF-8": "\ud800", "no text": b"t"}
+
+
+def test_text_as_a_payload_is_refused_with_how_to_encode_it(broker):
+    """The hint named a method that these clients do not have."""
+    with (
+        BrokerClient(broker.endpoints["requests"]) as own,
+        TtpClient(port=broker.ports["ttp"]) as ttp,
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as py,
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]) as queue,
+    ):
+        calls = [
+            *(lambda one=one: one.publish("t", "text") for one in (own, ttp, py, queue)),
+            lambda: own.publish("t", b"x", "text"),
+            lambda: own.publish("t", bytes(LARGE_FROM), "text"),
+            lambda: own.publish_many("t", [b"x", "text"]),
+            lambda: ttp.stream("t", ["text"]),
+        ]
+        for call in calls:
+            with pytest.raises(ArgumentError, match=r"str.*\n  hint: encode it: text\.encode\(\)"):
+                call()
+        with own.batch():  # the call itself, not the batch at its end, which other messages are in
+            own.publish("t", b"before", wait=False)
+            for call in calls[0], calls[4], calls[6]:
+                with pytest.raises(ArgumentError, match="encode it"):
+                    call()
+        own.flush(10)
+        assert own.unacknowledged == 0
+
+
+@pytest.mark.parametrize("topic", TOPICS.values(), ids=TOPICS)
+def test_a_topic_that_is_none_is_refused_before_it_goes_out(broker, topic):
+    with (
+        BrokerClient(broker.endpoints["requests"]) as own,
+        TtpClient(port=broker.ports["ttp"]) as ttp,
+        PyBrokerClient("127.0.0.1", broker.ports["pybroker"]) as py,
+        RqueueClient("127.0.0.1", broker.ports["rqueue"]) as queue,
+        AbtpProducer(router_of(broker)) as abtp,
+    ):
+        calls = [
+            *(lambda one=one: one.publish(topic, b"x") for one in (own, ttp, py, queue, abtp)),
+            lambda: own.publish(topic, bytes(LARGE_FROM)),
+            lambda: own.publish_many(topic, [b"x"]),
+            lambda: own.publish_tensor(topic, memoryview(b"x")),
+            lambda: own.consume(topic, "g"),
+            lambda: own.consume("t", topic),
+            lambda: ttp.publish_tensor(topic, memoryview(b"x")),
+            lambda: ttp.stream(topic, [b"x"]),
+            lambda: ttp.subscribe(topic),
+            lambda: py.fetch(topic),
+            lambda: queue.subscribe(topic),
+            lambda: queue.remove(topic),
+        ]
+        for number, call in enumerate(calls):
+            with pytest.raises(UsageError, match=r"topic|group") as raised:
+                call()
+            assert "alive" not in str(raised.value), number
+
+
+HEADERS = {
+    "a number as key": {7: "x"},
+    "None as key": {None: "x"},
+    "a key inside": {"x": [{True: 1}]},
+    "bytes": {"x": b"y"},
+    "a time": {"x": datetime(2026, 1, 1, tzinfo=UTC)},
+}
+
+
+@pytest.mark.parametrize("meta", HEADERS.values(), ids=HEADERS)
+def test_metadata_that_would_become_text_are_refused(broker, meta):
+    """JSON's encoders made text of them, and subscribers got other metadata than were sent."""
+    with (
+        TtpClient(port=broker.ports["ttp"]) as ttp,
+        AbtpProducer(router_of(broker)) as abtp,
+        transfer.Context() as context,
+        context.socket(transfer.PUSH) as push,
+    ):
+        for call in (
+            lambda: ttp.publish("t", b"x", meta),
+            lambda: ttp.publish_tensor("t", memoryview(b"x"), meta),
+            lambda: ttp.stream("t", [b"x"], meta),
+            lambda: abtp.publish("t", b"x", headers=meta),
+            lambda: push.send_tensors({"x": memoryview(b"x")}, meta=meta),
+        ):
+            with pytest.raises(UsageError, match="JSON"):
+                call()
+        ttp.publish("t", b"x", {"x": {"y": [1, 2.5, None, True, "z"]}}, wait=True)
 
 
 def test_calls_of_consumers(broker):

@@ -213,7 +213,7 @@ def test_parquet_without_pyarrow_is_one_clear_line(spool, start):
     command = start("runs", "lineage", f"{spool}/one", "--parquet", "x", program=("-c", without))
     code, _, said = command.end()
     assert (code, said) == (
-        2,
+        1,
         "transfer: Parquet needs pyarrow\n  hint: pip install 'tensor-transfer[spark]'\n",
     )
 

@@ -4,12 +4,11 @@ Hidden comments directly before a fence (a blank line may stand between) say wha
 
     <!-- not run: why -->          only looked at
     <!-- spark -->                 needs a Spark session: tests/spark/test_examples.py
-    <!-- before: code -->          what the reader has already; same language, may span lines
-    <!-- after: code -->           what ends the example
     <!-- prints -->                the next fence is what the example before it prints
     <!-- file: NAME -->            what the reader saves; it is there when a shell example names it
 
-A fence without a language is a figure or an output and is not run.
+A fence without a language is a figure or an output and is not run. Nothing hidden is run: what a reader
+pastes is the whole program.
 """
 
 from __future__ import annotations
@@ -32,9 +31,19 @@ _BLOCK = re.compile(
     r"(?P<notes>(?:<!--(?:(?!-->).)*-->\n+)*)^ *```(?P<language>\w*)\n(?P<code>.*?)^ *```$",
     re.DOTALL | re.MULTILINE,
 )
-_NOTE = re.compile(r"<!--\s*(not run|spark|before|after|prints|file)(?::(.*?))?\s*-->", re.DOTALL)
+_NOTE = re.compile(r"<!--\s*(not run|spark|prints|file)(?::(.*?))?\s*-->", re.DOTALL)
 #: ports that examples name, for which the tests take free ones
-_PORTS = re.compile(r"\b(?:5555|5570|5580|9100)\b")
+_PORTS = re.compile(r"\b(?:5555|5570|5580|5581|5582|9100)\b")
+#: a broker of an example: on the ports that the example names, else on free ones
+_BROKER = """
+for port in TTP PYBROKER RQUEUE HTTP; do export TRANSFER_BROKER__${port}__PORT=0; done
+for end in ABTP__ROUTER ABTP__PUB SPOOL__ENDPOINT; do export TRANSFER_BROKER__$end=tcp://127.0.0.1:0; done
+export TRANSFER_BROKER__OWN__REQUESTS=tcp://127.0.0.1:5580
+export TRANSFER_BROKER__OWN__PUSHES=tcp://127.0.0.1:5581
+export TRANSFER_BROKER__OWN__SUBSCRIPTIONS=tcp://127.0.0.1:5582
+"""
+#: ends what an example left in the background, as a reader ends it by Ctrl-C
+_END = 'left=$(jobs -p); if [ -n "$left" ]; then kill $left; wait; fi'
 
 
 @dataclass(frozen=True)
@@ -55,7 +64,8 @@ class Example:
     def program(self) -> str:
         """The whole program, on free ports of this machine."""
         saved = (f"cat > {name} <<'SAVED'\n{code.strip(chr(10))}\nSAVED" for name, code in self.files)
-        parts = (self.notes.get("before", ""), *saved, self.code, self.notes.get("after", ""))
+        broker = _BROKER if self.language == "sh" and "transfer broker" in self.code else ""
+        parts = (broker, *saved, self.code, _END if self.language == "sh" else "")
         text = "\n".join(textwrap.dedent(part).strip("\n") for part in parts)
         text = re.sub(r"//(trainer|host):", "//127.0.0.1:", text)
         return on_free_ports(text)
@@ -120,11 +130,14 @@ def run_python(example: Example, folder: Path) -> str:
 
 
 def run_shell(example: Example, folder: Path) -> str:
-    """`transfer` and `python` are those of the tests, installed or not."""
-    tools = (
-        f'transfer() {{ "{sys.executable}" -m transfer "$@"; }}\npython() {{ "{sys.executable}" "$@"; }}\n'
-    )
-    return run(["bash", "-euc", tools + example.program()], folder)
+    """`transfer` and `python` are those of the tests, installed or not. They are programs, not functions: a
+    function in the background is a shell, which a signal does not pass."""
+    tools = folder / "tools"
+    tools.mkdir()
+    for name, words in (("python", ""), ("transfer", " -m transfer")):
+        (tools / name).write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
+        (tools / name).chmod(0o755)
+    return run(["bash", "-euc", f'PATH="{tools}:$PATH"\n{example.program()}'], folder)
 
 
 def without_ports(text: str) -> str:

@@ -116,8 +116,8 @@ def _options() -> Iterator[tuple[str, ...]]:
 
 def without_default(option: BrokerOption) -> tuple[str, str]:
     """Its help without the default in brackets at the end, and that default."""
-    text, _, default = option.help.removesuffix("]").rpartition(" [")
-    return (text, default) if option.help.endswith("]") else (option.help, "")
+    text, _, default = option.help.removesuffix("]").rpartition(" [default: ")
+    return (text, default) if text else (option.help, "")
 
 
 def _errors() -> Iterator[tuple[str, ...]]:

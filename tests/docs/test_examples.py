@@ -43,6 +43,11 @@ def test_the_documents_hold_as_many_fences_as_we_see() -> None:
     assert len(programs("python", spark=True)) >= 3
 
 
+def test_nothing_hidden_is_run() -> None:
+    """Hidden comments set up a broker or a spool: pasted programs did not run."""
+    assert not [path for path in DOCUMENTS if re.search(r"<!--\s*(before|after):", path.read_text())]
+
+
 def test_ports_do_not_get_in_each_others_way(monkeypatch) -> None:
     free = iter([29100, 29100, 29101, 23181])  # one with another example's port in it, itself, its neighbour
     monkeypatch.setattr(tests.ports, "free_port", lambda: next(free))

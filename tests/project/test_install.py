@@ -161,3 +161,12 @@ def test_the_table_of_extras_is_true() -> None:
         if any(re.search(r"ucx|cuda", need) for need in needs)
     }
     assert hardware - {"dev", "bench"} == {"ucx", "cuda12", "cuda13"}
+
+
+def test_the_page_on_installing_names_every_extra() -> None:
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    cells = re.findall(r"^\| ([^|]*) \|", (ROOT / "docs/install.md").read_text(), re.MULTILINE)
+    named = [extra for cell in cells for extra in re.findall(r"`(\w+)`", cell)]
+    assert sorted(named) == sorted(project["optional-dependencies"])

@@ -17,7 +17,7 @@ import pytest
 from tests.project.test_install import PIP, environment, package, run, without_ours  # noqa: F401 - fixtures
 
 ROOT = Path(__file__).parents[2]
-HINT = "pip install --force-reinstall --no-deps tensor-transfer"
+HINT = "pip install --force-reinstall --no-deps '/src/our transfer'"
 MEND = f"pip uninstall -y transfer && {HINT}"
 
 
@@ -36,7 +36,11 @@ def command(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def other(tmp_path) -> Path:
-    """A folder in which another distribution is installed."""
+    """A folder in which ours was installed from its checkout, and another distribution."""
+    ours = tmp_path / "tensor_transfer-0.1.0.dist-info"
+    ours.mkdir()
+    (ours / "METADATA").write_text("Metadata-Version: 2.0\nName: tensor-transfer\nVersion: 0.1.0\n")
+    (ours / "direct_url.json").write_text('{"url": "file:///src/our%20transfer", "dir_info": {}}')
     (tmp_path / "transfer").mkdir()
     (tmp_path / "transfer/__init__.py").write_text("raise SystemExit('it was imported')")
     (tmp_path / "transfer-0.40.dist-info").mkdir()
@@ -72,6 +76,23 @@ def test_the_command_says_so_where_the_other_one_took_our_files_with_it(other) -
     program = f"import sys; sys.path.insert(0, {str(other)!r}); from tensor_transfer import main; main()"
     done = python(other, "-I", "-S", "-c", program)  # without the path to ours
     assert done.returncode == 1 and f"hint: {MEND}\n" in done.stderr, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("record", "source"),
+    [
+        ('{"url": "file:///src/it", "dir_info": {"editable": true}}', "-e /src/it"),
+        ('{"url": "https://example.org/it.whl", "archive_info": {}}', "https://example.org/it.whl"),
+        (None, "tensor-transfer"),
+    ],
+    ids=["editable", "from elsewhere", "from an index"],
+)
+def test_what_mends_it_names_where_ours_came_from(other, record, source) -> None:
+    """It named the index, which does not have the package."""
+    told = other / "tensor_transfer-0.1.0.dist-info/direct_url.json"
+    told.unlink() if record is None else told.write_text(record)
+    done = python(other, "-c", "import tensor_transfer; print(tensor_transfer.remedy())")
+    assert done.stdout == f"pip uninstall -y transfer && pip install --force-reinstall --no-deps {source}\n"
 
 
 def test_the_command_works_where_there_is_no_other_one(tmp_path) -> None:

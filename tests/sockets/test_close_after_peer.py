@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from transfer import DEALER, PAIR, PULL, PUSH, ROUTER, Closed
+from transfer import DEALER, PAIR, PULL, PUSH, ROUTER, Broken
 from transfer.sockets.monitor import EventKind
 
 from .conftest import KeepingContext
@@ -68,7 +68,7 @@ def test_what_a_receiver_had_when_it_closed_is_unconfirmed(
         assert sender.close(linger) == 0
     assert sender._links.state.counts["unconfirmed"] == SENT - TAKEN
     assert [tracker.confirmed for tracker in trackers] == [True] * TAKEN + [False] * (SENT - TAKEN)
-    assert all(isinstance(tracker.error, Closed) for tracker in trackers[TAKEN:])
+    assert all(isinstance(tracker.error, Broken) for tracker in trackers[TAKEN:])
     while (event := monitor.recv(10)).kind != EventKind.UNCONFIRMED:
         pass
     assert event.count == SENT - TAKEN

@@ -12,7 +12,7 @@ from transfer.sockets.connections.state import control
 from transfer.transports.core.wire import Control
 from transfer.transports.errors import Again, NotSupported, UsageError
 
-from .helpers import TCP, binds, eventually, pair_of
+from .helpers import TCP, Thread, binds, eventually, pair_of
 
 
 def test_a_subscriber_gets_its_prefixes_and_nothing_else(context, endpoint):
@@ -48,6 +48,26 @@ def test_the_topic_is_the_first_part(context):
     pub, sub = pair_of(context, PUB, SUB)
     pub.send_multipart([b"weather.berlin", b"rain"])
     assert sub.recv_multipart() == [b"weather.berlin", b"rain"]
+
+
+def test_threads_that_have_ended_leave_nothing_at_a_subscriber(context):
+    """The record of threads that receive grew by the id of each thread that ever did."""
+    pub, sub = pair_of(context, PUB, SUB)
+    receivers = sub._links.log_reader.receivers
+    together = threading.Barrier(20)  # so that no two have the same id
+
+    def receive():
+        together.wait(20)
+        sub.recv_multipart()
+        together.wait(20)
+
+    threads = [Thread(receive) for _ in range(20)]
+    for _ in range(21):
+        pub.send_multipart([b"x", b"y"])
+    for thread in threads:
+        thread.finish()
+    sub.recv_multipart()
+    assert set(receivers) == {threading.get_ident()}
 
 
 def test_a_subscription_counts_how_often_it_was_made(context):

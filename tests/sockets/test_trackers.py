@@ -67,6 +67,37 @@ def test_the_death_of_the_peer_fails_the_tracker(context):
         waiting.finish()
 
 
+@pytest.mark.parametrize("size", [1, 5_000_000])
+def test_a_tracker_names_the_program_itself_as_the_end_of_its_socket(by_tcp, size):
+    """It said that the peer was gone. Of 5 MB the memory is in flight, and the core ends the wait for it."""
+    _, push = pair_of(by_tcp, PULL, PUSH, sndbuf=4096, rcvbuf=4096)
+    tracker = push.send(bytes(size), copy=False, track=True)
+    waiting = Thread(tracker.wait_confirmed, 20)
+    push.close(linger=0)
+    for wait in (waiting.finish, tracker.wait_confirmed):
+        with pytest.raises(Broken, match="this program closed the socket before") as raised:
+            wait()
+        assert "wait_confirmed() before close()" in raised.value.hint and "linger" in raised.value.hint
+
+
+def test_a_tracker_of_a_message_that_found_no_peer_before_the_socket_closed(by_tcp):
+    with by_tcp.socket(PUSH, immediate=False) as push:
+        push.connect("tcp://127.0.0.1:9")
+        tracker = push.send(b"x", track=True)
+        push.close(linger=0)
+    with pytest.raises(Broken, match="this program closed the socket before"):
+        tracker.wait_confirmed()
+
+
+def test_a_peer_that_closed_before_the_socket_did_is_named_as_gone(by_tcp):
+    pull, push = pair_of(by_tcp, PULL, PUSH)
+    tracker = push.send(b"x", track=True)
+    pull.close(0)
+    push.close(linger=0)
+    with pytest.raises(Broken, match="its peer is gone"):
+        tracker.wait_confirmed()
+
+
 def test_a_peer_that_dies_while_a_message_is_noted_fails_the_tracker(context, monkeypatch):
     """It died behind the look at whether it is there, and the tracker was noted when all had failed."""
     pull, push = pair_of(context, PULL, PUSH)

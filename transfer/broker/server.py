@@ -58,7 +58,7 @@ from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
 from transfer.sockets.defaults import TRANSFER
 from transfer.transports.address import format_host
-from transfer.transports.errors import NotSupported, SecurityError, TransferError
+from transfer.transports.errors import SecurityError, TransferError, comes_with
 
 if TYPE_CHECKING:
     from transfer.spool.server.max_ages import Ages
@@ -281,18 +281,11 @@ class Broker:
 
     def _open_abtp(self, where: AbtpEndpoints) -> None:
         """Opens the front for AetherBus's protocol, over ZeroMQ."""
-        try:
+        with comes_with("fronts", "the abtp front", "go without: --abtp off"):
             from transfer.broker.fronts.abtp import AbtpFront
             from transfer.broker.fronts.abtp_relay import PeerNames, PrivateFolder, relayed
             from transfer.broker.fronts.abtp_sockets import AbtpSettings
             from transfer.broker.protocols.abtp_signing import Signatures
-        except ModuleNotFoundError as error:
-            if error.name != "zmq":
-                raise
-            raise NotSupported(
-                "the abtp front needs pyzmq",
-                hint="pip install 'tensor-transfer[fronts]', or go without: --abtp off",
-            ) from error
         if where.signed and not self.context.credentials.security.has_token:
             raise SecurityError(
                 "abtp.signed: consumers have to sign with a token, and no token is configured",
@@ -373,15 +366,8 @@ class Broker:
 
     def _open_http(self, port: int) -> None:
         """Opens HTTP: health, metrics, operators' calls and the console."""
-        try:
+        with comes_with("broker", "the broker's HTTP", "go without: --http off"):
             from transfer.broker.http.server import HttpServer
-        except ModuleNotFoundError as error:
-            if error.name is None or error.name.partition(".")[0] == "transfer":
-                raise
-            raise NotSupported(
-                f"the broker's HTTP needs {error.name}",
-                hint="pip install 'tensor-transfer[broker]', or go without: --http off",
-            ) from error
         server = HttpServer(self, self.settings.http_host or self.settings.host, port)
         self._owned.callback(server.close)
         self.ports["http"] = server.port

@@ -6,6 +6,7 @@ audit         `transfer audit …`: its commands and their options
 bench         `transfer bench broker`: its commands and their options
 broker        `transfer broker` and its subcommands: their options
 certificates  `transfer certificates`: an authority, certificates and a token for a small set-up
+command_help  the classes of the commands: usage lines, arguments and the end of their help
 dlq           `transfer dlq …`: its commands and their options
 exits         how commands end: exit codes, and an output without a reader
 health        `transfer health`: checks a broker's health, for example for a container
@@ -36,8 +37,8 @@ from contextlib import suppress
 from transfer.cli.exits import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_TIMEOUT, EXIT_USAGE, silence_output
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Runs the command, and ends the process with its exit code.
+def main(arguments: Sequence[str] | None = None, name: str = "transfer") -> None:
+    """Runs the command, and ends the process with its exit code. name: of the command, in its help.
 
     0: success, 1: an error, 2: wrong usage, 3: a time-out, 130: Ctrl-C. It prints errors to standard error,
     as one line and a hint. A traceback is a bug.
@@ -49,11 +50,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # `transfer ... >&-`
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a ✓ where only ASCII is
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments))
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments, name))
 
 
-def run(arguments: Sequence[str]) -> int:
-    """Runs the command, and returns its exit code. Any exception that it raises is a bug."""
+def run(arguments: Sequence[str], name: str = "transfer") -> int:
+    """Runs the command, and returns its exit code. Any exception that it raises is a bug.
+
+    name: of the command, in its help.
+    """
     from transfer.transports import errors
 
     code = 0
@@ -61,7 +65,7 @@ def run(arguments: Sequence[str]) -> int:
         from transfer.cli.app import app  # inside of `try`: Ctrl-C may interrupt the import
 
         try:
-            app(list(arguments), prog_name="transfer")
+            app(list(arguments), prog_name=name)
         except SystemExit as end:  # the parser always ends with it
             if isinstance(end.__context__, BrokenPipeError):  # typer, as rich, turns it into exit code 1
                 raise BrokenPipeError from None
@@ -89,7 +93,7 @@ def run(arguments: Sequence[str]) -> int:
             raise
         hint = "`transfer doctor` lists what to install for each feature"
         if error.name.partition(".")[0] in ("typer", "rich", "click"):
-            hint = "pip install 'tensor-transfer[cli]'"
+            hint = errors.install_hint("cli")
         return _print_error(f"{error.name} is missing\n  hint: {hint}", EXIT_ERROR)
     return code
 

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import typer.core
 
 from transfer.cli import audit, broker, dlq, options, runs, topics
+from transfer.cli.command_help import App, Group
 from transfer.cli.exits import EXIT_INTERRUPTED, silence_output
 from transfer.cli.options import Kept, Shown, Sink, Source, Where, WhereWithTimeout
 
@@ -28,7 +28,7 @@ def _interruptible() -> Iterator[None]:
         raise typer.Exit(EXIT_INTERRUPTED) from None
 
 
-class _Commands(typer.core.TyperGroup):
+class _Commands(Group):
     """Reports a Ctrl-C while a command is loading: Typer would end without a message."""
 
     def make_context(self, *given: Any, **more: Any) -> Any:
@@ -40,15 +40,12 @@ class _Commands(typer.core.TyperGroup):
             return super().invoke(context)
 
 
-app = typer.Typer(
-    name="transfer",
+app = App(
+    "Moves tensors and bytes between processes with ZeroMQ's patterns.",
     cls=_Commands,
-    help="Moves tensors and bytes between processes with ZeroMQ's patterns.",
-    epilog="Exit codes: 0 success, 1 an error, 2 wrong usage, 3 a time-out, 130 Ctrl-C.",
+    name="transfer",
     no_args_is_help=True,
-    rich_markup_mode=None,  # plain help needs no rich, and takes half the time
     pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.add_typer(runs.app, name="runs")
 app.add_typer(broker.app, name="broker")
@@ -147,10 +144,14 @@ def pub(
     source: Source,
     *,
     topic: Annotated[
-        str | None, typer.Option("--topic", help="Topic of the messages; subscribers filter by its prefix.")
+        str | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="Topic of the messages; subscribers filter by its prefix."
+        ),
     ] = None,
     wait: Annotated[
-        int, typer.Option("--wait", min=0, help="Start when so many subscribers are connected.")
+        int,
+        typer.Option("--wait", min=0, metavar="N", help="Start when so many subscribers are connected."),
     ] = 1,
     count: options.Count = None,
     interval: options.Interval = 0.0,
@@ -167,7 +168,10 @@ def sub(
     sink: Sink,
     *,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", help="Only topics with this prefix; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC", help="Only topics with this prefix; may be repeated. [default: all]"
+        ),
     ] = None,
     count: options.Count = None,
     shown: Shown,
@@ -232,11 +236,14 @@ def serve(kept: Kept, *, json: options.Json = False) -> None:
     context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 )
 def bench(context: typer.Context) -> None:
-    """Measure a broker (`bench broker`), or this machine against pyzmq and others (needs the repository)."""
+    """Measure a broker; all else needs the repository.
+
+    `bench broker` measures a broker. In the repository, others compare transfer with pyzmq and more.
+    """
     if context.args[:1] == ["broker"]:
         from transfer.cli.bench import app as bench_broker
 
-        bench_broker(context.args[1:], prog_name="transfer bench broker")
+        bench_broker(context.args[1:], prog_name=f"{context.command_path} broker")
     from transfer.cli.tools import run_bench
 
     raise typer.Exit(run_bench(context.args))
@@ -245,7 +252,10 @@ def bench(context: typer.Context) -> None:
 @app.command()
 @options.grouped
 def doctor(between: options.Between, json: options.Json = False) -> None:
-    """Check what works on this machine, with hints for what does not; or measure between two machines."""
+    """Check what works on this machine, with hints for what does not; or measure between two machines.
+
+    Exit code 1: something does not work, or is slower than --min-gbps.
+    """
     from transfer.cli import tools
     from transfer.transports.errors import UsageError
 
@@ -265,7 +275,7 @@ def health(
     url: Annotated[
         str | None,
         typer.Argument(
-            metavar="[URL]", help="The broker's HTTP address. [the address in this machine's configuration]"
+            metavar="[URL]", help="The broker's HTTP address. [default: that in this machine's configuration]"
         ),
     ] = None,
     *,
@@ -273,7 +283,14 @@ def health(
         bool, typer.Option("--live", help="Check whether it needs a restart, not whether it is ready.")
     ] = False,
     timeout: Annotated[
-        float, typer.Option("--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up after this long.")
+        float,
+        typer.Option(
+            "--timeout",
+            "-t",
+            parser=options.time_parser(0.1),
+            metavar="TIME",
+            help="Give up after this long.",
+        ),
     ] = 3.0,
 ) -> None:
     """Check whether a broker is ready. Exit code 0: it is; 1: it is not, or there is no answer."""
@@ -290,15 +307,22 @@ def certificates(
     *,
     name: Annotated[
         list[str] | None,
-        typer.Option("--name", metavar="NAME", help="Name of a certificate; may be repeated. [peer]"),
+        typer.Option(
+            "--name", metavar="NAME", help="Name of a certificate; may be repeated. [default: peer]"
+        ),
     ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(
-            "--host", metavar="HOST", help="Host name or IP address of the certificates; may be repeated."
+            "--host",
+            metavar="HOST",
+            help="Host name or IP address of the certificates; may be repeated. "
+            "[default: localhost and 127.0.0.1]",
         ),
     ] = None,
-    days: Annotated[int, typer.Option("--days", min=1, max=3650, help="Validity of the certificates.")] = 365,
+    days: Annotated[
+        int, typer.Option("--days", min=1, max=3650, metavar="DAYS", help="Validity of the certificates.")
+    ] = 365,
 ) -> None:
     """Make an authority, certificates and a token for a small set-up; print the variables for them.
 
@@ -327,7 +351,13 @@ def _options(
     ] = False,
     verbose: Annotated[
         int,
-        typer.Option("-v", "--verbose", count=True, help="Log to standard error; -vv also for debugging."),
+        typer.Option(
+            "-v",
+            "--verbose",
+            count=True,
+            show_default=False,
+            help="Log to standard error; -vv also for debugging.",
+        ),
     ] = 0,
 ) -> None:
     """Options of all commands; they stand before the command's name."""

@@ -12,33 +12,38 @@ from typing import Annotated, Any
 import typer
 
 from transfer.cli import options
+from transfer.cli.command_help import App
 from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import Reached, grouped
 from transfer.cli.tables import print_json, printable, show_list
 from transfer.transports.errors import Broken, UsageError
 
-app = options.command_group(
-    "Read the audit of a broker's operators, and verify that it was not changed.", no_args_is_help=True
-)
+app = App("Read the audit of a broker's operators, and verify that it was not changed.", no_args_is_help=True)
 
 Start = Annotated[
     str | None,
     typer.Option(
-        "--start", metavar="TIME", help="Only events from this time on, such as 2026-03-21T00:00:00Z."
+        "--start", metavar="DATETIME", help="Only events from this time on, such as 2026-03-21T00:00:00Z."
     ),
 ]
-End = Annotated[str | None, typer.Option("--end", metavar="TIME", help="Only events before this time.")]
+End = Annotated[str | None, typer.Option("--end", metavar="DATETIME", help="Only events before this time.")]
 DataFolder = Annotated[
     Path | None, typer.Option("--data", metavar="DIR", help="Read a broker's folder, without the broker.")
 ]
 Message = Annotated[str | None, typer.Option("--id", metavar="MESSAGE", help="Only events of this message.")]
-Actor = Annotated[str | None, typer.Option("--actor", help="Only events of this operator.")]
+Actor = Annotated[str | None, typer.Option("--actor", metavar="WHO", help="Only events of this operator.")]
 Operation = Annotated[
     str | None,
-    typer.Option("--operation", help="Only this operation: replay, purge, dead_letter and others."),
+    typer.Option(
+        "--operation", metavar="OPERATION", help="Only this operation: replay, purge, dead_letter and others."
+    ),
 ]
-After = Annotated[int | None, typer.Option("--after", min=0, help="Only entries after this sequence number.")]
-Limit = Annotated[int, typer.Option("--limit", "-n", min=1, max=1000, help="Number of entries at most.")]
+After = Annotated[
+    int | None, typer.Option("--after", min=0, metavar="N", help="Only entries after this sequence number.")
+]
+Limit = Annotated[
+    int, typer.Option("--limit", "-n", min=1, max=1000, metavar="N", help="Number of entries at most.")
+]
 
 
 @app.command()

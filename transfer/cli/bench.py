@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
+from transfer import units
 from transfer.cli import options
+from transfer.cli.command_help import App
 from transfer.cli.exits import EXIT_INTERRUPTED
-from transfer.cli.options import grouped, parse_age, parse_size
+from transfer.cli.options import grouped, parsed, time_parser
 from transfer.cli.tables import print_json, show_table
 from transfer.transports.errors import AddressError, Again, OptionError
 
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
     from transfer.broker.bench.target import BenchTarget
     from transfer.broker.clients.rqueue import RqueueClient
 
-app = options.command_group("Load a broker from processes of this machine, and measure it.")
+app = App("Load a broker from processes of this machine, and measure it.", add_completion=False)
 
 Mode = Annotated[
     str,
@@ -46,12 +48,20 @@ class Load:
 
     duration: Annotated[
         float | None,
-        typer.Option(parser=parse_age, metavar="TIME", help="Duration of each measurement. [10s]"),
+        typer.Option(
+            parser=parsed(units.age), metavar="TIME", help="Duration of each measurement. [default: 10s]"
+        ),
     ] = None
-    connections: Annotated[int, typer.Option(help="Publishers, each a process; as many consumers.")] = 1
-    fanout_subs: Annotated[int, typer.Option(help="Subscribers of fanout, each a process.")] = 8
-    mixed_topics: Annotated[int, typer.Option(help="Topics of mixed.")] = 8
-    in_flight: Annotated[int, typer.Option(help="Unreceived messages of each publisher at most.")] = 64
+    connections: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Publishers, each a process; as many consumers.")
+    ] = 1
+    fanout_subs: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Subscribers of fanout, each a process.")
+    ] = 8
+    mixed_topics: Annotated[int, typer.Option(min=2, metavar="N", help="Topics of mixed.")] = 8
+    in_flight: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Unreceived messages of each publisher at most.")
+    ] = 64
 
     def plan(self, mode: str = "direct-ack", payload_class: str = "small", *, compress: bool = False) -> Plan:
         """Makes the plan of a measurement. Raises OptionError."""
@@ -84,7 +94,11 @@ class BenchBroker:
     )
     pid: Annotated[
         int | None,
-        typer.Option(help="Process of a running broker on this machine, to measure its CPU and memory."),
+        typer.Option(
+            min=1,
+            metavar="PID",
+            help="Process of a running broker on this machine, to measure its CPU and memory.",
+        ),
     ] = None
     url: Annotated[
         str | None,
@@ -113,7 +127,10 @@ class BenchBroker:
                 target.end()
 
 
-Truth = Annotated[Literal["true", "false"], typer.Option("--compress", help="Compress payloads with LZ4.")]
+Truth = Annotated[
+    Literal["true", "false"],
+    typer.Option("--compress", metavar="true|false", help="Compress payloads with LZ4."),
+]
 
 
 @app.callback(invoke_without_command=True)
@@ -130,7 +147,8 @@ def broker(
 ) -> None:
     """Load a broker from processes of this machine, and measure it.
 
-    Without --requests, --ttp, --pid or --url, it starts a broker, and ends it after the measurement.
+    Without --requests, --ttp, --pid or --url, it starts a broker, and ends it after the measurement. Exit
+    code 1: messages were lost.
     """
     if context.invoked_subcommand is not None:
         return
@@ -147,7 +165,7 @@ def matrix(
     measured: BenchBroker,
     shown: options.Shown,
 ) -> None:
-    """Measure every mode with every payload class."""
+    """Measure every mode with every payload class. Exit code 1: messages were lost."""
     from transfer.broker.bench.plan import matrix as all_of
 
     plans = list(all_of(load.plan(), compress=compress == "true"))
@@ -214,8 +232,10 @@ class _Flow:
 Rqueue = Annotated[
     str, typer.Option("--rqueue", metavar="HOST:PORT", help="Address of a running broker's rqueue listener.")
 ]
-BenchTopic = Annotated[str, typer.Option("--topic", help="Topic; sink and pusher use the same one.")]
-Count = Annotated[int, typer.Option(min=1, help="Number of messages.")]
+BenchTopic = Annotated[
+    str, typer.Option("--topic", metavar="TOPIC", help="Topic; sink and pusher use the same one.")
+]
+Count = Annotated[int, typer.Option(min=1, metavar="N", help="Number of messages.")]
 RQUEUE = "127.0.0.1:6567"
 
 
@@ -228,7 +248,11 @@ def sink(
     count: Count = 100_000,
     timeout: Annotated[
         float | None,
-        typer.Option(parser=parse_age, metavar="TIME", help="Time to wait for the first message. [30s]"),
+        typer.Option(
+            parser=time_parser(),
+            metavar="TIME",
+            help="Time to wait for the first message. [default: 30s]",
+        ),
     ] = None,
     shown: options.Shown,
 ) -> None:
@@ -269,14 +293,16 @@ def pusher(
     count: Count = 100_000,
     size: Annotated[
         int | None,
-        typer.Option(parser=parse_size, metavar="SIZE", help="Bytes of a message, 8 or more. [64B]"),
+        typer.Option(
+            parser=parsed(lambda given: units.size(given, least=_NUMBER.size)),
+            metavar="SIZE",
+            help="Size of a message, 8 bytes or more. [default: 64B]",
+        ),
     ] = None,
     shown: options.Shown,
 ) -> None:
     """Publish numbered messages by rqueue's protocol, for a sink that waits for them."""
     nbytes = 64 if size is None else size
-    if nbytes < _NUMBER.size:
-        raise OptionError(f"--size {nbytes}: a message begins with a number of {_NUMBER.size} bytes")
     # The protocol has no acknowledgements: only the sink knows which messages arrived.
     flow, rest = _Flow(), bytes(nbytes - _NUMBER.size)
     with _connected(rqueue) as client:

@@ -10,14 +10,11 @@ import typer
 
 from transfer.broker.config.options import OPTIONS
 from transfer.cli import options
+from transfer.cli.command_help import App
 from transfer.cli.options import grouped
 from transfer.transports.errors import OptionError
 
-app = typer.Typer(
-    help="Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.",
-    rich_markup_mode=None,
-    context_settings={"help_option_names": ["-h", "--help"]},
-)
+app = App("Run a broker: one process for transfer's sockets, TTP v2, PyBroker, rqueue and abtp.")
 
 
 #: flags of frequent options; `--set` sets all others

@@ -18,12 +18,8 @@ def make(folder: Path, names: list[str], hosts: list[str], days: int) -> list[st
 
     Raises UsageError, SecurityError.
     """
-    try:
-        from transfer.certificates import Authority
-    except ModuleNotFoundError as error:
-        raise UsageError(
-            "making certificates needs cryptography", hint="pip install 'tensor-transfer[certificates]'"
-        ) from error
+    from transfer.certificates import Authority
+
     for name in names:
         if not name.replace("-", "").replace(".", "").isalnum() or name == AUTHORITY:
             raise UsageError(f"{name!r} is no name for files", hint="letters, digits, '-' and '.'")

@@ -12,13 +12,14 @@ from typing import Annotated, Any
 import typer
 
 from transfer.cli import audit, options
+from transfer.cli.command_help import App
 from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import Reached, grouped
 from transfer.cli.tables import print_json, printable, show_list
 from transfer.transports.errors import UsageError
 from transfer.units import show_size
 
-app = options.command_group("Manage the dead letters of a broker.", no_args_is_help=True)
+app = App("Manage the dead letters of a broker.", no_args_is_help=True)
 
 _DETAILS = (
     "message_id", "delivery_id", "tenant", "consumer", "topic", "original_topic", "state", "reason",
@@ -37,7 +38,9 @@ Id = Annotated[
         help="One message or delivery, whose id may contain a comma; may be repeated.",
     ),
 ]
-Tenant = Annotated[str | None, typer.Option("--tenant", help="Only letters of this tenant.")]
+Tenant = Annotated[
+    str | None, typer.Option("--tenant", metavar="TENANT", help="Only letters of this tenant.")
+]
 Actor = Annotated[str, typer.Option("--actor", metavar="WHO", help="Operator's name, for the audit.")]
 Reason = Annotated[
     str, typer.Option("--reason", "--mutation-reason", metavar="WHY", help="Reason, for the audit.")
@@ -49,18 +52,25 @@ Reason = Annotated[
 def list_(
     reached: Reached,
     *,
-    consumer: Annotated[str | None, typer.Option("--consumer", help="Only letters of this consumer.")] = None,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only letters of this topic.")] = None,
+    consumer: Annotated[
+        str | None, typer.Option("--consumer", metavar="CONSUMER", help="Only letters of this consumer.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="Only letters of this topic.")
+    ] = None,
     tenant: Tenant = None,
     id: Annotated[
         str | None, typer.Option("--id", metavar="MESSAGE", help="Only letters of this message.")
     ] = None,
-    reason: Annotated[str | None, typer.Option("--reason", help="Only letters with this reason.")] = None,
+    reason: Annotated[
+        str | None, typer.Option("--reason", metavar="TEXT", help="Only letters with this reason.")
+    ] = None,
     state: Annotated[
-        str | None, typer.Option("--state", help="Only letters in this state: dead, replaying or in_doubt.")
+        str | None,
+        typer.Option("--state", metavar="dead|replaying|in_doubt", help="Only letters in this state."),
     ] = None,
     after: Annotated[
-        int | None, typer.Option("--after", min=0, help="Only letters after this position.")
+        int | None, typer.Option("--after", min=0, metavar="N", help="Only letters after this position.")
     ] = None,
     limit: audit.Limit = 100,
     json: options.Json = False,
@@ -177,8 +187,8 @@ def dead_letter(
     reached: Reached,
     *,
     id: Annotated[str, typer.Option("--id", metavar="MESSAGE", help="The message.")],
-    consumer: Annotated[str, typer.Option("--consumer", help="Its consumer.")],
-    topic: Annotated[str, typer.Option("--topic", help="Its topic.")],
+    consumer: Annotated[str, typer.Option("--consumer", metavar="CONSUMER", help="Its consumer.")],
+    topic: Annotated[str, typer.Option("--topic", metavar="TOPIC", help="Its topic.")],
     payload: Annotated[str | None, typer.Option("--payload", metavar="TEXT", help="Its payload.")] = None,
     payload_file: Annotated[
         Path | None,
@@ -186,7 +196,7 @@ def dead_letter(
     ] = None,
     actor: Actor,
     reason: Reason,
-    tenant: Annotated[str | None, typer.Option("--tenant", help="Its tenant.")] = None,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="TENANT", help="Its tenant.")] = None,
     json: options.Json = False,
 ) -> None:
     """Quarantine a message by hand: it becomes a dead letter."""

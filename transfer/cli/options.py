@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
@@ -21,38 +22,35 @@ if TYPE_CHECKING:
     from transfer.transports.security.settings import Security
 
 
-def command_group(help: str, **more: Any) -> typer.Typer:
-    """Makes a command with subcommands. Plain help needs no rich, and takes half the time."""
-    settings = {"help_option_names": ["-h", "--help"]}
-    return typer.Typer(help=help, rich_markup_mode=None, context_settings=settings, **more)
+def parsed(read: Callable[[object], Any]) -> Callable[[str], Any]:
+    """Returns a parser of an option. read: raises ValueError, whose text says what is allowed.
+
+    It raises BadParameter, to which Typer adds the option's name.
+    """
+
+    def parse(text: str) -> Any:
+        try:
+            return read(text)
+        except ValueError as error:
+            raise typer.BadParameter(f"{text!r} is not {error}") from None
+
+    return parse
 
 
-def parse_size(text: str) -> int:
-    """Parses a size. Raises BadParameter."""
-    try:
-        return units.size(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no size; write for instance 4096, 64KiB or 1.5M") from None
+def time_parser(least: float = 0.0, most: float = math.inf) -> Callable[[str], float]:
+    """Returns a parser of a time within these limits."""
+    return parsed(lambda given: units.seconds(given, least, most))
 
 
-def parse_age(text: str) -> float:
-    """Parses a time to seconds. Raises BadParameter."""
-    try:
-        return units.seconds(text)
-    except ValueError:
-        raise typer.BadParameter(f"{text!r} is no time; write for instance 90s, 12h or 7d") from None
+def _log_limit(given: object) -> int:
+    from transfer.log.retention import SMALLEST_LOG
 
-
-def _size_or_none(text: str) -> int | None:
-    return None if units.is_off(text) else parse_size(text)
-
-
-def _age_or_none(text: str) -> float | None:
-    return None if units.is_off(text) else parse_age(text)
+    return units.size(given, least=SMALLEST_LOG)
 
 
 def _age(text: str) -> Any:
-    return typer.Option(parser=_age_or_none, metavar="TIME", help=f"{text}; 'none': never.")
+    parser = parsed(units.or_off(units.age))
+    return typer.Option(parser=parser, metavar="TIME|none", help=f"{text}; none: never.")
 
 
 Files = Annotated[
@@ -79,12 +77,17 @@ Announce = Annotated[
         help="Register its endpoint with a broker: registry://broker:5580/name; may be repeated.",
     ),
 ]
-Count = Annotated[int | None, typer.Option("--count", "-n", min=1, help="Stop after this many messages.")]
+Count = Annotated[
+    int | None,
+    typer.Option(
+        "--count", "-n", min=1, metavar="N", help="Stop after this many messages. [default: no limit]"
+    ),
+]
+_TIMEOUT = ("--timeout", "-t")
+_GIVE_UP = "Give up after this long without progress."
 Timeout = Annotated[
     float | None,
-    typer.Option(
-        "--timeout", "-t", min=0.0, metavar="SECONDS", help="Give up after this long without progress."
-    ),
+    typer.Option(*_TIMEOUT, parser=time_parser(), metavar="TIME", help=f"{_GIVE_UP} [default: never]"),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Write JSON to standard output, one object a line.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bar and no closing line.")]
@@ -96,12 +99,15 @@ Whole = Annotated[bool, typer.Option("--whole", help="All of standard input is o
 Chunk = Annotated[
     int | None,
     typer.Option(
-        "--chunk", parser=parse_size, metavar="SIZE", help="Split files and input into messages of this size."
+        "--chunk",
+        parser=parsed(units.size),
+        metavar="SIZE",
+        help="Split files and input into messages of this size.",
     ),
 ]
-Repeat = Annotated[int, typer.Option("--repeat", min=1, help="Send everything this many times.")]
+Repeat = Annotated[int, typer.Option("--repeat", min=1, metavar="N", help="Send everything this many times.")]
 Interval = Annotated[
-    float, typer.Option("--interval", min=0.0, metavar="SECONDS", help="Pause between messages.")
+    float, typer.Option("--interval", parser=time_parser(), metavar="TIME", help="Pause between messages.")
 ]
 Out = Annotated[
     Path | None,
@@ -150,7 +156,9 @@ class Where:
 class WhereWithTimeout(Where):
     """Where, with a default time-out."""
 
-    timeout: Timeout = 30.0
+    timeout: Annotated[
+        float | None, typer.Option(*_TIMEOUT, parser=time_parser(), metavar="TIME", help=_GIVE_UP)
+    ] = 30.0
 
 
 @dataclass(frozen=True)
@@ -179,6 +187,16 @@ class Shown:
 SECONDS = 1.0
 
 
+def _rate(given: object) -> float:
+    try:
+        found = float(str(given))
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ValueError("a number from 0 on, such as 90 or 2.5")
+    return found
+
+
 @dataclass(frozen=True)
 class Between:
     """The doctor's options for measurements between two machines."""
@@ -193,10 +211,17 @@ class Between:
     ] = None
     min_gbps: Annotated[
         float,
-        typer.Option(help="With --peer: fail if the automatic transport is slower (Gbit/s)."),
+        typer.Option(
+            parser=parsed(_rate),
+            metavar="GBIT/S",
+            help="With --peer: fail if the automatic transport is slower.",
+        ),
     ] = 0.0
     seconds: Annotated[
-        float, typer.Option(min=0.01, max=60, help="With --peer: duration of each measurement.")
+        float,
+        typer.Option(
+            parser=time_parser(0.01, 60), metavar="TIME", help="With --peer: duration of each measurement."
+        ),
     ] = SECONDS
 
 
@@ -215,14 +240,14 @@ class Kept:
     ] = "tcp://127.0.0.1:5570"
     rows_bind: Annotated[
         str | None,
-        typer.Option(metavar="ENDPOINT", help="Endpoint for rows; by default one port above --bind."),
+        typer.Option(metavar="ENDPOINT", help="Endpoint for rows. [default: one port above --bind]"),
     ] = None
     retention_bytes: Annotated[
         Any,
         typer.Option(
-            parser=_size_or_none,
-            metavar="SIZE",
-            help="Size of the folder, 1 MiB at least; beyond it writers wait. 'none': no limit.",
+            parser=parsed(units.or_off(_log_limit)),
+            metavar="SIZE|none",
+            help="Size of the folder, 1 MiB at least; beyond it writers wait. none: no limit.",
         ),
     ] = "none"
     retention_age: Annotated[Any, _age("Delete runs of this age that all their groups have read")] = "none"
@@ -231,7 +256,8 @@ class Kept:
     group_age: Annotated[Any, _age("Keep no rows for a group that has not read for this long")] = "30d"
     unread_age: Annotated[Any, _age("Delete runs of this age that no group reads")] = "90d"
     metrics: Annotated[
-        str | None, typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP at this port.")
+        str | None,
+        typer.Option(metavar="[HOST:]PORT", help="Serve metrics over HTTP at this port. [default: none]"),
     ] = None
 
 
@@ -245,7 +271,7 @@ class Reached:
             "--url",
             envvar="TRANSFER_ADMIN_URL",
             metavar="URL",
-            help="The broker's HTTP address. [the address in this machine's configuration]",
+            help="The broker's HTTP address. [default: that in this machine's configuration]",
         ),
     ] = ""
     token: Annotated[
@@ -261,10 +287,9 @@ class Reached:
     timeout: Annotated[
         float,
         typer.Option(
-            "--timeout",
-            "-t",
-            min=0.1,
-            metavar="SECONDS",
+            *_TIMEOUT,
+            parser=time_parser(0.1),
+            metavar="TIME",
             help="Give up without a complete answer after this long.",
         ),
     ] = 30.0

@@ -16,10 +16,7 @@ from transfer.cli.exits import EXIT_INTERRUPTED
 from transfer.cli.service import StopEvent, logged, opened, raise_descriptor_limit, run_until
 from transfer.cli.tables import print_json
 from transfer.spool.format.address import default_rows_endpoint
-from transfer.transports.errors import (
-    AddressError,
-    NotSupported,
-)
+from transfer.transports.errors import AddressError, OptionError, comes_with
 from transfer.transports.security.guard import is_loopback
 from transfer.units import show_size
 
@@ -54,21 +51,17 @@ def _opened(kept: Kept) -> Spool:
     """Opens the spool. Raises its errors with hints for the command line."""
     endpoint = _endpoint("--bind", kept.bind)
     rows = _endpoint("--rows-bind", kept.rows_bind) if kept.rows_bind else default_rows_endpoint(endpoint)
-    try:
+    with comes_with("spool", "a spool"):
         import_module("numpy")  # it is first needed with the first rows, which is too late for this error
         from transfer.spool.server.max_ages import Ages
         from transfer.spool.server.server import Spool
-    except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] == "transfer":
-            raise
-        raise NotSupported(
-            f"a spool needs {error.name}", hint="pip install 'tensor-transfer[spool]'"
-        ) from error
     hint = (
         "restore the folder, or start with an empty one and write the runs again; "
         "`transfer runs salvage` copies the undamaged runs"
     )
 
+    if kept.metrics is not None:
+        _check_metrics(kept.metrics)
     ages = Ages(kept.retention_age, kept.staged_age, kept.failed_age, kept.group_age, kept.unread_age)
     more = {"retention_bytes": kept.retention_bytes, "ages": ages, "metrics_port": kept.metrics}
     return opened(
@@ -112,6 +105,12 @@ def _endpoint(option: str, text: str) -> str:
             f"{option} {text!r} is no endpoint to listen at", hint="for instance tcp://127.0.0.1:5570"
         )
     return endpoint
+
+
+def _check_metrics(place: str) -> None:
+    port = place.rpartition(":")[2]
+    if not port.isdecimal() or int(port) > 65535:
+        raise OptionError(f"--metrics is {place!r}", hint="it has to be a port from 0 to 65535, or HOST:PORT")
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from transfer.cli import options
+from transfer.cli.command_help import App
 from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.tables import confirmed, print_json, show_list, show_table
 from transfer.transports.errors import AddressError, LogInUse, UsageError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from transfer.spool.client.admin import SpoolAdmin, Steps
     from transfer.spool.server.salvage import SalvagedRun
 
-app = options.command_group("Manage the runs of a spool.", no_args_is_help=True)
+app = App("Manage the runs of a spool.", no_args_is_help=True)
 
 Spool = Annotated[
     str,
@@ -33,7 +34,11 @@ Run = Annotated[str, typer.Argument(metavar="[run://]HOST:PORT/NAME", help="A ru
 Timeout = Annotated[
     float,
     typer.Option(
-        "--timeout", "-t", min=0.1, metavar="SECONDS", help="Give up without an answer after this long."
+        "--timeout",
+        "-t",
+        parser=options.time_parser(0.1),
+        metavar="TIME",
+        help="Give up without an answer after this long.",
     ),
 ]
 _PATIENCE = 10.0
@@ -233,9 +238,10 @@ def forget_group(
 @app.command()
 def lineage(
     run: Run,
-    group: Annotated[str, typer.Option("--group", "-g", help="The group.")] = "default",
+    group: Annotated[str, typer.Option("--group", "-g", metavar="GROUP", help="The group.")] = "default",
     step: Annotated[
-        int | None, typer.Option("--step", min=0, help="This step, with the origin of its rows.")
+        int | None,
+        typer.Option("--step", min=0, metavar="N", help="This step, with the origin of its rows."),
     ] = None,
     parquet: Annotated[
         Path | None, typer.Option("--parquet", metavar="FILE", help="Write each row with its origin there.")
@@ -307,7 +313,7 @@ def verify(
     what: Annotated[
         str,
         typer.Argument(
-            metavar="[run://]HOST:PORT[/NAME] | FOLDER",
+            metavar="[[run://]HOST:PORT[/NAME] | FOLDER]",
             help="A spool or one of its runs, or a folder on which no spool runs.",
         ),
     ] = _HERE,

@@ -21,7 +21,10 @@ def run_bench(arguments: list[str]) -> int:
     """Runs `python -m bench` of the repository, which is no part of the installed package."""
     spec = importlib.util.find_spec("bench")
     if spec is None or importlib.util.find_spec("bench.__main__") is None:
-        raise NotSupported("the benchmarks are not installed", hint="run `make bench` in the repository")
+        raise NotSupported(
+            "these benchmarks are not installed, only `transfer bench broker`",
+            hint="run `make bench` in the repository",
+        )
     import runpy
 
     sys.argv = ["bench", *arguments]

@@ -10,20 +10,21 @@ from typing import Annotated, Any
 import typer
 
 from transfer.cli import options
+from transfer.cli.command_help import App
 from transfer.cli.exits import EXIT_ERROR
 from transfer.cli.options import Reached, grouped
 from transfer.cli.tables import confirmed, print_json, printable, show_list
 from transfer.units import show_age, show_size
 
-app = options.command_group("Manage the topics of a broker.", no_args_is_help=True)
-groups_app = options.command_group(
+app = App("Manage the topics of a broker.", no_args_is_help=True)
+groups_app = App(
     "Manage the consumer groups of a broker: it keeps messages until all groups have acknowledged them.",
     no_args_is_help=True,
 )
 
-Topic = Annotated[str, typer.Option("--topic", help="The topic.")]
-GroupTopic = Annotated[str, typer.Option("--topic", help="The group's topic.")]
-Group = Annotated[str, typer.Option("--group", help="The group.")]
+Topic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The topic.")]
+GroupTopic = Annotated[str, typer.Option("--topic", metavar="TOPIC", help="The group's topic.")]
+Group = Annotated[str, typer.Option("--group", metavar="GROUP", help="The group.")]
 Force = Annotated[
     bool,
     typer.Option(
@@ -37,7 +38,10 @@ class Changed:
     """Options of each change."""
 
     actor: Annotated[
-        str, typer.Option("--actor", metavar="WHO", help="Operator's name, for the audit. [the login name]")
+        str,
+        typer.Option(
+            "--actor", metavar="WHO", help="Operator's name, for the audit. [default: the login name]"
+        ),
     ] = ""
     reason: Annotated[str, typer.Option("--reason", metavar="WHY", help="Reason, for the audit.")] = "by hand"
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False
@@ -56,7 +60,8 @@ def list_topics(
         str | None, typer.Option("--after", metavar="TOPIC", help="Only topics after this one.")
     ] = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, max=10_000, help="Number of topics at most.")
+        int,
+        typer.Option("--limit", "-n", min=1, max=10_000, metavar="N", help="Number of topics at most."),
     ] = 500,
     json: options.Json = False,
 ) -> None:
@@ -109,7 +114,9 @@ def remove_topic(
 def list_groups(
     reached: Reached,
     *,
-    topic: Annotated[str | None, typer.Option("--topic", help="Only groups of this topic.")] = None,
+    topic: Annotated[
+        str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")
+    ] = None,
     json: options.Json = False,
 ) -> None:
     """List the groups: how far each is behind, and for how long it has had no consumer."""

@@ -13,7 +13,7 @@ from importlib import metadata
 from pathlib import Path
 
 from transfer.doctor.finding import Check, read
-from transfer.transports.errors import TransferError
+from transfer.transports.errors import TransferError, install_hint
 from transfer.transports.rdma.failures import may_lock
 
 #: descriptors that a server with many peers needs
@@ -135,34 +135,34 @@ def _limit(value: int) -> str:
 
 # --- libraries ------------------------------------------------------------------------------------
 
-#: distribution -> (purpose, how to install it)
+#: distribution -> (purpose, our extra that installs it)
 _OPTIONAL = {
-    "numpy": ("tensors", "pip install 'tensor-transfer[numpy]'"),
-    "ml-dtypes": ("bfloat16 and float8 in numpy", "pip install 'tensor-transfer[numpy]'"),
-    "lz4": ("compression", "pip install 'tensor-transfer[lz4]'"),
-    "zstandard": ("abtp's compression by zstd", "pip install 'tensor-transfer[zstd]'"),
-    "torch": ("torch tensors, StreamDataset, the demo", "pip install 'tensor-transfer[torch]'"),
-    "pyspark": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
-    "pyarrow": ("the Spark sink, the demo", "pip install 'tensor-transfer[spark]'"),
-    "msgspec": ("the spool, abtp", "pip install 'tensor-transfer[spool]'"),
-    "aiohttp": ("the broker's HTTP", "pip install 'tensor-transfer[broker]'"),
-    "cryptography": ("transfer certificates", "pip install 'tensor-transfer[certificates]'"),
-    "dnspython": ("dns:// endpoints", "pip install 'tensor-transfer[discovery]'"),
-    "scikit-learn": ("the demo's data", "pip install 'tensor-transfer[demo]'"),
-    "prometheus-client": ("metrics", "pip install 'tensor-transfer[metrics]'"),
-    "typer": ("this command", "pip install 'tensor-transfer[cli]'"),
-    "rich": ("progress bars", "pip install 'tensor-transfer[cli]'"),
-    "pyzmq": ("the broker's abtp, the benchmarks", "pip install 'tensor-transfer[fronts]'"),
+    "numpy": ("tensors", "numpy"),
+    "ml-dtypes": ("bfloat16 and float8 in numpy", "numpy"),
+    "lz4": ("compression", "lz4"),
+    "zstandard": ("abtp's compression by zstd", "zstd"),
+    "torch": ("torch tensors, StreamDataset, the demo", "torch"),
+    "pyspark": ("the Spark sink, the demo", "spark"),
+    "pyarrow": ("the Spark sink, the demo", "spark"),
+    "msgspec": ("the spool, abtp", "spool"),
+    "aiohttp": ("the broker's HTTP", "broker"),
+    "cryptography": ("transfer certificates", "certificates"),
+    "dnspython": ("dns:// endpoints", "discovery"),
+    "scikit-learn": ("the demo's data", "demo"),
+    "prometheus-client": ("metrics", "metrics"),
+    "typer": ("this command", "cli"),
+    "rich": ("progress bars", "cli"),
+    "pyzmq": ("the broker's abtp, the benchmarks", "fronts"),
 }
 
 
 def libraries() -> Iterator[Check]:
-    for name, (purpose, remedy) in _OPTIONAL.items():
+    for name, (purpose, extra) in _OPTIONAL.items():
         version = _version(name)
         if version:
             yield Check("libraries", name, "ok", version)
         else:
-            yield Check("libraries", name, "off", f"not installed; for {purpose}", remedy)
+            yield Check("libraries", name, "off", f"not installed; for {purpose}", install_hint(extra))
     yield _java()
 
 

@@ -843,9 +843,9 @@ class Socket(Base):
     def _take(self, timeout: int, sink: Sink | None = None) -> tuple[Any, list[Any]]:
         """Takes the core's next message. `map` stores it before a signal handler can run."""
         reader = self._links.log_reader
-        if isinstance(self._pattern, Subscriber):
+        if isinstance(self._pattern, Subscriber) and not reader.knows(self._thread_local.__dict__):
             # A connection to a log that another thread begins meanwhile counts the message as received.
-            reader.receivers[threading.get_ident()] = self._thread_local.__dict__
+            reader.add_receiver(self._thread_local.__dict__)
         [self._thread_local.given] = map(self._recv_message, (timeout,), (sink,))
         message: tuple[Any, list[Any]] = self._thread_local.given
         if reader.positions is not None:

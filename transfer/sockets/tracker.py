@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 
 from transfer.transports.arguments import seconds
-from transfer.transports.errors import Again, Broken, MessageRefused, NotSupported
+from transfer.transports.errors import Again, Broken, Closed, MessageRefused, NotSupported
 from transfer.transports.waiters import Waiters
 
 
@@ -15,7 +15,9 @@ class Tracker:
     Thread-safe. The message does not depend on it: a tracker may be dropped at any time.
     """
 
-    __slots__ = ("_changed", "_confirmable", "_confirmed", "_error", "_lock", "_outstanding", "_rescued")
+    __slots__ = (
+        "_cause", "_changed", "_confirmable", "_confirmed", "_error", "_lock", "_outstanding", "_rescued",
+    )  # fmt: skip
 
     def __init__(self, confirmable: bool = True) -> None:
         self._lock = threading.RLock()
@@ -25,6 +27,8 @@ class Tracker:
         self._confirmable = confirmable
         self._confirmed = False
         self._error: BaseException | None = None
+        #: why the connection ends, if this program ends it
+        self._cause: Closed | None = None
         self._rescued = False
 
     @property
@@ -66,7 +70,7 @@ class Tracker:
 
         Raises:
             Again: it is not confirmed within `timeout`.
-            Broken: the connection was lost before the peer confirmed it.
+            Broken: the connection was lost, or this program closed the socket, before the peer confirmed it.
             MessageRefused: the peer does not take it.
             NotSupported: such peers do not confirm (PUB/SUB, peers without hello).
         """
@@ -81,7 +85,10 @@ class Tracker:
     def _broken(self) -> Broken:
         if isinstance(self._error, MessageRefused):
             return MessageRefused(self._error.reason, hint=self._error.hint)
-        error = Broken("the message is unconfirmed: its peer is gone", hint="it may or may not have arrived")
+        what, hint = "its peer is gone", "it may or may not have arrived"
+        if isinstance(self._error, Closed):  # this side ended the connection
+            what, hint = str(self._error).partition("\n  hint: ")[0], self._error.hint or hint
+        error = Broken(f"the message is unconfirmed: {what}", hint=hint)
         error.__cause__ = self._error
         return error
 
@@ -97,8 +104,12 @@ class Tracker:
         with self._lock:
             self._outstanding -= 1
             if error is not None and not self._confirmed and not self._rescued:
-                self._error = error
+                self._error = self._cause or error
             self._changed.notify_all()
+
+    def _closing(self, cause: Closed) -> None:
+        """This program closes the socket: what fails from now on fails by that, and not by the peer."""
+        self._cause = cause
 
     def _rescue(self) -> None:
         """Keeps the tracker open when the connection ends: the message, copied to the core's memory, may go
@@ -114,7 +125,7 @@ class Tracker:
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             if not self._confirmed:
-                self._error = error
+                self._error = self._cause or error
             self._changed.notify_all()
 
     def _not_confirmable(self) -> None:

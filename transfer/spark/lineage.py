@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from transfer.transports.errors import NotSupported
+from transfer.transports.errors import comes_with
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,11 +19,9 @@ def write_lineage(tables: Iterable[Table], path: str | os.PathLike[str]) -> int:
 
     The file appears when it is complete. Raises NotSupported without pyarrow, OSError.
     """
-    try:
+    with comes_with("spark", "Parquet"):
         import pyarrow
         from pyarrow import parquet
-    except ModuleNotFoundError as error:
-        raise NotSupported("Parquet needs pyarrow", hint="pip install 'tensor-transfer[spark]'") from error
     types = {"run_id": pyarrow.string(), "job": pyarrow.string()}
     names = ("step", "rank", "epoch", "position", "run_id", "job", "partition", "attempt", "sequence", "row")
     schema = pyarrow.schema([(name, types.get(name, pyarrow.int64())) for name in names])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from transfer.spark.processes import end, java_processes, uninterrupted
 from transfer.transports.arguments import members, text, whole
-from transfer.transports.errors import NotSupported
+from transfer.transports.errors import NotSupported, missing_library
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -69,7 +69,7 @@ def local_session(
     try:
         from pyspark.sql import SparkSession
     except ImportError as error:
-        raise NotSupported("PySpark is missing", hint='pip install "tensor-transfer[demo]"') from error
+        raise missing_library("a Spark session", error, "spark") from error
 
     # Spark starts its Python workers with this variable, or with the first `python3` of the path.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable

@@ -12,7 +12,7 @@ from typing import Any, Final
 from transfer.tensors import dtypes
 from transfer.tensors.device import moved
 from transfer.tensors.header import EXTENDED_FLAGS, TENSOR_FLAGS, TensorSpec, is_extended, unpack
-from transfer.transports.errors import NotATensor, NotSupported, ProtocolError, TensorMismatch
+from transfer.transports.errors import NotATensor, ProtocolError, TensorMismatch, missing_library
 from transfer.transports.forking import undivided
 
 _CACHE_LIMIT: Final = 4096
@@ -109,7 +109,7 @@ class TorchBuilder:
             with undivided():
                 import torch
         except ImportError as error:
-            raise NotSupported("tensors of torch need torch", hint="pip install torch") from error
+            raise missing_library("a tensor of torch", error, "torch") from error
         self._from_numpy = torch.from_numpy
 
     def check(self, recipe: Recipe) -> None:
@@ -216,8 +216,6 @@ def _import_numpy() -> ModuleType:
         with undivided():
             import numpy
     except ImportError as error:
-        raise NotSupported(
-            "receiving tensors needs numpy, which is missing",
-            hint="pip install numpy, or receive with out=a bytearray",
-        ) from error
+        otherwise = "receive with out=a bytearray"
+        raise missing_library("receiving tensors", error, "numpy", otherwise) from error
     return numpy

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from itertools import compress
 from typing import Any, Final
 
-from transfer.json_text import loads
+from transfer.json_text import check_plain, loads
 from transfer.tensors.build import Recipe, recipe_for
 from transfer.tensors.export import Exported, export
 from transfer.tensors.header import EXTENDED_FLAGS, KIND_BUNDLE, kind_of, measure
@@ -146,11 +146,12 @@ def _encode_name(name: Any) -> bytes:
 
 def _encode(metadata: Any) -> bytes:
     try:
+        check_plain(metadata)
         encoded = _to_json(metadata).encode()
     except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(
             f"metadata cannot be written as JSON: {error}",
-            hint="dicts, lists, strings, numbers, booleans and None travel; pickle is never used",
+            hint="dicts with text as keys, lists, strings, numbers, booleans and None travel; no pickle",
         ) from error
     if len(encoded) > MAX_METADATA:
         raise UsageError(f"{len(encoded)} bytes of metadata; at most {MAX_METADATA} can travel")

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any, Final
 
-from transfer.transports.errors import NotATensor, NotSupported, ProtocolError
+from transfer.transports.errors import NotATensor, ProtocolError, missing_library
 
 TEXT: Final = 0
 #: a longer description is refused; it would not fit into an extended header anyway
@@ -123,10 +123,7 @@ def numpy_dtype(code: int, text: str, itemsize: int) -> Any:
     try:
         import ml_dtypes
     except ImportError as error:
-        raise NotSupported(
-            f"numpy has no {row.name}",
-            hint="pip install ml_dtypes, or receive with like=torch",
-        ) from error
+        raise missing_library(f"{row.name} in numpy", error, "numpy", "receive with like=torch") from error
     return numpy.dtype(getattr(ml_dtypes, row.name))
 
 

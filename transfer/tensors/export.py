@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from transfer.tensors import device, dtypes
 from transfer.tensors.header import HOST, MAX_DIMS, TensorSpec, fortran_axes, pack
-from transfer.transports.errors import NotATensor, NotSupported
+from transfer.transports.errors import NotATensor, NotSupported, missing_library
 
 #: (frame flags, header as on the wire, object with the buffer protocol, C-contiguous)
 Exported = tuple[int, bytes, Any]
@@ -300,7 +300,7 @@ def _export_dlpack(tensor: Any) -> Exported:
     try:
         import numpy
     except ImportError as error:
-        raise NotSupported("tensors by DLPack need numpy", hint="pip install numpy") from error
+        raise missing_library("a tensor by DLPack", error, "numpy") from error
     try:
         array = numpy.from_dlpack(tensor)
     except (BufferError, RuntimeError, TypeError, ValueError) as error:

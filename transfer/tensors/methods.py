@@ -211,7 +211,7 @@ class TensorMethods:
 
         Args:
             tensors: tensors by name; as in `send_tensor`.
-            meta: any value that JSON can express.
+            meta: any value that JSON can express: keys of dicts are text, and tuples arrive as lists.
             topic: sent before the tensors, for subscriptions.
             flags: DONTWAIT, SNDMORE, or 0.
             track: True returns a Tracker.

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from transfer.transports.address import Address
 from transfer.transports.config import dns_family, name_servers
 from transfer.transports.discovery.directory import Directory, Listing
-from transfer.transports.errors import AddressError, Again, Broken, Closed, NotSupported, TransferError
+from transfer.transports.errors import AddressError, Again, Broken, Closed, TransferError, comes_with
 from transfer.transports.forking import undivided
 
 if TYPE_CHECKING:
@@ -40,13 +40,8 @@ class DnsDirectory(Directory):
     """
 
     def __init__(self, address: Address) -> None:
-        try:
-            with undivided():
-                import dns.resolver  # noqa: F401 - if it is missing, the connect fails, and not a thread
-        except ModuleNotFoundError as error:
-            raise NotSupported(
-                f"{address} needs dnspython", hint="pip install 'tensor-transfer[discovery]'"
-            ) from error
+        with undivided(), comes_with("discovery", str(address)):
+            import dns.resolver  # noqa: F401 - if it is missing, the connect fails, and not a thread
         self._address = address
         self._servers = name_servers()
         self._family = dns_family()

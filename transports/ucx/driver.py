@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from transfer.transports.config import ucx_driver, ucx_options
-from transfer.transports.errors import ForkedError, NotSupported, TransferError
+from transfer.transports.errors import ForkedError, NotSupported, TransferError, install_hint
 from transfer.transports.forking import undivided
 from transfer.transports.sizes import LARGE
 from transfer.transports.ucx.failures import translated
@@ -218,7 +218,8 @@ def forked() -> ForkedError:
 def _load() -> DriverLibrary:
     """Loads UCX. Raises NotSupported."""
     if not available(ucx_driver()):
-        raise NotSupported("UCX is not installed", hint=f"pip install {PACKAGES[0]} (or {PACKAGES[1]})")
+        hint = f"{install_hint('ucx')} (or pip install {PACKAGES[1]})"
+        raise NotSupported("UCX is not installed", hint=hint)
     from transfer.transports.ucx.libucp_driver import LibucpLibrary  # imported when UCX is used
 
     return LibucpLibrary(ucx_options(OPTIONS))

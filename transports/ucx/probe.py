@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from transfer.transports.config import ucx_driver, ucx_of_the_system
-from transfer.transports.errors import OptionError, TransferError
+from transfer.transports.errors import OptionError, TransferError, install_hint
 from transfer.transports.probe import Probe
 from transfer.transports.ucx import driver
 from transfer.transports.ucx.installed import (
@@ -43,7 +43,7 @@ def probe() -> Probe:
     except OptionError as error:
         return Probe(False, _first_line(error), "missing", error.hint, better=False)
     if not available(wished):
-        hint = f"pip install {PACKAGES[0]} (or {PACKAGES[1]})"
+        hint = f"{install_hint('ucx')} (or pip install {PACKAGES[1]})"
         return Probe(False, "UCX is not installed", "missing", hint, better=False)
     names, directory = devices(), wheel()
     details = {"devices": names, "wheel": str(directory or "")}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from importlib import import_module
 
-from transfer.transports.errors import NotSupported
+from transfer.transports.errors import comes_with
 
 #: nanoseconds of the monotonic clock, which all processes of one machine share; the numbers of the
 #: measurement and of the publisher
@@ -62,8 +62,6 @@ def check_compression() -> None:
 
 
 def _lz4(name: str) -> Callable[[bytes | memoryview], bytes]:
-    try:
+    with comes_with("lz4", "compression"):
         found: Callable[[bytes | memoryview], bytes] = getattr(import_module("lz4.frame"), name)
-    except ModuleNotFoundError as error:
-        raise NotSupported("packing needs lz4", hint="pip install 'tensor-transfer[lz4]'") from error
     return found

@@ -31,8 +31,9 @@ from transfer.broker.protocols.abtp import (
 from transfer.broker.protocols.abtp_delivered import AbtpDelivered, read_delivered
 from transfer.broker.protocols.abtp_media import compress_payload, encode_payload
 from transfer.broker.protocols.abtp_words import CONTROL, SPEC_VERSION, Code, to_json
+from transfer.json_text import check_plain
 from transfer.transports.arguments import instance, members, patience, sequence, text, wrong
-from transfer.transports.errors import Again, Closed, ProtocolError, TransferError, comes_with
+from transfer.transports.errors import Again, Closed, ProtocolError, TransferError, UsageError, comes_with
 
 with comes_with("fronts", __name__):
     import msgspec
@@ -88,7 +89,8 @@ class AbtpProducer(AbtpConnection):
         """Publishes bytes unchanged, and other payloads as JSON. Returns the message's id.
 
         codec: encodes the payload, for example "msgpack". compress: True is "lz4"; or a name, for example
-        "zstd". headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...) and yours. wait:
+        "zstd". headers: known ones (priority, ttl_ms, delivery_mode, idempotency_key ...) and yours, of types
+        that JSON has; other values, and keys that are no text, raise UsageError. wait:
         returns when the broker has taken the message; else `confirm` waits. message_id: the broker does not
         detect that an id repeats.
         """
@@ -113,6 +115,10 @@ class AbtpProducer(AbtpConnection):
             compress = compress if compress is True else text(compress, "compress")
             envelope["compression"] = "lz4" if compress is True else compress
             data = compress_payload(data, envelope["compression"])
+        try:
+            check_plain(envelope)  # msgspec encodes bytes, times and other keys as text
+        except (TypeError, RecursionError) as error:
+            raise UsageError(f"the headers cannot be represented in JSON: {error}") from error
         flags, name = bytes((WANTS_ANSWER,)), encode_topic(topic)
         frames = (b"", SPEC_VERSION.encode(), flags, name, to_json(envelope, "the headers"), data)
         with self._lock:

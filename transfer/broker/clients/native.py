@@ -14,7 +14,7 @@ from transfer.broker.clients.native_consumer import Consumer, Received, join_of
 from transfer.broker.clients.native_errors import NotTaken, error_of
 from transfer.broker.clients.native_fetch import Fetches
 from transfer.broker.clients.native_socket import connected_socket, context_of
-from transfer.broker.clients.native_upload import Uploads, is_large, plain_parts, tensor_parts
+from transfer.broker.clients.native_upload import Uploads, is_large, plain_parts, size_of, tensor_parts
 from transfer.broker.clients.native_window import TRY_AGAIN, PublishWindow
 from transfer.broker.core.topic_names import encode_topic
 from transfer.broker.protocols.native import HELD_UP, MOST, Head, Op, decode, decode_words, encode
@@ -153,13 +153,14 @@ class BrokerClient:
             answered, left = (lambda: not (self._window.held_up and self._open)), deadline - time.monotonic()
             with self.wait_until(answered, max(0.0, left), "nothing more was taken", publishes=True):
                 self._window.begin()
+        nbytes = sum(map(size_of, parts))  # before a batch takes them: it could not name the wrong part
         with self._lock:
             self._ready(deadline)
             first = self._take_numbers(count)
             numbers = range(first, first + count)
             self._send([encode(op, first, name, count), *parts])
             self._open.update(numbers)
-            if self._window.add(parts, len(self._open)) and not wait:
+            if self._window.add(nbytes, len(self._open)) and not wait:
                 while self._process_one():
                     pass
         return numbers

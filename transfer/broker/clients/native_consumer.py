@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from transfer.broker.clients.native_fetch import Offered
+from transfer.broker.core.topic_names import encode_topic
 from transfer.broker.protocols.native import (
     MOST,
     Head,
@@ -59,9 +60,8 @@ class Received(NamedTuple):
 
 
 def join_of(topic: str, group: str, window: int, begin: str, timeout: float | None) -> Join:
-    """Checks the types of arguments; the broker checks their values. Raises ArgumentError."""
-    for name, given in (("topic", topic), ("group", group), ("begin", begin)):
-        text(given, name)
+    """Checks the names and the types of arguments; the broker checks other values. Raises UsageError."""
+    encode_topic(topic), encode_topic(group, "group"), text(begin, "begin")
     return Join(topic, group, whole(window, "window", 1), begin, patience(timeout), pieces=True, several=True)
 
 

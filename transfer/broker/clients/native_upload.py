@@ -16,6 +16,7 @@ from transfer.broker.protocols.native_pieces import (
     encode_begin,
     pack_parts,
 )
+from transfer.transports.errors import not_a_buffer
 
 if TYPE_CHECKING:
     from transfer.broker.clients.native import BrokerClient
@@ -29,11 +30,14 @@ def is_large(parts: Sequence[Any]) -> bool:
 
 
 def size_of(part: Any) -> int:
-    """Returns the bytes of a buffer; 0 if it is none: the call that sends it raises the error."""
+    """Returns the bytes of a buffer; 0 if it has gaps: the call that sends it raises the error.
+
+    Raises ArgumentError: it is none.
+    """
     try:
         view = memoryview(part)
     except (TypeError, ValueError, BufferError):
-        return 0
+        raise not_a_buffer(part) from None
     return view.nbytes if view.c_contiguous else 0
 
 

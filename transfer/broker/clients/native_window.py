@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 from transfer.broker.clients.native_errors import held_up
-from transfer.broker.clients.native_upload import size_of
 from transfer.transports.errors import Again, TransferError
 
 #: messages without an answer, and bytes, after which the publisher processes answers
@@ -37,9 +33,9 @@ class PublishWindow:
         """Whether the publisher has to wait for the broker's answer."""
         return self.held_up is not None and self._ahead > _AHEAD
 
-    def add(self, parts: Sequence[Any], unanswered: int) -> bool:
-        """Counts a published message. Returns whether the publisher has to process answers now."""
-        self._ahead += sum(map(size_of, parts))
+    def add(self, nbytes: int, unanswered: int) -> bool:
+        """Counts published bytes. Returns whether the publisher has to process answers now."""
+        self._ahead += nbytes
         if unanswered < _PROCESS_EVERY and self._ahead - self._processed_at <= _PROCESS_BYTES:
             return False
         self._processed_at = self._ahead

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from transfer import units
-from transfer.units import OFF, is_off
+from transfer.units import OFF, is_off, or_off
 
 if TYPE_CHECKING:  # the command line reads the table of options at each start
     from transfer.broker.core.topic_patterns import TopicPattern
@@ -21,7 +21,7 @@ if TYPE_CHECKING:  # the command line reads the table of options at each start
 #: parses what the user wrote
 Reader = Callable[[object], Any]
 
-seconds = units.seconds
+seconds, age, size = units.seconds, units.age, units.size
 
 
 def text(given: object) -> str:
@@ -54,39 +54,24 @@ def number(least: int = 0, most: int = 1 << 53) -> Callable[[object], int]:
     return read
 
 
-def size(given: object) -> int:
-    """Parses bytes as `units.size` does, at least one."""
-    return units.size(given, least=1)
-
-
-def size_or_share(given: object) -> int | VolumeShare:
-    """Parses bytes as `size` does, or a share of the volume: `80%`."""
+def log_limit(given: object) -> int | VolumeShare:
+    """Parses the bytes that a log may take, or a share of the volume: `80%`."""
     from transfer.broker.storage.volume import VolumeShare
+    from transfer.log.retention import SMALLEST_LOG
 
     match = re.fullmatch(r"\s*(\d{1,3})\s*%\s*", given, re.ASCII) if isinstance(given, str) else None
     if match is not None and 1 <= int(match[1]) <= 100:
         return VolumeShare(int(match[1]))
     try:
-        return size(given)
+        return units.size(given, least=SMALLEST_LOG)
     except ValueError as error:
-        raise ValueError(f"{error}, or a share of the volume, such as 80%") from error
+        raise ValueError(f"{error}; or a share of the volume, such as 80%") from error
 
 
 def up_to(most: float) -> Reader:
     """Returns a parser of seconds up to a limit."""
 
-    def read(given: object) -> float:
-        found = seconds(given)
-        if found > most:
-            raise ValueError(f"a time of at most {most:g} s")
-        return found
-
-    return read
-
-
-def or_none(read: Reader) -> Reader:
-    """Returns a parser that accepts `none`, too."""
-    return lambda given: None if is_off(given) else read(given)
+    return lambda given: seconds(given, most=most)
 
 
 def port(given: object) -> int | None:
@@ -101,7 +86,7 @@ def port(given: object) -> int | None:
 
 def endpoint_or_off(given: object) -> str:
     """Parses an endpoint as `endpoint` does; `off`: empty."""
-    return "" if is_off(given) else endpoint(given)
+    return or_off(endpoint)(given) or ""
 
 
 def endpoint(given: object) -> str:

@@ -22,15 +22,15 @@ def read_topic(name: bytes | bytearray | memoryview) -> str:
     return topic
 
 
-def encode_topic(topic: str) -> bytes:
-    """Encodes a caller's topic. Raises UsageError: it is not text, empty, too long, not UTF-8, or has a
-    NUL."""
+def encode_topic(topic: str, what: str = "topic") -> bytes:
+    """Encodes a caller's topic, or another name with its limits. Raises UsageError: it is not text, empty,
+    too long, not UTF-8, or has a NUL."""
     if not isinstance(topic, str):
-        raise wrong("a topic", topic, f"text of 1 to {MAX_TOPIC} bytes")
+        raise wrong(f"a {what}", topic, f"text of 1 to {MAX_TOPIC} bytes")
     try:
         name = topic.encode()
     except UnicodeEncodeError as error:
-        raise UsageError(f"the topic {topic!r:.80} is not UTF-8") from error
+        raise UsageError(f"the {what} {topic!r:.80} is not UTF-8") from error
     if not 0 < len(name) <= MAX_TOPIC or "\0" in topic:
-        raise UsageError(f"the topic {topic!r:.80}", hint=f"1 to {MAX_TOPIC} bytes, without NUL")
+        raise UsageError(f"the {what} is {topic!r:.80}", hint=f"it has 1 to {MAX_TOPIC} bytes, without NUL")
     return name

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
-from transfer.json_text import dumps, loads
+from transfer.json_text import check_plain, dumps, loads
 from transfer.transports.errors import OptionError, ProtocolError
 
 PORT = 59321
@@ -125,10 +125,12 @@ def decode_topic(topic: bytes) -> str:
 
 
 def encode_meta(values: Mapping[str, Any]) -> bytes:
-    """Encodes metadata as JSON; empty for none. Raises OptionError for values that JSON cannot represent."""
+    """Encodes metadata as JSON; empty for none. Raises OptionError for what JSON does not have, keys that are
+    no text too."""
     if not values:
         return b""
     try:
+        check_plain(dict(values))
         return dumps(dict(values))
     except (TypeError, ValueError, RecursionError) as error:
         raise OptionError(f"the metadata cannot be represented in JSON: {error}") from error

@@ -26,7 +26,7 @@ from transfer.sockets.connections.directory_connector import DirectoryConnector,
 from transfer.sockets.connections.heartbeats import Heartbeats
 from transfer.sockets.connections.log_reader import LogReader
 from transfer.sockets.connections.no_peer import NoPeer
-from transfer.sockets.connections.orphans import Orphan, Orphans
+from transfer.sockets.connections.orphans import Orphan, Orphans, closed_by_us
 from transfer.sockets.connections.queue_limits import QueueLimits
 from transfer.sockets.connections.state import ConnectionState, control
 from transfer.sockets.connections.topic_positions import TopicPositions, check_begin
@@ -358,7 +358,7 @@ class Connections:
         unsent = len(orphans)
         for orphan in orphans:
             if orphan.tracker is not None:
-                orphan.tracker._fail(Closed("the socket was closed before the message found a peer"))
+                orphan.tracker._fail(closed_by_us("the message found a peer"))
         unsent += self.end(peers, deadline)
         for record in endpoints:
             record.peer = record.queue = None
@@ -383,9 +383,12 @@ class Connections:
         # Counted before `finish`, which breaks a stream that is still writing; its message would not count
         # as lost afterwards.
         queued = {peer.stream: drain.unsent(peer.stream) for peer in peers}
+        closed = closed_by_us("the peer confirmed it")
+        ours = [p for p in peers if p.stream.broken is None and not drain.has_ended(p.fd)]
+        for _, tracker in [one for peer in ours for one in list(peer.trackers)]:
+            tracker._closing(closed)
         drain.finish([p.fd for p in peers if p.fd >= 0 and p.stream.broken is None], deadline)
         unsent = 0
-        closed = Closed("the socket was closed before the peer confirmed the message")
         for peer in peers:
             self.state.unwatch(peer)
             kept = _is_kept(peer)
@@ -398,7 +401,7 @@ class Connections:
             self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
             peer.settle(0)
             for _, tracker in peer.trackers:
-                tracker._fail(closed)
+                tracker._fail(closed if peer in ours else Broken("the peer closed the connection"))
             peer.part()
         return unsent
 

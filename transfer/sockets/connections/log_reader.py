@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -51,6 +52,19 @@ class LogReader:
             text = "%s: %d messages of topic %r were removed from the log before they could be received"
             where, topic = stream.peer.endpoint, (frames[0].topic or b"").decode(errors="replace")
             self._state.throttled.log(logging.WARNING, "missed", text, where, missed, topic)
+
+    def knows(self, data: dict[str, Any]) -> bool:
+        """Whether `data` is registered for the calling thread."""
+        return self.receivers.get(threading.get_ident()) is data
+
+    def add_receiver(self, data: dict[str, Any]) -> None:
+        """Registers the calling thread as one that receives, and forgets those that have ended."""
+        known = list(self.receivers.items())
+        alive = sys._current_frames()  # threads that other languages started, too
+        for thread, its in known:
+            if thread not in alive and self.receivers.get(thread) is its:
+                self.receivers.pop(thread, None)
+        self.receivers[threading.get_ident()] = data
 
     def record_given(self, socket: Socket | None) -> None:
         """Records what the program receives before anything else: messages that its threads have taken from

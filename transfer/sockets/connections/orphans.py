@@ -29,6 +29,14 @@ _GIVING = 1.0
 _RETRY = 0.01
 
 
+def closed_by_us(what: str) -> Closed:
+    """The error of a tracker whose socket this program closed, before `what`."""
+    return Closed(
+        f"this program closed the socket before {what}",
+        hint="call wait_confirmed() before close(); close(linger=MILLISECONDS) waits for unsent messages",
+    )
+
+
 @dataclass(slots=True, eq=False)
 class Orphan:
     """A message for a peer that was lost. loss: the number of that loss. number: the message's number in that
@@ -212,7 +220,8 @@ class Orphans:
         ):
             return
         elif tracker is not None:
-            tracker._fail(Broken("the peer disconnected at once"))
+            gone = Broken("the peer disconnected at once")
+            tracker._fail(closed_by_us("the peer confirmed it") if self._state.closing else gone)
 
     def _follow(self, tracker: Tracker | None, peer: Peer | LostPeer, number: int) -> bool:
         """Handles a loss between the send and its record. If the message had not left, the tracker goes with
