@@ -55,5 +55,7 @@ class App(typer.Typer):
         settings = {"help_option_names": ["-h", "--help"]}
         super().__init__(help=help, cls=cls, rich_markup_mode=None, context_settings=settings, **more)
 
-    def command(self, name: str | None = None, *, cls: type[Command] = Command, **more: Any) -> Any:
+    def command(
+        self, name: str | None = None, *, cls: type[typer.core.TyperCommand] | None = Command, **more: Any
+    ) -> Any:
         return super().command(name, cls=cls, **more)
