@@ -8,10 +8,10 @@ import sys
 
 import pytest
 
-from tests.broker.running import default_of
+from tests.broker.in_process_broker import default_of
 from tests.cli.conftest import ROOT
 from tests.cli.test_every_output import commands
-from transfer.broker.config.options import BY_NAME, OPTIONS
+from transfer.broker.config.options import OPTIONS
 
 COMMANDS = dict(commands())
 #: what follows [OPTIONS] in the usage lines of commands with arguments
@@ -65,14 +65,6 @@ def test_defaults_of_the_broker_are_those_of_its_settings():
             assert found is not None, option.name
             assert option.read(found[1]) == default_of(option), option.name
             assert option.help in flat
-
-
-@pytest.mark.parametrize("name", ["retention.bytes", "retention.age", "broker.drain"])
-def test_the_page_on_the_broker_says_what_the_help_says(name):
-    page = (ROOT / "docs/broker.md").read_text()
-    (cell,) = re.findall(rf"^\| `{re.escape(name)}` \| [^|]* \| (.*) \|$", page, re.MULTILINE)
-    told = BY_NAME[name].help.partition(" [")[0].rstrip(".")
-    assert cell.replace("`", "").lower().startswith(told.lower())
 
 
 def test_the_list_of_commands_says_what_bench_needs():

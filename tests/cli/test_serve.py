@@ -15,8 +15,7 @@ import pytest
 from tests.cli.run_writer import send_run
 from tests.cli.test_broker import ANYWHERE
 from tests.ports import free_port
-from transfer import cli
-from transfer.cli.options import parse_age
+from transfer import cli, units
 from transfer.spool import RowStream
 from transfer.spool.client.admin import SpoolAdmin
 from transfer.transports.errors import Again
@@ -258,7 +257,7 @@ def test_none_is_the_default_of_both_retentions(monkeypatch, tmp_path):
     [("90", 90), ("90s", 90), ("1.5m", 90), ("12h", 43_200), ("7d", 604_800), ("200ms", 0.2)],
 )
 def test_times_are_read(text, seconds):
-    assert parse_age(text) == seconds
+    assert units.age(text) == seconds
 
 
 @pytest.mark.parametrize("command", ["serve", "broker"])

@@ -29,7 +29,7 @@ class Command(_WithForms, typer.core.TyperCommand):
     """A command. Its arguments are shown as their metavars say: some versions of Typer change them."""
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
-        return ["[OPTIONS]", *(one.metavar for one in self.params if one.param_type_name == "argument")]
+        return ["[OPTIONS]", *(one.metavar or "" for one in self.params if one.param_type_name == "argument")]
 
     def format_options(self, context: Any, formatter: Any) -> None:
         params = [(one, one.get_help_record(context)) for one in self.get_params(context)]
