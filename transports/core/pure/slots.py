@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from typing import Any
 
@@ -56,7 +57,10 @@ class Slots:
         if index in self._lent:
             return None
         self._lent.add(index)
-        return Region(self._view(index, nbytes), lambda: self.free(index))
+        # `ending`: the last views may be deleted after the modules, and no global is there then.
+        return Region(
+            self._view(index, nbytes), lambda ending=sys.is_finalizing: ending() or self.free(index)
+        )
 
     @property
     def idle(self) -> bool:
