@@ -29,7 +29,7 @@ class Command(_WithForms, typer.core.TyperCommand):
     """A command. Its arguments are shown as their metavars say: some versions of Typer change them."""
 
     def collect_usage_pieces(self, context: Any) -> list[str]:
-        return ["[OPTIONS]", *(one.metavar for one in self.params if one.param_type_name == "argument")]
+        return ["[OPTIONS]", *(one.metavar or "" for one in self.params if one.param_type_name == "argument")]
 
     def format_options(self, context: Any, formatter: Any) -> None:
         params = [(one, one.get_help_record(context)) for one in self.get_params(context)]
@@ -55,5 +55,7 @@ class App(typer.Typer):
         settings = {"help_option_names": ["-h", "--help"]}
         super().__init__(help=help, cls=cls, rich_markup_mode=None, context_settings=settings, **more)
 
-    def command(self, name: str | None = None, *, cls: type[Command] = Command, **more: Any) -> Any:
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, cls: type[Command] = Command, **more: Any
+    ) -> Any:
         return super().command(name, cls=cls, **more)
