@@ -168,7 +168,6 @@ def test_bench_is_passed_on(capsys):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("0", 0),
         ("4096", 4096),
         ("64KiB", 65536),
         ("64ki", 65536),

@@ -9,6 +9,7 @@ import bisect
 import errno
 import itertools
 import os
+import sys
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -102,7 +103,13 @@ class Blocks:
         if block is None:
             block = Block(self._core, next(self._numbers), size)  # outside the lock: zeroing takes long
             self._change(add=block)
-        return self._core.Region(block.memory[:nbytes], lambda: self._disown(block))
+
+        # At the interpreter's end the last arrays are deleted after the modules: no global is there then.
+        def deleted(ending: Callable[[], bool] = sys.is_finalizing) -> None:
+            if not ending():
+                self._disown(block)
+
+        return self._core.Region(block.memory[:nbytes], deleted)
 
     def _reused(self, size: int) -> Block | None:
         with self._lock:

@@ -241,5 +241,5 @@ class _Event:
         except BlockingIOError:
             return  # another thread did already
 
-    def __del__(self) -> None:
-        os.close(self.fd)
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        close(self.fd)  # `os` may be gone at the end of the interpreter

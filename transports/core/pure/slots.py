@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 from transfer.transports.core.pure.pool import Region, copy_into
@@ -56,7 +58,13 @@ class Slots:
         if index in self._lent:
             return None
         self._lent.add(index)
-        return Region(self._view(index, nbytes), lambda: self.free(index))
+
+        # At the interpreter's end the last views are deleted after the modules: no global is there then.
+        def deleted(ending: Callable[[], bool] = sys.is_finalizing) -> None:
+            if not ending():
+                self.free(index)
+
+        return Region(self._view(index, nbytes), deleted)
 
     @property
     def idle(self) -> bool:
