@@ -216,6 +216,25 @@ def test_wrong_variables_and_flags_are_told_by_name():
         parse_flag("ttp.idle")
 
 
+def test_a_list_or_table_of_a_flag_is_read_as_in_the_file():
+    flag = parse_flag('topics.transient=["orders", "prefix:live-"]')
+    assert (
+        configured([flag]).settings.transient
+        == configured([parse_flag("topics.transient=orders,prefix:live-")]).settings.transient
+    )
+    queues = configured([parse_flag('own.queues={orders = "tcp://127.0.0.1:5583"}')]).settings.own.queues
+    assert queues == {"orders": "tcp://127.0.0.1:5583"}
+    with pytest.raises(OptionError, match=r"--set topics.transient: \[orders is no TOML"):
+        parse_flag("topics.transient=[orders")
+
+
+def test_an_option_that_two_flags_set_is_refused():
+    with pytest.raises(OptionError, match=r"--set ttp\.port and --ttp: ttp\.port is set twice"):
+        configured([parse_flag("ttp.port=1"), ConfigValue("ttp.port", "2", "--ttp")])
+    with pytest.raises(OptionError, match=r"--set ttp\.port: ttp\.port is set twice"):
+        configured([parse_flag("ttp.port=1"), parse_flag("ttp.port=2")])
+
+
 @pytest.mark.parametrize(
     "choice", [one for one in OPTIONS if one.name != DATA], ids=lambda choice: choice.name
 )

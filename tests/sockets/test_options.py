@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import time
+
 import pytest
 
 import transfer
 import transfer.sockets.socket
 from transfer import DEALER, PAIR, PULL, PUSH, REQ, ROUTER
 from transfer.config import exit_linger
+from transfer.sockets import drain
 from transfer.sockets.defaults import PYZMQ
 from transfer.sockets.options import NUMBERS, OPTIONS, READ_ONLY, SocketOptions
 from transfer.transports.errors import Again, Closed, OptionError
@@ -158,9 +162,22 @@ def test_kernel_buffers(context):
 
 
 def _copy(fd):
-    import os
-
     return os.dup(fd)
+
+
+def test_a_descriptor_stays_open_while_its_buffers_are_set(context, monkeypatch):
+    pull, push = pair_of(context, PULL, PUSH)
+    seen = []
+
+    def resize(fd, send, receive):
+        before = os.fstat(fd).st_ino
+        push.close()
+        time.sleep(0.3)  # for the reactor, which closes it for the lost peer
+        seen.append(os.fstat(fd).st_ino == before)
+
+    monkeypatch.setattr(drain, "resize", resize)
+    pull.sndbuf = 8192
+    assert seen == [True]
 
 
 @pytest.mark.parametrize("options", [{"checksum": True}, {"compression": "lz4"}])

@@ -57,7 +57,7 @@ def configured(
     Raises SecurityError, and OptionError, whose text names the source of the value.
     """
     given: dict[str, ConfigValue] = {}
-    for one in (*(read_file(file) if file is not None else ()), *environment, *flags):
+    for one in (*(read_file(file) if file is not None else ()), *environment, *_each_once(flags)):
         _check_name(one)
         given[one.name] = one
     data = given.pop(DATA, None)
@@ -131,7 +131,26 @@ def parse_flag(text: str) -> ConfigValue:
     name, sign, value = text.partition("=")
     if not sign:
         raise OptionError(f"--set {text!r} has no '='", hint="for instance --set ttp.idle=2m")
-    return ConfigValue(name.strip(), value.strip(), f"--set {name.strip()}")
+    name, value, place = name.strip(), value.strip(), f"--set {name.strip()}"
+    if value[:1] not in ("[", "{"):
+        return ConfigValue(name, value, place)
+    try:  # a list or a table, as in the file
+        return ConfigValue(name, tomllib.loads(f"value = {value}")["value"], place)
+    except tomllib.TOMLDecodeError as error:
+        raise OptionError(
+            f"{place}: {value} is no TOML: {error}", hint="a text with commas will do"
+        ) from error
+
+
+def _each_once(flags: Iterable[ConfigValue]) -> list[ConfigValue]:
+    """Refuses an option that two flags set: one would win in silence. Raises OptionError."""
+    given: dict[str, ConfigValue] = {}
+    for one in flags:
+        if other := given.get(one.name):
+            places = dict.fromkeys((other.place, one.place))
+            raise OptionError(f"{' and '.join(places)}: {one.name} is set twice", hint="give it once")
+        given[one.name] = one
+    return list(given.values())
 
 
 def _check_name(one: ConfigValue) -> None:

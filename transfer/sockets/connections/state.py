@@ -121,9 +121,11 @@ class ConnectionState:
 
     def resize_buffers(self, send: int, receive: int) -> None:
         """Resizes the kernel buffers of existing connections."""
-        for peer in list(self.peers.values()):
-            if peer.fd >= 0:
-                drain.resize(peer.fd, send, receive)
+        # A connection leaves `peers` under the lock before its descriptor is closed, and could be reused.
+        with self.lock:
+            for peer in () if self.closing else self.peers.values():
+                if peer.fd >= 0:
+                    drain.resize(peer.fd, send, receive)
 
     def unwatch(self, peer: Peer) -> None:
         if peer.fd >= 0:
