@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 import transfer
-from transfer import cli, doctor
-from transfer.cli.options import parse_size
+from transfer import cli, doctor, units
 from transfer.doctor import machine, transports as ways
 from transfer.units import show_size
 
@@ -169,7 +168,7 @@ def test_bench_is_passed_on(capsys):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
-        ("0", 0),
+        ("1", 1),
         ("4096", 4096),
         ("64KiB", 65536),
         ("64ki", 65536),
@@ -179,13 +178,13 @@ def test_bench_is_passed_on(capsys):
     ],
 )
 def test_sizes_are_read(text, size):
-    assert parse_size(text) == size
+    assert units.size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1P", "1..2", "KiB"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1P", "1..2", "KiB", "0"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(Exception, match="no size"):
-        parse_size(text)
+    with pytest.raises(ValueError, match="a size from 1 B on, such as"):
+        units.size(text)
 
 
 def test_sizes_are_shown_for_people():
