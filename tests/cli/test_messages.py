@@ -279,7 +279,7 @@ def test_a_reader_that_leaves_is_no_error(opened):
         (["push", "-c", "tcp://127.0.0.1:9", "no-such-file"], "there is no file"),
         (["push", "-c", "tcp://127.0.0.1:9", "-", "--repeat", "2"], "read once"),
         (["pull", "-b", ANY, "--raw", "--json"], "--raw"),
-        (["push", "-c", "tcp://127.0.0.1:9", "--chunk", "many"], "is not a size"),
+        (["push", "-c", "tcp://127.0.0.1:9", "--chunk", "many"], "'many' is not a size"),
         (["nothing"], "No such command"),
     ],
 )

@@ -14,7 +14,7 @@ import pytest
 
 import transfer
 from transfer import cli, doctor, units
-from transfer.doctor import machine, transports
+from transfer.doctor import machine, transports as ways
 from transfer.units import show_size
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ def _protocol(monkeypatch, **environment):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    return {check.name: check for check in transports.protocol()}
+    return {check.name: check for check in ways.protocol()}
 
 
 def test_doctor_tells_who_chose_the_protocol(monkeypatch):
@@ -131,20 +131,20 @@ def test_doctor_tells_who_chose_the_protocol(monkeypatch):
 
 def test_doctor_fails_when_a_transport_does(monkeypatch, capsys):
     broken = doctor.Check("transports", "tcp", "fail", "no way", "a hint")
-    monkeypatch.setattr(transports, "self_tests", lambda: iter([broken]))
+    monkeypatch.setattr(ways, "self_tests", lambda: iter([broken]))
     assert cli.run(["doctor"]) == 1
     assert "a hint" in capsys.readouterr().out
 
 
 def test_a_self_test_that_cannot_work_is_an_answer():
-    check = transports._self_test("tcp", "tcp://256.256.256.256:0", "tcp")
+    check = ways._self_test("tcp", "tcp://256.256.256.256:0", "tcp")
     assert check.status == "fail"
     assert check.hint
 
 
 def test_a_self_test_that_kills_its_process_is_an_answer(monkeypatch):
     monkeypatch.setattr(sys, "executable", "/bin/false")
-    check = transports._test_in_process("ucx")
+    check = ways._test_in_process("ucx")
     assert check.status == "fail"
     assert "status 1" in check.detail
 
@@ -168,6 +168,7 @@ def test_bench_is_passed_on(capsys):
 @pytest.mark.parametrize(
     ("text", "size"),
     [
+        ("1", 1),
         ("4096", 4096),
         ("64KiB", 65536),
         ("64ki", 65536),
@@ -180,9 +181,9 @@ def test_sizes_are_read(text, size):
     assert units.size(text) == size
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "1P", "1..2", "KiB"])
+@pytest.mark.parametrize("text", ["", "x", "-1", "1P", "1..2", "KiB", "0"])
 def test_what_is_no_size_is_refused(text):
-    with pytest.raises(ValueError, match="a size"):
+    with pytest.raises(ValueError, match="a size from 1 B on, such as"):
         units.size(text)
 
 
