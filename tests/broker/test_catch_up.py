@@ -29,6 +29,7 @@ from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.fronts import native_catch_up
 from transfer.broker.fronts.native import NativeSettings
+from transfer.metrics.counters import socket_counts
 from transfer.sockets.connections.topic_positions import (
     LogId,
     TopicPosition,
@@ -292,6 +293,7 @@ def test_messages_removed_from_the_log_are_counted_and_logged(context, tmp_path,
             first = int(sub.recv_multipart()[-1].partition(b" ")[0])
             assert first > 10
             assert sub._links.state.counts["missed"] == first - 10
+            assert dict(socket_counts(sub))["transfer_drops_total", ("SUB", "missed")] == first - 10
             assert "removed from the log" in caplog.text
 
 
