@@ -29,6 +29,7 @@ from transfer.broker.core.message import Front, Message
 from transfer.broker.delivery.topic_admin import TopicAdmin
 from transfer.broker.fronts import native_catch_up
 from transfer.broker.fronts.native import NativeSettings
+from transfer.metrics.counters import socket_counts
 from transfer.sockets.connections.topic_positions import (
     LogId,
     TopicPosition,
@@ -36,8 +37,10 @@ from transfer.sockets.connections.topic_positions import (
     decode_offline,
     decode_position,
     decode_skipped,
+    decode_withheld,
     encode_position,
     encode_skipped,
+    encode_withheld,
 )
 from transfer.transports.address import parse
 from transfer.transports.core.wire import Control, SocketType
@@ -290,6 +293,7 @@ def test_messages_removed_from_the_log_are_counted_and_logged(context, tmp_path,
             first = int(sub.recv_multipart()[-1].partition(b" ")[0])
             assert first > 10
             assert sub._links.state.counts["missed"] == first - 10
+            assert dict(socket_counts(sub))["transfer_drops_total", ("SUB", "missed")] == first - 10
             assert "removed from the log" in caplog.text
 
 
@@ -643,11 +647,38 @@ def test_malformed_position_frames(data):
         assert decode_offline(data) >= 0
 
 
-@pytest.mark.parametrize("said", ["skipped", "offline behind a subscription"])
+def test_withheld_messages_are_not_missed():
+    stream = SimpleNamespace(peer=SimpleNamespace(log=LogId("log", 1)))
+    positions = TopicPositions()
+
+    def record(number):
+        frame = SimpleNamespace(sequence=number, topic=b"t")
+        return positions.record(stream, [frame])
+
+    def withhold(first, stop):
+        data = encode_withheld(range(first, stop), b"t")
+        assert decode_withheld(data) == (range(first, stop), b"t")
+        positions.withhold(stream.peer, *decode_withheld(data))
+
+    positions.connected(stream.peer.log)
+    assert record(5) == 0
+    withhold(3, 8)  # 6 and 7 are news
+    withhold(6, 8)
+    assert positions.skip(stream.peer, 9, b"t")
+    assert record(10) == 1, "8 is missing"
+    withhold(12, 14)
+    assert record(11) == 0
+    assert record(14) == 0
+    withhold(15, 1 << 63)  # more than are remembered
+    assert record(15 + 10_001) == 1
+
+
+@pytest.mark.parametrize("said", ["skipped", "withheld", "offline behind a subscription"])
 def test_control_frames_in_the_wrong_order(broker, said):
     offline = bytes([Control.OFFLINE]) + bytes(8)
     words = {
         "skipped": [encode_skipped(1, 1, b"t")],
+        "withheld": [encode_withheld(range(1, 2), b"t")],
         "offline behind a subscription": [offline, bytes([Control.SUBSCRIBE]) + bytes(4), offline],
     }[said]
     with raw_peer(broker.endpoints["subscriptions"], SocketType.SUB, extra={"begin": "old"}) as bare:

@@ -7,11 +7,14 @@ import pytest
 
 import transfer
 from tests.broker.http_requests import ask, get_json, until
-from tests.broker.in_process_broker import running
+from tests.broker.in_process_broker import FREE, running
 from transfer.broker.clients.native import BrokerClient
+from transfer.broker.clients.pybroker import PyBrokerClient
 from transfer.broker.clients.rqueue import RqueueClient
 from transfer.broker.config.settings import AbtpEndpoints
 from transfer.broker.core.groups import Group
+from transfer.broker.delivery.loop_calls import run_on_loop
+from transfer.broker.fronts.native import NativeSettings
 from transfer.transports.errors import Again
 
 HERE = "127.0.0.1"
@@ -88,6 +91,96 @@ def test_who_has_subscribed_is_not_told_again(broker, client):
         assert bytes(billing.recv().data) == b"one"
         other.publish("orders", b"two")
         assert other.recv().content == b"two"
+
+
+@pytest.fixture
+def subscriber(broker):
+    """A SUB that begins at the oldest message; its endpoint."""
+    endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
+    with transfer.Context() as context, context.socket(transfer.SUB, rcvtimeo=10_000) as sub:
+        sub.subscribe(b"orders")
+        sub.connect(endpoint)
+        sub.wait_for_peers(1, 10)
+        yield sub, endpoint
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_a_subscriber_to_the_log_gets_no_replay_and_misses_none(broker, client, subscriber, is_away, caplog):
+    sub, endpoint = subscriber
+    billing = client.consume("orders", "billing", begin="old")
+    client.publish("orders", b"one")
+    assert sub.recv_multipart()[-1] == b"one"
+    die(broker, billing, billing.recv())
+    if is_away:
+        sub.disconnect(endpoint)
+    replay(broker, "orders/billing/0")
+    die(broker, billing, billing.recv())
+    replay(broker, "orders/billing/1")
+    if is_away:
+        sub.connect(endpoint)
+        sub.wait_for_peers(1, 10)
+    client.publish("orders", b"two")
+    assert sub.recv_multipart()[-1] == b"two"
+    assert not sub.poll(200) and "missed" not in sub._links.state.counts
+    assert "removed from the log" not in caplog.text
+
+
+def test_who_reads_from_the_beginning_later_gets_no_replay(broker, client):
+    billing = client.consume("orders", "billing", begin="old")
+    client.publish("orders", b"one")
+    die(broker, billing, billing.recv())
+    replay(broker, "orders/billing/0")
+    client.publish("orders", b"two")
+    later = client.consume("orders", "later", begin="old", window=1)
+    for data in (b"one", b"two"):
+        message = later.recv()
+        assert bytes(message.data) == data
+        later.ack(message, wait=True)
+    with pytest.raises(Again):
+        later.recv(timeout=0.2)
+    with PyBrokerClient(HERE, broker.ports["pybroker"]) as reader:
+        assert bytes(reader.fetch("orders", 0)) == b"onetwo"
+    with transfer.Context() as context, context.socket(transfer.SUB, rcvtimeo=10_000) as sub:
+        sub.subscribe(b"orders")
+        sub.connect(f"{broker.endpoints['subscriptions']}?begin=old")
+        assert [sub.recv_multipart()[-1] for _ in range(2)] == [b"one", b"two"]
+        assert not sub.poll(200) and "missed" not in sub._links.state.counts
+    lags = {one["group"]: one["lag"] for one in get_json(broker.ports["http"], "groups")["groups"]}
+    assert lags == {"billing": 2, "later": 0}
+    for name, found in (("later", [b"one", b"two"]), ("billing", [b"one", b"one", b"two"])):
+        run_on_loop(broker.loop, lambda name=name: broker.hub.groups.seek("orders", name, 0, "was moved"))
+        with BrokerClient(broker.endpoints["requests"]) as moved:
+            consumer = moved.consume("orders", name)
+            assert [bytes(consumer.recv().data) for _ in found] == found
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_a_replay_that_retention_removed_is_not_missed(tmp_path, restarts, caplog):
+    """The subscriber is away, and returns when the log no longer has the replay."""
+    with transfer.Context() as context, context.socket(transfer.SUB, rcvtimeo=10_000) as sub:
+        sub.subscribe(b"orders")
+        with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
+            endpoint = f"{broker.endpoints['subscriptions']}?begin=old"
+            sub.connect(endpoint)
+            billing = client.consume("orders", "billing", begin="old")
+            client.publish("orders", b"one")
+            assert sub.recv_multipart()[-1] == b"one"
+            sub.disconnect(endpoint)
+            die(broker, billing, billing.recv())
+            replay(broker, "orders/billing/0")
+            billing.ack(billing.recv(), wait=True)
+            run_on_loop(broker.loop, lambda: broker.hub.store.purge(broker.hub.store.topics["orders"]))
+            client.publish("orders", b"two")
+            if not restarts:
+                sub.connect(endpoint)
+                assert sub.recv_multipart()[-1] == b"two"
+        if restarts:
+            settings = NativeSettings(FREE, FREE, endpoint.partition("?")[0])
+            with running(tmp_path, own=settings):
+                sub.connect(endpoint)
+                assert sub.recv_multipart()[-1] == b"two"
+        assert "missed" not in sub._links.state.counts
+        assert "removed from the log" not in caplog.text
 
 
 def test_it_survives_a_restart_as_the_one_group_s_own(tmp_path):

@@ -10,6 +10,7 @@ from tests.broker.stepped_hub import ControlledSubscriber, stepped_hub
 from transfer.broker.core.message import Front, Message, Written
 from transfer.broker.storage.store import PositionRemoved, Store
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, record_of
+from transfer.broker.storage.topic import Withheld
 from transfer.log import Log, LogMessage, Retention
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
 
@@ -64,6 +65,54 @@ def test_a_record_is_read_as_it_was_written(front, parts, head, headers, positio
     read = message_of("t", LogMessage(7, 0, memoryview(body), None))
     assert bytes(read.payload) == b"".join(parts)
     assert (read.front, read.head, read.headers, read.offset) == (front, head, headers, 7)
+
+
+@pytest.mark.parametrize("headers", [None, {"only_for": "mine"}, {"a": 1}])
+@pytest.mark.parametrize("only_for", [None, "", "billing"])
+def test_a_record_names_the_one_group_that_it_is_for(headers, only_for):
+    message = Message("t", (b"data",), Front.OWN, headers=headers)
+    message.only_for = only_for
+    read = message_of("t", LogMessage(7, 0, memoryview(record_of(message, 3, blob=False)), None))
+    assert (read.only_for, bytes(read.payload)) == (only_for, b"data")
+    assert read.headers == headers
+
+
+def test_what_is_withheld_is_remembered_in_ranges(tmp_path):
+    withheld = Withheld()
+    for offset in (3, 4, 5, 9):
+        withheld.add(offset)
+    for known in (withheld, Withheld(withheld.pack())):
+        assert list(known.within(0, 100)) == [range(3, 6), range(9, 10)]
+        assert list(known.within(4, 9)) == [range(4, 6)]
+        assert not list(known.within(6, 9))
+    for offset in range(100, 4200, 2):
+        withheld.add(offset)
+    assert len(withheld.pack()) == 16 * 1000
+
+
+@pytest.mark.parametrize("size", [4, 100_000])
+def test_the_stream_is_without_what_is_only_for_one_group(tmp_path, size):
+    store = opened(tmp_path)
+    topic = put(store, "t", b"one")
+    for _ in range(2):
+        replayed = Message("t", (bytes(size),), Front.OWN)
+        replayed.only_for = "billing"
+        store.append(topic, replayed)
+    put(store, "t", b"two")
+    replayed = Message("t", (bytes(size),), Front.OWN)
+    replayed.only_for = ""
+    store.log.commit(store.append(topic, replayed))
+    topic.kept = 5
+    assert topic.position == 6 and flat(store.stream(topic, 0, 100)) == b"onetwo"
+    assert [flat(store.stream(topic, at, 100)) for at in range(2, 7)] == [b"etwo", b"two", b"wo", b"o", b""]
+    store.log.close()
+    store = opened(tmp_path)
+    topic = store.topic("t")
+    assert topic.position == 6 and flat(store.stream(topic, 0, 100)) == b"onetwo"
+    assert list(topic.withheld.within(0, 9)) == [range(1, 3), range(4, 5)]
+    store.remove(topic)
+    assert not list(store.topic("t").withheld.within(0, 9))
+    store.log.close()
 
 
 @pytest.mark.parametrize("size", [0, 1, BLOB_FROM - 1, BLOB_FROM, BLOB_FROM + 1, 3 << 20])

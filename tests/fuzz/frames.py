@@ -51,7 +51,7 @@ def any_control(rng: random.Random, kind: SocketType) -> bytes:
         return encode_step(kind, step, {"name": "transfer-" + "0" * 32, "token": "00" * 16})
     if said == Control.CREDIT and rng.random() < 0.8:
         return control(rng, kind, CREDIT.pack(said, number(rng, 64)))
-    if said in (Control.POSITION, Control.SKIPPED) and rng.random() < 0.9:
+    if said in (Control.POSITION, Control.SKIPPED, Control.WITHHELD) and rng.random() < 0.9:
         return control(rng, kind, first + struct.pack("<QQ", number(rng, 64), number(rng, 64)) + name(rng))
     if said == Control.OFFLINE and rng.random() < 0.9:
         return control(rng, kind, first + number(rng, 64).to_bytes(8, "little"))

@@ -126,7 +126,9 @@ def socket_counts(socket: Any) -> Iterator[tuple[Key, float]]:
         yield ("transfer_drops_total", (socket_type, reason)), count
     for word, count in list(counts.items()):
         name, _, reason = word.partition(":")
-        if name in _LINK_COUNTS:
+        if name == "missed":  # by a SUB that reads a publisher's log
+            yield ("transfer_drops_total", (socket_type, name)), count
+        elif name in _LINK_COUNTS:
             yield (_LINK_COUNTS[name], label), count
         elif name == "fallback":  # preferred transport, used transport, reason
             yield ("transfer_fallback_total", tuple(reason.split(":"))), count

@@ -114,3 +114,4 @@ class Control(IntEnum):
     RESUBSCRIBE = 14
     OFFLINE = 15
     SKIPPED = 16
+    WITHHELD = 17

@@ -26,7 +26,7 @@ class Front(IntEnum):
 
 
 class Message:
-    """A message in the broker. Its attributes do not change, except `offset`, which is set once.
+    """A message in the broker. Its attributes do not change, except `offset` and `only_for`, set once.
 
     topic: text, at most 255 bytes of UTF-8. parts: the payload in flat buffers, mostly one; they stay valid
     while they are referenced. nbytes: of the payload. front, head: the protocol that it came by, and that
@@ -34,9 +34,10 @@ class Message:
     protocol reads. headers: fields for all protocols: `message_id`, `priority`, `ttl_ms`, `content_type`,
     `dtype`, `shape`, and what the producer added; JSON's types; None: nothing. raw: the whole message as the
     same protocol forwards it, if it is known. offset: in the topic's log, from 0; None: it is not kept.
+    only_for: the one group that receives it (a replayed dead letter); "": no group; None: everyone.
     """
 
-    __slots__ = ("front", "head", "headers", "nbytes", "offset", "parts", "raw", "topic")
+    __slots__ = ("front", "head", "headers", "nbytes", "offset", "only_for", "parts", "raw", "topic")
 
     def __init__(
         self,
@@ -55,6 +56,7 @@ class Message:
         self.headers = headers
         self.raw = raw
         self.offset = offset
+        self.only_for: str | None = None
         self.nbytes = len(parts[0]) if len(parts) == 1 else sum(map(len, parts))
 
     @property

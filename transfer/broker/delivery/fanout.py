@@ -282,14 +282,14 @@ class Fanout:
             if subscriber.queued * 2 > subscriber.limit:
                 return False
             low, end = self._store.range(topic)
-            self._count_missed(subscriber, low - behind.offset)  # removed by retention
+            self._count_missed(subscriber, topic, behind.offset, low)  # removed by retention
             behind.offset = max(behind.offset, low)
             try:
                 messages = self._store.read(topic, behind.offset, nbytes=min(_READ, subscriber.limit // 2))
             except LogDamaged as error:
                 _log.error("%s", error)
                 self._counts["damaged"] += 1
-                self._count_missed(subscriber, 1)
+                self._count_missed(subscriber, topic, behind.offset, behind.offset + 1)
                 behind.offset += 1
                 damaged += 1
                 if damaged >= _MOST_DAMAGED:
@@ -312,15 +312,16 @@ class Fanout:
             if not self.is_behind(subscriber, topic):  # it disconnected in `offer`
                 return
             offset = message.offset or 0
-            self._count_missed(subscriber, offset - behind.offset)
+            self._count_missed(subscriber, topic, behind.offset, offset)
             behind.offset = offset + 1
             if offset in behind.given:
                 behind.given.discard(offset)
-            else:
+            elif message.only_for is None:
                 subscriber.offer(message)
 
-    def _count_missed(self, subscriber: BrokerSubscriber, messages: int) -> None:
-        if messages > 0:
+    def _count_missed(self, subscriber: BrokerSubscriber, topic: Topic, begin: int, end: int) -> None:
+        if begin < end:
+            messages = end - begin - sum(map(len, topic.withheld.within(begin, end)))
             subscriber.dropped += messages
             self._counts["dropped"] += messages
 

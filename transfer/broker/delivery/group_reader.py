@@ -33,21 +33,23 @@ class GroupReader:
         self._store = store
         self._counts = counts
 
-    def send(self, served: Served, taken: list[Delivery], now: float) -> int:
-        """Sends the taken messages, or as many as are sent at once, and returns their number. The rest goes
-        back into the group. Messages that cannot be read go back until a retry."""
+    def send(self, served: Served, taken: list[Delivery], now: float) -> tuple[int, bool]:
+        """Sends the taken messages, or as many as are sent at once. Returns their number, and whether others
+        among them were passed over. The rest goes back into the group. Messages that cannot be read go back
+        until a retry."""
         try:
             messages, count = self._messages(served, taken)
         except OSError:
             served.group.untake(taken, now + UNREADABLE)
-            return 0
+            return 0, False
         if count < len(taken):
             served.group.untake(taken[count:], 0.0)  # due at once, in their order
             taken = taken[:count]
+        if passed_over := _for_other_groups(served, messages, taken):
+            taken = [one for one in taken if one not in passed_over]
         mine: dict[Any, list[tuple[Delivery, Message | None]]] = {}
-        first = taken[0].consumer
-        if served.group.consumers == 1:
-            mine[first] = [(delivery, messages.get(delivery.offset)) for delivery in taken]
+        if served.group.consumers == 1 and taken:
+            mine[taken[0].consumer] = [(delivery, messages.get(delivery.offset)) for delivery in taken]
         else:
             for delivery in taken:
                 mine.setdefault(delivery.consumer, []).append((delivery, messages.get(delivery.offset)))
@@ -55,7 +57,7 @@ class GroupReader:
         self._counts["redelivered"] += sum(delivery.attempt > 1 for delivery in taken)
         for consumer, theirs in mine.items():
             consumer.deliver(theirs)
-        return count
+        return count, bool(passed_over)
 
     def message(self, served: Served, delivery: Delivery) -> Message | None:
         """Returns one message. None: retention or damage removed it. Raises OSError."""
@@ -105,6 +107,19 @@ class GroupReader:
         LogDamaged."""
         if not all(_in_pieces(one) for one in taken if one.offset == message.offset):
             self._store.check(served.topic, message.offset or 0)
+
+
+def _for_other_groups(
+    served: Served, messages: dict[int, Message], taken: Sequence[Delivery]
+) -> list[Delivery]:
+    """Finishes deliveries of messages that are only for other groups, and returns them: this group was made,
+    or moved back, after they were kept."""
+    readers = (None, served.named.name)
+    offsets = {offset for offset, message in messages.items() if message.only_for not in readers}
+    found = [one for one in taken if one.offset in offsets] if offsets else []
+    for one in found:
+        served.group.ack(one.consumer, one.offset, one.attempt)
+    return found
 
 
 def _in_pieces(delivery: Delivery) -> bool:

@@ -118,6 +118,7 @@ class Groups:
         self, topic: Topic, message: Message, on_complete: OnComplete, served: Served | None = None
     ) -> None:
         """Keeps a message for this group only, or for none. See `publish`. Raises LogFull, InternalError."""
+        message.only_for = served.named.name if served is not None else ""
         sequence = self._store.append(topic, message)
         assert message.offset is not None
         self._durability.appended(topic, message, sequence, on_complete, message.nbytes)
@@ -347,8 +348,8 @@ class Groups:
                 self.dead_letters.route(served, delivery, "the message was not acknowledged in time")
         more, ends = True, monotonic() + _PUMPING
         while more and (taken := group.take(served.topic.kept, now, _AT_ONCE)):
-            sent = self._reading.send(served, taken, now)
-            more = sent == _AT_ONCE or 0 < sent < len(taken)
+            sent, passed_over = self._reading.send(served, taken, now)
+            more = passed_over or sent == _AT_ONCE or 0 < sent < len(taken)
             if more and monotonic() >= ends:
                 self._to_pump.add_later(served)
                 break

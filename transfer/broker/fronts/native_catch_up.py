@@ -22,6 +22,7 @@ from transfer.sockets.connections.topic_positions import (
     TopicPosition,
     encode_position,
     encode_skipped,
+    encode_withheld,
 )
 from transfer.throttled_log import ThrottledLog
 from transfer.transports.core.wire import Control
@@ -110,9 +111,10 @@ class CatchUpSubscriber(BrokerSubscriber):
             self.dropped += 1
             return
         number = 0 if message.offset is None else message.offset + 1
-        if number:
-            self.delivered[message.topic] = number
         name = message.topic.encode()
+        if number:
+            self._owner.report_withheld(self, message.topic, number)
+            self.delivered[message.topic] = number
         nbytes = len(data)
         if rest:  # of several frames everything counts, not only the data
             nbytes += len(name) + len(meta or b"") + sum(len(one[1] or b"") + len(one[3]) for one in rest)
@@ -369,6 +371,14 @@ class CatchUpSubscribers(CatchUpSource):
         if subscriber.subscriptions[prefix] <= 0:
             del subscriber.subscriptions[prefix]
             self._hub.unsubscribe(subscriber, prefix)
+
+    def report_withheld(self, subscriber: CatchUpSubscriber, name: str, number: int) -> None:
+        """Reports the messages in front of this one that are not for subscribers: the gap is none."""
+        before, topic = subscriber.delivered.get(name, number), self._hub.store.topics.get(name)
+        if topic is not None and before + 1 < number:
+            for offsets in topic.withheld.within(before, number - 1):
+                numbers = range(offsets.start + 1, offsets.stop + 1)
+                subscriber.send_control(encode_withheld(numbers, name.encode()))
 
     # -- timers ----------------------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from transfer.broker.core.message import Buffer, Message, Written
 from transfer.broker.storage.stored_message import BLOB_FROM, message_of, position_of, record_of
-from transfer.broker.storage.topic import DIRECT_PREFIX, LOG_PREFIX, Topic
+from transfer.broker.storage.topic import DIRECT_PREFIX, LOG_PREFIX, Topic, Withheld
 from transfer.broker.storage.volume import free_bytes
 from transfer.log import HOLDS, gc_paused
 from transfer.transports.errors import LogDamaged, LogFull, UsageError
@@ -35,6 +35,8 @@ _POSITION = b"broker/position/"
 _HOLDER = HOLDS + "position"
 #: prefix of the keys of removed topics' ends, at which a new topic of the same name begins
 _ENDED = b"broker/ended/"
+#: prefix of the keys of topics' withheld messages
+_WITHHELD = b"broker/withheld/"
 
 
 class PositionRemoved(UsageError):
@@ -135,8 +137,21 @@ class Store:
             sequence, message.offset = self.log.append(
                 topic.log_name, record, blob=list(message.parts) if large else None
             )
+        if message.only_for is not None:
+            self.grew(topic, 0)  # the topic's byte stream is for everyone
+            return self._withhold(topic, message.offset, sequence)
         self.grew(topic, nbytes)
         return sequence
+
+    def _withhold(self, topic: Topic, offset: int, sequence: int) -> int:
+        """Notes that this appended message is not for subscribers. Returns the last record's sequence."""
+        topic.withheld.add(offset)
+        if self.topics.get(topic.name) is not topic:  # nobody subscribes to a hidden topic
+            return sequence
+        try:
+            return self.log.put(_WITHHELD + topic.name.encode(), topic.withheld.pack())
+        except LogFull:  # the message is kept: only its number may count as missed after a restart
+            return sequence
 
     def append_many(self, topics: Sequence[Topic], messages: Sequence[Message]) -> int:
         """Appends several small messages, each to its topic: all or none. Returns the last record's sequence.
@@ -202,6 +217,8 @@ class Store:
         """
         name, end = topic.name, self.range(topic)[1]
         sequence = self.log.remove(_POSITION + name.encode())
+        if self.log.get(_WITHHELD + name.encode()) is not None:
+            sequence = self.log.remove(_WITHHELD + name.encode())
         if end:
             sequence = self.log.put(_ENDED + name.encode(), end.to_bytes(8, "little"))
         for log_name in (topic.log_name, DIRECT_PREFIX + name):
@@ -346,8 +363,11 @@ class Store:
             self._checked = place
         while kept:
             for one in kept:
-                if not one.discarded:  # else retention has removed the payload before the record
-                    yield position_of(one.body), message_of(topic.name, one).payload
+                if one.discarded:  # retention has removed the payload before the record
+                    continue
+                message = message_of(topic.name, one)
+                if message.only_for is None:
+                    yield position_of(one.body), message.payload
             offset = kept[-1].offset + 1
             try:
                 kept = self.log.read(topic.log_name, offset, nbytes=_READ)
@@ -388,13 +408,17 @@ class Store:
         if held != topic.kept:  # the topic has grown since its position was stored
             remembered = max(remembered, self._end_of(topic, topic.kept - 1) if topic.kept else 0)
         topic.position = remembered
+        topic.withheld = Withheld(self.log.get(_WITHHELD + topic.name.encode()) or b"")
         self.topics[topic.name] = topic
 
     def _end_of(self, topic: Topic, offset: int) -> int:
         """Returns the position after a message; 0: the message is gone or damaged."""
         try:
             kept = self.log.read(topic.log_name, offset, limit=1, verify=False)
-            return position_of(kept[0].body) + message_of(topic.name, kept[0]).nbytes if kept else 0
+            if not kept:
+                return 0
+            message = message_of(topic.name, kept[0])
+            return position_of(kept[0].body) + (message.nbytes if message.only_for is None else 0)
         except LogDamaged as error:
             _log.error("the last message of topic %r: %s", topic.name, error)
             return 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import struct
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 LOG_PREFIX = "topic/"
 #: prefix in the log for messages of unkept topics that wait for a consumer of direct delivery (disk format)
 DIRECT_PREFIX = "beside/"
+#: ranges of withheld messages that one topic remembers
+_MAX_WITHHELD = 1000
 
 
 class Recent:
@@ -45,11 +48,39 @@ class Recent:
         return self._messages.get((topic, offset))
 
 
+class Withheld:
+    """Offsets of a topic's messages that are not for subscribers, as ranges; also of those that retention has
+    removed, so that nobody counts them as missed. The oldest ranges are forgotten. packed: from `pack`."""
+
+    __slots__ = ("_ranges",)
+
+    def __init__(self, packed: bytes = b"") -> None:
+        self._ranges = [*struct.iter_unpack("<QQ", packed[: len(packed) // 16 * 16])]
+
+    def add(self, offset: int) -> None:
+        """Adds an offset, which is larger than all others."""
+        if self._ranges and self._ranges[-1][1] == offset:
+            self._ranges[-1] = (self._ranges[-1][0], offset + 1)
+        else:
+            self._ranges = [*self._ranges, (offset, offset + 1)][-_MAX_WITHHELD:]
+
+    def pack(self) -> bytes:
+        """Returns the ranges as bytes (disk format): begin and end of each, u64."""
+        return b"".join(struct.pack("<QQ", *one) for one in self._ranges)
+
+    def within(self, begin: int, end: int) -> Iterator[range]:
+        """Yields those from `begin` up to `end`, ascending."""
+        for low, high in self._ranges:
+            if found := range(max(low, begin), min(high, end)):
+                yield found
+
+
 class Topic:
     """A topic, used on the broker's loop only. name: text. durable: the log keeps its messages. position:
     bytes of all its payloads together. kept: the offset before which all messages are on the disk.
     listeners: its subscribers, as of `version` of the subscriptions. messages, nbytes: published since the
-    start. recent: where its newest messages are held; None: no group reads them."""
+    start. recent: where its newest messages are held; None: no group reads them. withheld: its messages that
+    are not for subscribers."""
 
     __slots__ = (
         "durable",
@@ -62,6 +93,7 @@ class Topic:
         "position",
         "recent",
         "version",
+        "withheld",
     )
 
     def __init__(self, name: str, *, durable: bool, position: int = 0) -> None:
@@ -70,6 +102,7 @@ class Topic:
         self.log_name = LOG_PREFIX + name
         self.position = position
         self.kept = 0
+        self.withheld = Withheld()
         self.recent: Recent | None = None
         self.listeners: list[BrokerSubscriber] = []
         self.version = -1

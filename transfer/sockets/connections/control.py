@@ -30,7 +30,7 @@ _CREDIT = bytes([Control.CREDIT])
 _ANSWERS = 16 << 20
 _SUBSCRIBES = (Control.SUBSCRIBE, Control.RESUBSCRIBE)
 _OF_SUBSCRIPTIONS = (*_SUBSCRIBES, Control.UNSUBSCRIBE, Control.SUBSCRIBED)
-_OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED)
+_OF_POSITIONS = (Control.POSITION, Control.OFFLINE, Control.SKIPPED, Control.WITHHELD)
 #: prefixes of one connection that are kept; more of them count as all topics
 _MAX_UNSUBSCRIBED = 1000
 #: control frames of one peer that the reactor reads before it serves other peers

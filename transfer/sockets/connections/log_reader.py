@@ -16,6 +16,7 @@ from transfer.sockets.connections.topic_positions import (
     TopicPositions,
     decode_position,
     decode_skipped,
+    decode_withheld,
 )
 from transfer.sockets.peer import Peer
 from transfer.transports.core.wire import Control, Flag
@@ -83,10 +84,13 @@ class LogReader:
             peer.source.caught_up = True
 
     def on_position(self, peer: Peer, kind: int, data: bytes) -> None:
-        """Handles a publisher's position in a topic, or a skipped message. Raises ProtocolError."""
+        """Handles a publisher's position in a topic, or messages that it left out. Raises ProtocolError."""
         assert self.positions is not None
         if kind == Control.POSITION:
             self.positions.reset(peer, *decode_position(data))
+            return
+        if kind == Control.WITHHELD:
+            self.positions.withhold(peer, *decode_withheld(data))
             return
         number, nbytes, topic = decode_skipped(data)
         if self.positions.skip(peer, number, topic):
@@ -106,7 +110,7 @@ class LogReader:
         if not isinstance(pattern, Subscriber) or self.positions is None or peer.log is None:
             return
         with suppress(ProtocolError):  # the connection has ended anyway
-            if data[0] in (Control.POSITION, Control.SKIPPED):
+            if data[0] in (Control.POSITION, Control.SKIPPED, Control.WITHHELD):
                 self.on_position(peer, data[0], bytes(frames[0].data))
             elif data[0] == Control.SUBSCRIBED:
                 self.acknowledged(pattern, peer, decode_order(bytes(frames[0].data))[1])

@@ -87,6 +87,17 @@ def decode_skipped(data: bytes) -> tuple[int, int, bytes]:
     return _numbers_and_topic(_SKIPPED, data)
 
 
+def encode_withheld(numbers: range, topic: bytes) -> bytes:
+    """The data of a WITHHELD control frame: these messages are not for subscribers."""
+    return _SKIPPED.pack(Control.WITHHELD, numbers.start, len(numbers)) + topic
+
+
+def decode_withheld(data: bytes) -> tuple[range, bytes]:
+    """(numbers, topic). Raises ProtocolError."""
+    first, count, topic = _numbers_and_topic(_SKIPPED, data)
+    return range(first, first + count), topic
+
+
 def _numbers_and_topic(head: struct.Struct, data: bytes) -> tuple[int, int, bytes]:
     if not head.size < len(data) <= head.size + MAX_TOPIC:
         raise ProtocolError("control", f"{len(data)} bytes for a topic of a log")
@@ -170,7 +181,8 @@ class _LogPositions:
 
     epoch: the one in which its publisher writes. by_topic: the position in each of the last epochs, the
     newest last (a restored backup may know an older epoch only). subscriptions: those that the publisher
-    has confirmed. skipped: numbers of messages that were too large, by topic, ascending. late: the newest
+    has confirmed. skipped: numbers of messages that were too large, or not for subscribers, by topic,
+    ascending. late: the newest
     numbers that another thread may have received, and not recorded yet.
     """
 
@@ -207,6 +219,15 @@ class _LogPositions:
             self.skipped[topic] = numbers
             self.skipped_count += 1
         return True
+
+    def add_withheld(self, topic: bytes, numbers: range) -> None:
+        """Adds numbers of messages that nobody misses, as far as they are new and there is room."""
+        known, position = self.skipped.get(topic, []), self.newest(topic)
+        first = max(numbers.start, known[-1] + 1 if known else 0, position.number + 1 if position else 0)
+        added = range(first, min(numbers.stop, first + _MAX_SKIPPED - self.skipped_count))
+        if added:
+            self.skipped[topic] = [*known, *added]
+            self.skipped_count += len(added)
 
     def remove_skipped(self, topic: bytes, number: int) -> int:
         """Removes those up to this number, and returns how many there were."""
@@ -279,6 +300,12 @@ class TopicPositions:
             return True
         with self._lock:
             return self._in(peer.log.name).add_skipped(topic, number)
+
+    def withhold(self, peer: Peer, numbers: range, topic: bytes) -> None:
+        """Records messages that the publisher has left out, since they are not for subscribers."""
+        if peer.log is not None:
+            with self._lock:
+                self._in(peer.log.name).add_withheld(topic, numbers)
 
     def _in(self, name: str) -> _LogPositions:
         known = self._by_log.pop(name, None) or _LogPositions()  # the most recently used is the last
