@@ -116,23 +116,32 @@ class Router(Pattern):
             return [identity, _NUMBER.pack(number), b"", *frames]
         return [identity, b"", *frames]
 
+    def addressee(self, given: Any) -> tuple[Peer, SocketType] | None:
+        """Returns (peer, its type) for a message that begins with the part `given`; None: unknown. Raises
+        Unroutable for an unknown identity if `mandatory`."""
+        identity = _identity_of(given)
+        peer = self._by_identity.get(identity)
+        kind = None if peer is None else self.peers.get(peer)
+        if peer is not None and kind is not None:
+            return peer, kind
+        if self.mandatory:  # unknown, or disconnecting at this moment
+            raise Unroutable(
+                f"no peer has the identity {identity!r}",
+                hint="wait_for_peers(), or set router_mandatory = False to drop such messages",
+            )
+        return None
+
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         if len(frames) < 2:
             raise UsageError(
                 "a ROUTER's message begins with the identity of the peer",
                 hint="send_multipart([identity, ...])",
             )
-        identity = _identity_of(frames[0][4])
-        peer = self._by_identity.get(identity)
-        kind = None if peer is None else self.peers.get(peer)
-        if peer is None or kind is None:  # unknown, or disconnecting at this moment
-            if self.mandatory:
-                raise Unroutable(
-                    f"no peer has the identity {identity!r}",
-                    hint="wait_for_peers(), or set router_mandatory = False to drop such messages",
-                )
+        found = self.addressee(frames[0][4])
+        if found is None:
             self.drop("unroutable")
             return None, frames
+        peer, kind = found
         if kind is SocketType.REQ:
             return peer, self._answer(peer, frames[1:])
         return peer, frames[1:]

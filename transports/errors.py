@@ -132,6 +132,10 @@ class OptionError(UsageError, ValueError):
     """The option is unknown, or cannot have the value."""
 
 
+class OptionOverflow(OptionError, OverflowError):
+    """The number of a `transfer.zmq` option does not fit into libzmq's type, mostly 32 bits."""
+
+
 class AddressError(UsageError, ValueError):
     """The endpoint cannot be parsed, its host is not found, or its scheme is unknown (EPROTONOSUPPORT)."""
 

@@ -101,6 +101,12 @@ def test_unknown_schemes(zmq, ctx):
     assert caught_errno(zmq, lambda: sock.bind("carrier://pigeon:1")) == zmq.EPROTONOSUPPORT
 
 
+def test_udp_needs_other_socket_types(zmq, ctx):
+    sock = ctx.socket(zmq.PULL)
+    assert caught_errno(zmq, lambda: sock.connect("udp://127.0.0.1:1")) == zmq.ENOCOMPATPROTO
+    assert caught_errno(zmq, lambda: sock.bind("udp://127.0.0.1:1")) == zmq.ENOCOMPATPROTO
+
+
 def test_the_endpoint_is_in_the_text(zmq, ctx):
     sock = ctx.socket(zmq.PUSH)
     for call, endpoint in (

@@ -58,6 +58,13 @@ def test_all_our_errors_are_zmq_errors(ctx):
     assert caught.value.errno == zmq.EINVAL
 
 
+def test_a_number_out_of_range_as_a_default(ctx):
+    """Raised as in pyzmq, whose context then waits for ever for that socket."""
+    ctx.sndhwm = 2**31
+    with pytest.raises(OverflowError):
+        ctx.socket(zmq.PUSH)
+
+
 def test_pickle_is_off(ctx, monkeypatch):
     monkeypatch.delenv("MOONCAKE_ALLOW_PICKLE", raising=False)
     with ctx.socket(zmq.PAIR) as pair:

@@ -46,6 +46,15 @@ def test_part_by_part(zmq, pair):
     assert not right.rcvmore
 
 
+def test_rcvmore_is_a_number(zmq, pair):
+    left, right = pair
+    left.send_multipart([b"one", b"two"])
+    right.recv()
+    assert (repr(right.rcvmore), repr(right.RCVMORE)) == ("1", "1")
+    right.recv()
+    assert (repr(right.rcvmore), repr(right.RCVMORE)) == ("0", "0")
+
+
 def test_recv_after_recv_multipart_of_mixed(zmq, pair):
     left, right = pair
     left.send_multipart([b"a", b"b"])

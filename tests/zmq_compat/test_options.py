@@ -158,6 +158,104 @@ def test_values_out_of_range(zmq, plain):
     assert caught.value.errno == zmq.EINVAL
 
 
+def outcome(zmq, call):
+    """The class of the error that `call` raises, as pyzmq names it; "ok" without one."""
+    try:
+        call()
+    except (TypeError, OverflowError) as error:  # before ZMQError, since ours are both
+        return "TypeError" if isinstance(error, TypeError) else "OverflowError"
+    except zmq.ZMQError as error:
+        return error.errno
+    return "ok"
+
+
+NUMBERS = "LINGER SNDHWM RCVHWM RCVTIMEO BACKLOG IMMEDIATE TCP_KEEPALIVE_CNT HEARTBEAT_TTL RATE TYPE EVENTS"
+
+
+@pytest.mark.parametrize("name", [*NUMBERS.split(), "RCVMORE", "FD"])
+def test_numbers_have_32_bits(zmq, plain, name):
+    option = getattr(zmq, name)
+    for number in (2**31, 2**63, -(2**31) - 1):
+        assert outcome(zmq, lambda number=number: plain.set(option, number)) == "OverflowError", number
+        with pytest.raises(OverflowError):
+            setattr(plain, name, number)
+
+
+@pytest.mark.parametrize("name", ["AFFINITY", "MAXMSGSIZE"])
+def test_some_numbers_have_64_bits(zmq, plain, name):
+    option = getattr(zmq, name)
+    plain.set(option, 2**31)
+    assert plain.get(option) == 2**31
+    for number in (2**63, -(2**63) - 1):
+        assert outcome(zmq, lambda number=number: plain.set(option, number)) == "OverflowError", number
+
+
+@pytest.mark.parametrize("name", ["TYPE", "RCVMORE", "EVENTS", "FD"])
+def test_read_only_numbers(zmq, plain, name):
+    option = getattr(zmq, name)
+    for value in (1.5, "1", b"1", None, b""):
+        assert outcome(zmq, lambda value=value: plain.set(option, value)) == "TypeError", value
+    assert outcome(zmq, lambda: plain.set(option, 1)) == zmq.EINVAL
+
+
+def test_read_only_bytes(zmq, plain):
+    for value in (1, 1.5, "1", None):
+        got = outcome(zmq, lambda value=value: plain.set(zmq.LAST_ENDPOINT, value))
+        assert got == "TypeError", value
+    assert outcome(zmq, lambda: plain.set(zmq.LAST_ENDPOINT, b"x")) == zmq.EINVAL
+
+
+def test_an_identity_is_bytes(zmq, plain):
+    assert outcome(zmq, lambda: plain.set(zmq.IDENTITY, None)) == "TypeError"
+
+
+@pytest.mark.parametrize("name", ["ROUTER_MANDATORY", "ROUTER_HANDOVER", "REQ_RELAXED", "REQ_CORRELATE"])
+def test_options_of_one_type(zmq, ctx, plain, name):
+    option = getattr(zmq, name)
+    assert outcome(zmq, lambda: plain.set(option, 1)) == zmq.EINVAL
+    for number in (0, 1, 2, True):
+        ctx.socket(zmq.ROUTER if name.startswith("ROUTER") else zmq.REQ).set(option, number)
+    setattr(ctx, name.lower(), 1)  # a default for the sockets that have it
+    ctx.socket(zmq.DEALER), ctx.socket(zmq.ROUTER)
+
+
+def test_a_backlog_of_any_size(zmq, plain):
+    for number in (0, 65_536, 2**31 - 1):
+        plain.backlog = number
+        assert plain.backlog == number
+        plain.bind("tcp://127.0.0.1:*")
+    assert outcome(zmq, lambda: plain.set(zmq.BACKLOG, -1)) == zmq.EINVAL
+
+
+def test_any_negative_size_is_no_limit(zmq, link):
+    pull, push = link(zmq.PULL, zmq.PUSH, maxmsgsize=-2)
+    push.send(b"x" * 100_000)
+    assert len(pull.recv()) == 100_000
+
+
+@pytest.mark.parametrize(
+    ("name", "refused", "accepted"),
+    [
+        ("MULTICAST_HOPS", (-1, 0), (1, 2)),
+        ("RATE", (-1, 0), (1,)),
+        ("RECOVERY_IVL", (-1,), (0,)),
+        ("MULTICAST_MAXTPDU", (0,), (1,)),
+        ("TOS", (-1,), (0, 255)),
+        ("TCP_MAXRT", (-1,), (0,)),
+        ("IPV6", (-1, 2), (0, 1)),
+        ("IPV4ONLY", (-1, 2), (0, 1)),
+        ("HEARTBEAT_TTL", (-100, 6_553_600), (0, 6_553_500)),
+    ],
+)
+def test_options_that_only_libzmq_uses(zmq, plain, name, refused, accepted):
+    option = getattr(zmq, name)
+    for number in refused:
+        assert outcome(zmq, lambda number=number: plain.set(option, number)) == zmq.EINVAL, number
+    for number in accepted:
+        plain.set(option, number)
+        assert plain.get(option) == number
+
+
 def test_subscribe_is_for_sub_only(zmq, plain):
     with pytest.raises(zmq.ZMQError) as caught:
         plain.setsockopt(zmq.SUBSCRIBE, b"")

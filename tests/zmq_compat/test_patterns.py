@@ -243,6 +243,32 @@ def test_router_mandatory_raises(zmq, link):
     assert caught.value.errno == zmq.EHOSTUNREACH
 
 
+def test_router_mandatory_raises_at_the_identity(zmq, link):
+    router, dealer = link(zmq.ROUTER, zmq.DEALER)
+    router.router_mandatory = 1
+    dealer.send(b"hello")
+    known = router.recv_multipart()[0]
+    for send in (router.send, lambda part, flags: router.send_multipart([part], flags)):
+        with pytest.raises(zmq.ZMQError) as caught:
+            send(b"nobody", zmq.SNDMORE)
+        assert caught.value.errno == zmq.EHOSTUNREACH
+        # Nothing of that message is left: the next part is an identity again.
+        send(known, zmq.SNDMORE)
+        router.send(b"nobody", zmq.SNDMORE)  # now a part like any other
+        router.send(b"end")
+        assert dealer.recv_multipart() == [b"nobody", b"end"]
+
+
+def test_router_drops_a_message_part_by_part(zmq, link):
+    router, dealer = link(zmq.ROUTER, zmq.DEALER)
+    dealer.send(b"hello")
+    known = router.recv_multipart()[0]
+    router.send(b"nobody", zmq.SNDMORE)
+    router.send(b"dropped")
+    router.send_multipart([known, b"kept"])
+    assert dealer.recv_multipart() == [b"kept"]
+
+
 def test_req_talks_to_router(zmq, link):
     router, req = link(zmq.ROUTER, zmq.REQ)
     req.send(b"question")

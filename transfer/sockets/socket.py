@@ -191,7 +191,7 @@ class Socket(Base):
     balance = options.Option[options.BalanceOption, options.BalanceOption](
         None, peer_preference.checked, 1008, effect="_balance_changed"
     )
-    backlog = options.Number(4096, options.whole(1, 65535), 19)
+    backlog = options.Number(4096, options.whole(0, 2**31 - 1), 19)
 
     def set(self, option: int | str, value: Any) -> None:
         """Sets an option by name or number.
@@ -620,6 +620,8 @@ class Socket(Base):
             # The caller may change its memory after this returns, and nothing has been sent yet.
             kept = frames if hold else [_owned(frame) for frame in frames]
             self._check_usable()
+            if isinstance(self._pattern, Router) and thread not in self._partial:
+                self._pattern.addressee(kept[0][4])  # an unknown identity is refused as early as it can be
             with self._deciding:  # else a thread with an older state would undo it
                 self._partial.setdefault(thread, []).extend(kept)
                 self._general_send = True

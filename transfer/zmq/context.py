@@ -17,7 +17,7 @@ import transfer.sockets.context
 from transfer.sockets.attributes import no_such
 from transfer.sockets.defaults import PYZMQ
 from transfer.transports.arguments import linger_of, whole
-from transfer.transports.errors import ArgumentError
+from transfer.transports.errors import ArgumentError, OptionOverflow
 from transfer.transports.forking import undivided
 from transfer.zmq.constants import ContextOption, Errno, SocketOption
 from transfer.zmq.error import ZMQError
@@ -148,7 +148,7 @@ class Context(Base, Generic[SocketT]):
         for option, value in self.sockopts.items():
             try:
                 made.setsockopt(option, value)
-            except ArgumentError:
+            except (ArgumentError, OptionOverflow):
                 raise
             except ZMQError:
                 continue  # it does not apply to this type, like SUBSCRIBE on a PUSH

@@ -48,6 +48,8 @@ def bad_endpoint(error: TransferError, addr: str) -> TransferError:
             error.errno = Errno.EPROTONOSUPPORT
         elif rest.rpartition(":")[2].isdigit() and int(rest.rpartition(":")[2]) < 65536:
             error.errno = errno.ENODEV  # it is valid, but this machine has no such interface
+    if scheme == "udp":
+        error.errno = Errno.ENOCOMPATPROTO  # libzmq speaks it, with socket types that do not exist here
     if addr not in str(error):
         error.args = (f"{error} (addr={addr!r})",)
     return error

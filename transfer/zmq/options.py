@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from transfer.transports.errors import ArgumentError, NotSupported, OptionError
-from transfer.zmq.constants import SocketOption
+from transfer.transports.errors import ArgumentError, NotSupported, OptionError, OptionOverflow
+from transfer.zmq.constants import SocketOption, SocketType
 
 Value = int | bytes | str
 
@@ -28,8 +28,8 @@ class Rule:
     """The handling of one option.
 
     attribute: the name of the option of `transfer`, for FORWARDED. kind: pyzmq's type of the value. default:
-    the value that `get` returns for an option that is not forwarded; None if it cannot be read. reason: why
-    it has no effect or is refused.
+    the value that `get` returns for an option that is not forwarded; None if it cannot be read. only: the
+    socket type that has the option; None: all. reason: why it has no effect or is refused.
     """
 
     effect: Effect
@@ -38,14 +38,22 @@ class Rule:
     default: int | bytes | None = None
     readable: bool = True
     writable: bool = True
+    only: SocketType | None = None
     reason: str = ""
 
 
 def _forwarded(
-    names: str, kind: type[int] | type[bytes] = int, *, readable: bool = True, writable: bool = True
+    names: str,
+    kind: type[int] | type[bytes] = int,
+    *,
+    readable: bool = True,
+    writable: bool = True,
+    only: SocketType | None = None,
 ) -> dict[SocketOption, Rule]:
     return {
-        SocketOption[name]: Rule(Effect.FORWARDED, name.lower(), kind, readable=readable, writable=writable)
+        SocketOption[name]: Rule(
+            Effect.FORWARDED, name.lower(), kind, readable=readable, writable=writable, only=only
+        )
         for name in names.split()
     }
 
@@ -80,7 +88,9 @@ RULES: dict[SocketOption, Rule] = {
         " MAXMSGSIZE TCP_KEEPALIVE TCP_KEEPALIVE_CNT TCP_KEEPALIVE_IDLE TCP_KEEPALIVE_INTVL IMMEDIATE"
         " CONFLATE HANDSHAKE_IVL HEARTBEAT_IVL HEARTBEAT_TIMEOUT CONNECT_TIMEOUT"
     ),
-    **_forwarded("HWM ROUTER_MANDATORY ROUTER_HANDOVER REQ_CORRELATE REQ_RELAXED", readable=False),
+    **_forwarded("HWM", readable=False),
+    **_forwarded("ROUTER_MANDATORY ROUTER_HANDOVER", readable=False, only=SocketType.ROUTER),
+    **_forwarded("REQ_CORRELATE REQ_RELAXED", readable=False, only=SocketType.REQ),
     **_forwarded("ROUTING_ID", bytes),
     **_forwarded("SUBSCRIBE UNSUBSCRIBE", bytes, readable=False),
     **_forwarded("RCVMORE FD EVENTS TYPE", writable=False),
@@ -91,10 +101,14 @@ RULES: dict[SocketOption, Rule] = {
         AFFINITY=0,
         TOS=0,
         TCP_MAXRT=0,
+        LOOPBACK_FASTPATH=0,
+    ),
+    **_fixed(
+        Effect.IGNORED,
+        _TUNING + "; pyzmq's libzmq, built without drafts, refuses it (EINVAL)",
         BUSY_POLL=None,
         IN_BATCH_SIZE=None,
         OUT_BATCH_SIZE=None,
-        LOOPBACK_FASTPATH=0,
         PRIORITY=None,
     ),
     **_fixed(Effect.IGNORED, _MULTICAST, RATE=100, RECOVERY_IVL=10000, MULTICAST_HOPS=1, MULTICAST_LOOP=1),
@@ -212,6 +226,25 @@ RULES: dict[SocketOption, Rule] = {
     ),
 }
 
+#: options that libzmq keeps in 64 bits; others have 32
+WIDE = frozenset(
+    SocketOption[name]
+    for name in ("AFFINITY", "MAXMSGSIZE", *(f"VMCI_BUFFER_{size}SIZE" for size in ("", "MIN_", "MAX_")))
+)
+_TRUTH, _NATURAL, _POSITIVE = range(2), range(2**31), range(1, 2**31)
+#: what libzmq accepts for options that have no effect here
+_ACCEPTED: dict[SocketOption, range] = {
+    SocketOption.IPV6: _TRUTH,
+    SocketOption.IPV4ONLY: _TRUTH,
+    SocketOption.TOS: _NATURAL,
+    SocketOption.TCP_MAXRT: _NATURAL,
+    SocketOption.RECOVERY_IVL: _NATURAL,
+    SocketOption.RATE: _POSITIVE,
+    SocketOption.MULTICAST_HOPS: _POSITIVE,
+    SocketOption.MULTICAST_MAXTPDU: _POSITIVE,
+    SocketOption.HEARTBEAT_TTL: range(-99, 6_553_600),  # tenths of seconds, in 16 bits
+}
+
 
 def rule(option: int) -> tuple[SocketOption, Rule]:
     """Returns (the option as enum, its rule). Raises OptionError for a number that pyzmq does not have."""
@@ -223,12 +256,11 @@ def rule(option: int) -> tuple[SocketOption, Rule]:
 
 
 def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
-    """Converts `value` to the option's type. Raises ArgumentError, which is a TypeError as pyzmq's."""
+    """Converts `value` to the option's type. Raises ArgumentError and OptionOverflow, which are TypeError and
+    OverflowError as pyzmq's."""
     if isinstance(value, str) and how.kind is bytes:
         raise ArgumentError(f"text for {option.name}", hint="give bytes, or use setsockopt_string")
     if how.kind is bytes:
-        if value is None and option is SocketOption.ROUTING_ID:
-            return b""
         try:
             return bytes(memoryview(value))
         except TypeError:
@@ -236,10 +268,18 @@ def checked(option: SocketOption, how: Rule, value: Any) -> int | bytes:
     if not isinstance(value, int):
         hint = "times are whole milliseconds, sizes bytes" if isinstance(value, str | float) else ""
         raise ArgumentError(f"{option.name} takes an int, not {value!r:.40}", hint=hint)
-    return int(value)
+    limit = 1 << (63 if option in WIDE else 31)
+    if not -limit <= value < limit:
+        raise OptionOverflow(f"{option.name} cannot be {value}: it is at most {limit - 1}")
+    if option is SocketOption.MAXMSGSIZE:
+        return max(int(value), -1)  # to libzmq each negative number is "no limit"
+    # To libzmq each positive number switches these on, where it takes only 0 and 1 for others.
+    return int(value) if how.only is None else min(int(value), 1)
 
 
 def refuse(option: SocketOption, how: Rule, value: int | bytes) -> None:
-    """Raises NotSupported, unless `value` is the default."""
+    """Raises OptionError for a value that libzmq refuses; NotSupported, unless `value` is the default."""
+    if option in _ACCEPTED and value not in _ACCEPTED[option]:
+        raise OptionError(f"{option.name} cannot be {value!r}")
     if how.effect is Effect.REFUSED and (how.default is None or value != how.default):
         raise NotSupported(f"{option.name} is not supported: {how.reason}", hint="see docs/zmq-compat.md")

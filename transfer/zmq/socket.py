@@ -149,6 +149,11 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         return self._kind
 
     @property
+    def rcvmore(self) -> int:
+        """1 if the message of this thread's last `recv` has parts left, else 0."""
+        return int(bool(self._rest))
+
+    @property
     def last_endpoint(self) -> bytes:
         """The endpoint bound or connected last, with its real port."""
         return self._last_endpoint.encode()
@@ -447,11 +452,13 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
     # -- options -------------------------------------------------------------------------------
 
     def set(self, option: int, optval: Any) -> None:
-        """Sets an option. Raises TypeError for text, OptionError (EINVAL), NotSupported (ENOTSUP)."""
+        """Sets an option. Raises TypeError, OverflowError, OptionError (EINVAL), NotSupported (ENOTSUP)."""
         known, how = rule(option)
+        value = checked_option(known, how, optval)
         if not how.writable:
             raise OptionError(f"{known.name} can only be read")
-        value = checked_option(known, how, optval)
+        if how.only is not None and how.only is not self._kind:
+            raise OptionError(f"{known.name} is an option of {how.only.name} sockets only")
         if how.effect is Effect.FORWARDED:
             self._forward(known, how, value)
             return

@@ -57,12 +57,29 @@ libzmq {version.zmq_version()}. `tests/zmq_compat/` runs the same programs on bo
 | a ROUTER sends only an identity | UsageError | accepts and drops it |
 | a ROUTER answers a REQ without the empty part after the identity | UsageError | accepts it; the REQ \
 drops it |
-| `identity = b""` | accepted: no identity | ZMQError (EINVAL) |
+| a message is sent part by part without room or a peer | the last part waits, or raises Again | the first \
+does |
+| `identity = b""`, `HEARTBEAT_TIMEOUT = -1` | accepted: the default | ZMQError (EINVAL) |
+| `set(HWM, number)` | sets both marks, as `hwm` does | ZMQError (EINVAL) |
+| an option of bytes is given another buffer, such as a bytearray | accepted | TypeError |
+| a value that means the same as another, such as `MULTICAST_LOOP = 2` or `HEARTBEAT_TTL = 7`, is read back \
+| as it was set; a MAXMSGSIZE below -1 as -1 | as libzmq keeps it (1, 0); a MAXMSGSIZE as it was set |
 | an identity that begins with a zero byte | OptionError | accepted |
 | an option of a closed socket, as attribute in lower case (`sock.linger`) | its last value; `get`, `fd`, \
 `events`, `hwm` and upper case raise `Closed` | ZMQError (ENOTSOCK) |
 | `send_multipart([])` | UsageError | IndexError |
 | `Frame(b"a") == Frame(b"a")` | True: frames, and bytes, compare by content; a Frame has no hash | False |
+| a `Poller`, `select` or `zmq_poll` meets a closed socket | Closed: the mistake is named | polls descriptor \
+0 instead, mostly the standard input |
+| `disconnect` of a bound endpoint, `unbind` of a connected one | AddressError (ENOENT): only the call that \
+fits ends it | each ends either |
+| `bind` of an interface that other machines reach, such as `tcp://*:*` | SecurityError, unless TLS or a \
+token is configured, or TRANSFER_UNAUTHENTICATED=allow: [Security](security.md) | accepted |
+| `connect` to port 0 | AddressError (ENODEV): nothing can listen there | accepted, and tried for ever |
+| a port above 65535 | AddressError (EINVAL) | accepted, modulo 65536 |
+| the events of a monitor | inproc connections have them too; CONNECT_DELAYED only if the kernel connects \
+later, mostly to another machine; no CLOSED after each failed attempt | none of inproc; CONNECT_DELAYED of \
+every TCP connection |
 | `send` of a non-contiguous array | BufferError; with `copy=False` below `copy_threshold` bytes sent in C \
 order | ValueError; with `copy=False` BufferError |
 
