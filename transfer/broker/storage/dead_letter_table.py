@@ -1,4 +1,6 @@
-"""Writes dead letters into the database, and reads them: messages that could not be delivered, until an operator replays or purges them.
+"""Writes dead letters into the database, and reads them.
+
+They are messages that could not be delivered, until an operator replays or purges them.
 
 Rows carry checksums: a damaged row is reported, and the others are served. Large payloads are files next to
 the database (`dead_letter_payloads.py`), whose checksums are in the rows.
