@@ -31,7 +31,7 @@ Admitted = Sequence[InFrame | bytes]
 
 
 class SendMode(IntEnum):
-    """How the core distributes messages to send (the numbers of `core_contract.pyi`)."""
+    """How the core distributes messages to send (the numbers of `core/contract.pyi`)."""
 
     NONE = 0
     ROUND_ROBIN = 1
@@ -47,7 +47,7 @@ class ReceiveMode(IntEnum):
 
 
 class Anyone:
-    """The target of a message for which the distributor chooses the peer."""
+    """The target of a message for which the core chooses the peer (`peer_choice`)."""
 
     def __repr__(self) -> str:
         return "ANYONE"
@@ -124,7 +124,7 @@ class Pattern:
         """Makes `heir` deliver the unread messages of the lost `peer`. Called before `detach(peer)`."""
 
     def preferred(self) -> Iterable[Peer]:
-        """Returns the peers to offer the next message, the best first; empty: the distributor chooses."""
+        """Returns the peers to offer the next message, the best first; empty: the core chooses."""
         return ()
 
     def fail(self, peer: Peer, error: BaseException, moved: Collection[int] = ()) -> bool:
@@ -157,7 +157,7 @@ class Pattern:
     def route(self, frames: Sequence[OutFrame]) -> tuple[Peer | Anyone | None, Sequence[OutFrame]]:
         """Returns (the target, the frames to send).
 
-        The target is `ANYONE` (the distributor chooses), a peer, or None: the message is dropped and counted
+        The target is `ANYONE` (the core chooses), a peer, or None: the message is dropped and counted
         already. Raises StateError, Unroutable, NotSupported.
         """
         if self.send_mode is SendMode.NONE:

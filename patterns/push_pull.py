@@ -1,4 +1,4 @@
-"""PUSH and PULL: each message goes to one of the pullers, in turn (the core's `distribution` chooses it)."""
+"""PUSH and PULL: each message goes to one of the pullers, in turn (the core's `peer_choice` chooses it)."""
 
 from __future__ import annotations
 

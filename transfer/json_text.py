@@ -35,7 +35,7 @@ def loads(text: bytes, *, strict: bool = True) -> Any:
 
 
 def check(text: bytes) -> None:
-    """Refuses JSON that decoders cannot read: see `core_contract.check_json`. Raises ValueError."""
+    """Refuses JSON that decoders cannot read: see `check_json` in core/contract.pyi. Raises ValueError."""
     check_json(text, _DEEPEST)
 
 

@@ -28,9 +28,11 @@ WHOM = {"group": os.killpg, "leader": os.kill}
 class Command:
     """`transfer` in a session of its own, which is also its process group."""
 
-    def __init__(self, *arguments: str, **environment: str) -> None:
+    def __init__(self, *arguments: str, ignoring: bool = False, **environment: str) -> None:
+        """ignoring: it starts with SIGINT ignored, as what a script starts with `&` does."""
+        ignored = ("sh", "-c", 'trap "" INT; exec "$@"', "sh") if ignoring else ()
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "transfer", *arguments],
+            [*ignored, sys.executable, "-m", "transfer", *arguments],
             cwd=ROOT, env=os.environ | environment, start_new_session=True,
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
@@ -96,6 +98,30 @@ def test_a_command_that_waits_for_its_peer_ends(words, summary, whom):
             code, output, said = command.interrupted(whom)
     assert (code, output) == (130, ""), said
     assert said.startswith(summary) and said.count("\n") == 1, said
+    assert left(command) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "first"),
+    [
+        (["serve", "--spool", "data", "--bind", "127.0.0.1:0"], "serving"),
+        (["pull", "--bind", "tcp://127.0.0.1:0"], "bound to"),
+        (["doctor", "--serve", "tcp://127.0.0.1:0"], "answering at"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_kill_int_ends_what_a_script_started_in_the_background(tmp_path, words, first):
+    """The shell of a script has it ignore SIGINT; a person who sends one by `kill` means it."""
+    words = [str(tmp_path / word) if word == "data" else word for word in words]
+    command = Command(*words, ignoring=True)
+    try:
+        ready = command.process.stdout if words[0] != "pull" else command.process.stderr
+        assert ready is not None and ready.readline().startswith(first)
+    except BaseException:
+        command.close()
+        raise
+    code, _, said = command.interrupted("leader")
+    assert code == 130, said
     assert left(command) == []
 
 

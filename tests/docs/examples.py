@@ -33,7 +33,7 @@ _BLOCK = re.compile(
 )
 _NOTE = re.compile(r"<!--\s*(not run|spark|prints|file)(?::(.*?))?\s*-->", re.DOTALL)
 #: ports that examples name, for which the tests take free ones
-_PORTS = re.compile(r"\b(?:5555|5570|5580|5581|5582|9100)\b")
+_PORTS = re.compile(r"\b(?:5555|5570|5580|5581|5582|5590|9100)\b")
 #: a broker of an example: on the ports that the example names, else on free ones
 _BROKER = """
 for port in TTP PYBROKER RQUEUE HTTP; do export TRANSFER_BROKER__${port}__PORT=0; done

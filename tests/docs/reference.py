@@ -36,7 +36,7 @@ def pages() -> dict[str, str]:
         "broker-options.md": _page(
             "Options of the broker",
             "How they are set: [the broker](../broker.md#options). Sizes are bytes or `64KiB`, times seconds "
-            "or `15m`.",
+            "or `15m`. Default none: the option is not set.",
             _table(("option", "default", "meaning", "flag; another broker's variable"), _options()),
         ),
         "errors.md": _page(
@@ -108,7 +108,7 @@ def _options() -> Iterator[tuple[str, ...]]:
         ]
         yield (
             f"`{option.name}`",
-            f"`{default}`" if default else "",
+            f"`{default}`" if default else "none",
             _linked(text),
             "; ".join(filter(None, also)),
         )
@@ -152,6 +152,9 @@ def _socket_options() -> Iterator[tuple[str, ...]]:
     with transfer.Context() as context, zmq.Context() as other:
         with context.socket(transfer.PUSH) as ours, other.socket(zmq.PUSH) as theirs:
             for name, text in texts_in(options, "Attributes"):
+                if name in options.ACTIONS:
+                    yield f"`{name}`", "", "", text
+                    continue
                 value, alike = _shown(ours.get(name)), _shown(getattr(theirs, name))
                 yield f"`{name}`", value, "" if alike == value else alike, text
 

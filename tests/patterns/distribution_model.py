@@ -1,4 +1,4 @@
-"""Models of the core's distributors, with properties of their own."""
+"""Models of the core's choice of peers, with properties of their own."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_the_peer_with_the_fewest_open_requests_is_preferred(answered):
 
 def test_there_is_room_for_so_many_with_each_peer():
     pattern = with_peers(("a", "b"))
-    assert list(with_peers(("a",)).preferred()) == []  # the distributor has no choice either
+    assert list(with_peers(("a",)).preferred()) == []  # the core has no choice either
     for _ in range(4):
         assert pattern.has_room(2)
         pattern.begin()

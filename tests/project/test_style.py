@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import io
 import re
+import tokenize
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -73,3 +76,57 @@ def test_errors_are_typed(path: Path) -> None:
             assert node.type is not None, f"line {node.lineno}: bare except"
             silent = len(node.body) == 1 and isinstance(node.body[0], ast.Pass)
             assert not (silent and ast.unparse(node.type) in BARE), f"line {node.lineno}: swallowed"
+
+
+#: a source that a text names, with its folder or without
+NAMED = re.compile(r"(?<![\w./*-])((?:\w+/)*\w+\.(?:pyx|pxd|pyi|py))\b")
+#: folders of other projects
+OTHERS = ("pyverbs/",)
+SOURCES = [
+    path
+    for package in ("transfer", "transports", "patterns", "tests", "bench")
+    for path in (ROOT / package).rglob("*")
+    if path.suffix in (".py", ".pyx", ".pxd", ".pyi")
+]
+
+
+def comments_of(path: Path) -> Iterator[str]:
+    """Its comments and docstrings."""
+    text = path.read_text()
+    if path.suffix in (".pyx", ".pxd"):
+        yield from re.findall(r'#.*|"""(?:.|\n)*?"""', text)
+        return
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            yield token.string
+    for node in ast.walk(ast.parse(text)):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            yield ast.get_docstring(node) or ""
+
+
+def test_the_files_that_comments_name_exist() -> None:
+    parts = [path.relative_to(ROOT).parts for path in SOURCES]
+    there = {"/".join(one[begin:]) for one in parts for begin in range(len(one))}
+    product = [path for path in SOURCES if path.relative_to(ROOT).parts[0] not in ("tests", "bench")]
+    named = {
+        (name_of(path), name)
+        for path in product
+        for text in comments_of(path)
+        for name in NAMED.findall(text)
+        if not name.startswith(OTHERS)
+    }
+    assert len(named) > 50
+    assert {(path, name) for path, name in named if name not in there} == set()
+
+
+def test_the_chains_of_the_cores_classes_are_as_its_docstring_says() -> None:
+    folder = ROOT / "transports/core/native"
+    rows = re.findall(
+        r"^ {4}(\w+) +(\w+\.pyx) +(\w+) +(\w+\.pyx)$", (folder / "__init__.py").read_text(), re.M
+    )
+    assert len(rows) == 5
+    for chain in ([row[:2] for row in rows], [row[2:] for row in rows]):
+        base = ""
+        for name, file in chain:
+            assert f"cdef class {name}{base}:" in (folder / file).read_text()
+            base = f"({name})"

@@ -39,6 +39,8 @@ def sends(context: transfer.Context) -> None:
     push.lingr = 100  # attr-defined
     push.linger = "1s"  # assignment
     push.balance = "least"  # assignment
+    push.compression = "lz4"
+    push.compression = "zstd"  # assignment
     push.connect(5555)  # arg-type
     context.socket(transfer.PUSH, lingr=3)  # call-arg
     context.socket(transfer.PUSH, linger="1s")  # arg-type

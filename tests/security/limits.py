@@ -32,7 +32,6 @@ from transfer.metrics import http_server as scraping
 from transfer.patterns import pub_sub
 from transfer.sockets.connections import control
 from transfer.sockets.defaults import TRANSFER
-from transfer.sockets.socket import SocketMethods
 from transfer.spool.format import protocol
 from transfer.spool.server import group, reader, row_requests
 from transfer.tensors import pinned
@@ -125,7 +124,7 @@ LIMITS = {
         "own sockets, spool, registry: tcp, ipc",
         "bytes of a hello; of a step to a faster transport; of a message",
     ): (
-        "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(SocketMethods.maxmsgsize.default))),
+        "; ".join((size(hello.MAX_HELLO), size(upgrade.MAX_STEP), size(TRANSFER.maxmsgsize))),
         "transports/test_hello.py::test_a_hello_has_a_limit",
         "shm/test_upgrade.py::test_a_body_that_is_no_step_is_refused",
         "sockets/test_options.py::test_a_limit_on_arriving_messages",
@@ -184,7 +183,7 @@ LIMITS = {
         "own front",
         "bytes that wait for one SUB (no sum over SUBs); for one with `?begin=`, which reads on from the log",
     ): (
-        "; ".join((size(TRANSFER.send_high_water_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
+        "; ".join((size(TRANSFER.sndhwm_bytes), size(own_catch_up.MAX_QUEUED_BYTES))),
         "broker/test_native_unread.py::test_what_waits_for_a_sub_has_a_limit_in_bytes",
         "broker/test_catch_up.py::test_a_slow_one_loses_nothing_and_little_waits_for_it",
     ),

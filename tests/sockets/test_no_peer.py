@@ -236,6 +236,7 @@ def test_who_closes_without_a_word_may_want_tls_or_have_no_descriptors_which_is_
     (line,) = lines()
     assert "the other side's log says why: it may want TLS" in line
     assert "no descriptors left" in line, "that closes without a word, too"
+    assert "another protocol may listen there" in line, "as at the broker's port for abtp"
 
 
 def test_a_reason_that_lasts_stays_known(context):

@@ -10,8 +10,8 @@ from hypothesis import given, strategies as st
 
 import transfer
 from tests.sockets.conftest import KeepingContext, core_module
+from transfer.sockets.adaptive_limit import LEAST, AdaptiveLimit
 from transfer.sockets.connections import queue_limits
-from transfer.sockets.queue_limit import LEAST, QueueLimit
 from transfer.transports.errors import Again, OptionError
 
 MOST = 64 << 20
@@ -20,7 +20,7 @@ DELAY = 0.5
 
 def simulated(rates, offered, pause=0.1):
     """Limits and longest waits, while a peer takes `rates` bytes a second and a sender offers as many."""
-    limit, taken, queued, found = QueueLimit(MOST, 0), 0, 0, []
+    limit, taken, queued, found = AdaptiveLimit(MOST, 0), 0, 0, []
     for rate, more in zip(rates, offered, strict=True):
         queued += max(0, min(int(more * pause), limit.nbytes - queued))
         gone = min(queued, int(rate * pause))
@@ -59,7 +59,7 @@ def test_it_grows_again_when_the_sender_pauses():
     st.integers(1, 1 << 62),
 )
 def test_it_has_bounds(steps, most):
-    limit, taken = QueueLimit(most, 0), 0
+    limit, taken = AdaptiveLimit(most, 0), 0
     for came, queued, seconds in steps:
         taken += came
         assert min(LEAST, most) <= limit.update(taken, queued, seconds, DELAY, most) <= most

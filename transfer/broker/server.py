@@ -38,8 +38,8 @@ from transfer.broker.storage.audit_writer import AuditWriter
 from transfer.broker.storage.catalog_file import read_file
 from transfer.broker.storage.database import Database
 from transfer.broker.storage.database_thread import DatabaseThread
+from transfer.broker.storage.dead_letter_maker import DeadLetterMaker
 from transfer.broker.storage.dead_letter_table import DeadLetters
-from transfer.broker.storage.dead_letter_writer import DeadLetterWriter
 from transfer.broker.storage.folder_parts import (
     AUDIT,
     LOG,
@@ -230,13 +230,13 @@ class Broker:
         self._owned.callback(thread.close)  # it ends before the database that it writes to
         store = Store(log, settings.durable, most=settings.most_topics, room=room)
         retry = RetryPolicy(max_attempts=settings.attempts, initial=settings.first_delay)
-        dead_letter_writer = DeadLetterWriter(thread, self.letters, log)
+        dead_letters = DeadLetterMaker(thread, self.letters, log)
         self.hub = Hub(
             loop,
             store,
             lambda attempt: None if retry.exhausted(attempt) else retry.delay(attempt, random.random),
-            dead_letter_writer.write,
-            is_dead_lettered=dead_letter_writer.is_dead_lettered,
+            dead_letters.keep,
+            is_dead_lettered=dead_letters.is_dead_lettered,
             patience=settings.patience,
             expire=settings.group_expire,
             most_groups=settings.most_groups,

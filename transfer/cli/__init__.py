@@ -47,6 +47,9 @@ def main(arguments: Sequence[str] | None = None, name: str = "transfer") -> None
         # For a container's first process the kernel drops signals without a handler, such as SIGTERM. So it
         # acts as Ctrl-C, unless the command handles it.
         signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # A script's shell has what it starts with `&` ignore SIGINT. Whoever sends one by `kill` means it.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:  # `transfer ... >&-`
             stream.reconfigure(errors="backslashreplace")  # type: ignore[union-attr]  # a ✓ where only ASCII is

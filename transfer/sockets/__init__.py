@@ -1,5 +1,6 @@
 """Sockets: what users send and receive with, and their connections.
 
+adaptive_limit   the byte limit of a peer's queue, adapted to the peer's throughput
 attributes       rejects unknown attributes: `s.rcvtimo = 3` is an error and not a setting without effect
 binding          the result of `bind` and `connect`
 callback         callback mode: a function receives a socket's messages, one at a time
@@ -17,7 +18,6 @@ parts            the parts of messages: how they are made of frames, texts and J
 peer             the state of one peer of a socket, and of one endpoint that it bound or connected
 peer_preference  chooses which peer is offered a message first, where peers do not take turns
 poller           waits for several sockets and plain descriptors at once, as pyzmq's does
-queue_limit      the byte limit of a peer's queue, adapted to the peer's throughput
 readiness        tasks of an event loop that wait until a socket may have something to receive
 registration     memory that is registered once and sent many times: the result of `Context.register`
 sender           sends whole messages by the pattern: envelopes, compression, trackers, resend

@@ -3,26 +3,58 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from transfer.transports.core.wire import MAX_DATA
+
+if TYPE_CHECKING:
+    from transfer.sockets.options import BalanceOption, CompressionOption
 
 
 @dataclass(frozen=True, slots=True)
 class Defaults:
-    """The options of a new socket. Times in milliseconds, -1 is endless; sizes in bytes.
+    """The options of a new socket, by their names (`options.py` says what they mean), and two values more.
 
-    reply_timeout: the receive time-out of a REQ. immediate: messages wait for a connection (True)
-    or queue for an endpoint that is not connected yet (False). shares_endpoints: sockets whose peers are of
-    different types may bind one endpoint.
+    reply_timeout: rcvtimeo of a REQ, in milliseconds; -1: as of other sockets. shares_endpoints: sockets
+    whose peers are of different types may bind one endpoint.
     """
 
+    sndhwm: int = 1000
+    sndhwm_bytes: int = 64 << 20
+    adaptive_hwm: int = 0
+    rcvhwm: int = 1000
+    sndtimeo: int = -1
+    rcvtimeo: int = -1
     linger: int = 1000
     immediate: bool = True
-    reply_timeout: int = 30_000
-    send_high_water: int = 1000
-    send_high_water_bytes: int = 64 << 20
+    conflate: bool = False
+    resend: bool = False
+    routing_id: bytes = b""
+    router_mandatory: bool = False
+    router_handover: bool = False
+    req_relaxed: bool = False
+    req_correlate: bool = False
+    maxmsgsize: int = MAX_DATA
+    checksum: bool = False
+    balance: BalanceOption = None
+    compression: CompressionOption = None
+    copy_threshold: int = 64 << 10
+    spin_us: int = 0
+    reconnect_ivl: int = 100
     reconnect_ivl_max: int = 5000
+    connect_timeout: int = 0
+    handshake_ivl: int = 30_000
     heartbeat_ivl: int = 5000
     heartbeat_timeout: int = 60_000
-    handshake_ivl: int = 30_000
+    frame_timeout: int = 60_000
+    backlog: int = 4096
+    sndbuf: int = -1
+    rcvbuf: int = -1
+    tcp_keepalive: int = -1
+    tcp_keepalive_idle: int = -1
+    tcp_keepalive_intvl: int = -1
+    tcp_keepalive_cnt: int = -1
+    reply_timeout: int = 30_000
     shares_endpoints: bool = True
 
 
@@ -31,9 +63,13 @@ TRANSFER = Defaults()
 PYZMQ = Defaults(
     linger=-1,
     immediate=False,
-    reply_timeout=-1,
+    maxmsgsize=-1,
     reconnect_ivl_max=0,
     heartbeat_ivl=0,
     heartbeat_timeout=-1,
+    backlog=100,
+    reply_timeout=-1,
     shares_endpoints=False,
 )
+#: linger of a SUB of pyzmq
+PYZMQ_SUB_LINGER = 0

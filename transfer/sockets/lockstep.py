@@ -11,7 +11,7 @@ from transfer.transports.errors import Again
 if TYPE_CHECKING:
     from transfer.transports.core.contract import Turn
 
-#: sides of `core_contract.Turn`
+#: sides of `Turn` (core/contract.pyi)
 SENDING, RECEIVING = 0, 1
 #: seconds after which a thread that waits for another one checks whether the socket was closed
 _LOOK = 0.1

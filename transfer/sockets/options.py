@@ -5,19 +5,24 @@ Those marked with an asterisk are for connections made later. Times are millisec
 Attributes:
     sndhwm: messages queued for each peer; 0: no limit
     sndhwm_bytes: payload bytes queued for each peer; 0: no limit
-    adaptive_hwm: time that a message may wait in a peer's queue; 0: off. Adapts each queue's byte limit to
-        the peer's throughput: what the peer receives in that time, at least 1 MiB, at most `sndhwm_bytes`.
-        All queues of the socket use at most half of the free memory, also within a container's limit.
-        `peers()` shows `queue_limit`. PUB, and ROUTER without `router_mandatory`, drop earlier. Messages in
-        shared memory do not count
+    hwm: sets `sndhwm` and `rcvhwm`; reading returns `sndhwm`
+    adaptive_hwm: milliseconds that a message should wait in a peer's queue; 0: off. The byte limit of each
+        queue then follows what its peer receives in that time: at least 1 MiB, at most `sndhwm_bytes`.
+        `peers()` shows it as `queue_limit`. All queues of the socket together take at most half of the free
+        memory, also within a container's limit. PUB, and ROUTER without `router_mandatory`, drop messages at
+        the lower limit. Messages in shared memory do not count
     rcvhwm: kept, without effect
     sndtimeo: time that a send may block
     rcvtimeo: time that a receive may block. Of a REQ of `transfer`: 30,000
     linger: time that `close` may take to send what is queued, and with `resend` to have it confirmed
-    immediate: messages wait for a connection (True), or queue for an endpoint
+    immediate: True: only peers that are connected get messages, and a send without one waits. False: an
+        endpoint gets messages as soon as `connect` was called, and they queue until its peer is there
     conflate: keep only the newest message
     resend: send again what a dead peer had not confirmed
     routing_id: this socket's identity at a ROUTER *
+    identity: ZeroMQ's older name of `routing_id` *
+    subscribe: of a SUB, can only be set: adds a subscription to the topics that begin with this
+    unsubscribe: of a SUB, can only be set: takes back one such subscription
     router_mandatory: an unknown identity raises `Unroutable`
     router_handover: the newest connection takes an identity over
     req_relaxed: a REQ may send again while its request is open, which replaces it
@@ -31,7 +36,8 @@ Attributes:
     compression: `"lz4"`: compress when it pays
     copy_threshold: bytes from which `send(data)` does not copy `bytes`
     spin_us: microseconds of busy waiting before a receive sleeps
-    reconnect_ivl: range of the first pause before connecting again *
+    reconnect_ivl: the longest first pause before connecting again: each pause is a random part of a limit
+        that begins with this and doubles up to `reconnect_ivl_max` *
     reconnect_ivl_max: the longest pause; 0: pauses do not grow *
     connect_timeout: for one attempt to connect; 0: 30 s *
     handshake_ivl: for the hello of a peer; 0: 30 s *
@@ -50,7 +56,7 @@ Attributes:
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Generic, Literal, Self, TypedDict, TypeVar, overload
@@ -70,19 +76,17 @@ class Option(Generic[G, S]):
     """One option as a descriptor. `check(value)` returns the value as kept, or raises ValueError.
 
     number: ZeroMQ's. attribute: the attribute of the core that holds it. effect: name of the
-    socket's method to call after a change. default: a value, or the name of a field of Defaults.
+    socket's method to call after a change. Defaults: `defaults.py`.
     """
 
     def __init__(
         self,
-        default: Any,
         check: Callable[[Any], G],
         number: int | None = None,
         *,
         attribute: str = "",
         effect: str = "",
     ) -> None:
-        self.default = default
         self.check = check
         self.number = number
         self.attribute = attribute
@@ -118,9 +122,6 @@ class Option(Generic[G, S]):
         if self.effect:
             getattr(socket, self.effect)()
 
-    def initial(self, defaults: Defaults) -> Any:
-        return getattr(defaults, self.default[1:]) if _is_field(self.default) else self.default
-
 
 #: the options that `Socket` declares, by name
 OPTIONS: dict[str, Option[Any, Any]] = {}
@@ -141,10 +142,6 @@ NUMBERS: dict[int, str] = {
 
 def _wrong(name: str, value: object, error: Exception) -> OptionError:
     return OptionError(f"{name} cannot be {shown(value)}", hint=str(error))
-
-
-def _is_field(default: object) -> bool:
-    return isinstance(default, str) and default.startswith(".")
 
 
 def whole(low: int, high: int = 2**63 - 1, of: str = "", *, truth: bool = False) -> Callable[[Any], int]:
@@ -180,7 +177,7 @@ def name_of_peer(value: Any) -> bytes:
     return kept
 
 
-def compression(value: Any) -> str | None:
+def compression(value: Any) -> CompressionOption:
     """A check: None or "lz4"."""
     if value in (None, "", False, 0):
         return None
@@ -194,6 +191,9 @@ DURATION = whole(0, 2**31 - 1, " of milliseconds")
 Number = Option[int, int]
 Switch = Option[bool, bool]
 BalanceOption = Literal["load"] | Mapping[str, int] | None
+CompressionOption = Literal["lz4"] | None
+#: what is taken for it: "", False and 0 are None
+CompressionGiven = Literal["lz4", "", False, 0] | None
 
 
 class SocketOptions(TypedDict, total=False):
@@ -221,7 +221,7 @@ class SocketOptions(TypedDict, total=False):
     maxmsgsize: int
     checksum: bool
     balance: BalanceOption
-    compression: str | None
+    compression: CompressionGiven
     copy_threshold: int
     spin_us: int
     reconnect_ivl: int
@@ -243,8 +243,17 @@ class SocketOptions(TypedDict, total=False):
 @functools.cache
 def initial_values(defaults: Defaults) -> Mapping[str, Any]:
     """The values of a new socket's options, by name, except for those that are attributes of the core."""
-    values = {name: option.initial(defaults) for name, option in OPTIONS.items() if not option.attribute}
-    return MappingProxyType(values)
+    return MappingProxyType(
+        {name: getattr(defaults, name) for name, option in OPTIONS.items() if not option.attribute}
+    )
+
+
+@functools.cache
+def core_values(defaults: Defaults) -> Sequence[tuple[str, int]]:
+    """The attributes of the core that hold a new socket's other options, and their values."""
+    attributes = {name: option.attribute for name, option in OPTIONS.items() if option.attribute}
+    attributes |= {name: name for name in CORE}
+    return [(attribute, getattr(defaults, name)) for name, attribute in attributes.items()]
 
 
 def checked(name: str, value: Any) -> Any:
@@ -258,6 +267,8 @@ def checked(name: str, value: Any) -> Any:
 
 
 ACTIONS = {"subscribe", "unsubscribe"}
+#: further names of options, or of two at once
+ALIASES = {"hwm", "identity"}
 READ_ONLY = {"rcvmore", "fd", "events", "type", "last_endpoint"}
 #: plain attributes of the core: it reads them for each message, so no descriptor wraps them
 CORE = {"spin_us": whole(0, 2**31 - 1, " of microseconds"), "copy_threshold": whole(0)}
@@ -265,7 +276,7 @@ CORE = {"spin_us": whole(0, 2**31 - 1, " of microseconds"), "copy_threshold": wh
 
 def name_of(option: int | str) -> str:
     """Returns the option's name for its number or for any spelling of its name."""
-    names = {*NUMBERS.values(), "identity"}
+    names = {*NUMBERS.values(), *ALIASES}
     if not isinstance(option, str | int):
         what = f"an option is a name or a number, not {type(option).__name__}"
         raise ArgumentError(what, hint='for instance "rcvtimeo"; options: ' + ", ".join(sorted(names)))

@@ -14,10 +14,10 @@ from transfer.transports.core.wire import SocketType
 
 if TYPE_CHECKING:
     from transfer.patterns.base import OutFrame
+    from transfer.sockets.adaptive_limit import AdaptiveLimit
     from transfer.sockets.connections.directory_connector import DirectoryConnector
     from transfer.sockets.connections.orphans import Orphan
     from transfer.sockets.connections.topic_positions import LogId
-    from transfer.sockets.queue_limit import QueueLimit
     from transfer.transports.errors import TransferError
     from transfer.transports.handshake.hello import Agreement
 
@@ -135,7 +135,7 @@ class Peer:
         #: why it ends the connection, in its words, and the number of the message that it refuses, or 0
         self.refusal: tuple[str, int] | None = None
         #: the adaptive limit of its queue (option `adaptive_hwm`)
-        self.queue_limit: QueueLimit | None = None
+        self.queue_limit: AdaptiveLimit | None = None
         #: held while control frames are read and processed
         self.reading = threading.RLock()
         self._confirming = threading.Lock()

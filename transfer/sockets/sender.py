@@ -86,7 +86,7 @@ class MessageSender:
         released: Any,
         taken: Any,
     ) -> Any:
-        """Sends to the first preferred peer with room, or to the one that the distributor chooses."""
+        """Sends to the first preferred peer with room, or to the one that the core chooses."""
         passed: list[Peer] = []
         for peer in self._preferred(core._behind):
             with suppress(Again, Broken):

@@ -147,6 +147,8 @@ class Socket(Base):
         #: `given`: that message of the core, until its call ends; `rest`: the remaining parts of a message
         self._thread_local = threading.local()
         self._frame: type[Frame] = context.core.Frame
+        for name, value in options.core_values(defaults):
+            setattr(self, name, value)
         if self._requester is not None and defaults.reply_timeout >= 0:
             self.receive_timeout = defaults.reply_timeout
         self._update_fast_paths()
@@ -155,43 +157,43 @@ class Socket(Base):
 
     # -- options -------------------------------------------------------------------------------------
 
-    sndhwm = options.Number(".send_high_water", options.whole(0), 23, effect="_limits_changed")
-    rcvhwm = options.Number(1000, options.whole(0), 24)
-    sndhwm_bytes = options.Number(".send_high_water_bytes", options.whole(0), 1001, effect="_limits_changed")
-    sndtimeo = options.Number(-1, options.MILLISECONDS, 28, attribute="send_timeout")
-    rcvtimeo = options.Number(-1, options.MILLISECONDS, 27, attribute="receive_timeout")
-    linger = options.Number(".linger", options.MILLISECONDS, 17)
-    reconnect_ivl = options.Number(100, options.MILLISECONDS, 18)
-    reconnect_ivl_max = options.Number(".reconnect_ivl_max", options.DURATION, 21)
-    sndbuf = options.Number(-1, options.whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
-    rcvbuf = options.Number(-1, options.whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
-    routing_id = options.Option[bytes, bytes | str](b"", options.name_of_peer, 5)
-    maxmsgsize = options.Number(MAX_DATA, options.whole(-1), 22, effect="_limits_changed")
-    tcp_keepalive = options.Number(-1, options.whole(-1, 1, truth=True), 34)
-    tcp_keepalive_cnt = options.Number(-1, options.whole(-1), 35)
-    tcp_keepalive_idle = options.Number(-1, options.whole(-1), 36)
-    tcp_keepalive_intvl = options.Number(-1, options.whole(-1), 37)
-    checksum = options.Switch(False, options.switch, 1002, effect="_limits_changed")
-    compression = options.Option[str | None, str | None](
-        None, options.compression, 1003, effect="_update_fast_paths"
+    sndhwm = options.Number(options.whole(0), 23, effect="_limits_changed")
+    rcvhwm = options.Number(options.whole(0), 24)
+    sndhwm_bytes = options.Number(options.whole(0), 1001, effect="_limits_changed")
+    sndtimeo = options.Number(options.MILLISECONDS, 28, attribute="send_timeout")
+    rcvtimeo = options.Number(options.MILLISECONDS, 27, attribute="receive_timeout")
+    linger = options.Number(options.MILLISECONDS, 17)
+    reconnect_ivl = options.Number(options.MILLISECONDS, 18)
+    reconnect_ivl_max = options.Number(options.DURATION, 21)
+    sndbuf = options.Number(options.whole(-1, 2**31 - 1), 11, effect="_buffers_changed")
+    rcvbuf = options.Number(options.whole(-1, 2**31 - 1), 12, effect="_buffers_changed")
+    routing_id = options.Option[bytes, bytes | str](options.name_of_peer, 5)
+    maxmsgsize = options.Number(options.whole(-1), 22, effect="_limits_changed")
+    tcp_keepalive = options.Number(options.whole(-1, 1, truth=True), 34)
+    tcp_keepalive_cnt = options.Number(options.whole(-1), 35)
+    tcp_keepalive_idle = options.Number(options.whole(-1), 36)
+    tcp_keepalive_intvl = options.Number(options.whole(-1), 37)
+    checksum = options.Switch(options.switch, 1002, effect="_limits_changed")
+    compression = options.Option[options.CompressionOption, options.CompressionGiven](
+        options.compression, 1003, effect="_update_fast_paths"
     )
-    immediate = options.Switch(".immediate", options.switch, 39)
-    conflate = options.Switch(False, options.switch, 54, effect="_update_fast_paths")
-    router_mandatory = options.Switch(False, options.switch, 33, effect="_pattern_changed")
-    router_handover = options.Switch(False, options.switch, 56)
-    req_relaxed = options.Switch(False, options.switch, 53, effect="_pattern_changed")
-    req_correlate = options.Switch(False, options.switch, 52, effect="_pattern_changed")
-    heartbeat_ivl = options.Number(".heartbeat_ivl", options.DURATION, 75, effect="_checks_changed")
-    heartbeat_timeout = options.Number(".heartbeat_timeout", options.MILLISECONDS, 77)
-    frame_timeout = options.Number(60_000, options.MILLISECONDS, 1007, effect="_checks_changed")
-    handshake_ivl = options.Number(".handshake_ivl", options.DURATION, 66)
-    connect_timeout = options.Number(0, options.DURATION, 79)
-    resend = options.Switch(False, options.switch, 1005, effect="_update_fast_paths")
-    adaptive_hwm = options.Number(0, options.DURATION, 1009, effect="_checks_changed")
+    immediate = options.Switch(options.switch, 39)
+    conflate = options.Switch(options.switch, 54, effect="_update_fast_paths")
+    router_mandatory = options.Switch(options.switch, 33, effect="_pattern_changed")
+    router_handover = options.Switch(options.switch, 56)
+    req_relaxed = options.Switch(options.switch, 53, effect="_pattern_changed")
+    req_correlate = options.Switch(options.switch, 52, effect="_pattern_changed")
+    heartbeat_ivl = options.Number(options.DURATION, 75, effect="_checks_changed")
+    heartbeat_timeout = options.Number(options.MILLISECONDS, 77)
+    frame_timeout = options.Number(options.MILLISECONDS, 1007, effect="_checks_changed")
+    handshake_ivl = options.Number(options.DURATION, 66)
+    connect_timeout = options.Number(options.DURATION, 79)
+    resend = options.Switch(options.switch, 1005, effect="_update_fast_paths")
+    adaptive_hwm = options.Number(options.DURATION, 1009, effect="_checks_changed")
     balance = options.Option[options.BalanceOption, options.BalanceOption](
-        None, peer_preference.checked, 1008, effect="_balance_changed"
+        peer_preference.checked, 1008, effect="_balance_changed"
     )
-    backlog = options.Number(4096, options.whole(0, 2**31 - 1), 19)
+    backlog = options.Number(options.whole(1, 65535), 19)
 
     def set(self, option: int | str, value: Any) -> None:
         """Sets an option by name or number.

@@ -24,7 +24,7 @@ _STARTS = ("earliest", "latest")
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """The options of a write. Field names are the option names; times are in seconds.
+    """The options of a write. Field names are the option names.
 
     Attributes:
         endpoint: `run://HOST:PORT/NAME` of a spool, or `.save("run://...")`. With `delivery=eager` where data
@@ -32,9 +32,11 @@ class WriteOptions:
         columns: the columns to send: `a,b`, or a JSON list for names with commas; empty sends all.
         run: the run's name, if the endpoint has none; by default a new one.
         delivery: `committed`, `partition` or `eager`.
-        ack_timeout: how long the receiver may take to keep, or consume, a task's rows, and to answer commits.
-        connect_timeout: how long until an endpoint without an answer is an error.
-        abort_timeout: how long a failed job tries to reach a spool to drop its rows, which else go by age.
+        ack_timeout: seconds that the receiver may take to keep, or consume, a task's rows, and to answer
+            commits.
+        connect_timeout: seconds after which an endpoint without an answer is an error.
+        abort_timeout: seconds that a failed job tries to reach a spool to drop its rows, which else go by
+            age.
         frame_rows: rows in a frame; 0: Arrow's batches (`spark.sql.execution.arrow.maxRecordsPerBatch`).
         checksum: a CRC-32 on every frame, besides that of the rows.
         compression: `lz4` compresses frames when it pays.

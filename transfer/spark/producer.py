@@ -76,7 +76,7 @@ class SocketSender:
             self._socket = self._context.socket(transfer.PUSH)
             self._socket.sndtimeo = _LOOK_EVERY
             self._socket.checksum = options.checksum
-            self._socket.compression = options.compression or None
+            self._socket.compression = "lz4" if options.compression else None
             self._socket.connect(endpoint)
             self._wait_for_receiver(connect_timeout or options.connect_timeout)
             self.transport = self._socket.peers()[0].transport

@@ -115,9 +115,10 @@ class TensorMethods:
     ) -> Tracker | None:
         """Sends one tensor: numpy, torch, CuPy, or any object with DLPack or the buffer protocol.
 
-        Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy. A tensor on
-        a device is copied through host memory, except with `copy=False` where every peer's transport
-        takes device pointers.
+        Dense memory (C, Fortran or any order of axes) of 64 KiB or more is sent without a copy; by `local`
+        with one copy into shared memory, unless it is of `Context.empty`. A tensor on a device
+        is copied through host memory, except with `copy=False` where every peer's transport takes device
+        pointers.
 
         Args:
             tensor: the tensor.
@@ -207,7 +208,7 @@ class TensorMethods:
     ) -> Tracker | None:
         """Sends a dict of tensors and metadata as one message.
 
-        Tensors below 64 KiB are packed together; larger ones are sent without a copy.
+        Tensors below 64 KiB are packed together; larger ones are sent as by `send_tensor`.
 
         Args:
             tensors: tensors by name; as in `send_tensor`.

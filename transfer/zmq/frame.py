@@ -6,6 +6,7 @@ import weakref
 from threading import Event
 from typing import Any
 
+from transfer.sockets.defaults import PYZMQ
 from transfer.transports import core
 from transfer.transports.arguments import whole
 from transfer.transports.core.wire import Flag
@@ -17,7 +18,7 @@ from transfer.zmq.tracker import _FINISHED_TRACKER, MessageTracker
 __all__ = ["COPY_THRESHOLD", "Frame", "Message"]
 
 #: smaller data is copied, unless a frame or a socket has another threshold
-COPY_THRESHOLD = 65536
+COPY_THRESHOLD = PYZMQ.copy_threshold
 
 
 class Frame(core.Frame):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, Self, overload
 from transfer.constants import DONTWAIT, SNDMORE
 from transfer.sockets.attributes import no_such
 from transfer.sockets.binding import endpoint_text
+from transfer.sockets.defaults import PYZMQ_SUB_LINGER
 from transfer.sockets.options import checked
 from transfer.sockets.poller import wait
 from transfer.transports.arguments import events_of, flags_of, linger_of, text, whole
@@ -109,10 +110,8 @@ class Socket(Base, Generic[Kind], metaclass=_SocketMeta):
         self._pump: MonitorPump | None = None
         self._watcher: Self | None = None
         super().__init__(ctx_or_socket, wire.SocketType[kind.name])
-        # pyzmq's defaults where those of `transfer` differ
-        self._values.update(maxmsgsize=-1, backlog=100)
         if kind is SocketType.SUB:
-            self._values["linger"] = 0
+            self._values["linger"] = PYZMQ_SUB_LINGER
         if copy_threshold is not None:
             self.copy_threshold = copy_threshold
         self._ready = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 #: if nothing more is known
 CLOSED = "has the other side certificates? its log says why it closed"
 #: what is as likely if a peer closes without an answer
-_OR = ", or have no descriptors left (ulimit -n)"
+_OR = ", or have no descriptors left (ulimit -n); another protocol may listen there"
 #: for a side without TLS, if the peer closes without an answer
 PLAIN = f"the other side's log says why: it may want TLS (TRANSFER_TLS_CA, on both sides or on neither){_OR}"
 #: for a side without a certificate, if the peer closes without an answer, or a reset lost its alert

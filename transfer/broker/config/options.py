@@ -43,12 +43,12 @@ _PORT, _ENDPOINT = "PORT|off", "ENDPOINT|off"
 _COUNT = number(1, 1 << 40)
 _AGE = or_off(age)
 _SPOOL_AGES = {
-    "retention": "Age at which the spool (docs/spool.md) removes a run that all its groups have read.",
-    "staged": "Age at which the spool removes the rows of a job that sends nothing. [default: 86400]",
-    "failed": "Age at which the spool removes a failed run. [default: 604800]",
-    "group": "Age at which a group that neither reads nor acknowledges no longer holds rows. "
-    "[default: 2592000]",
-    "unread": "Age at which the spool removes a run or rows that no group reads. [default: 7776000]",
+    "retention": "Age at which the spool (docs/spool.md) removes a run that all its groups have read. "
+    "[default: off]",
+    "staged": "Age at which the spool removes the rows of a job that sends nothing. [default: 1d]",
+    "failed": "Age at which the spool removes a failed run. [default: 7d]",
+    "group": "Age at which a group that neither reads nor acknowledges no longer holds rows. [default: 30d]",
+    "unread": "Age at which the spool removes a run or rows that no group reads. [default: 90d]",
 }
 _DIRECT = {
     "max_inflight_per_consumer": "Sent and unacknowledged messages of a consumer. [default: 1024]",
@@ -168,7 +168,7 @@ OPTIONS = (
     BrokerOption("publish.announced_total", ("announced", "total"), size,
         help="Announced and unsent bytes of kept payloads, of all. [default: 256GiB]"),
     BrokerOption("groups.expire", ("group_expire",), _AGE,
-        help="Time without a consumer after which a group is removed."),
+        help="Time without a consumer after which a group is removed. [default: off]"),
     BrokerOption("groups.most", ("most_groups",), number(1),
         help="Groups; one more is refused (UsageError). [default: 10000]"),
     BrokerOption("delivery.attempts", ("attempts",), number(1, 1000),

@@ -9,11 +9,11 @@ catalog_file            the catalog file: static routes as an operator writes th
 database                one SQLite file for the broker's state outside the log
 database_thread         the thread that writes the broker's database and audit
 dead_letter             dead letters and filters for them
+dead_letter_maker       makes the dead letter of a message, which `dead_letter_table` writes
 dead_letter_operations  operators' calls on dead letters: browse, replay, quarantine, purge
 dead_letter_payloads    files for payloads of dead letters that are too large for the database
 dead_letter_requests    the rules for operators' requests on dead letters, and their results
-dead_letter_table       the store of dead letters
-dead_letter_writer      writes dead letters into the database, on the database thread
+dead_letter_table       writes dead letters into the database, and reads them
 durability              acknowledges durable messages once they are on the disk
 folder_check            verifies a broker's folder while no broker runs there
 folder_parts            the parts of a broker's folder

@@ -1,4 +1,6 @@
-"""The store of dead letters: messages that could not be delivered, until an operator replays or purges them.
+"""Writes dead letters into the database, and reads them.
+
+They are messages that could not be delivered, until an operator replays or purges them.
 
 Rows carry checksums: a damaged row is reported, and the others are served. Large payloads are files next to
 the database (`dead_letter_payloads.py`), whose checksums are in the rows.
@@ -111,7 +113,7 @@ class DeadLetters:
     # -- adding ------------------------------------------------------------------------------------------
 
     def add(self, letter: DeadLetter, *, large: PayloadSource | None = None, note: str | None = None) -> bool:
-        """Stores a letter; returns False, and changes nothing, if this delivery has a letter already.
+        """Writes a letter; returns False, and changes nothing, if this delivery has a letter already.
 
         large: yields a payload of `payload_bytes` bytes, which gets a separate file. Raises LogDamaged if it
         yields another number of bytes.
@@ -275,7 +277,7 @@ class DeadLetters:
 
 
 def insert(connection: sqlite3.Connection, letter: DeadLetter) -> bool:
-    """Adds a letter within the caller's transaction; returns whether it is new. Raises UsageError."""
+    """Writes a letter within the caller's transaction; returns whether it is new. Raises UsageError."""
     if letter.payload is None:
         raise UsageError(f"the payload of {letter.delivery_id!r} was not read")
     inline = letter.payload if isinstance(letter.payload, bytes) else b""

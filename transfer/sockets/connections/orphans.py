@@ -102,7 +102,7 @@ class Orphans:
         return self._state.changed.wait_for(lambda: not self._moves, _GIVING)
 
     def update_order(self) -> None:
-        """Makes the core's distributor wait while older messages are left. Call it when that may change."""
+        """Makes new messages wait while older ones are left. Call it when that may change."""
         socket = self._state.socket()
         if socket is None or self._pattern.send_mode is not SendMode.ROUND_ROBIN:
             return

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from transfer.sockets.queue_limit import LEAST, QueueLimit
+from transfer.sockets.adaptive_limit import LEAST, AdaptiveLimit
 from transfer.transports.shm.memory import available_memory
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class QueueLimits:
             queued = stream.queued_bytes
             taken = stream.sent_bytes - queued
             if peer.queue_limit is None:
-                peer.queue_limit = QueueLimit(most, taken)
+                peer.queue_limit = AdaptiveLimit(most, taken)
             before = peer.queue_limit.nbytes
             stream.send_high_water_bytes = peer.queue_limit.update(taken, queued, seconds, delay, most)
             raised |= peer.queue_limit.nbytes > before

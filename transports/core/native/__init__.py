@@ -25,6 +25,15 @@ stream         one connection as Python sees it, from opening to closing
 thread         the flusher: a thread that never takes the GIL
 tls            TLS 1.3 between a connection's queues and its descriptor, by OpenSSL, without the GIL
 tls_channel    TlsContext and TlsChannel: Python sets them up, runs the handshake, and passes them to a Stream
+
+Stream and SocketBase are classes in layers, one file each; each derives from the one above it:
+
+    a stream, one for a connection             a socket's core, whose streams it holds
+    Connection   connection.pyx                Sending      peer_choice.pyx
+    Outgoing     outgoing.pyx                  Reading      reading.pyx
+    Large        large_frames.pyx              Receiving    receiving.pyx
+    Incoming     incoming.pyx                  Attachments  attachment.pyx
+    Stream       stream.pyx                    SocketBase   socket_base.pyx
 """
 
 from transfer.transports.core.native.checksum import crc32c

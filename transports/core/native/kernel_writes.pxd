@@ -1,5 +1,5 @@
-# The part of a connection that works without the GIL. write_queue.pyx explains it; thread.pyx is the
-# flusher; outgoing.pyx and distribution.pyx use it.
+# The part of a connection that works without the GIL. kernel_writes.pyx explains it; thread.pyx is the
+# flusher; outgoing.pyx and peer_choice.pyx use it.
 
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
 from cpython.object cimport PyObject

@@ -111,8 +111,8 @@ cdef class Sending:
 
     def _send_frames(self, frames, long long timeout, *, stream=None, topic=None, bint hold=False,
                      released=None, taken=None, bint first=False, bint again=False):
-        """Sends one message by the distributor, or to `stream`. Returns the stream that took it; for a
-        fan-out how many took it. Raises Again, Closed, and Broken with `stream`."""
+        """Sends one message to the peer whose turn it is, or to `stream`. Returns the stream that took it;
+        for a fan-out how many took it. Raises Again, Closed, and Broken with `stream`."""
         self.check_usable()
         return self.send_frames(frames, timeout, stream, topic, hold, released, taken, not hold, first, again)
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 LEAST = 1 << 20
 
 
-class QueueLimit:
+class AdaptiveLimit:
     """The limit of one peer. Not thread-safe. nbytes: the limit.
 
     It doubles, up to `most`, while less than half of it is used and nothing waits longer than `delay`: a
