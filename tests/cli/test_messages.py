@@ -278,6 +278,8 @@ def test_a_reader_that_leaves_is_no_error(opened):
         (["push", "-b", "nonsense", "-d", "x"], "no scheme"),
         (["push", "-c", "tcp://127.0.0.1:9", "no-such-file"], "there is no file"),
         (["push", "-c", "tcp://127.0.0.1:9", "-", "--repeat", "2"], "read once"),
+        (["push", "-c", "tcp://127.0.0.1:9", "--lines", "--whole"], "--lines and --whole contradict"),
+        (["push", "-c", "tcp://127.0.0.1:9", "--lines", "--chunk", "1"], "--lines and --chunk contradict"),
         (["pull", "-b", ANY, "--raw", "--json"], "--raw"),
         (["push", "-c", "tcp://127.0.0.1:9", "--chunk", "many"], "'many' is not a size"),
         (["nothing"], "No such command"),

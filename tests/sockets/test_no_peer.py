@@ -406,3 +406,13 @@ def test_a_thread_that_waits_before_another_one_connects_gets_its_message(contex
     push.wait_for_peers(1, 10)
     push.send(b"x")
     assert caller.finish() == b"x"
+
+
+def test_a_peer_that_was_there_has_left():
+    with transfer.Context() as context:
+        pull, push = pair_of(context, PULL, PUSH, TCP)
+        push.close()
+        eventually(lambda: not pull.peers())
+        pull.rcvtimeo = SOON
+        with pytest.raises(Again, match="the last peer at tcp://.* has left"):
+            pull.recv()

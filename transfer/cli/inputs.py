@@ -36,7 +36,10 @@ class Inputs:
     _sources: tuple[Path, ...] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
-        """Raises UsageError for missing files, before anything is sent."""
+        """Raises UsageError for missing files and options that contradict, before anything is sent."""
+        ways = [way for way in ("lines", "whole", "chunk") if getattr(self, way) not in (False, None)]
+        if len(ways) > 1:
+            raise UsageError(f"--{ways[0]} and --{ways[1]} contradict", hint="give one of them")
         for path in self.files:
             if path != STDIN and not path.is_file():
                 what = f"{path} is no file" if path.exists() else f"there is no file {path}"

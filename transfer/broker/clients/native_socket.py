@@ -29,7 +29,7 @@ def connected_socket(
     context: transfer.Context, endpoint: str, deadline: float, given_up: Callable[[], object]
 ) -> Any:
     """Returns a connected DEALER socket. Raises Again at the deadline, or if `given_up` returns true."""
-    seconds, warned = _FIRST_TRY, Warned()
+    began, seconds, warned = time.monotonic(), _FIRST_TRY, Warned()
     while True:
         left = max(0.0, deadline - time.monotonic())
         socket = context.socket(transfer.DEALER)
@@ -41,10 +41,13 @@ def connected_socket(
             socket.reconnect_ivl = socket.reconnect_ivl_max = _NEVER_MS
             socket.connect(endpoint)
             socket.wait_for_peers(1, min(seconds, left))
-        except Again:
+        except Again as error:
             socket.close(0)
             if seconds >= left or given_up():
-                raise
+                # The error knows of the last try alone.
+                problem, tried = str(error).partition("\n")[0], time.monotonic() - began
+                text = f"no broker has answered at {endpoint} in {tried:.1f} s; the last try: {problem}"
+                raise Again(text, hint=error.hint) from error
             seconds = min(2 * seconds, _LONGEST_TRY)
         except BaseException:
             socket.close(0)

@@ -80,6 +80,8 @@ class NoPeer:
             return self._too_few(before)
         if not tried:
             names = ", ".join(str(e.address) for e in endpoints)
+            if self._state.losses:
+                return Again(f"{before}the last peer at {names} has left", hint="start another one")
             return Again(
                 f"{before}no peer has connected to {names} yet", hint="start the peer, or wait_for_peers()"
             )
