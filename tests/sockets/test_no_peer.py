@@ -414,5 +414,5 @@ def test_a_peer_that_was_there_has_left():
         push.close()
         eventually(lambda: not pull.peers())
         pull.rcvtimeo = SOON
-        with pytest.raises(Again, match="the last peer at tcp://.* has left"):
+        with pytest.raises(Again, match=r"the last peer at tcp://.* has left"):
             pull.recv()
