@@ -12,7 +12,7 @@ import urllib.request
 import numpy as np
 import pytest
 
-from tests.cli.feeding import send_run
+from tests.cli.run_writer import send_run
 from tests.cli.test_broker import ANYWHERE
 from tests.ports import free_port
 from transfer import cli, units
