@@ -101,6 +101,7 @@ if TYPE_CHECKING:
         NotRegistered as NotRegistered,
         NotSupported as NotSupported,
         OptionError as OptionError,
+        OptionOverflow as OptionOverflow,
         OutOfDescriptors as OutOfDescriptors,
         PeerError as PeerError,
         PickleRefused as PickleRefused,
@@ -132,7 +133,7 @@ _HOMES = {
     "transfer.transports.core.wire": "SocketType",
     "transfer.transports.errors": (
         "TransferError UsageError PeerError InternalError StateError NotSupported OptionError AddressError "
-        "ArgumentError MissingLibrary NoSuchAttribute NotRegistered "
+        "ArgumentError MissingLibrary NoSuchAttribute NotRegistered OptionOverflow "
         "AddressInUse AddressNotAvailable NotATensor TensorMismatch Unroutable SecurityError ForkedError "
         "MessageRefused PickleRefused "
         "ProtocolError HandshakeError DeviceError RegistrationError OutOfDescriptors LogDamaged InDoubt "

@@ -38,6 +38,7 @@ _FOR_ALL = {
     # of what this side asks, not of its ports
     "answers that the `transfer` commands read over HTTP",
     "names that have many members: `dns://`, `registry://`",
+    "tensors on a GPU",
 }
 
 

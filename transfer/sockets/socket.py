@@ -193,7 +193,7 @@ class Socket(Base):
     balance = options.Option[options.BalanceOption, options.BalanceOption](
         peer_preference.checked, 1008, effect="_balance_changed"
     )
-    backlog = options.Number(options.whole(1, 65535), 19)
+    backlog = options.Number(options.whole(0, 2**31 - 1), 19)
 
     def set(self, option: int | str, value: Any) -> None:
         """Sets an option by name or number.

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import pickle
 import warnings
 from asyncio import Future
 from collections.abc import Callable, Sequence
@@ -204,7 +203,7 @@ class Socket(Plain):
         def send_json(self, obj: object, flags: int = 0, **kwargs: Any) -> Future[None]: ...
         def recv_json(self, flags: int = 0, **kwargs: Any) -> Future[Any]: ...
         def send_pyobj(
-            self, obj: object, flags: int = 0, protocol: int = pickle.DEFAULT_PROTOCOL, **kwargs: Any
+            self, obj: object, flags: int = 0, protocol: int = ..., **kwargs: Any
         ) -> Future[MessageTracker | None]: ...
         def recv_pyobj(self, flags: int = 0) -> Future[Any]: ...
         def send_serialized(
