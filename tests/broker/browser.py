@@ -50,9 +50,9 @@ class Page:
 
     def evaluate(self, script: str) -> Any:
         """The value of an expression in the page, awaited."""
-        told = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
-        assert "exceptionDetails" not in told, told["exceptionDetails"]
-        return told["result"].get("value")
+        reply = self._call("Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True)
+        assert "exceptionDetails" not in reply, reply["exceptionDetails"]
+        return reply["result"].get("value")
 
     def text(self, selector: str) -> str:
         """What a person reads there; empty if it is hidden or not there."""
@@ -86,12 +86,12 @@ class Page:
         os.write(self._commands, json.dumps(command).encode() + b"\0")
         deadline = time.monotonic() + PATIENCE
         while True:
-            told = self._next(deadline)
-            if told.get("id") == self._number:
-                assert "error" not in told, told
-                result: dict[str, Any] = told["result"]
+            reply = self._next(deadline)
+            if reply.get("id") == self._number:
+                assert "error" not in reply, reply
+                result: dict[str, Any] = reply["result"]
                 return result
-            self._heard(told)
+            self._heard(reply)
 
     def _next(self, deadline: float) -> dict[str, Any]:
         while b"\0" not in self._pending:
@@ -101,16 +101,16 @@ class Page:
             assert data, "the browser has ended"
             self._pending += data
         first, _, self._pending = self._pending.partition(b"\0")
-        told: dict[str, Any] = json.loads(first)
-        return told
+        reply: dict[str, Any] = json.loads(first)
+        return reply
 
-    def _heard(self, told: dict[str, Any]) -> None:
-        given = told.get("params", {})
-        if told.get("method") == "Runtime.exceptionThrown":
+    def _heard(self, reply: dict[str, Any]) -> None:
+        given = reply.get("params", {})
+        if reply.get("method") == "Runtime.exceptionThrown":
             self.errors.append(str(given["exceptionDetails"]))
-        elif told.get("method") == "Log.entryAdded" and given["entry"]["level"] == "error":
+        elif reply.get("method") == "Log.entryAdded" and given["entry"]["level"] == "error":
             self.errors.append(f"{given['entry']['text']} {given['entry'].get('url', '')}")
-        elif told.get("method") == "Network.requestWillBeSent":
+        elif reply.get("method") == "Network.requestWillBeSent":
             self.requests.append(given["request"]["url"])
 
 

@@ -36,8 +36,8 @@ def said(**environ):
 
 
 def test_nothing_said_gives_the_defaults():
-    told = configured([])
-    assert told.settings == Settings() and told.folder is None
+    chosen = configured([])
+    assert chosen.settings == Settings() and chosen.folder is None
 
 
 def test_a_file_says_all(tmp_path):
@@ -72,9 +72,9 @@ def test_a_file_says_all(tmp_path):
         in_place = false
         """,
     )
-    told = configured([], (), file)
-    settings = told.settings
-    assert told.folder == tmp_path / "kept" and told.file == file
+    chosen = configured([], (), file)
+    settings = chosen.settings
+    assert chosen.folder == tmp_path / "kept" and chosen.file == file
     assert (settings.host, settings.drain, settings.ttp, settings.rqueue) == ("0.0.0.0", 2.5, None, 7001)
     assert settings.own is not None and settings.own.pushes == ""
     assert settings.own.requests == "tcp://127.0.0.1:7000"
@@ -126,10 +126,10 @@ def test_names_of_other_brokers_are_understood():
 
 
 def test_what_means_nothing_any_more_is_told_and_no_more():
-    told = broker_environment(
+    chosen = broker_environment(
         OTHER_NAMES, {"FASTPATH_SIDECAR_ENABLED": "true", "FASTPATH_SOCKET_PATH": "/tmp/x", "WAL_PATH": ""}
     )
-    assert told.idle == BROKER_IDLE_NAMES and not told.options
+    assert chosen.idle == BROKER_IDLE_NAMES and not chosen.options
 
 
 def test_kubernetes_own_variables_are_not_ours():
@@ -145,8 +145,8 @@ def test_wal_path_is_the_folder_unless_a_flag_says_another():
 
 def test_abtp_is_off_as_a_whole():
     assert configured([ConfigValue("abtp.router", "off", "--abtp")]).settings.abtp is None
-    told = configured([ConfigValue("abtp.pub", "127.0.0.1:7002", "--abtp-pub")]).settings.abtp
-    assert told is not None and told.pub == "tcp://127.0.0.1:7002"
+    chosen = configured([ConfigValue("abtp.pub", "127.0.0.1:7002", "--abtp-pub")]).settings.abtp
+    assert chosen is not None and chosen.pub == "tcp://127.0.0.1:7002"
     with pytest.raises(OptionError, match="--abtp-pub is 'off'"):
         configured([ConfigValue("abtp.pub", "off", "--abtp-pub")])
 
@@ -157,7 +157,7 @@ def test_all_sockets_off_is_no_own_front():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "problem"),
     [
         ("[tpp]\nport = 1", "there is no section [tpp]\n  hint: 'ttp' is the nearest that there is"),
         ("[ttp]\nprot = 1", "prot in [ttp]: there is no such option\n  hint: 'ttp.port' is the nearest"),
@@ -193,11 +193,11 @@ def test_all_sockets_off_is_no_own_front():
         ("[ttp\n", "is no TOML"),
     ],
 )
-def test_what_a_file_says_wrongly_is_told_with_its_place(tmp_path, text, told):
+def test_what_a_file_says_wrongly_is_told_with_its_place(tmp_path, text, problem):
     file = written(tmp_path, text)
     with pytest.raises(OptionError) as caught:
         configured([], (), file)
-    assert str(caught.value).startswith(f"{file}") and told in str(caught.value)
+    assert str(caught.value).startswith(f"{file}") and problem in str(caught.value)
 
 
 def test_a_missing_file_is_told(tmp_path):
@@ -302,5 +302,5 @@ def test_a_file_with_a_secret_that_others_can_read_is_warned_of(tmp_path, caplog
     file.write_text("[http]\ntoken = '55f4f56c59c9b7f34a4ab31e0a4a5d7a'\n")
     for _ in range(2):
         list(read_file(file))
-    (told,) = caplog.messages
-    assert f"every user of this host can read {file}\n  hint: chmod o-rwx {file}" in told
+    (chosen,) = caplog.messages
+    assert f"every user of this host can read {file}\n  hint: chmod o-rwx {file}" in chosen

@@ -32,20 +32,20 @@ class Disk:
         self.full, self.failure, self.waiting = "", None, []
         self._store = store
 
-    def keep_now(self, topic, message, told):
-        self.when_kept(self._store.append(topic, message), told)
+    def keep_now(self, topic, message, on_kept):
+        self.when_kept(self._store.append(topic, message), on_kept)
         return True
 
-    def when_kept(self, sequence, told, nbytes=0):
-        self.waiting.append((sequence, told))
+    def when_kept(self, sequence, on_kept, nbytes=0):
+        self.waiting.append((sequence, on_kept))
 
     def sync(self, sequence, error=None):
         """All up to this record is on the disk, or the log has failed."""
-        due = [told for at, told in self.waiting if at <= sequence]
+        due = [on_kept for at, on_kept in self.waiting if at <= sequence]
         self.waiting = [one for one in self.waiting if one[0] > sequence]
-        for told in due:
-            if told is not None:
-                told(error)
+        for on_kept in due:
+            if on_kept is not None:
+                on_kept(error)
 
 
 def nothing(*words):
@@ -56,7 +56,7 @@ class Driver:
     """A `DispatcherDriver` over a log, on a loop that the test turns; `sent`: message ids that went out."""
 
     def __init__(self, folder):
-        self.sent, self.answers, self.told = [], [], []
+        self.sent, self.answers, self.on_kept = [], [], []
         self.loop = asyncio.new_event_loop()
         self.log = Log(folder)
         store = Store(self.log, lambda name: True, most=10)
@@ -85,7 +85,7 @@ class Driver:
 
     def publish(self, name):
         message = Message("t", (b"payload",), Front.ABTP, headers={"message_id": name})
-        verdict = self.direct.publish_direct(message, MessageInfo("", "t", name, "p"), self.told.append)
+        verdict = self.direct.publish_direct(message, MessageInfo("", "t", name, "p"), self.on_kept.append)
         assert isinstance(verdict, Admitted)
 
 
@@ -108,13 +108,13 @@ def test_nothing_is_sent_before_its_record_and_its_acceptance_are_synced(driver,
     accepted = driver.disk.waiting[-1][0]  # what direct delivery notes of it
     assert kept < accepted and driver.sent == []
     driver.disk.sync(kept)
-    assert driver.sent == [] and driver.told == []
+    assert driver.sent == [] and driver.on_kept == []
     driver.publish("second")
     driver.turn()
     driver.disk.sync(accepted)
-    assert driver.sent == ["first"] and driver.told == [None]
+    assert driver.sent == ["first"] and driver.on_kept == [None]
     driver.disk.sync(driver.disk.waiting[-1][0])
-    assert driver.sent == ["first", "second"] and driver.told == [None, None]
+    assert driver.sent == ["first", "second"] and driver.on_kept == [None, None]
 
 
 def test_what_its_session_lost_meanwhile_goes_to_the_next_one_alone(driver):
@@ -133,7 +133,7 @@ def test_a_log_that_fails_sends_nothing_and_the_producer_hears_of_it(driver):
     driver.turn()
     failed = InternalError("no disk")
     driver.disk.sync(driver.disk.waiting[-1][0], failed)
-    assert driver.sent == [] and driver.told == [failed]
+    assert driver.sent == [] and driver.on_kept == [failed]
 
 
 def test_a_message_that_a_consumer_received_is_there_after_the_broker_is_killed(tmp_path):

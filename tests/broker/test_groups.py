@@ -131,7 +131,7 @@ def test_a_dead_letter_does_not_come_again(tmp_path):
     """The letter is kept, and the broker dies before the group knows: the message is not sent again."""
 
     class Dies(SteppedHub):
-        def _keep_dead_letter(self, dead, message, told):
+        def _keep_dead_letter(self, dead, message, on_kept):
             self.letters[dead[:3]] = (dead, message)  # and nothing more
 
     stepped = Dies(tmp_path)
@@ -154,8 +154,8 @@ def test_a_letter_is_kept_behind_the_word_that_it_was_sent(tmp_path):
     """Else a crash in between leaves a letter of a message that nobody was sent."""
 
     class Looks(SteppedHub):
-        def _keep_dead_letter(self, dead, message, told):
-            super()._keep_dead_letter(dead, message, told)
+        def _keep_dead_letter(self, dead, message, on_kept):
+            super()._keep_dead_letter(dead, message, on_kept)
             known.append(self.log.range("broker/changes")[1] == len(self.log.read("broker/changes", 0)))
 
     known = []
@@ -172,9 +172,9 @@ def test_a_letter_that_cannot_be_kept_is_tried_again(tmp_path):
     class Fails(SteppedHub):
         tries = 0
 
-        def _keep_dead_letter(self, dead, message, told):
+        def _keep_dead_letter(self, dead, message, on_kept):
             self.tries += 1
-            self.loop.call_soon(told, InternalError("the disk is full") if self.tries == 1 else None)
+            self.loop.call_soon(on_kept, InternalError("the disk is full") if self.tries == 1 else None)
 
     stepped = Fails(tmp_path)
     stepped.kept("t", b"poison")

@@ -32,29 +32,29 @@ def kept(stepped, topic):
 
 
 def test_the_order_of_a_topic_stays(stepped):
-    subscriber, told = ControlledSubscriber(stepped.hub, auto=True, limit=1 << 40), []
+    subscriber, outcomes = ControlledSubscriber(stepped.hub, auto=True, limit=1 << 40), []
     stepped.hub.subscribe(subscriber, EVERYTHING)
     for fill in (b"0", b"1", b"2", b"3"):
-        stepped.publish("t", large(fill), lambda error, fill=fill: told.append((fill, error)))
-        stepped.publish("t", fill, lambda error, fill=fill: told.append((fill * 2, error)))
+        stepped.publish("t", large(fill), lambda error, fill=fill: outcomes.append((fill, error)))
+        stepped.publish("t", fill, lambda error, fill=fill: outcomes.append((fill * 2, error)))
     stepped.publish("other", b"not behind them")
     assert subscriber.received == [b"not behind them"]
     assert stepped.hub.busy
-    stepped.until(lambda: len(told) == 8)
+    stepped.until(lambda: len(outcomes) == 8)
     wanted = [large(fill) if turn else fill for fill in (b"0", b"1", b"2", b"3") for turn in (1, 0)]
     assert subscriber.received[1:] == wanted
-    assert told == [(fill * (2 - turn), None) for fill in (b"0", b"1", b"2", b"3") for turn in (1, 0)]
+    assert outcomes == [(fill * (2 - turn), None) for fill in (b"0", b"1", b"2", b"3") for turn in (1, 0)]
     assert kept(stepped, "t") == [b"000", b"0", b"111", b"1", b"222", b"2", b"333", b"3"]
     stepped.until(lambda: not stepped.hub.busy)
 
 
 def test_many_at_once_stand_behind_it_too(stepped):
-    told = []
-    stepped.publish("t", large(b"L"), told.append)
+    outcomes = []
+    stepped.publish("t", large(b"L"), outcomes.append)
     messages = [Message("t", (b"%d" % number,), Front.OWN) for number in range(3)]
-    stepped.hub.publish_many(messages, told.append)
-    stepped.until(lambda: len(told) == 2)
-    assert told == [None, None]
+    stepped.hub.publish_many(messages, outcomes.append)
+    stepped.until(lambda: len(outcomes) == 2)
+    assert outcomes == [None, None]
     assert kept(stepped, "t") == [b"LLL", b"0", b"1", b"2"]
 
 
@@ -83,16 +83,16 @@ def test_a_full_log_is_waited_for(tmp_path):
         stepped.log.append("topic/old", b"")
         stepped.log.acknowledge("topic/old", "holds", 0)
         stepped.kept("old", large(b"o"))
-        told = []
-        stepped.publish("t", large(b"x"), told.append)
-        stepped.publish("t", b"behind", told.append)
+        outcomes = []
+        stepped.publish("t", large(b"x"), outcomes.append)
+        stepped.publish("t", b"behind", outcomes.append)
         stepped.turn(0.05)
-        assert told == [] and stepped.hub._writer.full
+        assert outcomes == [] and stepped.hub._writer.full
         stepped.kept("other", b"small ones go on")
         stepped.log.acknowledge("topic/old", "holds", 2)
         stepped.hub.tick(0.0)
-        stepped.until(lambda: len(told) == 2)
-        assert told == [None, None]
+        stepped.until(lambda: len(outcomes) == 2)
+        assert outcomes == [None, None]
         assert kept(stepped, "t") == [b"xxx", b"behind"]
 
 
@@ -106,11 +106,11 @@ def test_a_record_for_which_there_is_no_room_is_tried_again(stepped, monkeypatch
         return commit(writing, body)
 
     monkeypatch.setattr(BlobWrite, "commit", full_at_first)
-    told = []
+    outcomes = []
     for payload in (large(b"a"), b"b", large(b"c"), b"d"):
-        stepped.publish("t", payload, told.append)
-    stepped.until(lambda: len(told) == 4)
-    assert told == [None] * 4
+        stepped.publish("t", payload, outcomes.append)
+    stepped.until(lambda: len(outcomes) == 4)
+    assert outcomes == [None] * 4
     assert kept(stepped, "t") == [b"aaa", b"b", b"ccc", b"d"]
 
 
@@ -120,30 +120,30 @@ def test_one_that_cannot_be_written_is_told(stepped, monkeypatch):
     def fails(topic, nbytes):
         raise InternalError("no such disk")
 
-    told = []
-    stepped.publish("t", large(b"a"), told.append)
-    stepped.until(lambda: told)
+    outcomes = []
+    stepped.publish("t", large(b"a"), outcomes.append)
+    stepped.until(lambda: outcomes)
     with monkeypatch.context() as patched:
         patched.setattr(stepped.log, "blob", fails)
-        stepped.publish("t", large(b"b"), told.append)
-        stepped.publish("t", b"c", told.append)
-        stepped.until(lambda: len(told) == 3)
-    assert [type(error) for error in told] == [type(None), InternalError, type(None)]
+        stepped.publish("t", large(b"b"), outcomes.append)
+        stepped.publish("t", b"c", outcomes.append)
+        stepped.until(lambda: len(outcomes) == 3)
+    assert [type(error) for error in outcomes] == [type(None), InternalError, type(None)]
     assert kept(stepped, "t") == [b"aaa", b"c"]
 
 
 def test_a_log_that_fails_is_told_once(stepped):
-    told, publisher = [], Publisher()
+    outcomes, publisher = [], Publisher()
     for _ in range(66):
-        stepped.publish("t", large(b"a"), told.append)
-    stepped.publish("t", b"b", told.append)
+        stepped.publish("t", large(b"a"), outcomes.append)
+    stepped.publish("t", b"b", outcomes.append)
     stepped.hub.apply_backpressure(publisher)
     assert publisher.paused
     stepped.hub.durability.failed(InternalError("no such disk"))
-    assert [type(error) for error in told] == [InternalError] * 67
+    assert [type(error) for error in outcomes] == [InternalError] * 67
     assert not publisher.paused
     stepped.turn(0.2)
-    assert len(told) == 67 and not stepped.hub._large_writes.waiting
+    assert len(outcomes) == 67 and not stepped.hub._large_writes.waiting
 
 
 @pytest.mark.parametrize("failing", ["commit", "append"])
@@ -153,28 +153,28 @@ def test_a_log_that_fails_by_one_of_them_is_told_once(stepped, monkeypatch, fail
     def fails(*arguments, **more):
         raise InternalError("no such disk")
 
-    told = []
+    outcomes = []
     for payload in (large(b"a"), b"b", large(b"c"), b"d"):
-        stepped.publish("t", payload, lambda error, payload=payload: told.append((payload[:1], error)))
+        stepped.publish("t", payload, lambda error, payload=payload: outcomes.append((payload[:1], error)))
     if failing == "commit":
         monkeypatch.setattr("transfer.broker.storage.blob_writer.BlobWrite.commit", fails)
     else:
         monkeypatch.setattr(stepped.log, "append", fails)
-    stepped.until(lambda: len(told) == 4)
+    stepped.until(lambda: len(outcomes) == 4)
     stepped.turn(0.2)
-    assert sorted(name for name, _ in told) == [b"a", b"b", b"c", b"d"]
-    assert all(isinstance(error, InternalError) for _, error in told)
+    assert sorted(name for name, _ in outcomes) == [b"a", b"b", b"c", b"d"]
+    assert all(isinstance(error, InternalError) for _, error in outcomes)
     assert not stepped.hub._large_writes.waiting
 
 
 def test_who_publishes_much_waits(stepped):
-    publisher, told = Publisher(), []
+    publisher, outcomes = Publisher(), []
     count = 0
     while not publisher.paused:
-        stepped.publish("t", large(b"x"), told.append)
+        stepped.publish("t", large(b"x"), outcomes.append)
         count += 1
         stepped.hub.apply_backpressure(publisher)
     assert count * LARGE > 64 << 20
-    stepped.until(lambda: len(told) == count)
+    stepped.until(lambda: len(outcomes) == count)
     stepped.until(lambda: not publisher.paused)
-    assert told == [None] * count
+    assert outcomes == [None] * count

@@ -55,7 +55,7 @@ class OperatorStores:
     def purge(self, *ids, confirm="PURGE", **more):
         return self.operator.purge(ids, confirm=confirm, **WHO | more)
 
-    def told(self):
+    def audit_events(self):
         """(operation, message ids, what each is now) of every event."""
         return [
             (
@@ -86,7 +86,7 @@ def test_a_replay_publishes_removes_and_is_audited(stores):
     assert event.action.message_ids == ("msg-0", "msg-2") and event.action.actor == WHO["actor"]
     assert [one["state"] for one in event.action.prior_state] == ["dead", "dead"]
     assert event.action.prior_state[0]["topic"] == "orders.created"
-    assert stores.told() == [("replay", ("msg-0", "msg-2"), ["replayed", "replayed"])]
+    assert stores.audit_events() == [("replay", ("msg-0", "msg-2"), ["replayed", "replayed"])]
 
 
 @pytest.mark.parametrize("word", ["", "replay", "REPLAY ", "PURGE", "yes"])
@@ -96,7 +96,7 @@ def test_nothing_happens_without_the_exact_word(stores, word):
         stores.replay("msg-0", confirm=word)
     with pytest.raises(UsageError, match="word PURGE"):
         stores.purge("msg-0", confirm="REPLAY" if word == "PURGE" else word)
-    assert stores.letters.count() == 1 and not stores.published and stores.told() == []
+    assert stores.letters.count() == 1 and not stores.published and stores.audit_events() == []
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_nothing_goes_to_another_target(stores, target):
     stores.add(0)
     (failure,) = stores.replay("msg-0", target=target).failures
     assert (failure.id, failure.code) == ("msg-0", "wrong_target")
-    assert stores.letters.count() == 1 and not stores.published and stores.told() == []
+    assert stores.letters.count() == 1 and not stores.published and stores.audit_events() == []
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_letter_that_may_have_gone_out_is_in_doubt(stores):
     stores.refuses.clear()
     assert [one.code for one in stores.replay("msg-0", "msg-2").failures] == ["in_doubt", "in_doubt"]
     assert stores.replay("msg-0", "msg-2", again=True).done == ("delivery-0", "delivery-2")
-    assert stores.told() == [
+    assert stores.audit_events() == [
         ("replay", ("msg-0", "msg-1"), ["in_doubt", "replayed"]),
         ("replay", ("msg-2",), ["in_doubt"]),
         ("replay", ("msg-0", "msg-2"), ["replayed", "replayed"]),
@@ -182,7 +182,7 @@ def test_quarantine_by_hand(stores):
         with pytest.raises(UsageError):
             stores.operator.dead_letter(*wrong, b"", **WHO)
     assert stores.replay("msg-0", tenant="acme").done == (made.delivery_id,)
-    assert [one[0] for one in stores.told()] == ["dead_letter", "dead_letter", "replay"]
+    assert [one[0] for one in stores.audit_events()] == ["dead_letter", "dead_letter", "replay"]
 
 
 def test_pages_of_letters(stores):
@@ -207,7 +207,7 @@ def test_what_cannot_be_audited_now_is_audited_before_the_next_change(tmp_path, 
     assert stores.letters.count() == 1, "nothing more is changed"
     stores.close()
     again = OperatorStores(tmp_path)
-    assert again.told() == [("purge", ("msg-0",), ["purged"])]
+    assert again.audit_events() == [("purge", ("msg-0",), ["purged"])]
     assert again.letters.notes() == []
     again.close()
 
@@ -219,7 +219,7 @@ def test_a_crash_after_the_audit_tells_nothing_twice(tmp_path, stores, monkeypat
         stores.purge("msg-0")
     stores.close()
     again = OperatorStores(tmp_path)
-    assert again.told() == [("purge", ("msg-0",), ["purged"])] and not again.letters.notes()
+    assert again.audit_events() == [("purge", ("msg-0",), ["purged"])] and not again.letters.notes()
     again.close()
 
 
@@ -271,7 +271,7 @@ def test_killed_while_publishing(tmp_path, step):
         found, _ = stores.operator.browse(Filter())
         assert [one.state for one in found] == [LetterState.IN_DOUBT] * 3, "nothing is lost"
         assert {one.code for one in stores.replay("msg-0", "msg-1", "msg-2").failures} == {"in_doubt"}
-        assert [one[0] for one in stores.told()] == ["replay_interrupted"] * 3
+        assert [one[0] for one in stores.audit_events()] == ["replay_interrupted"] * 3
         assert next(stores.audit.events(AuditWindow())).action.actor == WHO["actor"]
     finally:
         stores.close()
@@ -283,7 +283,7 @@ def test_killed_around_the_audit(tmp_path, step):
     stores = OperatorStores(tmp_path)
     try:
         assert stores.letters.count() == 0
-        assert stores.told() == [("replay", ("msg-0", "msg-1", "msg-2"), ["replayed"] * 3)]
+        assert stores.audit_events() == [("replay", ("msg-0", "msg-1", "msg-2"), ["replayed"] * 3)]
         assert stores.audit.verify().whole
     finally:
         stores.close()

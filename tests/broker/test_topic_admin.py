@@ -45,16 +45,16 @@ def test_a_removed_group_holds_nothing_and_its_consumer_hears_why(broker):
         consumer = client.consume("orders", "billign", begin="old")
         client.publish_many("orders", [b"1", b"2"])
         consumer.recv()
-        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=409)
-        assert told["error"] == "conflict" and "1 consumers" in told["message"]
-        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", force=True)
-        assert (told["lag"], told["consumers"]) == (2, 1) and told["log_bytes"] > 0
+        answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=409)
+        assert answer["error"] == "conflict" and "1 consumers" in answer["message"]
+        answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", force=True)
+        assert (answer["lag"], answer["consumers"]) == (2, 1) and answer["log_bytes"] > 0
         assert groups(broker) == {}
         with pytest.raises(UsageError, match="was removed by an operator"):
             while True:
                 consumer.recv(5)
-        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=400)
-        assert "has no group" in told["message"]
+        answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign", expected=400)
+        assert "has no group" in answer["message"]
     (event,) = events(broker)
     assert (event["actor"], event["operation"], event["reason"]) == (
         "ops@example.com",
@@ -86,18 +86,18 @@ def test_a_group_goes_on_where_it_is_sent_and_after_a_restart(tmp_path, to, foll
         consumer = client.consume("orders", "g", begin="old")
         client.publish_many("orders", [b"%d" % n for n in range(4)])
         consumer.ack(*(consumer.recv() for _ in range(4)), wait=True)
-        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, expected=409)
-        assert "consumers" in told["message"]
-        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, force=True)
-        assert told["cursor"] == int(following)
+        answer = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, expected=409)
+        assert "consumers" in answer["message"]
+        answer = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to=to, force=True)
+        assert answer["cursor"] == int(following)
         with pytest.raises(UsageError, match="was moved"):
             consumer.recv(5)
         again = client.consume("orders", "g")
         assert bytes(again.recv().data) == following
     with running(tmp_path, http=0) as broker, BrokerClient(broker.endpoints["requests"]) as client:
         assert bytes(client.consume("orders", "g").recv().data) == following
-        told = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="end", force=True)
-        assert told["cursor"] == 4 and groups(broker)["g"]["lag"] == 0
+        answer = change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="end", force=True)
+        assert answer["cursor"] == 4 and groups(broker)["g"]["lag"] == 0
         change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="9", force=True, expected=400)
         change(broker, "groups/seek", "SEEK", topic="orders", group="g", to="soon", force=True, expected=400)
 
@@ -107,8 +107,8 @@ def test_a_purged_topic_is_empty_and_goes_on_with_the_next_offset(tmp_path):
         consumer = client.consume("orders", "g", begin="old", window=2)
         client.publish_many("orders", [b"old"] * 5)
         held = consumer.recv()
-        told = change(broker, "topics/purge", "PURGE", topic="orders")
-        assert (told["oldest"], told["end"], told["purged"], told["groups"]) == (5, 5, 5, ["g"])
+        answer = change(broker, "topics/purge", "PURGE", topic="orders")
+        assert (answer["oldest"], answer["end"], answer["purged"], answer["groups"]) == (5, 5, 5, ["g"])
         assert (groups(broker)["g"]["cursor"], groups(broker)["g"]["lag"]) == (5, 0)
         consumer.ack(held)
         client.publish("orders", b"new")
@@ -134,8 +134,8 @@ def test_a_removed_topic_is_gone_and_its_offsets_are_not_used_again(tmp_path):
             client.publish("orders", b"poison")
             consumer.nack(consumer.recv(), "no", retry=False)
             until(lambda: get_json(broker.ports["http"], "overview")["dead_letters"], 1)
-            told = change(broker, "topics/remove", "REMOVE", topic="orders", expected=409)
-            assert "1 consumers" in told["message"]
+            answer = change(broker, "topics/remove", "REMOVE", topic="orders", expected=409)
+            assert "1 consumers" in answer["message"]
             change(broker, "topics/remove", "REMOVE", topic="orders", force=True)
             assert get_json(broker.ports["http"], "topics")["topics"] == [] and groups(broker) == {}
     with running(tmp_path, http=0, attempts=1) as broker:
@@ -154,8 +154,8 @@ def test_a_topic_with_subscribers_is_not_removed(broker):
         client.subscribe("live/a")
         client.publish("live/a", b"x")
         client.recv()
-        told = change(broker, "topics/remove", "REMOVE", topic="live/a", expected=409)
-        assert "1 subscribers" in told["message"]
+        answer = change(broker, "topics/remove", "REMOVE", topic="live/a", expected=409)
+        assert "1 subscribers" in answer["message"]
         change(broker, "topics/remove", "REMOVE", topic="live/a", force=True)
         client.publish("live/a", b"y")
         assert client.recv().content == b"y"
@@ -165,8 +165,8 @@ def test_what_is_not_confirmed_or_not_known_changes_nothing(broker):
     with BrokerClient(broker.endpoints["requests"]) as client:
         client.publish("orders", b"1")
     for path, word in (("topics/purge", "REMOVE"), ("topics/remove", "PURGE")):
-        told = change(broker, path, word, topic="orders", expected=400)
-        assert "confirmed" in told["message"]
+        answer = change(broker, path, word, topic="orders", expected=400)
+        assert "confirmed" in answer["message"]
     change(broker, "topics/purge", "PURGE", topic="orders", unknown="x", expected=400)
     assert get_json(broker.ports["http"], "topics")["topics"][0]["end"] == 1 and events(broker) == []
 
@@ -189,9 +189,9 @@ def test_a_mistyped_group_no_longer_stops_publishers_for_ever(tmp_path):
             (problem,) = json.loads(ask(http, "/readyz")[1])["problems"]
             assert "group 'billign' of topic 'orders' holds" in problem and "without a consumer" in problem
             assert "billign" in get_json(http, "overview")["log_full"]
-            told = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign")
+            answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="billign")
             publisher.join(30)
-            assert not publisher.is_alive() and told["lag"] > 0
+            assert not publisher.is_alive() and answer["lag"] > 0
             assert ask(http, "/readyz")[0] == 200
 
 
@@ -203,8 +203,8 @@ def test_a_purge_gives_its_room_back(tmp_path):
                 client.publish("rows", bytes(4 << 20))
         before = get_json(broker.ports["http"], "overview")["log_bytes"]
         assert before > 80 << 20
-        told = change(broker, "topics/purge", "PURGE", topic="rows")
-        assert told["log_bytes"] <= before - (80 << 20)
+        answer = change(broker, "topics/purge", "PURGE", topic="rows")
+        assert answer["log_bytes"] <= before - (80 << 20)
 
 
 def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
@@ -231,5 +231,5 @@ def test_a_group_expires_whatever_restarts_come_in_between(tmp_path):
 def test_the_group_of_a_queue_stays(tmp_path):
     own = replace(ANYWHERE.own, queues={"orders": FREE})
     with running(tmp_path, http=0, own=own) as broker:
-        told = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
-        assert "PULL clients" in told["message"] and list(groups(broker)) == ["pull"]
+        answer = change(broker, "groups/remove", "REMOVE", topic="orders", group="pull", expected=400)
+        assert "PULL clients" in answer["message"] and list(groups(broker)) == ["pull"]

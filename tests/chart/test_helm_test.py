@@ -82,8 +82,8 @@ class Machine:
 
     def run(self, container: Object, timeout: float = 50.0) -> tuple[int, str]:
         process = self.start(container)
-        told, _ = process.communicate(timeout=timeout)
-        return process.returncode, told
+        output, _ = process.communicate(timeout=timeout)
+        return process.returncode, output
 
     def close(self) -> None:
         for process in self._made:
@@ -118,13 +118,13 @@ def test_all_of_it_passes_where_tcp_is_what_was_wished_for(tmp_path: Path) -> No
     with machine(tmp_path, render(QUICK)) as here:
         here.start(container_of(here.rendered, "-peer"))
         for name in ("req-rep", "push-pull", "doctor"):
-            status, told = here.run(container_of(here.rendered, f"-test-{name}"))
-            assert status == 0, f"{name}: {told}"
-        assert "✓ auto (tcp)" in told
+            status, output = here.run(container_of(here.rendered, f"-test-{name}"))
+            assert status == 0, f"{name}: {output}"
+        assert "✓ auto (tcp)" in output
         # A network that is too slow fails the doctor.
         slow = render({"tests": {**QUICK["tests"], "minGbps": 100000}})
-        status, told = here.run(container_of(slow, "-test-doctor"))
-        assert status == 1 and "less than 100000 Gbit/s" in told
+        status, output = here.run(container_of(slow, "-test-doctor"))
+        assert status == 1 and "less than 100000 Gbit/s" in output
 
 
 def without(container: Object, word: str) -> Object:
@@ -146,13 +146,13 @@ def test_unauthenticated_clients_are_refused(tmp_path: Path) -> None:
         here.start(container_of(here.rendered, "-peer"))
         asking = container_of(here.rendered, "-test-req-rep")
         assert here.run(asking)[0] == 0
-        for word, told in (
+        for word, output in (
             ("_TLS_", "the connection ended in the handshake"),
             ("_TOKEN_", "token: the peer refused: this side has no token, the peer has one"),
         ):
             status, words = here.run(without(asking, word))
-            assert status in (1, 3) and told in words, words
-            assert told in page
+            assert status in (1, 3) and output in words, words
+            assert output in page
 
 
 def ask(port: str, path: str, context: ssl.SSLContext, name: str = "", token: str = "") -> tuple[int, str]:
@@ -174,8 +174,8 @@ def test_the_broker_of_the_chart_works_and_is_reached_by_its_cluster(tmp_path: P
         here.write("broker.toml", rendered.named("ConfigMap", "demo-transfer-broker")["data"]["broker.toml"])
         container = container_of(rendered, "transfer-broker")
         broker = here.start(container)
-        status, told = here.run(container_of(rendered, "-test-broker"))
-        assert status == 0 and "was kept" in told, told
+        status, output = here.run(container_of(rendered, "-test-broker"))
+        assert status == 0 and "was kept" in output, output
 
         port = here.here(":9180").removeprefix(":")
         kubelet = ssl.create_default_context()
@@ -203,8 +203,8 @@ def test_the_broker_of_the_chart_works_and_is_reached_by_its_cluster(tmp_path: P
         assert ask(port, "/api/overview", kubelet)[0] in (401, 403)
 
         broker.send_signal(signal.SIGTERM)  # as the kubelet does after preStop
-        told, _ = broker.communicate(timeout=40)
-        assert broker.returncode == 0, told
+        output, _ = broker.communicate(timeout=40)
+        assert broker.returncode == 0, output
         assert (here.data / "state.db").exists()
 
 
@@ -215,17 +215,17 @@ def test_a_fall_to_tcp_fails_every_test_of_a_profile_with_rdma(tmp_path: Path) -
     with machine(tmp_path, render(values)) as here:
         here.start(container_of(here.rendered, "-peer"))
         for name in ("req-rep", "push-pull", "doctor"):
-            status, told = here.run(container_of(here.rendered, f"-test-{name}"))
-            assert status == 1, f"{name}: {told}"
-            assert "rdma was requested by" in told and "(MC_RPC_PROTOCOL)" in told
-            assert "this machine has no RDMA device" in told
+            status, output = here.run(container_of(here.rendered, f"-test-{name}"))
+            assert status == 1, f"{name}: {output}"
+            assert "rdma was requested by" in output and "(MC_RPC_PROTOCOL)" in output
+            assert "this machine has no RDMA device" in output
 
 
 def test_a_peer_that_does_not_come_fails_within_its_time(tmp_path: Path) -> None:
     values = {"tests": {**QUICK["tests"], "timeoutSeconds": 1}}
     with machine(tmp_path, render(values)) as here:
-        status, told = here.run(container_of(here.rendered, "-test-req-rep"))
-        assert status == 3, told
+        status, output = here.run(container_of(here.rendered, "-test-req-rep"))
+        assert status == 3, output
 
 
 def test_kubernetes_leaves_the_scripts_as_they_are() -> None:

@@ -45,8 +45,8 @@ def within(capsys):
 
     def run(*words):
         code = cli.run(["broker", *map(str, words)])
-        told = capsys.readouterr()
-        return code, told.out, told.err
+        printed = capsys.readouterr()
+        return code, printed.out, printed.err
 
     return run
 
@@ -70,9 +70,9 @@ def test_threads(serve, within, tmp_path):
 
 
 def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_path):
-    command, told = serve()
-    ports = told["ports"]
-    with BrokerClient(told["endpoints"]["requests"]) as own:
+    command, printed = serve()
+    ports = printed["ports"]
+    with BrokerClient(printed["endpoints"]["requests"]) as own:
         own.publish("all", b"own-")
         with TtpClient(HERE, ports["ttp"]) as client:
             client.publish("all", b"ttp-", wait=True)
@@ -86,10 +86,10 @@ def test_each_front_is_served_and_nothing_is_lost_by_stops_and_kills(serve, tmp_
     command.process.kill()
     assert command.end()[0] == -signal.SIGKILL
     for number, code in ((signal.SIGTERM, 0), (signal.SIGINT, 130)):
-        command, told = serve()
-        with PyBrokerClient(HERE, told["ports"]["pybroker"]) as client:
+        command, printed = serve()
+        with PyBrokerClient(HERE, printed["ports"]["pybroker"]) as client:
             assert client.fetch("all", 0) == b"own-ttp-rqueue-pybroker"
-        assert get_json(told["ports"]["http"], "topics")["topics"][0]["end"] == 4
+        assert get_json(printed["ports"]["http"], "topics")["topics"][0]["end"] == 4
         ended, output, said = end(command, number)
         assert (ended, output.count(b"\n")) == (code, 1), said
         assert said.splitlines()[-1].endswith(f"ended by {number.name}; acknowledged messages are kept")
@@ -108,22 +108,22 @@ def test_it_says_where_everything_is(start, tmp_path):
 
 
 def test_a_stop_waits_for_what_has_begun_and_the_second_does_not(serve):
-    command, told = serve("--drain", "1h")
-    with socket.create_connection((HERE, told["ports"]["rqueue"]), 20) as peer:
+    command, printed = serve("--drain", "1h")
+    with socket.create_connection((HERE, printed["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
-        until(lambda: get_json(told["ports"]["http"], "overview")["topics"], 1)
+        until(lambda: get_json(printed["ports"]["http"], "overview")["topics"], 1)
         command.process.send_signal(signal.SIGTERM)
-        until(lambda: ask(told["ports"]["http"], "/readyz")[0], 503)
+        until(lambda: ask(printed["ports"]["http"], "/readyz")[0], 503)
         assert command.process.poll() is None
         code, _, said = end(command)
     assert code == 0 and "ended at once, because of a second signal" in said
 
 
 def test_a_stop_does_not_wait_for_ever(serve):
-    command, told = serve("--drain", "100ms")
-    with socket.create_connection((HERE, told["ports"]["rqueue"]), 20) as peer:
+    command, printed = serve("--drain", "100ms")
+    with socket.create_connection((HERE, printed["ports"]["rqueue"]), 20) as peer:
         peer.sendall(encode_publish("t", 1 << 20) + bytes(1000))
-        until(lambda: get_json(told["ports"]["http"], "overview")["topics"], 1)
+        until(lambda: get_json(printed["ports"]["http"], "overview")["topics"], 1)
         code, _, said = end(command)
     assert code == 0 and "ended after 0.1 s, with unfinished work" in said
 
@@ -152,9 +152,9 @@ def test_a_file_and_variables_are_read(start, tmp_path, monkeypatch):
     monkeypatch.setenv("FASTPATH_SOCKET_PATH", "/tmp/x.sock")
     rest = ANYWHERE[ANYWHERE.index("--rqueue") :]
     command = start("broker", "--config", file, *rest, "--set", "ttp.idle=2m", "--json")
-    told = json.loads(command.first_line())
-    assert told["folder"] == str(tmp_path / "kept") and list(told["fronts"]) == ["own", "ttp", "rqueue"]
-    assert ask(told["ports"]["http"], "/api/overview")[0] == 401
+    printed = json.loads(command.first_line())
+    assert printed["folder"] == str(tmp_path / "kept") and list(printed["fronts"]) == ["own", "ttp", "rqueue"]
+    assert ask(printed["ports"]["http"], "/api/overview")[0] == 401
     code, _, said = end(command)
     assert code == 0 and said.startswith("transfer: FASTPATH_SOCKET_PATH: no effect")
     assert "secret" not in said
@@ -183,8 +183,8 @@ def test_a_port_in_use_is_one_clear_line(within, tmp_path, option):
 
 def filled(serve):
     """A broker's folder with messages, a dead letter and an event in the audit; the broker has ended."""
-    command, told = serve()
-    with BrokerClient(told["endpoints"]["requests"]) as client:
+    command, printed = serve()
+    with BrokerClient(printed["endpoints"]["requests"]) as client:
         client.publish_many("rows", [b"first row", b"second row", b"third row"])
         client.publish("large", b"x" * 100_000)
     letter = {
@@ -195,7 +195,7 @@ def filled(serve):
         "actor": "me",
         "reason": "quarantine",
     }
-    assert ask(told["ports"]["http"], "/api/admin/dlq/dead-letter", method="POST", body=letter)[0] == 201
+    assert ask(printed["ports"]["http"], "/api/admin/dlq/dead-letter", method="POST", body=letter)[0] == 201
     assert end(command)[0] == 0
 
 
@@ -225,8 +225,8 @@ def test_what_is_damaged_is_found(serve, within, tmp_path):
     (audit,) = (path for path in (data / "audit").iterdir() if b"quarantine" in path.read_bytes())
     flip(audit, b"quarantine")
     code, output, _ = within("check", data, "--json")
-    told = {part["part"]: part["problems"] for part in json.loads(output)["parts"]}
-    assert code == 1 and told["log"] and told["audit"] and not told["state"]
+    printed = {part["part"]: part["problems"] for part in json.loads(output)["parts"]}
+    assert code == 1 and printed["log"] and printed["audit"] and not printed["state"]
     code, output, _ = within("check", data)
     assert code == 1 and output.count("DAMAGED") == 2
 
@@ -270,10 +270,10 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
     command = start(
         "broker", "--data", tmp_path / "data", *ANYWHERE, "--json", flag, program=("-c", _BAD_DISK)
     )
-    told = json.loads(command.first_line())
-    with RqueueClient(HERE, told["ports"]["rqueue"]) as client:
+    printed = json.loads(command.first_line())
+    with RqueueClient(HERE, printed["ports"]["rqueue"]) as client:
         client.publish("t", b"kept")
-        until(lambda: get_json(told["ports"]["http"], "topics")["topics"][:1] != [], True)
+        until(lambda: get_json(printed["ports"]["http"], "topics")["topics"][:1] != [], True)
         flag.touch()
         client.publish("t", b"not kept")
         code, _, said = command.end()
@@ -282,7 +282,7 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "printed"),
     [
         ([], "no data folder is configured\n  hint: give it with --data DIR"),
         (
@@ -296,10 +296,10 @@ def test_a_failed_disk_ends_it_so_that_it_is_started_again(start, tmp_path):
         (["--data", __file__], "is no folder"),
     ],
 )
-def test_wrong_words_end_with_usage(words, told, capsys, tmp_path, monkeypatch):
+def test_wrong_words_end_with_usage(words, printed, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert cli.run(["broker", *words]) == 2
-    assert told in capsys.readouterr().err
+    assert printed in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
 
 

@@ -54,16 +54,16 @@ def test_version_is_that_of_the_project(capsys):
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == transfer.__version__
     assert cli.run(["version", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told["transfer"] == transfer.__version__
-    assert told["core"] in ("native", "pure")
+    printed = json.loads(capsys.readouterr().out)
+    assert printed["transfer"] == transfer.__version__
+    assert printed["core"] in ("native", "pure")
 
 
 def test_version_is_an_option_too(capsys):
     assert cli.run(["version"]) == 0
-    told = capsys.readouterr().out
+    printed = capsys.readouterr().out
     assert cli.run(["--version"]) == 0
-    assert capsys.readouterr().out == told
+    assert capsys.readouterr().out == printed
 
 
 def test_doctor_knows_the_libraries_of_every_extra():
@@ -92,9 +92,9 @@ def test_doctor_finds_this_machine_well():
 def test_doctor_speaks_json_and_exits_with_what_it_found(capsys):
     assert cli.run(["doctor", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()
-    told = json.loads(line)
-    assert told["healthy"] is True
-    assert {check["group"] for check in told["checks"]} >= {"base", "transports", "limits", "protocol"}
+    printed = json.loads(line)
+    assert printed["healthy"] is True
+    assert {check["group"] for check in printed["checks"]} >= {"base", "transports", "limits", "protocol"}
 
 
 @pytest.mark.parametrize("option", ["--min-gbps", "--seconds"])
@@ -120,12 +120,12 @@ def _protocol(monkeypatch, **environment):
 
 def test_doctor_tells_who_chose_the_protocol(monkeypatch):
     assert "default" in _protocol(monkeypatch)["protocol"].detail
-    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp")["protocol"]
-    assert (told.status, "MC_RPC_PROTOCOL" in told.detail) == ("ok", True)
-    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp", TRANSFER_PROTOCOL="rdma")["protocol"]
-    assert (told.status, "TRANSFER_PROTOCOL" in told.detail) == ("warn", True)
-    told = _protocol(monkeypatch, MC_RPC_PROTOCOL="rdma", MC_RPC_POLICY="require")["policy"]
-    assert told.status == "fail"
+    printed = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp")["protocol"]
+    assert (printed.status, "MC_RPC_PROTOCOL" in printed.detail) == ("ok", True)
+    printed = _protocol(monkeypatch, MC_RPC_PROTOCOL="tcp", TRANSFER_PROTOCOL="rdma")["protocol"]
+    assert (printed.status, "TRANSFER_PROTOCOL" in printed.detail) == ("warn", True)
+    printed = _protocol(monkeypatch, MC_RPC_PROTOCOL="rdma", MC_RPC_POLICY="require")["policy"]
+    assert printed.status == "fail"
     assert _protocol(monkeypatch, MC_RPC_PROTOCOL="carrier-pigeon")["protocol"].status == "fail"
 
 

@@ -206,10 +206,10 @@ def test_send_frames_tells_who_took_it(kit):
 def test_released_through_the_socket(kit):
     stream, _ = kit.raw()
     socket = kit.pusher(stream)
-    told = []
-    socket._send_frames([plain(bytearray(10))], 0, hold=True, released=told.append)
-    eventually(lambda: kit.flusher.reap() or told)
-    assert told == [None]
+    outcomes = []
+    socket._send_frames([plain(bytearray(10))], 0, hold=True, released=outcomes.append)
+    eventually(lambda: kit.flusher.reap() or outcomes)
+    assert outcomes == [None]
 
 
 @pytest.mark.parametrize(
@@ -313,16 +313,16 @@ def test_fan_out_of_one_large_object(kit):
 
 def test_released_once_after_all_have_it(kit):
     socket, ends = publisher(kit, b"", b"", b"x", buffer=4096)
-    told = []
+    outcomes = []
     data = bytearray(b"a" * BIG)
-    assert socket._send_frames([plain(data)], 0, topic=b"a", hold=True, released=told.append) == 2
+    assert socket._send_frames([plain(data)], 0, topic=b"a", hold=True, released=outcomes.append) == 2
     assert len(read_frame(ends[0][1]).data) == BIG
     eventually(lambda: ends[0][0].queued == 0)
     kit.flusher.reap()
-    assert told == []
+    assert outcomes == []
     assert len(read_frame(ends[1][1]).data) == BIG
-    eventually(lambda: kit.flusher.reap() or told)
-    assert told == [None]
+    eventually(lambda: kit.flusher.reap() or outcomes)
+    assert outcomes == [None]
 
 
 # --- peers that go ----------------------------------------------------------------------------
@@ -368,7 +368,7 @@ def test_a_lost_peer_asked_for_by_name(kit):
     with pytest.raises(Broken):
         for _ in range(3):
             socket._send_frames([plain(b"x")], 0, stream=gone)
-    assert len(socket.losses) <= 1, "it was told by the exception"
+    assert len(socket.losses) <= 1, "the exception reported it"
     assert gone.broken is not None
 
 
@@ -461,14 +461,14 @@ def test_each_sender_is_told_the_number_of_his_message(kit, size):
     """Also while others send to the same stream, and large ones let them in between."""
     near, far = kit.raw("tcp")
     socket = kit.pusher(near)
-    told = {}
+    outcomes = {}
 
     def send(name):
         for number in range(count):
             said = b"%d %d " % (name, number)
 
             def taken(stream, number, said=said):
-                assert stream is near and told.setdefault(number, said) is said
+                assert stream is near and outcomes.setdefault(number, said) is said
 
             socket._send_frames([plain(said + bytes(size))], 20_000, taken=taken)
 
@@ -479,16 +479,16 @@ def test_each_sender_is_told_the_number_of_his_message(kit, size):
     arrived = [read_frame(far) for _ in range(3 * count)]
     for thread in threads:
         thread.join(20)
-    assert sorted(told) == list(range(1, 3 * count + 1))
+    assert sorted(outcomes) == list(range(1, 3 * count + 1))
     for frame in arrived:
-        assert frame.data.startswith(told[frame.sequence])
+        assert frame.data.startswith(outcomes[frame.sequence])
 
 
 def test_nobody_is_told_of_a_message_that_was_not_taken(kit):
     near, _ = kit.raw(send_high_water=1)
     socket = kit.pusher(near)
-    told = []
+    outcomes = []
     with pytest.raises(Again):
         for _ in range(1000):
-            socket._send_frames([plain(bytes(100_000))], 0, taken=lambda *what: told.append(what))
-    assert told == [(near, number) for number in range(1, near.sent + 1)]
+            socket._send_frames([plain(bytes(100_000))], 0, taken=lambda *what: outcomes.append(what))
+    assert outcomes == [(near, number) for number in range(1, near.sent + 1)]

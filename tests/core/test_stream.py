@@ -191,75 +191,75 @@ def test_mutable_memory_is_copied_unless_held(kit, size):
 def test_held_memory_stays_exported_until_it_is_written(kit):
     stream, far = kit.raw(buffer=4096)
     data = bytearray(b"a" * BIG)
-    told = []
-    assert stream.send([plain(data)], hold=True, released=told.append)
+    outcomes = []
+    assert stream.send([plain(data)], hold=True, released=outcomes.append)
     with pytest.raises(BufferError):
         data.append(1)
-    assert not told
+    assert not outcomes
     assert len(read_frame(far).data) == BIG
     readable, _, _ = select.select([kit.flusher], [], [], 10)
     assert readable, "the flusher's descriptor says when there is something to reap"
     kit.flusher.reap()
-    assert told == [None]
+    assert outcomes == [None]
     data.append(1)
     assert select.select([kit.flusher], [], [], 0)[0] == []
 
 
 def test_released_at_once_when_all_was_written(kit):
     stream, _ = kit.raw()
-    told = []
-    stream.send([plain(bytearray(b"small"))], hold=True, released=told.append)
-    assert told == [None]
+    outcomes = []
+    stream.send([plain(bytearray(b"small"))], hold=True, released=outcomes.append)
+    assert outcomes == [None]
 
 
 def test_released_once_for_a_message_of_many_frames(kit):
     stream, far = kit.raw(buffer=4096)
-    told = []
+    outcomes = []
     frames = [plain(bytearray(200_000)) for _ in range(3)]
-    stream.send(frames, hold=True, released=told.append)
+    stream.send(frames, hold=True, released=outcomes.append)
     for _ in frames:
         read_frame(far)
-    eventually(lambda: kit.flusher.reap() or told)
+    eventually(lambda: kit.flusher.reap() or outcomes)
     kit.flusher.reap()
     stream.close()
     kit.flusher.reap()
-    assert told == [None]
+    assert outcomes == [None]
 
 
 def test_released_with_the_reason_when_the_peer_goes(kit):
     stream, far = kit.raw(buffer=4096)
-    told = []
+    outcomes = []
     data = bytearray(BIG)
-    stream.send([plain(data)], hold=True, released=told.append)
+    stream.send([plain(data)], hold=True, released=outcomes.append)
     far.close()
     eventually(lambda: stream.flush() or stream.broken)
     stream.close()
     kit.flusher.reap()
-    assert len(told) == 1 and isinstance(told[0], BaseException)
+    assert len(outcomes) == 1 and isinstance(outcomes[0], BaseException)
     data.append(1)
 
 
 def test_released_by_close(kit):
     stream, _ = kit.raw(buffer=4096)
-    told = []
+    outcomes = []
     data = bytearray(BIG)
-    stream.send([plain(data)], hold=True, released=told.append)
-    stream.send([plain(data)], hold=True, released=told.append)
+    stream.send([plain(data)], hold=True, released=outcomes.append)
+    stream.send([plain(data)], hold=True, released=outcomes.append)
     assert stream.close() == 2
     kit.flusher.reap()
-    assert len(told) == 2 and all(isinstance(error, BaseException) for error in told)
+    assert len(outcomes) == 2 and all(isinstance(error, BaseException) for error in outcomes)
     data.append(1)
 
 
 def test_a_refused_message_is_not_referenced(kit):
     stream, _ = kit.raw(buffer=4096, send_high_water=1)
     fill(stream)
-    told, data = [], bytearray(BIG)
-    assert not stream.send([plain(data)], hold=True, released=told.append)
+    outcomes, data = [], bytearray(BIG)
+    assert not stream.send([plain(data)], hold=True, released=outcomes.append)
     data.append(1)
     stream.close()
     kit.flusher.reap()
-    assert not told
+    assert not outcomes
 
 
 # --- the end ----------------------------------------------------------------------------------
@@ -331,8 +331,8 @@ def test_user_memory_is_free_when_its_message_was_taken_back(kit):
     stream, far = kit.raw(buffer=4096)
     stream.send([plain(b"x" * BIG)])
     data = bytearray(200_000)
-    told = []
-    stream.send([plain(data)], hold=True, released=told.append)
+    outcomes = []
+    stream.send([plain(data)], hold=True, released=outcomes.append)
     with pytest.raises(BufferError):
         data.append(1)
     far.close()
@@ -340,7 +340,7 @@ def test_user_memory_is_free_when_its_message_was_taken_back(kit):
     unsent = stream.take_unsent()
     stream.close()
     kit.flusher.reap()
-    assert len(told) == 1
+    assert len(outcomes) == 1
     data[:] = b"\1" * len(data)
     data.append(1)
     other, far = kit.raw()

@@ -49,13 +49,13 @@ def test_a_server_with_a_bad_certificate(pair, pki, bad):
     issued = pki.authority.issue("bad server", **how)
     server, address = pair.serve(pki.security(issued))
     client = pair.reach(address, pki.security())
-    found, told = pair.refused(server, client)
+    found, refusal = pair.refused(server, client)
     assert (
-        isinstance(told, HandshakeError)
-        and told.reason == "tls"
-        and why in str(told).replace("self ", "self-")
+        isinstance(refusal, HandshakeError)
+        and refusal.reason == "tls"
+        and why in str(refusal).replace("self ", "self-")
     )
-    assert told.hint
+    assert refusal.hint
     assert isinstance(found, HandshakeError) and found.reason == "tls" and "alert" in str(found)
 
 
@@ -64,13 +64,13 @@ def test_a_client_with_a_bad_certificate(pair, pki, bad):
     how, why = BAD[bad]
     server, address = pair.serve(pki.security())
     client = pair.reach(address, pki.security(pki.authority.issue("bad client", **how)))
-    found, told = pair.refused(server, client)
+    found, refusal = pair.refused(server, client)
     assert (
         isinstance(found, HandshakeError)
         and found.reason == "tls"
         and why in str(found).replace("self ", "self-")
     )
-    assert isinstance(told, HandshakeError) and told.reason == "tls" and "alert" in str(told)
+    assert isinstance(refusal, HandshakeError) and refusal.reason == "tls" and "alert" in str(refusal)
 
 
 @pytest.mark.parametrize("whose", ["server", "client"])
@@ -85,8 +85,10 @@ def test_another_authority(pair, pki, tmp_path, whose):
 
 def test_a_certificate_for_other_names(pair, pki):
     server, address = pair.serve(pki.security(pki.authority.issue("elsewhere", hosts=("elsewhere",))))
-    found, told = pair.refused(server, pair.reach(address, pki.security()))
-    assert told.reason == "tls" and "mismatch" in str(told) and "TRANSFER_TLS_SERVER_NAME" in told.hint
+    found, refusal = pair.refused(server, pair.reach(address, pki.security()))
+    assert (
+        refusal.reason == "tls" and "mismatch" in str(refusal) and "TRANSFER_TLS_SERVER_NAME" in refusal.hint
+    )
     assert found.reason == "tls"
     friend = pair.reach(address, pki.security(server_name="elsewhere"))
     pair.meets(server, friend)
@@ -112,10 +114,10 @@ def test_a_certificate_for_servers_alone_lets_no_client_in(pair, pki, monkeypatc
 def test_a_client_without_certificate(pair, pki):
     server, address = pair.serve(pki.security())
     client = pair.reach(address, pki.security(certificate="", key=""))
-    found, told = pair.refused(server, client)
-    assert found.reason == told.reason == "tls"
+    found, refusal = pair.refused(server, client)
+    assert found.reason == refusal.reason == "tls"
     assert "did not return a certificate" in str(found)
-    assert "TRANSFER_TLS_CERT" in told.hint
+    assert "TRANSFER_TLS_CERT" in refusal.hint
 
 
 def test_a_client_that_has_a_token_instead(pair, pki):
@@ -123,7 +125,7 @@ def test_a_client_that_has_a_token_instead(pair, pki):
     client = pair.reach(address, pki.security(certificate="", key="", token=TOKEN))
     pair.meets(server, client)
     assert server.connected[0].agreement.authenticated
-    found, told = pair.refused(
+    found, refusal = pair.refused(
         *_again(
             server,
             pair.reach(
@@ -131,7 +133,7 @@ def test_a_client_that_has_a_token_instead(pair, pki):
             ),
         )
     )
-    assert found.reason == told.reason == "token"
+    assert found.reason == refusal.reason == "token"
 
 
 def _again(server, client):
@@ -144,9 +146,9 @@ def test_certificate_and_wrong_token(pair, pki):
     server, address = pair.serve(pki.security(token=TOKEN))
     for token in ("4562ddd1c277bf3c39f024c0574f4c6d", ""):
         server.failed.clear()
-        found, told = pair.refused(server, pair.reach(address, pki.security(token=token)))
-        assert found.reason == told.reason == "token"
-        assert found.hint == told.hint == "give both sides the same token"
+        found, refusal = pair.refused(server, pair.reach(address, pki.security(token=token)))
+        assert found.reason == refusal.reason == "token"
+        assert found.hint == refusal.hint == "give both sides the same token"
 
 
 # --- files ---------------------------------------------------------------------------------------

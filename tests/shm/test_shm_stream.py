@@ -29,7 +29,7 @@ def blocks_of(end: End, core) -> Blocks:
     return end.shared.setdefault(NAME, Blocks(core))
 
 
-class Told:
+class ReleaseCallback:
     """A `released` that remembers."""
 
     def __init__(self):
@@ -51,8 +51,8 @@ def test_a_payload_arrives_and_its_slot_is_used_again(ends):
     sender, receiver = ends
     for number in range(200):
         data = bytes([number]) * SIZE
-        reference, told = sent(sender, data)
-        assert told is None and len(reference) == REFERENCE.size
+        reference, on_release = sent(sender, data)
+        assert on_release is None and len(reference) == REFERENCE.size
         region = receiver.carrier.fetch(reference)
         assert bytes(memoryview(region)) == data
         del region
@@ -132,15 +132,15 @@ def test_what_was_never_sent_comes_back(ends):
 def test_what_was_never_sent_when_it_was_closed_is_gone(ends, core):
     """Another thread closes the socket between the place and the queue."""
     sender, _ = ends
-    told = Told()
+    on_release = ReleaseCallback()
     region = blocks_of(sender, core).allocate(SIZE)
     frames = [*message(bytes(SIZE)), *message(region)]
-    placed, released, _ = sender.carrier.place(frames, True, told, False)
+    placed, released, _ = sender.carrier.place(frames, True, on_release, False)
     sender.carrier.close()
     with pytest.raises(Broken):
         sender.carrier.take_back(placed)
     released(Broken("the queue"))
-    assert len(told.heard) == 1 and not sender.carrier._lending
+    assert len(on_release.heard) == 1 and not sender.carrier._lending
 
 
 def test_nothing_is_made_behind_the_end(ends, caplog):
@@ -232,19 +232,19 @@ def test_a_context_that_is_full_leaves_the_rest_to_the_connection(ends, caplog):
 def test_a_block_is_shared_until_the_receiver_lets_go(ends, core):
     sender, receiver = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
-    told = Told()
-    reference, released = sent(sender, region, hold=True, released=told)
+    on_release = ReleaseCallback()
+    reference, released = sent(sender, region, hold=True, released=on_release)
     released(None)  # the connection has written it
     seen = receiver.carrier.fetch(reference)
     memoryview(seen)[:3] = b"TEN"
-    assert bytes(memoryview(region)[:6]) == b"TENsor" and not told.heard
+    assert bytes(memoryview(region)[:6]) == b"TENsor" and not on_release.heard
     view = memoryview(seen)[10:]
     del seen
     gc.collect()
-    assert not told.heard
+    assert not on_release.heard
     del view
     gc.collect()
-    assert eventually(lambda: told.heard == [None])
+    assert eventually(lambda: on_release.heard == [None])
     assert not sender.carrier.refused and sender.carrier.nbytes == 0
 
 
@@ -252,7 +252,7 @@ def test_several_receivers_write_to_their_own(ends, core):
     sender, receiver = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
     one, other = (
-        receiver.carrier.fetch(sent(sender, region, hold=True, released=Told(), several=True)[0])
+        receiver.carrier.fetch(sent(sender, region, hold=True, released=ReleaseCallback(), several=True)[0])
         for _ in range(2)
     )
     memoryview(one)[:3] = b"one"
@@ -294,41 +294,41 @@ def test_the_end_of_a_message_is_told_after_its_last_part(ends, core):
     sender, receiver = ends
     blocks = blocks_of(sender, core)
     regions = [blocks.allocate(SIZE) for _ in range(2)]
-    told = Told()
+    on_release = ReleaseCallback()
     frames = [*message(regions[0]), *message(b"small"), *message(regions[1]), *message(bytes(SIZE))]
-    placed, released, _ = sender.carrier.place(frames, True, told, False)
+    placed, released, _ = sender.carrier.place(frames, True, on_release, False)
     seen = [receiver.carrier.fetch(frame[4]) for frame in placed if frame[0] & BY_REFERENCE]
     seen.pop(0)
     gc.collect()
-    assert eventually(lambda: len(sender.carrier._lending.numbers()) == 1) and not told.heard
+    assert eventually(lambda: len(sender.carrier._lending.numbers()) == 1) and not on_release.heard
     seen.clear()
     gc.collect()
-    assert eventually(lambda: not sender.carrier._lending) and not told.heard
+    assert eventually(lambda: not sender.carrier._lending) and not on_release.heard
     released(None)
-    assert told.heard == [None]
+    assert on_release.heard == [None]
 
 
 def test_the_first_error_of_a_message_counts_and_is_told_once():
-    told = Told()
-    parts = exported_blocks.BlockParts(told)
+    on_release = ReleaseCallback()
+    parts = exported_blocks.BlockParts(on_release)
     parts.add()
     parts.add()
     error = Broken("first")
     parts.ended(error)
     parts.ended(Broken("second"))
     parts.ended(None)
-    assert told.heard == [error]
+    assert on_release.heard == [error]
 
 
 def test_a_message_that_finds_no_place_is_the_connections_business_alone(ends, core):
-    """The loan that was made for its first part is taken back, and nobody is told twice."""
+    """The loan that was made for its first part is taken back, and no callback comes twice."""
     sender, _ = ends
     sender.carrier._arena.limit = 0
     region = blocks_of(sender, core).allocate(SIZE)
-    told = Told()
+    on_release = ReleaseCallback()
     frames = [*message(region), *message(bytes(SIZE))]
-    assert sender.carrier.place(frames, True, told, False) is None
-    assert not told.heard and not sender.carrier._lending
+    assert sender.carrier.place(frames, True, on_release, False) is None
+    assert not on_release.heard and not sender.carrier._lending
     assert not sender.shared[NAME]._blocks[0].loans
 
 
@@ -336,58 +336,58 @@ def test_a_loan_that_was_never_sent_comes_back(ends, core):
     """As a copy: who hears that it was not sent may change his memory."""
     sender, _ = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
-    told, said = Told(), bytes(region)
-    placed, released, _ = sender.carrier.place(message(region), True, told, False)
+    on_release, said = ReleaseCallback(), bytes(region)
+    placed, released, _ = sender.carrier.place(message(region), True, on_release, False)
     back = sender.carrier.take_back(placed)
     released(Broken("the queue"))
     memoryview(region)[:] = bytes(SIZE)
     assert back[0][4] == said != bytes(SIZE)
-    assert len(told.heard) == 1 and isinstance(told.heard[0], Broken)
+    assert len(on_release.heard) == 1 and isinstance(on_release.heard[0], Broken)
 
 
 def test_loans_end_when_the_peer_is_gone(ends, core):
     sender, receiver = ends
     region = blocks_of(sender, core).allocate(SIZE)
-    told = Told()
-    sent(sender, region, hold=True, released=told)[1](None)
+    on_release = ReleaseCallback()
+    sent(sender, region, hold=True, released=on_release)[1](None)
     receiver.carrier.end()
-    assert eventually(lambda: told.heard == [None])
+    assert eventually(lambda: on_release.heard == [None])
 
 
 def test_a_receiver_without_its_context_still_holds_what_it_sees(ends, core):
     """Else the sender would write to memory that somebody looks at."""
     sender, receiver = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
-    told = Told()
-    reference, released = sent(sender, region, hold=True, released=told)
+    on_release = ReleaseCallback()
+    reference, released = sent(sender, region, hold=True, released=on_release)
     released(None)
     seen = receiver.carrier.fetch(reference)
     receiver.carrier.close()
     receiver.carrier.end()
-    assert not eventually(lambda: told.heard, 0.3)
+    assert not eventually(lambda: on_release.heard, 0.3)
     assert bytes(memoryview(seen)[:6]) == b"tensor"
     del seen
     gc.collect()
-    assert eventually(lambda: told.heard == [None])
+    assert eventually(lambda: on_release.heard == [None])
 
 
 def test_a_sender_without_its_context_says_that_the_memory_is_still_seen(ends, core):
     sender, receiver = ends
     region = payload(core, blocks_of(sender, core).allocate(SIZE))
-    told = Told()
-    reference, released = sent(sender, region, hold=True, released=told)
+    on_release = ReleaseCallback()
+    reference, released = sent(sender, region, hold=True, released=on_release)
     released(None)
     seen = receiver.carrier.fetch(reference)
     sender.carrier.end()
-    assert len(told.heard) == 1 and isinstance(told.heard[0], Broken)
+    assert len(on_release.heard) == 1 and isinstance(on_release.heard[0], Broken)
     assert bytes(memoryview(seen)[:6]) == b"tensor"
 
 
 def test_views_that_die_in_a_forked_child_are_not_given_back(ends, core):
     sender, receiver = ends
-    told = Told()
+    on_release = ReleaseCallback()
     region = blocks_of(sender, core).allocate(SIZE)
-    reference, released = sent(sender, region, hold=True, released=told)
+    reference, released = sent(sender, region, hold=True, released=on_release)
     released(None)
     seen = [receiver.carrier.fetch(reference), receiver.carrier.fetch(sent(sender, bytes(SIZE))[0])]
     child = os.fork()
@@ -396,11 +396,11 @@ def test_views_that_die_in_a_forked_child_are_not_given_back(ends, core):
         gc.collect()
         os._exit(0)
     os.waitpid(child, 0)
-    assert not eventually(lambda: told.heard, 0.3)
+    assert not eventually(lambda: on_release.heard, 0.3)
     assert not all(s.slots.idle for s in sender.carrier._arena._segments.values())
     seen.clear()
     gc.collect()
-    assert eventually(lambda: told.heard == [None])
+    assert eventually(lambda: on_release.heard == [None])
 
 
 def test_more_blocks_than_descriptors_are_announced_in_turn(ends, core, monkeypatch):
@@ -441,7 +441,7 @@ def test_what_is_given_back_to_a_peer_that_does_not_read_is_said_later(ends, cor
     sender.reactor.unregister(sender.carrier._control.fd)
     blocks = blocks_of(sender, core)
     region = blocks.allocate(64 * 65536)
-    told = Told()
+    on_release = ReleaseCallback()
     count = 0
     while not receiver.carrier._control.waiting:
         for number in range(64):
@@ -450,14 +450,14 @@ def test_what_is_given_back_to_a_peer_that_does_not_read_is_said_later(ends, cor
                 for block in blocks._blocks:
                     block.loans.clear()
             monkeypatch.setattr(blocks, "give_back", lambda loan: None)
-            reference, released = sent(sender, part, hold=True, released=told)
+            reference, released = sent(sender, part, hold=True, released=on_release)
             released(None)
             receiver.carrier.fetch(reference)
             count += 1
         assert count < 10_000
     sender.carrier._pump()
-    assert eventually(lambda: sender.carrier._pump() or len(told.heard) == count)
-    assert set(told.heard) == {None}
+    assert eventually(lambda: sender.carrier._pump() or len(on_release.heard) == count)
+    assert set(on_release.heard) == {None}
 
 
 # --- what a bad peer says -------------------------------------------------------------------------

@@ -38,7 +38,7 @@ def spool(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(python, spool, tmp_path_factory):
+def job_report(python, spool, tmp_path_factory):
     """What each write and read returned or raised."""
     folder = tmp_path_factory.mktemp("connect")
     with _server(python, folder) as address:
@@ -113,33 +113,33 @@ def _answers(port):
     return True
 
 
-def test_it_is_a_client_of_spark_connect(told):
-    assert told["session"] == "pyspark.sql.connect.session"
+def test_it_is_a_client_of_spark_connect(job_report):
+    assert job_report["session"] == "pyspark.sql.connect.session"
 
 
 @pytest.mark.parametrize("run", ["format", "write", "thread", "raised"])
-def test_all_rows_are_there_once(told, spool, run):
+def test_all_rows_are_there_once(job_report, spool, run):
     """By format("transfer") and transfer.spark.write, from a thread, and with a task that is tried again."""
-    assert told[run] == run
+    assert job_report[run] == run
     assert rows_in(spool.url(run)) == ("sealed", expected(range(1200)))
 
 
-def test_columns_are_selected(told, spool):
-    assert told["columns"] == "columns"
+def test_columns_are_selected(job_report, spool):
+    assert job_report["columns"] == "columns"
     state, arrays, rows = read(spool.url("columns"))
     assert (state, rows, [*arrays]) == ("sealed", 1200, ["x", "id"])
 
 
-def test_a_run_is_read(told):
-    assert told["read"] == [
+def test_a_run_is_read(job_report):
+    assert job_report["read"] == [
         {"id": 0, "x": [0.0, 0.0], "s": "row 0", "r": [0]},
         {"id": 1, "x": [1.0, 2.0], "s": "row 1", "r": [0, 1]},
     ]
-    assert told["count"] == 1200
+    assert job_report["count"] == 1200
 
 
-def test_a_stream_is_read_and_written(told, spool):
-    assert told["stream"] is True
+def test_a_stream_is_read_and_written(job_report, spool):
+    assert job_report["stream"] is True
     assert rows_in(spool.url("stream")) == ("open", expected(range(1200)))
 
 
@@ -158,7 +158,7 @@ def test_a_stream_is_read_and_written(told, spool):
         ("no run", "transfer.transports.errors.OptionError: there is no run 'missing'"),
     ],
 )
-def test_what_is_refused_says_why_and_nothing_is_seen(told, spool, name, text):
-    assert text in told[name]
+def test_what_is_refused_says_why_and_nothing_is_seen(job_report, spool, name, text):
+    assert text in job_report[name]
     run = runs_of(spool).get(name.replace(" ", "-"))
     assert run is None or (run["state"], run["rows"], run["staged_rows"]) == ("failed", 0, 0)

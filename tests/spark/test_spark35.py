@@ -38,7 +38,7 @@ def spool(version, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def told(python, spool, tmp_path_factory):
+def job_report(python, spool, tmp_path_factory):
     """What each write returned or raised."""
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "PYTHONHOME"):
@@ -57,33 +57,35 @@ def told(python, spool, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def test_it_is_this_spark_without_data_sources(told, version):
-    assert told["version"].startswith(f"{version}.")
-    assert "use transfer.spark.write" in told["register"]
+def test_it_is_this_spark_without_data_sources(job_report, version):
+    assert job_report["version"].startswith(f"{version}.")
+    assert "use transfer.spark.write" in job_report["register"]
 
 
 @pytest.mark.parametrize("run", ["committed", "partition", "raised", "killed"])
-def test_all_rows_are_there_once(told, spool, run):
-    assert told[run] == run
+def test_all_rows_are_there_once(job_report, spool, run):
+    assert job_report[run] == run
     assert rows_in(spool.url(run)) == ("sealed", expected(range(1200)))
 
 
-def test_the_same_run_again_and_one_without_rows(told, spool):
-    assert told["committed again"] == "committed"
-    assert "run committed is complete" in told["other rows"] and told["other rows"].startswith("UsageError")
-    assert told["empty"] == "empty" and rows_in(spool.url("empty")) == ("sealed", expected([]))
+def test_the_same_run_again_and_one_without_rows(job_report, spool):
+    assert job_report["committed again"] == "committed"
+    assert "run committed is complete" in job_report["other rows"] and job_report["other rows"].startswith(
+        "UsageError"
+    )
+    assert job_report["empty"] == "empty" and rows_in(spool.url("empty")) == ("sealed", expected([]))
 
 
-def test_columns_are_selected_in_the_order_asked_for(told, spool):
-    assert told["columns"] == "columns"
+def test_columns_are_selected_in_the_order_asked_for(job_report, spool):
+    assert job_report["columns"] == "columns"
     state, arrays, rows = read(spool.url("columns"))
     assert (state, rows, [*arrays]) == ("sealed", 1200, ["x", "id"])
     assert np.array_equal(arrays["x"], np.stack([arrays["id"], 2 * arrays["id"]], axis=1).astype(np.float32))
     assert runs_of(spool)["columns"]["frames"] == 24
 
 
-def test_vectors_of_ml_and_mllib(told, spool):
-    assert told["vectors"] == "vectors"
+def test_vectors_of_ml_and_mllib(job_report, spool):
+    assert job_report["vectors"] == "vectors"
     _, arrays, rows = read(spool.url("vectors"))
     ids = arrays["id"][:, None]
     assert rows == 100
@@ -91,8 +93,8 @@ def test_vectors_of_ml_and_mllib(told, spool):
     assert np.array_equal(arrays["w"], np.hstack([ids, -ids]))
 
 
-def test_nulls_have_a_mask(told, spool):
-    assert told["nulls"] == "nulls"
+def test_nulls_have_a_mask(job_report, spool):
+    assert job_report["nulls"] == "nulls"
     _, arrays, _ = read(spool.url("nulls"))
     assert np.array_equal(arrays["n.valid"], arrays["id"] % 2 == 1)
     assert np.array_equal(arrays["n"], np.where(arrays["n.valid"], arrays["id"], 0))
@@ -107,7 +109,7 @@ def test_nulls_have_a_mask(told, spool):
         ("nobody", "Again: no spool answers at tcp://127.0.0.1:9"),
     ],
 )
-def test_what_is_refused_says_why_and_nothing_is_seen(told, spool, name, text):
-    assert text in told[name]
+def test_what_is_refused_says_why_and_nothing_is_seen(job_report, spool, name, text):
+    assert text in job_report[name]
     run = runs_of(spool).get(name)
     assert run is None or (run["state"], run["rows"], run["staged_rows"]) == ("failed", 0, 0)

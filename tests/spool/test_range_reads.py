@@ -23,20 +23,20 @@ def spool(tmp_path):
 
 
 def read(spool, begin, end, layouts=SMALL, run="run"):
-    """(the ids of these rows, what was told with them)"""
-    arrays, told = ask(spool.endpoint, Read(run=run, begin=begin, end=end))
-    found = agrees(arrays, layouts) if told["count"] else []
-    assert len(found) == told["count"]
-    return found, told
+    """(the ids of these rows, the reply that came with them)"""
+    arrays, reply = ask(spool.endpoint, Read(run=run, begin=begin, end=end))
+    found = agrees(arrays, layouts) if reply["count"] else []
+    assert len(found) == reply["count"]
+    return found, reply
 
 
 @pytest.mark.parametrize("layouts", [SMALL, RAGGED], ids=["small", "ragged"])
 def test_any_range_is_there_in_visible_order(spool, layouts):
     write(spool.endpoint, "run", [[3, 1, 4], [1, 5]], layouts)
     for begin, end in ((0, 14), (2, 5), (4, 4), (13, 14), (12, 40), (14, 20)):
-        found, told = read(spool, begin, end, layouts)
+        found, reply = read(spool, begin, end, layouts)
         assert found == list(range(begin, min(end, 14)))
-        assert (told["visible"], told["state"], told["first"]) == (14, SEALED, 0)
+        assert (reply["visible"], reply["state"], reply["first"]) == (14, SEALED, 0)
 
 
 def test_it_takes_no_lease_and_moves_nobody(spool):
@@ -46,10 +46,10 @@ def test_it_takes_no_lease_and_moves_nobody(spool):
         reader.open("group")
         for _ in range(2):
             assert read(spool, 3, 10)[0] == list(range(3, 10))
-        _, told = ask(spool.endpoint, InspectRun(run="run"))
-        group = told["groups"]["group"]
+        _, reply = ask(spool.endpoint, InspectRun(run="run"))
+        group = reply["groups"]["group"]
         assert (group["acknowledged"], group["delivered"], group["shards"]) == (None, None, 1)
-        assert len(told["readers"]) == 1
+        assert len(reply["readers"]) == 1
         reader.request(Fetch(epoch=0, seed=None, begin=0, rows=10, stride=0, times=1, need=10))
         assert reader.collect(10.0).count == 10
     finally:
@@ -60,8 +60,8 @@ def test_it_is_answered_at_once_with_what_is_visible(spool):
     winner = push(spool.endpoint, "run", "one", 0, 0, 0, [5], kind="stream")
     assert read(spool, 0, 100)[0] == []  # staged
     commit(spool.endpoint, "run", "one", [winner])
-    found, told = read(spool, 0, 100)
-    assert found == [0, 1, 2, 3, 4] and told["state"] == OPEN
+    found, reply = read(spool, 0, 100)
+    assert found == [0, 1, 2, 3, 4] and reply["state"] == OPEN
 
 
 def test_rows_that_are_not_kept_are_refused_and_the_first_kept_one_is_told(spool):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
 from transfer.spark.job import EagerWrite, SpoolWrite, Task, Write
-from transfer.spark.options import parse_options
+from transfer.spark.options import WriteOptions, parse_options
 from transfer.spark.producer import Receipt
 from transfer.spool.format.protocol import raised, refusal
 from transfer.spool.format.rows import list_of_names
@@ -107,26 +107,38 @@ def write(
         Exception: Spark's own error for any later failure, with the cause in its text.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
-    endpoints = [endpoint] if isinstance(endpoint, str) else sequence(endpoint, "endpoint", "endpoints")
-    given["endpoint"] = ",".join(text(one, "endpoint") for one in endpoints)
-    given["job"] = uuid.uuid4().hex
     words = {"delivery": delivery, "run": run, "nulls": nulls, "if_complete": if_complete}
     given |= {name: text(word, name) for name, word in words.items() if word is not None}
-    if columns is not None:
-        given["columns"] = json.dumps(list_of_names("columns", columns))
-    if ragged is not None:
-        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list_of_names("ragged", ragged))
+    given |= _listed(endpoint, columns, ragged) | {"job": uuid.uuid4().hex}
     if not hasattr(df, "schema"):
         raise wrong("df", df, "a DataFrame of Spark")
     parsed = parse_options(given)
     given["run"] = parsed.run or given["job"]
     parsed = dataclasses.replace(parsed, run=given["run"])
+    _run(df, parsed, given, columns)
+    return parsed.run
+
+
+def _listed(
+    endpoint: str | Sequence[str], columns: Sequence[str] | None, ragged: Sequence[str] | str | None
+) -> dict[str, str]:
+    """The options that take lists, as texts. Raises ArgumentError."""
+    endpoints = [endpoint] if isinstance(endpoint, str) else sequence(endpoint, "endpoint", "endpoints")
+    given = {"endpoint": ",".join(text(one, "endpoint") for one in endpoints)}
+    if columns is not None:
+        given["columns"] = json.dumps(list_of_names("columns", columns))
+    if ragged is not None:
+        given["ragged"] = ragged if isinstance(ragged, str) else json.dumps(list_of_names("ragged", ragged))
+    return given
+
+
+def _run(df: DataFrame, parsed: WriteOptions, given: dict[str, str], columns: Sequence[str] | None) -> None:
+    """Runs the job. parsed: `given`, read. columns: what is selected first. Raises as `write`."""
     kind = EagerWrite if parsed.delivery == "eager" else SpoolWrite
     plan: Write = kind(parsed, (), parsed.run, parsed.job)
     declared = False
     try:
-        chosen = parsed.columns_of(df.schema)
-        plan = dataclasses.replace(plan, columns=chosen)
+        plan = dataclasses.replace(plan, columns=parsed.columns_of(df.schema))
         plan.check()
         declared = True
         if columns is not None:
@@ -135,8 +147,7 @@ def write(
             register(df.sparkSession)
             df.write.format("transfer").mode("append").options(**given).save()
         else:
-            chosen = parsed.columns_of(df.schema)
-            _write_by_map(df, dataclasses.replace(plan, columns=chosen))
+            _write_by_map(df, dataclasses.replace(plan, columns=parsed.columns_of(df.schema)))
     except BaseException as error:
         # Spark informs the receivers only of jobs that reached a writer. Without this a trainer would wait
         # for its timeout. A second time does no harm.
@@ -145,7 +156,6 @@ def write(
         if refused is None or isinstance(error, TransferError):
             raise
         raise NotATensor(refused[1], hint=refused[2] or "") from error
-    return parsed.run
 
 
 def _write_by_map(df: DataFrame, plan: Write) -> None:
