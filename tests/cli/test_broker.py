@@ -179,6 +179,7 @@ def test_a_port_in_use_is_one_clear_line(within, tmp_path, option):
     assert (
         said.startswith("transfer: ") and f"{port}" in said and "in use" in said and "Traceback" not in said
     )
+    assert f"or off, with {option}" in said
 
 
 def filled(serve):

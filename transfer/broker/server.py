@@ -8,15 +8,16 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self, TypeVar
 
 import transfer
 from transfer.broker.config import tokenless
+from transfer.broker.config.options import BY_NAME
 from transfer.broker.config.settings import AbtpEndpoints, Settings
 from transfer.broker.core.delivery import RetryPolicy
 from transfer.broker.core.dispatcher import Rules
@@ -58,7 +59,7 @@ from transfer.log.private import claim
 from transfer.log.upkeep import Upkeep
 from transfer.sockets.defaults import TRANSFER
 from transfer.transports.address import format_host
-from transfer.transports.errors import SecurityError, TransferError, comes_with
+from transfer.transports.errors import AddressInUse, SecurityError, TransferError, comes_with
 
 if TYPE_CHECKING:
     from transfer.spool.server.max_ages import Ages
@@ -84,6 +85,17 @@ class _FrontServer(Protocol):
 
 
 _F = TypeVar("_F", bound=_FrontServer)
+
+
+@contextmanager
+def _set_by(*options: str) -> Iterator[None]:
+    """Adds to an address that another program has the flags that set another one."""
+    try:
+        yield
+    except AddressInUse as error:
+        flags = " or ".join(f"--{BY_NAME[option].flag}" for option in options)
+        hint = f"end the program that has it, or choose another port, or off, with {flags}"
+        raise AddressInUse(str(error).partition("\n")[0], hint=hint) from error
 
 
 class Broker:
@@ -265,9 +277,11 @@ class Broker:
         self._owned.callback(Upkeep(log, "transfer-broker-upkeep", self.threads.start).close)
         self._open_fronts()
         if settings.spool is not None:
-            self._open_spool(log, settings.spool, settings.spool_ages)
+            with _set_by("spool.endpoint"):
+                self._open_spool(log, settings.spool, settings.spool_ages)
         if settings.http is not None:
-            self._open_http(settings.http)
+            with _set_by("http.port"):
+                self._open_http(settings.http)
         loop.call_later(_TICK, self._tick, loop.time() + _TICK)
 
     def _routes(self) -> RouteTable:
@@ -327,7 +341,8 @@ class Broker:
         self._lines = lines = ConnectionGroup(self._loop, context.pool)
         self._owned.callback(lines.close)
         if settings.own is not None:
-            own = self._add("own", NativeFront(self.hub, self._loop, context, settings.own))
+            with _set_by("own.requests", "own.pushes", "own.subscriptions"):
+                own = self._add("own", NativeFront(self.hub, self._loop, context, settings.own))
             self.endpoints = dict(own.endpoints)
         endpoints, disabled = tokenless.places(settings, context.credentials.security)
         if disabled:
@@ -346,7 +361,8 @@ class Broker:
             rqueue = self._add("rqueue", RqueueFront(self.hub, lines, settings.rqueue_limits))
             self._listen("rqueue", endpoints["rqueue"], self._acceptor("rqueue", rqueue, rqueue.connected))
         if endpoints["abtp"] is not None:
-            self._open_abtp(endpoints["abtp"])
+            with _set_by("abtp.router", "abtp.pub"):
+                self._open_abtp(endpoints["abtp"])
 
     def _open_spool(self, log: Log, endpoint: str, ages: Ages) -> None:
         """Opens the spool for rows from Spark to training. It shares the log, and runs in other threads."""
@@ -378,7 +394,8 @@ class Broker:
         return front
 
     def _listen(self, name: str, port: int, connected: Accepted) -> None:
-        self.ports[name] = self.listeners.listen(name, self.settings.host, port, connected).port
+        with _set_by(f"{name}.port"):
+            self.ports[name] = self.listeners.listen(name, self.settings.host, port, connected).port
 
     def _acceptor(self, name: str, front: _FrontServer, connected: OnConnection, *protocols: str) -> Accepted:
         return self.listeners.acceptor(name, connected, lambda: front.connections, *protocols)

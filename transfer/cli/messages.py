@@ -12,7 +12,7 @@ from transfer.cli.outputs import ReceivedMessage, Writer
 from transfer.cli.progress import Progress
 from transfer.sockets.monitor import Event, EventKind, Monitor
 from transfer.tensors import TensorMethods
-from transfer.transports.errors import Again, Broken, TensorMismatch, UsageError
+from transfer.transports.errors import Again, Broken, TensorMismatch, TransferError, UsageError
 
 if TYPE_CHECKING:
     from transfer.cli.options import Where
@@ -78,13 +78,18 @@ def send_all(
         socket.wait_for_peers(wait, timeout=where.timeout)
         monitor = socket.get_monitor() if confirm else None
         progress.begin()
-        for message in _limited(inputs, count):
-            send(socket, message, topic)
-            progress.add(message.nbytes)
-            if interval:
-                time.sleep(interval)
-        if monitor is not None:
-            _wait_confirmed(socket, monitor, where.timeout)
+        try:
+            for message in _limited(inputs, count):
+                send(socket, message, topic)
+                progress.add(message.nbytes)
+                if interval:
+                    time.sleep(interval)
+            if monitor is not None:
+                _wait_confirmed(socket, monitor, where.timeout)
+        except Again as error:
+            if monitor is None:
+                raise
+            raise Again(f"{_problem(error)}; {_unconfirmed(socket, monitor)}", hint=error.hint) from error
         lost = socket.close(linger=round((LINGER if where.timeout is None else where.timeout) * 1000))
         if lost:
             raise Broken(
@@ -215,6 +220,19 @@ def _limited(inputs: Inputs, count: int | None) -> Iterator[InputMessage]:
         if number == count:
             return
         yield message
+
+
+def _problem(error: TransferError) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _unconfirmed(socket: Socket, monitor: Monitor) -> str:
+    """How many of the messages that were sent are confirmed. Closes the socket."""
+    sent = socket.messages_sent
+    left = sum(peer.unconfirmed for peer in socket.peers())
+    left += sum(event.count for event in _events(monitor) if event.kind is EventKind.UNCONFIRMED)
+    left += socket.close(linger=0)  # what waits for a peer
+    return f"{sent - left} of {sent} messages are confirmed"
 
 
 def _wait_confirmed(socket: Socket, monitor: Monitor, timeout: float | None) -> None:

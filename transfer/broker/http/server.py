@@ -105,7 +105,7 @@ class HttpServer:
         except BaseException as error:
             self.close()
             if isinstance(error, AddressInUse | AddressError):
-                raise _add_hint(error) from error
+                raise _for_http(error) from error
             raise
         self.port: int = self._listener.port
 
@@ -140,11 +140,7 @@ async def _end_requests() -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-def _add_hint(error: AddressInUse | AddressError) -> AddressInUse | AddressError:
+def _for_http(error: AddressInUse | AddressError) -> AddressInUse | AddressError:
     where, _, why = str(error).partition(chr(10))[0].partition(": ")
     place = f"{where} for HTTP: {why}"
-    if isinstance(error, AddressInUse):
-        return AddressInUse(
-            place, hint="end the program that has it, or name another port, or off, with --http"
-        )
-    return AddressError(place, hint=error.hint)
+    return type(error)(place, hint=error.hint)

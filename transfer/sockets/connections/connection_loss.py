@@ -95,6 +95,9 @@ class ConnectionLoss:
         stream.close()
         self._context.tally.peer_ended(self._pattern.socket_type.name, peer)
         self._state.count("disconnected")
+        if isinstance(error, MessageRefused) and unconfirmed > 1 and not peer.retained:
+            text = "%s: %d messages behind the refused one may be lost; the option resend sends them again"
+            self._state.throttled.log(logging.WARNING, "behind", text, peer.endpoint, unconfirmed - 1)
         self._settle(peer, unsent, count, error)
         if unconfirmed:
             self._state.count("unconfirmed", unconfirmed)

@@ -315,7 +315,8 @@ class RowStream:
         self._reported = marked.number  # the spool has the lineage of the steps before it
         epoch, row = self.info.delivered or (0, 0)
         behind = (epoch - self._marked.epoch) * self.info.visible + row - self._plan.row(self._marked)
-        #: rows, all ranks together, that were sent to the group before and are sent again
+        #: rows, all ranks together, that the spool had sent to the group before, those fetched ahead
+        #: included, and sends again
         self.redelivered_rows = max(0, behind)
 
     def _start(self) -> Prefetcher:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 import time
@@ -32,8 +33,12 @@ with comes_with("spool", __name__):
 if TYPE_CHECKING:
     from transfer.spool.format.rows import Arrays
 
+_log = logging.getLogger("transfer")
+
 #: seconds between two checks whether a run exists, or a lease is free
 _LOOK = 0.2
+#: seconds after which a reader that waits for its run says so
+_SILENCE = 5.0
 #: seconds to wait for another reader's lease: the connection of a killed one may look alive for a while
 _LEASE_PATIENCE = 20.0
 
@@ -251,6 +256,8 @@ class RunClient:
     def _open(self, since: float, deadline: float) -> RunInfo:
         """since: time of the first attempt. Raises Again at the deadline."""
         assert self._wanted is not None
+        warned = False
+        names = f"`transfer runs list {self._link.endpoint.removeprefix('tcp://')}` lists all runs"
         while True:
             _, meta = self._link.ask(self._wanted, timeout=max(0.1, deadline - time.monotonic()), resume=True)
             now, over = time.monotonic(), since + self._timeout
@@ -262,8 +269,12 @@ class RunClient:
             if meta.get("missing") and now >= over:
                 raise OptionError(
                     f"there is no run {self.run!r} at {self._link.endpoint}; waited {now - since:.0f} s",
-                    hint="`transfer runs list` lists all runs",
+                    hint=names,
                 )
+            if meta.get("missing") and not warned and now >= since + _SILENCE:
+                warned = True
+                text = "waits for the run %r, which is not at %s yet (up to %.0f s); %s"
+                _log.warning(text, self.run, self._link.endpoint, self._timeout, names)
             if "busy" not in meta and not meta.get("missing"):
                 info = _info(meta)
                 # From now on it must be this run: another one of its name has other rows.
