@@ -759,6 +759,17 @@ def test_a_spool_that_is_closed_while_readers_wait(tmp_path, clients):
             client.collect(None)
 
 
+def test_a_reader_that_waits_for_its_run_logs_it_once(spool, monkeypatch, caplog):
+    monkeypatch.setattr("transfer.spool.client.run_client._SILENCE", 0.3)
+    client = RunClient(spool.url("misspelt"), timeout=1.0)
+    with pytest.raises(OptionError, match="there is no run 'misspelt'") as caught:
+        client.open("group")
+    client.close()
+    (line,) = [text for text in caplog.messages if "waits for the run" in text]
+    command = f"`transfer runs list {spool.endpoint.removeprefix('tcp://')}`"
+    assert "'misspelt'" in line and command in line and command in caught.value.hint
+
+
 def test_a_reader_that_is_closed_while_it_waits(spool):
     ask(spool.endpoint, Declare(run="run", job="job", delivery="committed", kind="batch"))
     client = RunClient(spool.url("run"), timeout=10.0)
